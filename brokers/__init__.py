@@ -1,0 +1,1 @@
+"""The rollout broker and the backend broker: pure cores, and the loops that drive them."""

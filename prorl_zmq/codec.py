@@ -1,0 +1,93 @@
+"""Frames to messages and back: MessagePack with every size limit set, then a typed, frozen Struct or a clear error.
+
+A limit exists for each way in which a small frame could claim a large object: `msgpack` stops at the first container
+or string beyond its limit, before it allocates (ten megabytes of empty maps cost an unlimited decoder 700 MB).
+`msgspec.convert` then checks names and types, and its error names the field.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgpack
+import msgspec
+
+from .errors import MalformedMessage
+
+HEADER_LIMIT_BYTES = 4 * 2**20
+"""Largest header frame. Bulk data does not travel in headers."""
+CONTAINER_LIMIT = 65_536
+"""Most elements of one array or map."""
+
+T = TypeVar("T")
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Pack a message (or any Struct) into one MessagePack frame."""
+    return pack(msgspec.to_builtins(message, builtin_types=(bytes,)))
+
+
+def decode(frame: bytes | memoryview, kind: Any, limit_bytes: int = HEADER_LIMIT_BYTES) -> Any:
+    """Unpack one MessagePack frame into `kind`: a Struct class or a union of tagged ones.
+
+    Raises:
+        MalformedMessage: the frame is over a limit, not MessagePack, or not of that type; `field` names the place.
+    """
+    return convert(unpack(frame, limit_bytes), kind)
+
+
+def pack(value: Any) -> bytes:
+    """Pack plain data (None, bool, int, float, str, bytes, list, dict) into MessagePack.
+
+    Raises:
+        MalformedMessage: the value has a type that cannot cross the wire.
+    """
+    try:
+        return bytes(msgpack.packb(value, use_bin_type=True))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise MalformedMessage(f"this value cannot be sent: {error}; use plain data only") from error
+
+
+def unpack(frame: bytes | memoryview, limit_bytes: int = HEADER_LIMIT_BYTES) -> Any:
+    """Unpack MessagePack into plain data.
+
+    Raises:
+        MalformedMessage: the frame is over a limit or not MessagePack.
+    """
+    size = len(frame)
+    if size > limit_bytes:
+        raise MalformedMessage(f"a frame of {size} bytes is over the limit of {limit_bytes}")
+    try:
+        return msgpack.unpackb(
+            frame,
+            raw=False,
+            strict_map_key=True,
+            max_str_len=limit_bytes,
+            max_bin_len=limit_bytes,
+            max_array_len=CONTAINER_LIMIT,
+            max_map_len=CONTAINER_LIMIT,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.UnpackException) as error:
+        reason = str(error) or type(error).__name__
+        raise MalformedMessage(f"a frame is not valid MessagePack within the limits: {reason}") from error
+
+
+def convert(value: Any, kind: type[T] | Any) -> T:
+    """Turn plain data into `kind`.
+
+    Raises:
+        MalformedMessage: names or types are wrong; `field` holds the path of the first wrong place (`$` is the top).
+    """
+    try:
+        result: T = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `")
+        raise MalformedMessage(str(error), field=where.rstrip("`") or _named_field(what) or "$") from error
+    return result
+
+
+def _named_field(what: str) -> str:
+    """Give the name in "Object missing required field `name`" or "Object contains unknown field `name`"."""
+    _, _, name = what.partition("field `")
+    return name.rstrip("`")

@@ -1,0 +1,225 @@
+"""Every error that a caller can meet, named for what can be done about it.
+
+One flat family under `ProrlError`. The same classes live on both sides of the wire: a broker answers with
+`ErrorInfo(code, message, fields)`, and `from_info` gives the client back the class it names, with the fields as
+attributes. Errors that belong to one process only (a shell that died, a sandbox that did not start) are here too, since
+a job's outcome carries them to the trainer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+Field = str | int | float | bool | None
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An error as plain data: what a reply or a job's outcome carries."""
+
+    code: str
+    """The stable name of the error, such as `unknown_task`."""
+    message: str
+    """One or two sentences for a person: what was wrong, and what to do."""
+    fields: dict[str, Field] = {}
+    """What a program needs: `job_id`, `field`, `retry_after_s`, …"""
+
+
+class ProrlError(Exception):
+    """Base of all errors of this package.
+
+    Args:
+        message: what was wrong and what to do, for a person.
+        fields: values for a program; each is also an attribute of the error.
+    """
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str, **fields: Field) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+
+    def __getattr__(self, name: str) -> Any:
+        fields = self.__dict__.get("fields", {})
+        if name in fields:
+            return fields[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def info(self) -> ErrorInfo:
+        """Give the error as plain data."""
+        return ErrorInfo(self.code, self.message, dict(self.fields))
+
+
+# What a request can meet --------------------------------------------------------------------------------------------
+
+
+class MalformedMessage(ProrlError):
+    """A frame is not what the protocol says: not MessagePack, over a limit, a wrong type (`field` names it)."""
+
+    code = "malformed_message"
+
+
+class VersionMismatch(ProrlError):
+    """The two sides speak different protocol versions (`ours`, `theirs`)."""
+
+    code = "version_mismatch"
+
+
+class UnknownTask(ProrlError):
+    """No stage process has a handler for the task (`task`)."""
+
+    code = "unknown_task"
+
+
+class InvalidJob(ProrlError):
+    """A job or its instance lacks a field or has one of a wrong type (`job_id`, `field`)."""
+
+    code = "invalid_job"
+
+
+class JobTooLarge(ProrlError):
+    """A job is larger than the service takes (`job_id`, `size_bytes`, `limit_bytes`)."""
+
+    code = "job_too_large"
+
+
+class DuplicateJob(ProrlError):
+    """Another job already has this id (`job_id`)."""
+
+    code = "duplicate_job"
+
+
+class Busy(ProrlError):
+    """The service is full or not ready; nothing was accepted. Try again after `retry_after_s` seconds."""
+
+    code = "busy"
+
+
+class UnknownBackend(ProrlError):
+    """No backend has this id (`backend`)."""
+
+    code = "unknown_backend"
+
+
+class DuplicateBackend(ProrlError):
+    """Another live backend is registered under this id (`backend`)."""
+
+    code = "duplicate_backend"
+
+
+class NoBackend(ProrlError):
+    """No inference backend became available within the wait that the job allows (`job_id`, `waited_s`)."""
+
+    code = "no_backend"
+
+
+class RequestTimeout(ProrlError):
+    """No reply came within the time allowed (`timeout_s`); the request may or may not have been done."""
+
+    code = "request_timeout"
+
+
+class Closed(ProrlError):
+    """The client, socket or session was closed."""
+
+    code = "closed"
+
+
+class InternalError(ProrlError):
+    """A fault of ours: the service met something that it should not have; its log says more."""
+
+    code = "internal_error"
+
+
+# What a start can meet ----------------------------------------------------------------------------------------------
+
+
+class ConfigError(ProrlError):
+    """A topology file, flag or environment value is wrong (`key`)."""
+
+    code = "config_error"
+
+
+class InvalidEndpoint(ProrlError):
+    """An endpoint is malformed, not allowed here, or too long for ipc (`endpoint`)."""
+
+    code = "invalid_endpoint"
+
+
+class EndpointInUse(ProrlError):
+    """Another process already serves this endpoint (`endpoint`)."""
+
+    code = "endpoint_in_use"
+
+
+# What a phase can meet ----------------------------------------------------------------------------------------------
+
+
+class PhaseTimeout(ProrlError):
+    """A phase took longer than its limit, queue time excluded (`phase`, `limit_s`)."""
+
+    code = "phase_timeout"
+
+
+class Cancelled(ProrlError):
+    """The job was cancelled on request."""
+
+    code = "cancelled"
+
+
+class HandlerFailed(ProrlError):
+    """The task's own code raised (`exception`: the class's name)."""
+
+    code = "handler_failed"
+
+
+class LeaseLost(ProrlError):
+    """The stage process that held the job died or fell silent, and no attempt is left (`attempts`)."""
+
+    code = "lease_lost"
+
+
+class NoStage(ProrlError):
+    """No live stage process could take the job within the time allowed (`role`, `waited_s`)."""
+
+    code = "no_stage"
+
+
+class EngineFailed(ProrlError):
+    """An inference engine answered with an error, something malformed, or not at all (`backend`)."""
+
+    code = "engine_failed"
+
+
+class InvalidWeights(ProrlError):
+    """New weights were refused before the engine took them: missing, unreadable, or of another shape (`path`)."""
+
+    code = "invalid_weights"
+
+
+class SandboxFailed(ProrlError):
+    """A sandbox could not be made, reached or closed."""
+
+    code = "sandbox_failed"
+
+
+class SandboxUnavailable(ProrlError):
+    """This machine cannot make the kind of sandbox that was asked for (`kind`)."""
+
+    code = "sandbox_unavailable"
+
+
+class ToolSessionLost(ProrlError):
+    """A tool session (a live bash) ended and could not be started again."""
+
+    code = "tool_session_lost"
+
+
+BY_CODE: dict[str, type[ProrlError]] = {cls.code: cls for cls in ProrlError.__subclasses__()}
+
+
+def from_info(info: ErrorInfo) -> ProrlError:
+    """Give the error that `info` describes; a code from a newer version becomes a plain `ProrlError`."""
+    return BY_CODE.get(info.code, ProrlError)(info.message, **info.fields)

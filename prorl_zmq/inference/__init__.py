@@ -1,0 +1,1 @@
+"""How RUN talks to inference engines, and the engines that can be hosted behind that protocol."""

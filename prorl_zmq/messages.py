@@ -1,0 +1,631 @@
+"""Every message of the service: reading this file is reading the protocol.
+
+A message is one MessagePack header frame, followed by raw frames where its docstring says so. Behind a ROUTER the
+header comes after an empty delimiter frame, for REQ and DEALER clients alike; PUSH/PULL messages have no delimiter.
+Each header is a map whose `type` names the class (`phase_done` is `PhaseDone`); unknown fields are refused. Times are
+seconds, sizes are bytes, and no message carries a clock's reading, since two nodes have two clocks.
+
+    trainer        ⇄ rollout broker    Request / Reply              ROUTER, the front door
+    stage process  → rollout broker    StageEvent                   PUSH → PULL
+    rollout broker → stage process     StageCommand                 PUSH → PULL
+    anyone         ⇄ backend broker    BackendRequest / BackendReply  ROUTER
+    stage process  ⇄ engine host       EngineRequest / EngineReply  ROUTER
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from .errors import ErrorInfo  # noqa: TC001 - msgspec reads the annotations at run time
+
+PROTOCOL_VERSION = 1
+"""Raised with every incompatible change; the hello of a peer with another one is refused."""
+
+JOB_LIMIT_BYTES = 4 * 2**20
+"""Default limit on one packed job."""
+MAX_FRAMES = 4096
+"""Most frames of one message."""
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of what messages are made of."""
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag=_snake):
+    """Base of all messages."""
+
+
+Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}$")]
+"""The name of a job, group, session, stage process or backend: it may become part of a file's name."""
+JobIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
+Seconds = Annotated[float, Meta(gt=0, le=7 * 86400)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+WeightVersion = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+def new_id() -> str:
+    """Give a fresh random identifier: 32 hexadecimal digits."""
+    return uuid.uuid4().hex
+
+
+class Phase(StrEnum):
+    """A job's passage through a stage; also the role of the stage's processes."""
+
+    INIT = "init"
+    RUN = "run"
+    EVAL = "eval"
+
+
+class Outcome(StrEnum):
+    """How a job ended. Only `completed` carries a reward."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    INFRASTRUCTURE_ERROR = "infrastructure_error"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+
+# Jobs ---------------------------------------------------------------------------------------------------------------
+
+
+class Sampling(Part, frozen=True):
+    """How the policy's tokens are drawn."""
+
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
+    """0 takes the likeliest token; log-probs are those of the distribution that was sampled from."""
+    max_tokens: Count = 1024
+    """Most tokens of one turn."""
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    """The job's random seed; each turn derives its own from it. None: the engine's own randomness."""
+
+
+class EpisodeLimits(Part, frozen=True):
+    """Where an episode stops if the policy does not."""
+
+    max_turns: Count = 16
+    """Most turns of the policy."""
+    max_tokens: Count = 32_768
+    """Most tokens of the whole conversation, prompt included."""
+    tool_call_s: Seconds = 60.0
+    """Longest single tool call."""
+
+
+class PhaseLimits(Part, frozen=True):
+    """Longest time in each phase, queue time excluded."""
+
+    init_s: Seconds = 120.0
+    run_s: Seconds = 1800.0
+    eval_s: Seconds = 600.0
+
+    def of(self, phase: Phase) -> float:
+        """Give the limit of one phase in seconds."""
+        return float(getattr(self, f"{phase}_s"))
+
+
+class Job(Part, frozen=True, kw_only=True):
+    """One rollout of one task instance."""
+
+    task: Identifier
+    """Names the `AgentHandler`."""
+    instance: dict[str, Any]
+    """The handler's own fields: plain data."""
+    job_id: JobIdentifier = msgspec.field(default_factory=new_id)
+    group_id: Identifier | Literal[""] = ""
+    """Shared by the jobs of one prompt."""
+    sampling: Sampling = Sampling()
+    episode: EpisodeLimits = EpisodeLimits()
+    limits: PhaseLimits = PhaseLimits()
+    backend_wait_s: Seconds = 60.0
+    """How long RUN may wait for an inference backend before the job ends with `no_backend`."""
+    stage_wait_s: Seconds = 60.0
+    """How long a phase may wait while no live stage process could take it before the job ends with `no_stage`."""
+    max_attempts: Annotated[int, Meta(ge=1, le=100)] = 3
+    """How many times the job is started before a loss is final."""
+
+
+class SandboxHandle(Part, frozen=True):
+    """Where a sandbox lives, as plain data: enough for another process of the same node to attach to it."""
+
+    kind: Literal["bubblewrap", "process"]
+    path: str
+    """The sandbox's own directory on its node."""
+    node: Identifier = "local"
+
+
+class Result(Part, frozen=True, kw_only=True):
+    """Everything about an ended job that is not an array."""
+
+    job_id: JobIdentifier
+    task: Identifier
+    outcome: Outcome
+    group_id: Identifier | Literal[""] = ""
+    attempt: Count = 1
+    reward: float | None = None
+    """None unless the outcome is `completed`."""
+    error: ErrorInfo | None = None
+    stop_reason: str = ""
+    """Why the episode stopped (see `stages.agent_loop.StopReason`); empty if RUN did not end."""
+    backend: str = ""
+    """The backend that the job was assigned to."""
+    metrics: dict[str, float] = {}
+    """Counts and measures of the agent loop (`turns`, `tool_calls`, …) and those of the handler."""
+    timings: dict[str, float] = {}
+    """Seconds per phase (`init`, `run`, `eval`), queue (`init_queue`, …), tool (`tool.bash`), and in the `engine`."""
+    tokens: Annotated[int, Meta(ge=0)] = 0
+    """T: the length of the trajectory's arrays."""
+    turns: Annotated[int, Meta(ge=0)] = 0
+    """n: the number of its turns."""
+
+
+# Trainer ⇄ rollout broker: the front door ---------------------------------------------------------------------------
+
+
+class Request(Message, frozen=True):
+    """Base of what a client asks; `request_id` comes back in the reply."""
+
+    request_id: Identifier
+
+
+class Hello(Request, frozen=True):
+    """First request of a client."""
+
+    protocol: int = PROTOCOL_VERSION
+
+
+class Submit(Request, frozen=True):
+    """Accept these jobs, all or none. Further frames: one packed `Job` each. A job already here is not added twice."""
+
+    session: Identifier
+
+
+class Collect(Request, frozen=True):
+    """Wait for finished jobs of a session and take them; the results of earlier replies are acknowledged first.
+
+    A result that was sent to this client and is not among `acknowledge` was lost on the way, and is sent again.
+    """
+
+    session: Identifier
+    client_id: Identifier
+    acknowledge: tuple[JobIdentifier, ...] = ()
+    max_results: Annotated[int, Meta(ge=0, le=1024)] = 64
+    """0 only acknowledges."""
+    wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    """Hold the reply for so long while there is nothing to give."""
+
+
+class Cancel(Request, frozen=True):
+    """End these jobs with outcome `cancelled`."""
+
+    session: Identifier
+    job_ids: tuple[JobIdentifier, ...]
+
+
+class Status(Request, frozen=True):
+    """Describe the service."""
+
+
+class Reply(Message, frozen=True):
+    """Base of the answers to a client."""
+
+    request_id: Identifier
+
+
+class Welcome(Reply, frozen=True, kw_only=True):
+    """Answer to `Hello`."""
+
+    protocol: int
+    version: str
+    """The version of the service's package."""
+    backend_broker: str
+    """The backend broker's endpoint."""
+    job_limit_bytes: Count
+
+
+class Accepted(Reply, frozen=True):
+    """Answer to `Submit`: the jobs are the service's now, and each will end in exactly one outcome."""
+
+    new: int = 0
+    """How many of them were not here before."""
+
+
+class Collected(Reply, frozen=True):
+    """Answer to `Collect`. Further frames: one trajectory block for each result whose `tokens` is not 0, in order."""
+
+    results: tuple[Result, ...] = ()
+    unfinished: int = 0
+    """Jobs of the session that have not ended yet."""
+
+
+class Cancelled(Reply, frozen=True):
+    """Answer to `Cancel`: what became of each id."""
+
+    jobs: dict[str, Literal["cancelled", "finished", "unknown"]] = {}
+
+
+class StageStatus(Part, frozen=True):
+    """One stage process, as the rollout broker sees it."""
+
+    stage_id: str
+    role: Phase
+    node: str
+    slots: int
+    busy: int
+
+
+class ServiceStatus(Reply, frozen=True, kw_only=True):
+    """Answer to `Status`."""
+
+    stages: tuple[StageStatus, ...] = ()
+    queued: dict[Phase, int] = {}
+    """Jobs that wait for each stage."""
+    running: dict[Phase, int] = {}
+    """Jobs that hold a slot of each stage."""
+    outcomes: dict[Outcome, int] = {}
+    """Jobs ended since the broker started."""
+    uncollected: int = 0
+    """Results that no client has acknowledged yet."""
+    redelivered: int = 0
+    """Phases started again after a loss."""
+    tasks: tuple[str, ...] = ()
+    """Tasks that some stage process serves."""
+    uptime_s: float = 0.0
+
+
+class Refused(Reply, frozen=True):
+    """The request was not done, and changed nothing."""
+
+    error: ErrorInfo
+
+
+FrontDoorRequest = Hello | Submit | Collect | Cancel | Status
+FrontDoorReply = Welcome | Accepted | Collected | Cancelled | ServiceStatus | Refused
+
+
+# Stage process → rollout broker -------------------------------------------------------------------------------------
+
+
+class Task(Part, frozen=True):
+    """A task that a stage process serves, with what the front door checks of an instance."""
+
+    name: Identifier
+    fields: dict[str, str] = {}
+    """The instance's fields and their types: `str`, `int`, `float`, `bool`, `list[str]`, `dict[str, str]` or `any`."""
+    optional: tuple[str, ...] = ()
+    """Those of the fields that may be left out."""
+
+
+class StageReport(Message, frozen=True, kw_only=True):
+    """Announces a stage process, and keeps its leases: sent at the start and with every heartbeat.
+
+    Because each report says everything, a broker that starts anew knows its stage processes after one heartbeat.
+    """
+
+    protocol: int = PROTOCOL_VERSION
+    stage_id: Identifier
+    """Names one process for its lifetime, never another one."""
+    role: Phase
+    node: Identifier
+    slots: Count
+    endpoint: str
+    """Where the process's PULL is bound."""
+    tasks: tuple[Task, ...]
+    running: dict[JobIdentifier, int] = {}
+    """The jobs that it holds, with their attempts."""
+
+
+class StageLeaving(Message, frozen=True):
+    """The stage process takes no more jobs; those that it still holds are to be given to others."""
+
+    stage_id: Identifier
+
+
+class PhaseDone(Message, frozen=True, kw_only=True):
+    """A phase ended well. RUN's has one further frame, the trajectory's block, if `tokens` is not 0."""
+
+    stage_id: Identifier
+    job_id: JobIdentifier
+    attempt: Count
+    phase: Phase
+    sandbox: SandboxHandle | None = None
+    """The sandbox that lives on, for the next phase; its node is where that phase must run."""
+    carry: dict[str, Any] = {}
+    """Plain data for the next phase: INIT's for RUN, RUN's for EVAL."""
+    reward: float | None = None
+    """From EVAL."""
+    stop_reason: str = ""
+    backend: str = ""
+    metrics: dict[str, float] = {}
+    timings: dict[str, float] = {}
+    tokens: Annotated[int, Meta(ge=0)] = 0
+    turns: Annotated[int, Meta(ge=0)] = 0
+
+
+class PhaseFailed(Message, frozen=True, kw_only=True):
+    """A phase ended badly. RUN's has one further frame, what there is of the trajectory, if `tokens` is not 0."""
+
+    stage_id: Identifier
+    job_id: JobIdentifier
+    attempt: Count
+    phase: Phase
+    outcome: Outcome
+    error: ErrorInfo
+    retry: bool = False
+    """Nothing was observed, so the phase may be tried again."""
+    stop_reason: str = ""
+    backend: str = ""
+    metrics: dict[str, float] = {}
+    timings: dict[str, float] = {}
+    tokens: Annotated[int, Meta(ge=0)] = 0
+    turns: Annotated[int, Meta(ge=0)] = 0
+
+
+StageEvent = StageReport | StageLeaving | PhaseDone | PhaseFailed
+
+
+# Rollout broker → stage process -------------------------------------------------------------------------------------
+
+
+class StageWelcome(Message, frozen=True, kw_only=True):
+    """Answer to the first `StageReport` of a process."""
+
+    backend_broker: str
+    heartbeat_s: Seconds
+    """How often to report."""
+
+
+class StageRefused(Message, frozen=True):
+    """The process cannot work for this broker, and should end."""
+
+    error: ErrorInfo
+
+
+class StartPhase(Message, frozen=True, kw_only=True):
+    """Run one phase of a job. Further frame: the packed `Job`."""
+
+    job_id: JobIdentifier
+    attempt: Count
+    phase: Phase
+    sandbox: SandboxHandle | None = None
+    carry: dict[str, Any] = {}
+
+
+class StopPhase(Message, frozen=True):
+    """End a phase that is no longer wanted; nobody waits for its result. Of another attempt than given: do nothing."""
+
+    job_id: JobIdentifier
+    attempt: Count
+
+
+class CloseSandbox(Message, frozen=True):
+    """Remove a sandbox of the process's node that no phase will use."""
+
+    sandbox: SandboxHandle
+
+
+StageCommand = StageWelcome | StageRefused | StartPhase | StopPhase | CloseSandbox
+
+
+# Backend broker -----------------------------------------------------------------------------------------------------
+
+
+class Backend(Part, frozen=True, kw_only=True):
+    """An inference engine that answers token ids with token ids."""
+
+    backend_id: Identifier
+    endpoint: str
+    """Where the engine host's ROUTER is bound."""
+    chat_format: str = "embedded"
+    """How conversations become tokens for it (see `prorl_zmq.inference.chat`)."""
+    weight_version: WeightVersion = 0
+
+
+class BackendStatus(Part, frozen=True, kw_only=True):
+    """One backend, as the backend broker sees it."""
+
+    backend: Backend
+    state: Literal["ready", "draining"]
+    in_flight: int
+    """Assignments held now."""
+    assigned: int
+    """Assignments ever made."""
+
+
+class BackendRequest(Message, frozen=True):
+    """Base of what the backend broker is asked."""
+
+    request_id: Identifier
+
+
+class Assign(BackendRequest, frozen=True, kw_only=True):
+    """Give the job a backend; a job that holds one gets the same. The reply waits while there is none."""
+
+    owner: Identifier
+    """The stage process that holds the job: when it falls silent its assignments are released."""
+    job_id: JobIdentifier
+    attempt: Count
+    wait_s: Seconds
+
+
+class Release(BackendRequest, frozen=True):
+    """End a job's assignment. Of an older attempt than the one that holds it: do nothing."""
+
+    job_id: JobIdentifier
+    attempt: Count
+
+
+class OwnerAlive(BackendRequest, frozen=True):
+    """Keep the assignments of a stage process, and name those it still wants."""
+
+    owner: Identifier
+    jobs: dict[JobIdentifier, int] = {}
+
+
+class AddBackend(BackendRequest, frozen=True):
+    """Register a backend. Under the id of a live one at another endpoint it is refused."""
+
+    backend: Backend
+    heartbeats: bool = False
+    """The backend will send `BackendAlive`, and is removed when it falls silent."""
+
+
+class BackendAlive(BackendRequest, frozen=True):
+    """Heartbeat of an engine host. It is told `unknown_backend` if it has to register (again)."""
+
+    backend_id: Identifier
+    weight_version: WeightVersion
+
+
+class DrainBackend(BackendRequest, frozen=True):
+    """Assign no more jobs to a backend; those that hold it keep it."""
+
+    backend_id: Identifier
+
+
+class RemoveBackend(BackendRequest, frozen=True):
+    """Forget a backend and the assignments on it."""
+
+    backend_id: Identifier
+
+
+class ClearBackends(BackendRequest, frozen=True):
+    """Forget all backends."""
+
+
+class ListBackends(BackendRequest, frozen=True):
+    """Describe all backends."""
+
+
+class SetWeightVersion(BackendRequest, frozen=True):
+    """Note which weights a backend (None: each) serves from now on."""
+
+    weight_version: WeightVersion
+    backend_id: Identifier | None = None
+
+
+class BackendReply(Message, frozen=True):
+    """Base of the backend broker's answers."""
+
+    request_id: Identifier
+
+
+class Assigned(BackendReply, frozen=True):
+    """Answer to `Assign`."""
+
+    backend: Backend
+
+
+class Done(BackendReply, frozen=True):
+    """The request was done."""
+
+
+class BackendList(BackendReply, frozen=True):
+    """Answer to `ListBackends`."""
+
+    backends: tuple[BackendStatus, ...] = ()
+    waiting: int = 0
+    """Jobs that wait for a backend."""
+
+
+class BackendRefused(BackendReply, frozen=True):
+    """The request was not done, and changed nothing."""
+
+    error: ErrorInfo
+
+
+AnyBackendRequest = (
+    Assign
+    | Release
+    | OwnerAlive
+    | AddBackend
+    | BackendAlive
+    | DrainBackend
+    | RemoveBackend
+    | ClearBackends
+    | ListBackends
+    | SetWeightVersion
+)
+AnyBackendReply = Assigned | Done | BackendList | BackendRefused
+
+
+# Engine host --------------------------------------------------------------------------------------------------------
+
+
+class EngineRequest(Message, frozen=True):
+    """Base of what an engine host is asked."""
+
+    request_id: Identifier
+
+
+class Generate(EngineRequest, frozen=True, kw_only=True):
+    """Continue a prompt. Further frame: its ids, int32 [P]."""
+
+    job_id: JobIdentifier
+    sampling: Sampling
+    stop_token_ids: tuple[int, ...] = ()
+    """The turn ends after any of these; the one that ended it is part of the answer."""
+
+
+class Abort(EngineRequest, frozen=True):
+    """Stop the generation that `request_id` began; there is no reply to either."""
+
+
+class EngineHealth(EngineRequest, frozen=True):
+    """Ask whether the engine can serve."""
+
+
+class UpdateWeights(EngineRequest, frozen=True):
+    """Serve the weights at `path` (seen from the engine host) from the next token on, as `weight_version`."""
+
+    path: str
+    weight_version: WeightVersion
+
+
+class EngineReply(Message, frozen=True):
+    """Base of an engine host's answers."""
+
+    request_id: Identifier
+
+
+class VersionSpan(Part, frozen=True):
+    """Generated tokens `start` up to `end` came from weights `weight_version`."""
+
+    weight_version: int
+    start: int
+    end: int
+
+
+class Generated(EngineReply, frozen=True, kw_only=True):
+    """Answer to `Generate`. Further frames: the ids, int32 [G], and their log-probs, float32 [G]."""
+
+    finish_reason: Literal["stop", "length"]
+    """`length`: the turn or the engine's context was full."""
+    spans: tuple[VersionSpan, ...]
+
+
+class EngineReady(EngineReply, frozen=True):
+    """Answer to `EngineHealth` and `UpdateWeights`."""
+
+    weight_version: WeightVersion
+    in_flight: int = 0
+    """Generations going on."""
+
+
+class EngineRefused(EngineReply, frozen=True):
+    """The request was not done; an update changed nothing."""
+
+    error: ErrorInfo
+
+
+AnyEngineRequest = Generate | Abort | EngineHealth | UpdateWeights
+AnyEngineReply = Generated | EngineReady | EngineRefused

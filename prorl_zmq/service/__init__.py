@@ -1,0 +1,1 @@
+"""Starting and supervising the processes of a service, and looking at the machine they run on."""

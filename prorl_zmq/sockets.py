@@ -1,0 +1,194 @@
+"""Sockets with the options that the service relies on, endpoints that are checked, and frames in and out.
+
+- Every socket has LINGER 0, heartbeats (a stopped peer is noticed within 2 s) and a frame size limit.
+- A second bind silently steals a live ipc path from the first process, so `bind` holds a lock beside the path for as
+  long as the process lives, and makes the path's folder private (0700).
+- Plaintext TCP is for loopback only: `bind` refuses any other address unless told that the network is trusted.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import ipaddress
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import zmq
+
+from .errors import EndpointInUse, InvalidEndpoint, MalformedMessage
+from .messages import MAX_FRAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Frame = bytes | memoryview | zmq.Frame
+
+IPC_PATH_LIMIT = 107
+"""Longest path of a Unix socket on Linux, in bytes."""
+COPY_LIMIT_BYTES = 64 * 1024
+"""Frames from this size on are sent without a copy; below, a copy is faster (measured: 2.4 to 5 times)."""
+MAX_FRAME_BYTES = 2**30
+"""Largest frame that any socket takes; a peer that sends a larger one is disconnected."""
+HIGH_WATER_MARK = 100_000
+"""Messages that a socket holds for a peer: more than the credit of any stage process."""
+
+
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    """Open a socket of `kind` (such as `zmq.ROUTER`) with the service's options set."""
+    socket = context.socket(kind)
+    socket.linger = 0
+    socket.set_hwm(HIGH_WATER_MARK)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 500)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 1500)
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    if kind == zmq.ROUTER:
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    if kind == zmq.REQ:
+        # Relaxed alone lets a late reply answer the next request; the two options belong together.
+        socket.setsockopt(zmq.REQ_RELAXED, 1)
+        socket.setsockopt(zmq.REQ_CORRELATE, 1)
+    return socket
+
+
+def check_endpoint(endpoint: str) -> str:
+    """Give `endpoint` back if a socket could use it.
+
+    Raises:
+        InvalidEndpoint: it is neither `ipc://PATH` nor `tcp://HOST:PORT`, or its path is too long.
+    """
+    transport, _, address = endpoint.partition("://")
+    if transport == "ipc" and address:
+        length = len(os.fsencode(address))
+        if length > IPC_PATH_LIMIT:
+            raise InvalidEndpoint(
+                f"the ipc path {address} has {length} bytes; the system allows {IPC_PATH_LIMIT}. Use a shorter folder",
+                endpoint=endpoint,
+            )
+        return endpoint
+    host, _, port = address.rpartition(":")
+    if transport == "tcp" and host and (port == "*" or (port.isdigit() and int(port) < 65536)):
+        return endpoint
+    raise InvalidEndpoint(f"{endpoint!r} is not ipc://PATH or tcp://HOST:PORT", endpoint=endpoint)
+
+
+def bind(socket: zmq.Socket[bytes], endpoint: str, *, insecure: bool = False) -> str:
+    """Bind `socket`, and give the endpoint that it got (`tcp://127.0.0.1:*` takes a free port).
+
+    Args:
+        socket: an unbound socket.
+        endpoint: `ipc://PATH` or `tcp://HOST:PORT`.
+        insecure: allow plaintext TCP beyond loopback.
+
+    Raises:
+        InvalidEndpoint: it cannot be bound, or is TCP beyond loopback without `insecure`.
+        EndpointInUse: another process serves it.
+    """
+    check_endpoint(endpoint)
+    address = endpoint.partition("://")[2]
+    if endpoint.startswith("ipc://"):
+        _own_ipc_path(Path(address), endpoint)
+    elif not insecure and not _is_loopback(address.rpartition(":")[0]):
+        raise InvalidEndpoint(
+            f"{endpoint} is reachable from other machines and has no encryption; bind to 127.0.0.1, or say --insecure "
+            "if the network is trusted",
+            endpoint=endpoint,
+        )
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise EndpointInUse(f"{endpoint} is in use by another process", endpoint=endpoint) from None
+        raise InvalidEndpoint(f"{endpoint} cannot be bound: {error.strerror}", endpoint=endpoint) from None
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def connect(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Connect `socket`; the peer may come later.
+
+    Raises:
+        InvalidEndpoint: it is malformed.
+    """
+    try:
+        socket.connect(check_endpoint(endpoint))
+    except zmq.ZMQError as error:
+        raise InvalidEndpoint(f"{endpoint} cannot be used: {error.strerror}", endpoint=endpoint) from None
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+_locks: dict[str, int] = {}
+"""Descriptors of the locks on this process's ipc paths; closed, and so freed, when the process ends."""
+
+
+def _own_ipc_path(path: Path, endpoint: str) -> None:
+    lock_path = f"{path}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # A descriptor left over from an earlier bind of ours does not stop us; that of another process does.
+        previous = _locks.pop(lock_path, None)
+        if previous is not None:
+            os.close(previous)
+        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InvalidEndpoint(f"{endpoint} cannot be bound: {error}", endpoint=endpoint) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise EndpointInUse(f"{endpoint} is in use by another process", endpoint=endpoint) from None
+    _locks[lock_path] = lock
+
+
+# Frames -----------------------------------------------------------------------------------------------------------------
+
+
+def send(socket: zmq.Socket[bytes], frames: Sequence[Frame], flags: int = 0) -> None:
+    """Send one message. Large frames are not copied: their memory must not change until then.
+
+    Raises:
+        zmq.Again: the socket is full (with `zmq.NOBLOCK`).
+        zmq.ZMQError: a ROUTER with ROUTER_MANDATORY has no such peer, or the socket is closed.
+    """
+    last = len(frames) - 1
+    for index, frame in enumerate(frames):
+        size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
+        socket.send(frame, flags | (zmq.SNDMORE if index < last else 0), copy=size < COPY_LIMIT_BYTES)
+
+
+def receive(socket: zmq.Socket[bytes], copied: int, flags: int = zmq.NOBLOCK) -> list[bytes | zmq.Frame]:
+    """Receive one message: its first `copied` frames as bytes, the others as views on libzmq's own memory.
+
+    Raises:
+        zmq.Again: there is none.
+    """
+    frames: list[bytes | zmq.Frame] = [socket.recv(flags)]
+    while socket.getsockopt(zmq.RCVMORE):
+        frames.append(socket.recv(flags) if len(frames) < copied else socket.recv(flags, copy=False))
+    return frames
+
+
+def split_envelope(frames: list[bytes | zmq.Frame]) -> tuple[list[bytes | zmq.Frame], list[bytes | zmq.Frame]]:
+    """Split what a ROUTER received after the first empty frame: the envelope to echo, and the message.
+
+    Raises:
+        MalformedMessage: no empty frame, nothing behind it, or too many frames.
+    """
+    if len(frames) > MAX_FRAMES:
+        raise MalformedMessage(f"a message of {len(frames)} frames is over the limit of {MAX_FRAMES}")
+    for index, frame in enumerate(frames[1:4], start=1):
+        if len(frame) == 0:
+            if index + 1 == len(frames):
+                raise MalformedMessage("a message has no header frame behind its envelope")
+            return frames[: index + 1], frames[index + 1 :]
+    raise MalformedMessage("a message has no empty frame before its header; a DEALER has to send one, as REQ does")

@@ -1,0 +1,200 @@
+"""Trajectories: five arrays over the tokens of one conversation, in one block of memory.
+
+A trajectory crosses every socket as one frame, laid out so that each array is a view of it:
+
+    token_ids int32[T] | logprobs float32[T] | weight_versions int32[T] | turns int32[n, 3] | loss_mask bool[T]
+
+`Trajectory` is what a trainer gets; `TrajectoryBuilder` is what the agent loop writes. Ids are appended as the engine
+produced them and are never tokenised again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .errors import MalformedMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from .errors import ErrorInfo
+    from .messages import Result
+
+TOKEN_BYTES = 13
+"""Bytes per token: three 4-byte values and one bool."""
+TURN_BYTES = 12
+"""Bytes per turn: three int32."""
+
+
+class Role(IntEnum):
+    """Who wrote a turn; the third column of `turns`."""
+
+    SYSTEM = 0
+    USER = 1
+    ASSISTANT = 2
+    TOOL = 3
+
+
+class TokenArrays(NamedTuple):
+    """The five arrays of a trajectory of T tokens in n turns."""
+
+    token_ids: NDArray[np.int32]
+    """int32 [T]: the whole conversation, exactly as the engine saw and produced it."""
+    loss_mask: NDArray[np.bool_]
+    """bool [T]: true where the policy generated the token."""
+    logprobs: NDArray[np.float32]
+    """float32 [T]: the engine's log-prob of each generated token; 0.0 where the mask is false."""
+    weight_versions: NDArray[np.int32]
+    """int32 [T]: the weight version that generated each token; -1 where the mask is false."""
+    turns: NDArray[np.int32]
+    """int32 [n, 3]: per turn its first token, the token after its last, and its `Role`."""
+
+
+def block_bytes(tokens: int, turns: int) -> int:
+    """Give the size in bytes of the block that holds a trajectory of that many tokens and turns."""
+    return tokens * TOKEN_BYTES + turns * TURN_BYTES
+
+
+def array_views(block: Any, tokens: int, turns: int) -> TokenArrays:
+    """Give the five arrays as views of `block` (any buffer); nothing is copied if the block is 4-byte aligned.
+
+    libzmq does not align small received frames, so such a block (always under 8 KB) is copied once.
+
+    Raises:
+        MalformedMessage: the block's size is not that of so many tokens and turns.
+    """
+    flat = np.frombuffer(block, np.uint8)
+    if flat.size != block_bytes(tokens, turns):
+        raise MalformedMessage(
+            f"{tokens} tokens in {turns} turns take {block_bytes(tokens, turns)} bytes, not {flat.size}"
+        )
+    if flat.ctypes.data % 4:
+        flat = flat.copy()
+    word = 4 * tokens
+    turns_end = 3 * word + turns * TURN_BYTES
+    return TokenArrays(
+        token_ids=flat[:word].view(np.int32),
+        logprobs=flat[word : 2 * word].view(np.float32),
+        weight_versions=flat[2 * word : 3 * word].view(np.int32),
+        turns=flat[3 * word : turns_end].view(np.int32).reshape(turns, 3),
+        loss_mask=flat[turns_end:].view(np.bool_),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """One finished job, as the trainer gets it: five arrays (see `TokenArrays`) and what became of the job.
+
+    The arrays are read-only views of the frame that came off the socket; copy what must be changed. A job that ended
+    before its first token has arrays of length zero.
+    """
+
+    token_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    weight_versions: NDArray[np.int32]
+    turns: NDArray[np.int32]
+    result: Result
+    """Everything about the job that is not an array."""
+
+    @property
+    def job_id(self) -> str:
+        """The job's id, as submitted."""
+        return self.result.job_id
+
+    @property
+    def group_id(self) -> str:
+        """The id that the jobs of one prompt share, as submitted."""
+        return self.result.group_id
+
+    @property
+    def outcome(self) -> str:
+        """`completed`, `failed`, `infrastructure_error`, `timeout` or `cancelled`."""
+        return self.result.outcome
+
+    @property
+    def reward(self) -> float | None:
+        """The reward; None unless the outcome is `completed`."""
+        return self.result.reward
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        """What went wrong; None if the outcome is `completed`."""
+        return self.result.error
+
+    @classmethod
+    def from_frame(cls, result: Result, block: Any) -> Trajectory:
+        """Lay the views over one received frame.
+
+        Raises:
+            MalformedMessage: the frame's size is not what `result` says.
+        """
+        arrays = array_views(block, result.tokens, result.turns)
+        return cls(**arrays._asdict(), result=result)
+
+
+class TrajectoryBuilder:
+    """Collects the tokens of one conversation, turn by turn, as the agent loop makes them."""
+
+    def __init__(self) -> None:
+        self._parts: list[TokenArrays] = []
+        self._turns: list[tuple[int, int, int]] = []
+        self.tokens = 0
+        """Tokens so far."""
+
+    def add_context(self, token_ids: NDArray[np.int32], role: Role) -> None:
+        """Append tokens that the policy did not generate: a prompt or a tool's answer."""
+        count = len(token_ids)
+        self._add(
+            token_ids,
+            np.zeros(count, np.bool_),
+            np.zeros(count, np.float32),
+            np.full(count, -1, np.int32),
+            role,
+        )
+
+    def add_generated(
+        self, token_ids: NDArray[np.int32], logprobs: NDArray[np.float32], weight_versions: NDArray[np.int32]
+    ) -> None:
+        """Append tokens that the policy generated (three arrays of one length), as the engine gave them."""
+        self._add(token_ids, np.ones(len(token_ids), np.bool_), logprobs, weight_versions, Role.ASSISTANT)
+
+    def token_ids(self) -> NDArray[np.int32]:
+        """Give all ids so far, int32 [T]: the next prompt for the engine."""
+        return np.concatenate([part.token_ids for part in self._parts]) if self._parts else np.zeros(0, np.int32)
+
+    @property
+    def turns(self) -> Sequence[tuple[int, int, int]]:
+        """The turns so far: (start, end, role code)."""
+        return self._turns
+
+    def block(self) -> NDArray[np.uint8]:
+        """Write everything into one new block, uint8 [`block_bytes(tokens, turns)`]."""
+        block = np.empty(block_bytes(self.tokens, len(self._turns)), np.uint8)
+        views = array_views(block, self.tokens, len(self._turns))
+        if self._parts:
+            for name in ("token_ids", "loss_mask", "logprobs", "weight_versions"):
+                np.concatenate([getattr(part, name) for part in self._parts], out=getattr(views, name))
+            views.turns[:] = self._turns
+        return block
+
+    def _add(
+        self,
+        token_ids: NDArray[np.int32],
+        loss_mask: NDArray[np.bool_],
+        logprobs: NDArray[np.float32],
+        weight_versions: NDArray[np.int32],
+        role: Role,
+    ) -> None:
+        if not len(token_ids) == len(logprobs) == len(weight_versions):
+            raise ValueError("token ids, log-probs and weight versions differ in length")
+        turn = (self.tokens, self.tokens + len(token_ids), int(role))
+        self._parts.append(TokenArrays(token_ids, loss_mask, logprobs, weight_versions, np.zeros((0, 3), np.int32)))
+        self._turns.append(turn)
+        self.tokens = turn[1]

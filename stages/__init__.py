@@ -1,0 +1,1 @@
+"""Stage processes, the agent loop, and the task handlers."""

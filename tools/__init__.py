@@ -1,0 +1,1 @@
+"""What agents act with: sandboxes and tool sessions."""

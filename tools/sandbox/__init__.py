@@ -1,0 +1,1 @@
+"""Sandboxes: where the tools of one job act."""
