@@ -150,7 +150,7 @@ def _own_ipc_path(path: Path, endpoint: str) -> None:
     _locks[lock_path] = lock
 
 
-# Frames -----------------------------------------------------------------------------------------------------------------
+# Frames --------------------------------------------------------------------------------------------------------------
 
 
 def send(socket: zmq.Socket[bytes], frames: Sequence[Frame], flags: int = 0) -> None:

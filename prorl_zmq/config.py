@@ -1,0 +1,160 @@
+"""The topology: which processes a service has, and where their sockets are. One TOML file, checked as a whole.
+
+Endpoints are strings, never code: `ipc://` within a node, `tcp://` across nodes. `{run_dir}` in an endpoint stands for
+the service's private folder of sockets. Every table and key has a default, so an empty file is a working service.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from .errors import ConfigError, ProrlError
+from .messages import JOB_LIMIT_BYTES, Count, Identifier, Phase, Seconds
+from .sockets import check_endpoint
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the tables of a topology file."""
+
+
+class ServiceSettings(Section, frozen=True):
+    """`[service]`: what all processes of a node share."""
+
+    run_dir: str = ""
+    """Folder of sockets, sandboxes and logs, made private (0700). Empty: one per user under the system's /tmp."""
+    node: Identifier = "local"
+    """The node's name; a job's phases that share a sandbox run on one node."""
+    insecure: bool = False
+    """Allow plaintext TCP beyond loopback."""
+
+
+class RolloutBrokerSettings(Section, frozen=True):
+    """`[rollout_broker]`: the front door, the job table and the stages' events."""
+
+    front_door: str = "ipc://{run_dir}/front_door"
+    """Where trainers connect."""
+    stage_events: str = "ipc://{run_dir}/stage_events"
+    """Where stage processes connect."""
+    max_jobs: Count = 100_000
+    """Jobs and uncollected results held at once; beyond it, submissions are answered `busy`."""
+    job_limit_bytes: Annotated[int, Meta(ge=1024, le=256 * 2**20)] = JOB_LIMIT_BYTES
+    ready_limit: Count = 64
+    """Sandboxes that INIT prepares ahead of RUN."""
+    heartbeat_s: Seconds = 1.0
+    """How often stage processes report."""
+    lease_s: Seconds = 10.0
+    """How long a silent stage process keeps its jobs."""
+
+
+class BackendBrokerSettings(Section, frozen=True):
+    """`[backend_broker]`: which inference backend each job talks to."""
+
+    endpoint: str = "ipc://{run_dir}/backend_broker"
+    lease_s: Seconds = 10.0
+    """How long a silent stage process keeps its assignments, and a silent engine host its registration."""
+
+
+class StageSettings(Section, frozen=True):
+    """One `[[stage]]`: a number of equal stage processes."""
+
+    role: Phase
+    processes: Annotated[int, Meta(ge=1, le=1024)] = 1
+    slots: Annotated[int, Meta(ge=1, le=10_000)] = 8
+    """Jobs that one process works on at a time."""
+
+
+class EngineSettings(Section, frozen=True):
+    """One `[[engine]]`: a number of equal engine hosts."""
+
+    kind: Literal["embedded"] = "embedded"
+    model: str = ""
+    """The engine's weights: for `embedded` an .npz file; empty: the base policy that comes with the package."""
+    processes: Annotated[int, Meta(ge=1, le=64)] = 1
+
+
+class SandboxSettings(Section, frozen=True):
+    """`[sandbox]`: what the tools of a job act in."""
+
+    kind: Literal["bubblewrap", "process"] = "bubblewrap"
+    """`process` is no isolation at all, and has to be asked for by name."""
+
+
+class Topology(Section, frozen=True):
+    """A whole topology file."""
+
+    service: ServiceSettings = ServiceSettings()
+    rollout_broker: RolloutBrokerSettings = RolloutBrokerSettings()
+    backend_broker: BackendBrokerSettings = BackendBrokerSettings()
+    stage: tuple[StageSettings, ...] = (
+        StageSettings(Phase.INIT),
+        StageSettings(Phase.RUN),
+        StageSettings(Phase.EVAL),
+    )
+    engine: tuple[EngineSettings, ...] = (EngineSettings(),)
+    sandbox: SandboxSettings = SandboxSettings()
+
+    @property
+    def run_dir(self) -> Path:
+        """The service's private folder."""
+        return Path(self.service.run_dir).expanduser() if self.service.run_dir else default_run_dir()
+
+    def endpoint(self, template: str) -> str:
+        """Give an endpoint of this file with `{run_dir}` filled in, checked.
+
+        Raises:
+            InvalidEndpoint: it is malformed, or its path is too long for ipc.
+        """
+        return check_endpoint(template.replace("{run_dir}", str(self.run_dir)))
+
+
+def default_run_dir() -> Path:
+    """Give the run_dir of a service that names none: `$PRORL_RUN_DIR`, or one per user in the temporary folder."""
+    return Path(os.environ.get("PRORL_RUN_DIR") or Path(tempfile.gettempdir()) / f"prorl-{os.getuid()}")
+
+
+def load_topology(path: Path | None) -> Topology:
+    """Read and check a topology file; None gives the defaults.
+
+    Raises:
+        ConfigError: the file cannot be read, is not TOML, or has an unknown key or a wrong value (`key` names it).
+    """
+    if path is None:
+        return Topology()
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", key="") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}", key="") from error
+    return parse_topology(data, str(path))
+
+
+def parse_topology(data: dict[str, object], source: str) -> Topology:
+    """Check the content of a topology file that is called `source` in errors.
+
+    Raises:
+        ConfigError: it has an unknown key or a wrong value (`key` names it).
+    """
+    try:
+        topology = msgspec.convert(data, Topology)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        place = where.rstrip("`")
+        raise ConfigError(f"{source}: {what}" + (f" in {place}" if place else ""), key=place) from error
+    for key, template in (
+        ("rollout_broker.front_door", topology.rollout_broker.front_door),
+        ("rollout_broker.stage_events", topology.rollout_broker.stage_events),
+        ("backend_broker.endpoint", topology.backend_broker.endpoint),
+    ):
+        try:
+            topology.endpoint(template)
+        except ProrlError as error:
+            raise ConfigError(f"{source}: {key}: {error.message}", key=key) from error
+    return topology
