@@ -64,12 +64,12 @@ class AsyncSocket:
             self._backlog.append(frames)
         self._schedule_drain()
 
-    def close(self) -> None:
-        """Stop receiving, drop what waits to be sent, and close the socket; may be called again."""
+    def close(self, linger_ms: int = 0) -> None:
+        """Stop receiving and close the socket; what was sent has `linger_ms` to leave. May be called again."""
         if not self._socket.closed:
             self._loop.remove_reader(self._descriptor)
             self._backlog.clear()
-            self._socket.close()
+            self._socket.close(linger=linger_ms)
 
     def _try_send(self, frames: Sequence[Frame]) -> bool:
         try:

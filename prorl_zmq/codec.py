@@ -87,6 +87,12 @@ def convert(value: Any, kind: type[T] | Any) -> T:
     return result
 
 
+def request_id(content: Any) -> str:
+    """Give the `request_id` of an unpacked header that may be malformed otherwise, or `unknown`."""
+    value = content.get("request_id") if isinstance(content, dict) else None
+    return value if isinstance(value, str) else "unknown"
+
+
 def _named_field(what: str) -> str:
     """Give the name in "Object missing required field `name`" or "Object contains unknown field `name`"."""
     _, _, name = what.partition("field `")

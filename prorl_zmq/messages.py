@@ -207,7 +207,6 @@ class Collect(Request, frozen=True):
 class Cancel(Request, frozen=True):
     """End these jobs with outcome `cancelled`."""
 
-    session: Identifier
     job_ids: tuple[JobIdentifier, ...]
 
 

@@ -13,7 +13,7 @@ import fcntl
 import ipaddress
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     Frame = bytes | memoryview | zmq.Frame
+
+AnyFrame = TypeVar("AnyFrame", bound="bytes | zmq.Frame")
 
 IPC_PATH_LIMIT = 107
 """Longest path of a Unix socket on Linux, in bytes."""
@@ -178,7 +180,7 @@ def receive(socket: zmq.Socket[bytes], copied: int, flags: int = zmq.NOBLOCK) ->
     return frames
 
 
-def split_envelope(frames: list[bytes | zmq.Frame]) -> tuple[list[bytes | zmq.Frame], list[bytes | zmq.Frame]]:
+def split_envelope(frames: list[AnyFrame]) -> tuple[list[AnyFrame], list[AnyFrame]]:
     """Split what a ROUTER received after the first empty frame: the envelope to echo, and the message.
 
     Raises:

@@ -19,8 +19,6 @@ import numpy as np
 from .errors import MalformedMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from .errors import ErrorInfo
@@ -144,43 +142,44 @@ class TrajectoryBuilder:
 
     def __init__(self) -> None:
         self._parts: list[TokenArrays] = []
-        self._turns: list[tuple[int, int, int]] = []
+        self._turns: list[list[int]] = []
         self.tokens = 0
         """Tokens so far."""
 
-    def add_context(self, token_ids: NDArray[np.int32], role: Role) -> None:
-        """Append tokens that the policy did not generate: a prompt or a tool's answer."""
+    def begin_turn(self, role: Role) -> None:
+        """Start a new turn; what is added next belongs to it."""
+        self._turns.append([self.tokens, self.tokens, int(role)])
+
+    def add_context(self, token_ids: NDArray[np.int32]) -> None:
+        """Append tokens to the turn that the policy did not generate: a prompt, a template's text, a tool's answer."""
         count = len(token_ids)
-        self._add(
-            token_ids,
-            np.zeros(count, np.bool_),
-            np.zeros(count, np.float32),
-            np.full(count, -1, np.int32),
-            role,
-        )
+        self._add(token_ids, np.zeros(count, np.bool_), np.zeros(count, np.float32), np.full(count, -1, np.int32))
 
     def add_generated(
         self, token_ids: NDArray[np.int32], logprobs: NDArray[np.float32], weight_versions: NDArray[np.int32]
     ) -> None:
-        """Append tokens that the policy generated (three arrays of one length), as the engine gave them."""
-        self._add(token_ids, np.ones(len(token_ids), np.bool_), logprobs, weight_versions, Role.ASSISTANT)
+        """Append tokens to the turn that the policy generated (three arrays of one length), as the engine gave them."""
+        self._add(token_ids, np.ones(len(token_ids), np.bool_), logprobs, weight_versions)
 
     def token_ids(self) -> NDArray[np.int32]:
         """Give all ids so far, int32 [T]: the next prompt for the engine."""
-        return np.concatenate([part.token_ids for part in self._parts]) if self._parts else np.zeros(0, np.int32)
+        if not self._parts:
+            return np.zeros(0, np.int32)
+        return np.concatenate([part.token_ids for part in self._parts])
 
     @property
-    def turns(self) -> Sequence[tuple[int, int, int]]:
-        """The turns so far: (start, end, role code)."""
-        return self._turns
+    def turns(self) -> int:
+        """Turns so far."""
+        return len(self._turns)
 
     def block(self) -> NDArray[np.uint8]:
         """Write everything into one new block, uint8 [`block_bytes(tokens, turns)`]."""
-        block = np.empty(block_bytes(self.tokens, len(self._turns)), np.uint8)
-        views = array_views(block, self.tokens, len(self._turns))
+        block = np.empty(block_bytes(self.tokens, self.turns), np.uint8)
+        views = array_views(block, self.tokens, self.turns)
         if self._parts:
             for name in ("token_ids", "loss_mask", "logprobs", "weight_versions"):
                 np.concatenate([getattr(part, name) for part in self._parts], out=getattr(views, name))
+        if self._turns:
             views.turns[:] = self._turns
         return block
 
@@ -190,11 +189,11 @@ class TrajectoryBuilder:
         loss_mask: NDArray[np.bool_],
         logprobs: NDArray[np.float32],
         weight_versions: NDArray[np.int32],
-        role: Role,
     ) -> None:
         if not len(token_ids) == len(logprobs) == len(weight_versions):
             raise ValueError("token ids, log-probs and weight versions differ in length")
-        turn = (self.tokens, self.tokens + len(token_ids), int(role))
+        if not self._turns:
+            raise ValueError("tokens belong to a turn; begin one first")
         self._parts.append(TokenArrays(token_ids, loss_mask, logprobs, weight_versions, np.zeros((0, 3), np.int32)))
-        self._turns.append(turn)
-        self.tokens = turn[1]
+        self.tokens += len(token_ids)
+        self._turns[-1][1] = self.tokens

@@ -1,0 +1,176 @@
+"""What the backend broker is asked, answered: assignments that wait, and leases on owners and engine hosts.
+
+Owns no socket and no clock, only the `BackendHeap` and what waits for it. An owner (a stage process) that falls silent
+loses its assignments; an engine host that promised heartbeats and falls silent is removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import NoBackend, ProrlError, UnknownBackend
+from ..messages import (
+    AddBackend,
+    Assign,
+    Assigned,
+    BackendAlive,
+    BackendList,
+    BackendRefused,
+    ClearBackends,
+    Done,
+    DrainBackend,
+    ListBackends,
+    OwnerAlive,
+    Release,
+    RemoveBackend,
+    SetWeightVersion,
+)
+from .backend_heap import BackendHeap
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..messages import AnyBackendReply, AnyBackendRequest
+    from ..sockets import Frame
+
+
+class Answer(NamedTuple):
+    """A reply, and the envelope behind which its client is."""
+
+    envelope: Sequence[Frame]
+    reply: AnyBackendReply
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    envelope: Sequence[Frame]
+    request: Assign
+    since: float
+
+    @property
+    def until(self) -> float:
+        return self.since + self.request.wait_s
+
+
+class BackendDesk:
+    """Answers the requests of stage processes, engine hosts and trainers.
+
+    Args:
+        lease_s: how long a silent owner keeps its assignments, and a silent engine host its registration.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self.heap = BackendHeap()
+        self._lease_s = lease_s
+        self._waiting: dict[str, _Waiting] = {}
+        self._owners: dict[str, float] = {}
+        self._hosts: dict[str, float] = {}
+        self._dismissed: set[str] = set()
+
+    def handle(self, envelope: Sequence[Frame], request: AnyBackendRequest, now: float) -> list[Answer]:
+        """Answer one request, and the assignments that no longer have to wait because of it."""
+        try:
+            reply = self._reply(envelope, request, now)
+        except ProrlError as error:
+            reply = BackendRefused(request.request_id, error.info())
+        answers = [Answer(envelope, reply)] if reply is not None else []
+        return answers + self._serve_waiting()
+
+    def tick(self, now: float) -> list[Answer]:
+        """Time has passed: drop what fell silent, and refuse the assignments that waited too long."""
+        for owner in [owner for owner in self.heap.owners() if self._owners.get(owner, now) + self._lease_s <= now]:
+            self.heap.drop_owner(owner)
+        self._owners = {owner: heard for owner, heard in self._owners.items() if heard + self._lease_s > now}
+        for backend_id in [key for key, heard in self._hosts.items() if heard + self._lease_s <= now]:
+            self._remove(backend_id)
+        overdue = [waiting for waiting in self._waiting.values() if waiting.until <= now]
+        for waiting in overdue:
+            del self._waiting[waiting.request.job_id]
+        return [Answer(waiting.envelope, _no_backend(waiting, now)) for waiting in overdue]
+
+    def next_deadline(self) -> float | None:
+        """Give the time at which the first waiting assignment has waited too long."""
+        return min((waiting.until for waiting in self._waiting.values()), default=None)
+
+    def _reply(self, envelope: Sequence[Frame], request: AnyBackendRequest, now: float) -> AnyBackendReply | None:
+        match request:
+            case Assign():
+                return self._assign(envelope, request, now)
+            case Release():
+                self._withdraw(request)
+                self.heap.release(request.job_id, request.attempt)
+            case OwnerAlive():
+                self._owners[request.owner] = now
+                self.heap.keep_only(request.owner, request.jobs)
+            case BackendAlive():
+                self._host_alive(request, now)
+            case AddBackend():
+                self.heap.add(request.backend)
+                self._dismissed.discard(request.backend.backend_id)
+                if request.heartbeats:
+                    self._hosts[request.backend.backend_id] = now
+            case DrainBackend():
+                self.heap.drain(request.backend_id)
+            case RemoveBackend():
+                self._dismissed.update(self._hosts.keys() & {request.backend_id})
+                self._remove(request.backend_id)
+            case ClearBackends():
+                self._dismissed.update(self._hosts)
+                self._hosts.clear()
+                self.heap.clear()
+            case SetWeightVersion():
+                self.heap.set_weight_version(request.weight_version, request.backend_id)
+            case ListBackends():
+                return BackendList(request.request_id, backends=self.heap.status(), waiting=len(self._waiting))
+        return Done(request.request_id)
+
+    def _host_alive(self, alive: BackendAlive, now: float) -> None:
+        """Renew a registration. A host that was removed on request stays removed until it is added again."""
+        backend_id = alive.backend_id
+        if backend_id in self._hosts:
+            self._hosts[backend_id] = now
+            self.heap.set_weight_version(alive.weight_version, backend_id)
+        elif backend_id not in self._dismissed:
+            raise UnknownBackend(f"backend {backend_id} is not registered", backend=backend_id)
+
+    def _assign(self, envelope: Sequence[Frame], request: Assign, now: float) -> Assigned | None:
+        self._owners[request.owner] = now
+        backend = self.heap.assign(request.job_id, request.attempt, request.owner)
+        if backend is not None:
+            return Assigned(request.request_id, backend)
+        waiting = self._waiting.get(request.job_id)
+        if waiting is None or waiting.request.attempt <= request.attempt:
+            self._waiting[request.job_id] = _Waiting(envelope, request, now)
+        return None
+
+    def _withdraw(self, release: Release) -> None:
+        waiting = self._waiting.get(release.job_id)
+        if waiting is not None and waiting.request.attempt <= release.attempt:
+            del self._waiting[release.job_id]
+
+    def _serve_waiting(self) -> list[Answer]:
+        answers: list[Answer] = []
+        for waiting in tuple(self._waiting.values()):
+            request = waiting.request
+            backend = self.heap.assign(request.job_id, request.attempt, request.owner)
+            if backend is None:
+                break
+            del self._waiting[request.job_id]
+            answers.append(Answer(waiting.envelope, Assigned(request.request_id, backend)))
+        return answers
+
+    def _remove(self, backend_id: str) -> None:
+        self._hosts.pop(backend_id, None)
+        self.heap.remove(backend_id)
+
+
+def _no_backend(waiting: _Waiting, now: float) -> BackendRefused:
+    request = waiting.request
+    error = NoBackend(
+        f"no inference backend took job {request.job_id} within {request.wait_s:g} s; register one with "
+        "`prorl backends add` or start `prorl-engine`",
+        job_id=request.job_id,
+        waited_s=now - waiting.since,
+    )
+    return BackendRefused(request.request_id, error.info())

@@ -1,0 +1,258 @@
+"""What trainers ask, answered: checks each request, changes the job table, and holds the replies of long polls.
+
+Owns no socket: the rollout broker hands it what its ROUTER received and sends what it answers. Every request may come
+twice (a client that lost a reply asks again) and then gets the same answer: jobs carry their own ids, and results stay
+until they are acknowledged. A client that dies before its reply costs nothing: a newer `Collect` of the same client
+takes the place of the one that is held, and the results in a lost reply are given again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from .. import codec
+from ..errors import (
+    Busy,
+    DuplicateJob,
+    InternalError,
+    InvalidJob,
+    JobTooLarge,
+    MalformedMessage,
+    ProrlError,
+    VersionMismatch,
+)
+from ..messages import (
+    PROTOCOL_VERSION,
+    Accepted,
+    Cancel,
+    Cancelled,
+    Collect,
+    Collected,
+    FrontDoorRequest,
+    Hello,
+    Job,
+    Refused,
+    ServiceStatus,
+    Status,
+    Submit,
+    Welcome,
+)
+from ..sockets import split_envelope
+from .job_table import Place
+from .journal import AcceptedJob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..config import RolloutBrokerSettings
+    from ..messages import FrontDoorReply
+    from ..sockets import Frame
+    from .job_table import Action, JobTable
+    from .journal import Journal
+    from .outbox import Outbox
+    from .task_catalog import TaskCatalog
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldPoll:
+    envelope: Sequence[Frame]
+    request: Collect
+    until: float
+
+
+class FrontDoor:
+    """Answers the requests of trainers.
+
+    Args:
+        settings: limits.
+        backend_broker: the endpoint that clients are told.
+        table: the jobs that have not ended.
+        outbox: the results that were not acknowledged.
+        catalog: the tasks that are served.
+        journal: told of jobs before they are accepted.
+        perform: does what the job table decides.
+        reply: sends frames to the client behind an envelope.
+    """
+
+    def __init__(
+        self,
+        settings: RolloutBrokerSettings,
+        backend_broker: str,
+        table: JobTable,
+        outbox: Outbox,
+        catalog: TaskCatalog,
+        journal: Journal,
+        perform: Callable[[list[Action]], None],
+        reply: Callable[[Sequence[Frame]], None],
+    ) -> None:
+        self._settings = settings
+        self._backend_broker = backend_broker
+        self._table = table
+        self._outbox = outbox
+        self._catalog = catalog
+        self._journal = journal
+        self._perform = perform
+        self._reply = reply
+        self._polls: dict[str, _HeldPoll] = {}
+        self._started_at: float | None = None
+
+    def handle(self, frames: list[bytes], now: float) -> None:
+        """Answer one request: `frames` as the ROUTER received them."""
+        self._started_at = now if self._started_at is None else self._started_at
+        try:
+            envelope, message = split_envelope(frames)
+        except MalformedMessage:
+            return  # without a delimiter there is no telling where an answer would go
+        request_id = "unknown"
+        try:
+            header, *rest = message
+            content = codec.unpack(header)
+            request_id = codec.request_id(content)
+            self._dispatch(envelope, codec.convert(content, FrontDoorRequest), rest, now)
+        except ProrlError as error:
+            self._answer(envelope, Refused(request_id, error.info()))
+        except Exception as error:
+            self._answer(envelope, Refused(request_id, InternalError(f"{type(error).__name__}: {error}").info()))
+            raise
+
+    def next_deadline(self) -> float | None:
+        """Give the time at which the first held reply is due."""
+        return min((poll.until for poll in self._polls.values()), default=None)
+
+    def answer_held(self, sessions: set[str], now: float) -> None:
+        """Answer the held polls of sessions that have new results, and those whose time is up."""
+        for client_id, poll in tuple(self._polls.items()):
+            if poll.request.session in sessions or poll.until <= now:
+                self._collect(poll.envelope, poll.request, now, final=poll.until <= now)
+                if self._polls.get(client_id) is poll and poll.until <= now:
+                    del self._polls[client_id]
+
+    # Requests ---------------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, envelope: Sequence[Frame], request: FrontDoorRequest, rest: list[bytes], now: float) -> None:
+        if rest and not isinstance(request, Submit):
+            raise MalformedMessage(f"{len(rest)} unexpected frames behind the header")
+        match request:
+            case Collect():
+                self._acknowledge(request)
+                self._collect(envelope, request, now, final=request.wait_s == 0)
+            case Submit():
+                self._answer(envelope, self._submit(request, rest, now))
+            case Cancel():
+                self._answer(envelope, self._cancel(request, now))
+            case Status():
+                self._answer(envelope, self._status(request, now))
+            case Hello():
+                self._answer(envelope, self._hello(request))
+
+    def _hello(self, request: Hello) -> Welcome:
+        if request.protocol != PROTOCOL_VERSION:
+            raise VersionMismatch(
+                f"the client speaks protocol {request.protocol}, the service {PROTOCOL_VERSION}; install the same "
+                "version of prorl-zmq on both sides",
+                ours=PROTOCOL_VERSION,
+                theirs=request.protocol,
+            )
+        return Welcome(
+            request.request_id,
+            protocol=PROTOCOL_VERSION,
+            version=version("prorl-zmq"),
+            backend_broker=self._backend_broker,
+            job_limit_bytes=self._settings.job_limit_bytes,
+        )
+
+    def _submit(self, request: Submit, frames: list[bytes], now: float) -> Accepted:
+        new: dict[str, tuple[Job, bytes]] = {}
+        for frame in frames:
+            job = self._parse_job(frame)
+            known = new[job.job_id][1] if job.job_id in new else self._known(request.session, job.job_id, frame)
+            if known is None:
+                self._catalog.check(job)
+                new[job.job_id] = (job, frame)
+            elif known != frame:
+                raise DuplicateJob(f"another job is called {job.job_id}; ids must be unique", job_id=job.job_id)
+        if len(self._table) + len(self._outbox) + len(new) > self._settings.max_jobs:
+            raise Busy(
+                f"the service holds {len(self._table)} jobs and {len(self._outbox)} uncollected results, and takes "
+                f"{self._settings.max_jobs} in all; collect results, or submit later",
+                retry_after_s=1.0,
+            )
+        self._journal.accepted([AcceptedJob(request.session, job_id, packed) for job_id, (_, packed) in new.items()])
+        for job, packed in new.values():
+            self._perform(self._table.submit(request.session, job, packed, now))
+        return Accepted(request.request_id, new=len(new))
+
+    def _parse_job(self, frame: bytes) -> Job:
+        limit = self._settings.job_limit_bytes
+        if len(frame) > limit:
+            raise JobTooLarge(
+                f"a job of {len(frame)} bytes is over the limit of {limit}; let INIT fetch large files",
+                size_bytes=len(frame),
+                limit_bytes=limit,
+            )
+        content = codec.unpack(frame, limit)
+        try:
+            job: Job = codec.convert(content, Job)
+        except MalformedMessage as error:
+            job_id = content.get("job_id") if isinstance(content, dict) else None
+            name = job_id if isinstance(job_id, str) else ""
+            raise InvalidJob(f"job {name}: {error.message}", job_id=name, field=error.field) from error
+        return job
+
+    def _known(self, session: str, job_id: str, frame: bytes) -> bytes | None:
+        """Give the packed job of that id, if there is one; an ended one of the same session counts as `frame`."""
+        if job_id in self._table:
+            return self._table.packed(job_id)
+        ended_in = self._outbox.session_of(job_id)
+        if ended_in is None:
+            return None
+        return frame if ended_in == session else b""
+
+    def _acknowledge(self, request: Collect) -> None:
+        dropped = self._outbox.acknowledge(request.session, request.acknowledge)
+        if dropped:
+            self._journal.acknowledged(dropped)
+
+    def _collect(self, envelope: Sequence[Frame], request: Collect, now: float, *, final: bool) -> None:
+        """Answer a poll if there is a result, or if it is `final`; hold it otherwise."""
+        finished = self._outbox.take(request.session, request.client_id, request.max_results, now)
+        if not finished and not final:
+            if request.client_id not in self._polls or self._polls[request.client_id].request is not request:
+                self._polls[request.client_id] = _HeldPoll(envelope, request, now + request.wait_s)
+            return
+        self._polls.pop(request.client_id, None)
+        reply = Collected(
+            request.request_id,
+            results=tuple(item.result for item in finished),
+            unfinished=self._table.unfinished(request.session),
+        )
+        blocks = [item.block for item in finished if item.result.tokens]
+        self._answer(envelope, reply, blocks)
+
+    def _cancel(self, request: Cancel, now: float) -> Cancelled:
+        jobs: dict[str, Any] = {}
+        for job_id in request.job_ids:
+            if job_id in self._table:
+                self._perform(self._table.cancel(job_id, now))
+                jobs[job_id] = "cancelled"
+            else:
+                jobs.setdefault(job_id, "finished" if self._outbox.session_of(job_id) is not None else "unknown")
+        return Cancelled(request.request_id, jobs=jobs)
+
+    def _status(self, request: Status, now: float) -> ServiceStatus:
+        return ServiceStatus(
+            request.request_id,
+            stages=self._table.stages.status(),
+            queued=self._table.count(Place.QUEUED),
+            running=self._table.count(Place.HELD),
+            outcomes=dict(self._table.outcomes),
+            uncollected=len(self._outbox),
+            redelivered=self._table.redelivered,
+            tasks=tuple(sorted(self._table.stages.tasks())),
+            uptime_s=now - (self._started_at or now),
+        )
+
+    def _answer(self, envelope: Sequence[Frame], reply: FrontDoorReply, blocks: Sequence[Frame] = ()) -> None:
+        self._reply([*envelope, codec.encode(reply), *blocks])

@@ -1,0 +1,452 @@
+"""The life of every job: a state machine without sockets, clocks or files. Events and the time go in, actions come out.
+
+A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stage process under a lease.
+
+    event                        queued              held by the sender, same attempt       held, else (stale)
+    ---------------------------  ------------------  -------------------------------------  ----------------------------
+    credit for the phase         → held, Start
+    PhaseDone                    stale               → next phase queued, or ended          drop; Close its sandbox
+    PhaseFailed, no retry        stale               → ended                                drop
+    PhaseFailed, retry           stale               → lost                                 drop
+    lease lapsed                                     → lost
+    limit + grace passed                             Stop → ended, `timeout`
+    stage process leaves                             → given back: lost, attempt not spent
+    cancel                       → ended             Stop → ended
+    no live process for it       → ended, `no_stage`, or lost if it waits for its sandbox's node
+
+    lost in INIT or RUN → INIT queued under the next attempt (RUN in a fresh sandbox: nothing of the first was observed)
+    lost in EVAL        → EVAL queued under the next attempt (from RUN's recorded result)
+    lost, none left     → ended, `infrastructure_error`
+
+    waits for its node in vain → INIT queued under the next attempt (the sandbox went with the node)
+
+The attempt is the fence: it rises with every loss, and a message that carries an older one changes nothing. Whoever
+holds a phase closes the job's sandbox unless `PhaseDone` hands it on; the table closes it for every job that it ends
+or starts again without such a word from the holder (closing twice does no harm).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import Cancelled, ErrorInfo, LeaseLost, NoStage, PhaseTimeout
+from ..messages import Outcome, Phase, PhaseDone, PhaseFailed, Result, SandboxHandle, StartPhase
+from .outbox import Finished
+from .stage_pool import Hold, Need, StagePool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..messages import Job, StageReport
+    from .stage_pool import StageProcess
+
+STOP_GRACE_S = 15.0
+"""How far beyond a phase's limit a stage process may be before the table ends the job without it."""
+
+NEXT_PHASE = {Phase.INIT: Phase.RUN, Phase.RUN: Phase.EVAL}
+RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phase.EVAL}
+
+
+# Actions: what the broker is to do, in order ------------------------------------------------------------------------
+
+
+class Start(NamedTuple):
+    """Send a phase to a stage process."""
+
+    stage_id: str
+    command: StartPhase
+    packed_job: bytes
+
+
+class Stop(NamedTuple):
+    """Tell a stage process to end a phase whose result nobody wants."""
+
+    stage_id: str
+    hold: Hold
+
+
+class Close(NamedTuple):
+    """Have some stage process of the sandbox's node remove it."""
+
+    sandbox: SandboxHandle
+
+
+class Unassign(NamedTuple):
+    """Have the backend broker release the assignment that an attempt may hold."""
+
+    hold: Hold
+
+
+class End(NamedTuple):
+    """The job ended; this is its one outcome."""
+
+    finished: Finished
+
+
+Action = Start | Stop | Close | Unassign | End
+
+
+class Place(StrEnum):
+    """Where a job is within its phase."""
+
+    QUEUED = "queued"
+    HELD = "held"
+    MOVING = "moving"
+    """Between two of the others, within one event."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """All that is known of one job that has not ended."""
+
+    job: Job
+    packed: bytes
+    session: str
+    sequence: int
+    phase: Phase = Phase.INIT
+    place: Place = Place.MOVING
+    attempt: int = 1
+    attempts_given_back: int = 0
+    stage_id: str = ""
+    """Who holds the phase."""
+    since: float = 0.0
+    """When it was queued, or held."""
+    lease_until: float = 0.0
+    sandbox: SandboxHandle | None = None
+    carry: dict[str, Any] = field(default_factory=dict)
+    run: PhaseDone | PhaseFailed | None = None
+    block: Any = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def hold(self) -> Hold:
+        return Hold(self.job.job_id, self.attempt)
+
+    @property
+    def need(self) -> Need:
+        return Need(self.phase, self.job.task, self.sandbox.node if self.sandbox is not None else None)
+
+    def is_held_by(self, stage_id: str, attempt: int) -> bool:
+        return self.place == Place.HELD and self.stage_id == stage_id and self.attempt == attempt
+
+
+class JobTable:
+    """The jobs that have not ended, and the stage processes that work on them.
+
+    Args:
+        lease_s: how long a job stays with a stage process that does not report it.
+        ready_limit: how many jobs may be in INIT or wait for RUN together, so that sandboxes do not pile up.
+    """
+
+    def __init__(self, lease_s: float, ready_limit: int) -> None:
+        self.stages = StagePool()
+        self.redelivered = 0
+        """Phases queued again after a loss."""
+        self.outcomes: Counter[Outcome] = Counter()
+        self._lease_s = lease_s
+        self._ready_limit = ready_limit
+        self._records: dict[str, _Record] = {}
+        self._unfinished: Counter[str] = Counter()
+        self._queues: dict[Phase, dict[Need, list[tuple[int, str, int]]]] = {phase: {} for phase in Phase}
+        self._unserved_since: dict[Need, float] = {}
+        self._counts: Counter[tuple[Phase, Place]] = Counter()
+        self._sequence = 0
+        self._actions: list[Action] = []
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._records
+
+    def packed(self, job_id: str) -> bytes:
+        """Give a job that has not ended, as submitted."""
+        return self._records[job_id].packed
+
+    def unfinished(self, session: str) -> int:
+        """Give the number of a session's jobs that have not ended."""
+        return self._unfinished[session]
+
+    def count(self, place: Place) -> dict[Phase, int]:
+        """Give the number of jobs of each phase that are queued, or held."""
+        return {phase: self._counts[phase, place] for phase in Phase}
+
+    # Events -----------------------------------------------------------------------------------------------------------
+
+    def submit(self, session: str, job: Job, packed: bytes, now: float) -> list[Action]:
+        """Accept a job whose id is new."""
+        self._sequence += 1
+        record = self._records[job.job_id] = _Record(job, packed, session, self._sequence)
+        self._unfinished[session] += 1
+        self._queue(record, now)
+        return self._take_actions()
+
+    def stage_reported(self, report: StageReport, now: float) -> list[Action]:
+        """A stage process lives: renew the leases of the jobs that it names, and stop those that are not its own."""
+        stage = self.stages.heard(report, now)
+        for job_id, attempt in report.running.items():
+            record = self._records.get(job_id)
+            if record is not None and record.is_held_by(report.stage_id, attempt):
+                record.lease_until = now + self._lease_s
+            else:
+                self._actions.append(Stop(report.stage_id, Hold(job_id, attempt)))
+        for hold in stage.holds - {Hold(*item) for item in report.running.items()}:
+            # A slot that is not reported stays taken while its phase may still be on the way there.
+            record = self._records.get(hold.job_id)
+            if record is None or not record.is_held_by(stage.stage_id, hold.attempt):
+                self.stages.give_back(stage.stage_id, hold)
+        self._employ(stage, now)
+        return self._take_actions()
+
+    def stage_left(self, stage_id: str, now: float) -> list[Action]:
+        """A stage process ends in good order: give its jobs to others without spending their attempts."""
+        stage = self.stages.remove(stage_id)
+        for hold in sorted(stage.holds) if stage is not None else ():
+            record = self._records.get(hold.job_id)
+            if record is not None and record.is_held_by(stage_id, hold.attempt):
+                record.attempts_given_back += 1
+                self._restart(record, RESTART_PHASE[record.phase], _lease_lost(record), now)
+        return self._take_actions()
+
+    def phase_done(self, done: PhaseDone, block: Any, now: float) -> list[Action]:
+        """A phase ended well; `block` is RUN's trajectory."""
+        stage = self.stages.give_back(done.stage_id, Hold(done.job_id, done.attempt))
+        record = self._current(done)
+        if record is None:
+            self._close(done.sandbox)
+        else:
+            self._note(record, done, block)
+            record.sandbox = done.sandbox
+            if done.phase == Phase.EVAL:
+                self._end(record, Outcome.COMPLETED, None, now, reward=done.reward)
+            else:
+                record.carry = done.carry
+                self._leave(record)
+                record.phase = NEXT_PHASE[done.phase]
+                self._queue(record, now)
+        if stage is not None:
+            self._employ(stage, now)
+        return self._take_actions()
+
+    def phase_failed(self, failed: PhaseFailed, block: Any, now: float) -> list[Action]:
+        """A phase ended badly; `block` is what there is of RUN's trajectory."""
+        stage = self.stages.give_back(failed.stage_id, Hold(failed.job_id, failed.attempt))
+        record = self._current(failed)
+        if record is not None and failed.retry:
+            self._restart(record, RESTART_PHASE[record.phase], failed.error, now)
+        elif record is not None:
+            self._note(record, failed, block)
+            record.sandbox = None
+            self._end(record, failed.outcome, failed.error, now)
+        if stage is not None:
+            self._employ(stage, now)
+        return self._take_actions()
+
+    def cancel(self, job_id: str, now: float) -> list[Action]:
+        """End a job that has not ended, with outcome `cancelled`."""
+        record = self._records[job_id]
+        self._stop_holder(record)
+        self._end(record, Outcome.CANCELLED, Cancelled("the job was cancelled on request").info(), now)
+        return self._take_actions()
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed: look for lapsed leases, overdue phases, and queues that no live stage process serves."""
+        for stage in tuple(self.stages):
+            if stage.heard_at + self._lease_s <= now:
+                self.stages.remove(stage.stage_id)
+        for record in [record for record in self._records.values() if record.place == Place.HELD]:
+            limit_s = record.job.limits.of(record.phase)
+            if record.lease_until <= now:
+                self._stop_holder(record)
+                self._restart(record, RESTART_PHASE[record.phase], _lease_lost(record), now)
+            elif record.since + limit_s + STOP_GRACE_S <= now:
+                self._stop_holder(record)
+                message = f"{record.phase} took longer than its limit of {limit_s:g} s and could not be stopped"
+                error = PhaseTimeout(message, phase=record.phase, limit_s=limit_s)
+                self._end(record, Outcome.TIMEOUT, error.info(), now)
+        for phase in Phase:
+            for need in tuple(self._queues[phase]):
+                self._check_served(need, now)
+        self._fill_init(now)
+        return self._take_actions()
+
+    # Queues and credit ------------------------------------------------------------------------------------------------
+
+    def _queue(self, record: _Record, now: float) -> None:
+        self._enter(record, Place.QUEUED, now)
+        entry = (record.sequence, record.job.job_id, record.attempt)
+        heapq.heappush(self._queues[record.phase].setdefault(record.need, []), entry)
+        if record.phase != Phase.INIT:
+            self._start_oldest([record.need], now)
+        self._fill_init(now)
+
+    def _fill_init(self, now: float) -> None:
+        while self._may_init() and self._start_oldest(self._queues[Phase.INIT], now):
+            pass
+
+    def _employ(self, stage: StageProcess, now: float) -> None:
+        if stage.role == Phase.INIT:
+            self._fill_init(now)
+        else:
+            while stage.credit > 0 and self._start_oldest(stage.needs(), now):
+                pass
+
+    def _may_init(self) -> bool:
+        ready = self._counts[Phase.INIT, Place.HELD] + self._counts[Phase.RUN, Place.QUEUED]
+        return ready < self._ready_limit
+
+    def _start_oldest(self, needs: Iterable[Need], now: float) -> bool:
+        """Start the oldest job that waits with one of these needs; false if none waits or nobody has credit for it."""
+        heads = [(record.sequence, need) for need in needs if (record := self._head(need)) is not None]
+        for _, need in sorted(heads):
+            record = self._head(need)
+            stage_id = self.stages.take(need, record.hold) if record is not None else None
+            if record is not None and stage_id is not None:
+                heapq.heappop(self._queues[need.role][need])
+                self._start(record, stage_id, now)
+                return True
+        return False
+
+    def _head(self, need: Need) -> _Record | None:
+        """Give the oldest job that waits with a need, dropping entries whose job has moved on."""
+        queue = self._queues[need.role].get(need, [])
+        while queue:
+            _, job_id, attempt = queue[0]
+            record = self._records.get(job_id)
+            if record is not None and record.place == Place.QUEUED and record.attempt == attempt:
+                return record
+            heapq.heappop(queue)
+        return None
+
+    def _check_served(self, need: Need, now: float) -> None:
+        if self._head(need) is None or self.stages.can_serve(need):
+            self._unserved_since.pop(need, None)
+            if self._head(need) is None:
+                del self._queues[need.role][need]
+            return
+        since = self._unserved_since.setdefault(need, now)
+        where = "" if need.node is None else f" on node {need.node}, where its sandbox is,"
+        for _, job_id, attempt in sorted(self._queues[need.role][need]):
+            record = self._records.get(job_id)
+            if record is None or record.place != Place.QUEUED or record.attempt != attempt:
+                continue
+            waited = now - max(record.since, since)
+            if waited >= record.job.stage_wait_s:
+                message = f"no live {need.role} process{where} took the job within {record.job.stage_wait_s:g} s"
+                error = NoStage(message, role=need.role, waited_s=waited).info()
+                if need.node is None:
+                    self._end(record, Outcome.INFRASTRUCTURE_ERROR, error, now)
+                else:
+                    self._restart(record, Phase.INIT, error, now)
+
+    # Transitions ------------------------------------------------------------------------------------------------------
+
+    def _enter(self, record: _Record, place: Place, now: float) -> None:
+        record.place = place
+        record.since = now
+        self._counts[record.phase, place] += 1
+
+    def _leave(self, record: _Record) -> None:
+        self._counts[record.phase, record.place] -= 1
+        record.place = Place.MOVING
+
+    def _start(self, record: _Record, stage_id: str, now: float) -> None:
+        waited = f"{record.phase}_queue"
+        record.timings[waited] = record.timings.get(waited, 0.0) + now - record.since
+        self._leave(record)
+        self._enter(record, Place.HELD, now)
+        record.stage_id = stage_id
+        record.lease_until = now + self._lease_s
+        command = StartPhase(
+            job_id=record.job.job_id,
+            attempt=record.attempt,
+            phase=record.phase,
+            sandbox=record.sandbox,
+            carry=record.carry,
+        )
+        self._actions.append(Start(stage_id, command, record.packed))
+
+    def _restart(self, record: _Record, phase: Phase, error: ErrorInfo, now: float) -> None:
+        """The job's phase was lost: start again with `phase` under the next attempt, or end with `error`."""
+        if record.attempt - record.attempts_given_back >= record.job.max_attempts:
+            self._end(record, Outcome.INFRASTRUCTURE_ERROR, error, now)
+            return
+        self._unassign(record)
+        self._leave(record)
+        if phase == Phase.INIT:
+            self._close(record.sandbox)
+            record.sandbox = record.run = record.block = None
+            record.carry = {}
+        self.redelivered += 1
+        record.attempt += 1
+        record.phase = phase
+        self._queue(record, now)
+
+    def _end(
+        self, record: _Record, outcome: Outcome, error: ErrorInfo | None, now: float, reward: float | None = None
+    ) -> None:
+        self._unassign(record)
+        self._leave(record)
+        self._close(record.sandbox)
+        del self._records[record.job.job_id]
+        self._unfinished[record.session] -= 1
+        if not self._unfinished[record.session]:
+            del self._unfinished[record.session]
+        self.outcomes[outcome] += 1
+        run = record.run
+        result = Result(
+            job_id=record.job.job_id,
+            task=record.job.task,
+            outcome=outcome,
+            group_id=record.job.group_id,
+            attempt=record.attempt,
+            reward=reward,
+            error=error,
+            stop_reason=run.stop_reason if run is not None else "",
+            backend=run.backend if run is not None else "",
+            metrics=record.metrics,
+            timings=record.timings,
+            tokens=run.tokens if run is not None else 0,
+            turns=run.turns if run is not None else 0,
+        )
+        self._actions.append(End(Finished(record.session, result, record.block)))
+        self._fill_init(now)
+
+    def _current(self, event: PhaseDone | PhaseFailed) -> _Record | None:
+        """Give the job of an event; None if the event is stale."""
+        record = self._records.get(event.job_id)
+        if record is None or not record.is_held_by(event.stage_id, event.attempt) or record.phase != event.phase:
+            return None
+        return record
+
+    def _note(self, record: _Record, event: PhaseDone | PhaseFailed, block: Any) -> None:
+        record.metrics.update(event.metrics)
+        record.timings.update(event.timings)
+        if event.phase == Phase.RUN:
+            record.run, record.block = event, block
+
+    def _stop_holder(self, record: _Record) -> None:
+        if record.place == Place.HELD and record.stage_id in self.stages:
+            self._actions.append(Stop(record.stage_id, record.hold))
+
+    def _unassign(self, record: _Record) -> None:
+        if record.place == Place.HELD and record.phase == Phase.RUN:
+            self._actions.append(Unassign(record.hold))
+
+    def _close(self, sandbox: SandboxHandle | None) -> None:
+        if sandbox is not None:
+            self._actions.append(Close(sandbox))
+
+    def _take_actions(self) -> list[Action]:
+        actions, self._actions = self._actions, []
+        return actions
+
+
+def _lease_lost(record: _Record) -> ErrorInfo:
+    message = f"{record.phase} was lost with its stage process, and no attempt is left"
+    return LeaseLost(message, attempts=record.attempt).info()

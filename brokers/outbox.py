@@ -1,0 +1,79 @@
+"""Finished jobs on their way to the trainer: each stays until its session acknowledges it. Pure: no sockets, no clock.
+
+A result is given to one client of the session at a time. It is given again to that client if it asks for more without
+having acknowledged it (the reply was lost), and to any client of the session once `redeliver_s` have passed (the client
+died). A live client, which knows the ids it has seen, so gets each result exactly once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..messages import Result
+
+REDELIVER_S = 30.0
+"""How long a client may hold a result that it has not acknowledged."""
+
+
+class Finished(NamedTuple):
+    """An ended job."""
+
+    session: str
+    result: Result
+    block: Any
+    """The trajectory's block as received (bytes or a frame); None if it has no tokens."""
+
+
+@dataclass(slots=True)
+class _Delivery:
+    client_id: str
+    at: float
+
+
+class Outbox:
+    """The results that no client has acknowledged, by session, oldest first."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, dict[str, Finished]] = {}
+        self._deliveries: dict[str, _Delivery] = {}
+        self._session_of: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._session_of)
+
+    def session_of(self, job_id: str) -> str | None:
+        """Give the session that an ended job waits for; None if it is not here."""
+        return self._session_of.get(job_id)
+
+    def put(self, finished: Finished) -> None:
+        """Keep an ended job for its session."""
+        job_id = finished.result.job_id
+        self._sessions.setdefault(finished.session, {})[job_id] = finished
+        self._session_of[job_id] = finished.session
+
+    def acknowledge(self, session: str, job_ids: Iterable[str]) -> list[str]:
+        """Drop results that the session has; give the ids of those that were here."""
+        results = self._sessions.get(session, {})
+        dropped = [job_id for job_id in job_ids if results.pop(job_id, None) is not None]
+        for job_id in dropped:
+            self._deliveries.pop(job_id, None)
+            del self._session_of[job_id]
+        if session in self._sessions and not results:
+            del self._sessions[session]
+        return dropped
+
+    def take(self, session: str, client_id: str, max_results: int, now: float) -> list[Finished]:
+        """Give up to `max_results` results to a client that has none of an earlier reply."""
+        taken: list[Finished] = []
+        for job_id, finished in self._sessions.get(session, {}).items():
+            if len(taken) == max_results:
+                break
+            delivery = self._deliveries.get(job_id)
+            if delivery is None or delivery.client_id == client_id or delivery.at + REDELIVER_S <= now:
+                self._deliveries[job_id] = _Delivery(client_id, now)
+                taken.append(finished)
+        return taken

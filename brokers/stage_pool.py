@@ -1,0 +1,149 @@
+"""The stage processes and their credit: who could take a job now, and who takes it. Pure: no sockets, no clock.
+
+A stage process has as many credits as slots. A phase given to it takes one, and only its own word (the phase ended) or
+the end of its lease gives the credit back; so a process that is still busy stopping a cancelled job is not sent
+another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..messages import StageStatus
+from .least_loaded import LeastLoaded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..messages import Phase, StageReport
+
+
+class Need(NamedTuple):
+    """What a phase of a job needs of a stage process."""
+
+    role: Phase
+    task: str
+    node: str | None
+    """The node of its sandbox; None: any."""
+
+
+class Hold(NamedTuple):
+    """A job's attempt that takes one slot of a stage process."""
+
+    job_id: str
+    attempt: int
+
+
+@dataclass(slots=True)
+class StageProcess:
+    """One live stage process."""
+
+    stage_id: str
+    role: Phase
+    node: str
+    slots: int
+    tasks: frozenset[str]
+    heard_at: float
+    leaving: bool = False
+    holds: set[Hold] = field(default_factory=set)
+
+    @property
+    def credit(self) -> int:
+        """Free slots; never negative."""
+        return 0 if self.leaving else self.slots - len(self.holds)
+
+    def needs(self) -> Iterator[Need]:
+        """Give the needs that this process meets."""
+        for task in self.tasks:
+            yield Need(self.role, task, None)
+            yield Need(self.role, task, self.node)
+
+
+class StagePool:
+    """All live stage processes."""
+
+    def __init__(self) -> None:
+        self._stages: dict[str, StageProcess] = {}
+        self._free: dict[Need, LeastLoaded[str]] = {}
+        self._serving: Counter[Need] = Counter()
+
+    def __contains__(self, stage_id: str) -> bool:
+        return stage_id in self._stages
+
+    def __iter__(self) -> Iterator[StageProcess]:
+        return iter(self._stages.values())
+
+    def get(self, stage_id: str) -> StageProcess | None:
+        """Give a live stage process."""
+        return self._stages.get(stage_id)
+
+    def heard(self, report: StageReport, now: float) -> StageProcess:
+        """Add the process of a report, or note that it lives."""
+        stage = self._stages.get(report.stage_id)
+        if stage is None:
+            tasks = frozenset(task.name for task in report.tasks)
+            stage = StageProcess(report.stage_id, report.role, report.node, report.slots, tasks, now)
+            self._stages[report.stage_id] = stage
+            self._serving.update(stage.needs())
+            self._offer(stage)
+        stage.heard_at = now
+        return stage
+
+    def leave(self, stage_id: str) -> None:
+        """Give no more jobs to a process that is ending; it keeps what it holds."""
+        stage = self._stages.get(stage_id)
+        if stage is not None and not stage.leaving:
+            stage.leaving = True
+            self._serving.subtract(stage.needs())
+            self._offer(stage)
+
+    def remove(self, stage_id: str) -> StageProcess | None:
+        """Forget a process, and give what it was."""
+        self.leave(stage_id)
+        return self._stages.pop(stage_id, None)
+
+    def can_serve(self, need: Need) -> bool:
+        """Tell whether some live process meets the need, busy or not."""
+        return self._serving[need] > 0
+
+    def take(self, need: Need, hold: Hold) -> str | None:
+        """Give a slot of the least loaded process that meets the need and has credit; None if there is none."""
+        free = self._free.get(need)
+        stage_id = free.first() if free is not None else None
+        if stage_id is not None:
+            stage = self._stages[stage_id]
+            stage.holds.add(hold)
+            self._offer(stage)
+        return stage_id
+
+    def give_back(self, stage_id: str, hold: Hold) -> StageProcess | None:
+        """Free the slot that a hold takes; the process if that gave a credit back."""
+        stage = self._stages.get(stage_id)
+        if stage is None or hold not in stage.holds:
+            return None
+        stage.holds.discard(hold)
+        self._offer(stage)
+        return stage
+
+    def status(self) -> tuple[StageStatus, ...]:
+        """Describe the processes, in the order in which they came."""
+        return tuple(
+            StageStatus(stage.stage_id, stage.role, stage.node, stage.slots, len(stage.holds)) for stage in self
+        )
+
+    def tasks(self) -> frozenset[str]:
+        """Give the tasks that some live process serves."""
+        return frozenset(task for stage in self if not stage.leaving for task in stage.tasks)
+
+    def on_node(self, node: str) -> str | None:
+        """Give some live process of a node, for an errand there."""
+        return next((stage.stage_id for stage in self if stage.node == node and not stage.leaving), None)
+
+    def _offer(self, stage: StageProcess) -> None:
+        for need in stage.needs():
+            if stage.credit > 0:
+                self._free.setdefault(need, LeastLoaded()).set(stage.stage_id, len(stage.holds) / stage.slots)
+            elif need in self._free:
+                self._free[need].discard(stage.stage_id)

@@ -1,0 +1,73 @@
+"""The tasks that stage processes serve, and the check of a job's instance against them at the front door. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import Busy, InvalidJob, UnknownTask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..messages import Job, Task
+
+FIELD_TYPES: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "list[str]": list[str],
+    "dict[str, str]": dict[str, str],
+    "any": Any,
+}
+"""The types that a task may name for the fields of its instances."""
+
+
+class TaskCatalog:
+    """What is known of the tasks; one that was served once stays known, since its processes may be starting again."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Task] = {}
+        self._instances: dict[str, type[msgspec.Struct]] = {}
+
+    def add(self, tasks: Iterable[Task]) -> None:
+        """Note the tasks of a stage process."""
+        for task in tasks:
+            if self._tasks.get(task.name) != task:
+                self._tasks[task.name] = task
+                self._instances[task.name] = _instance_type(task)
+
+    def check(self, job: Job) -> None:
+        """Check a job before it is accepted.
+
+        Raises:
+            Busy: no stage process has announced any task yet.
+            UnknownTask: none has announced this one.
+            InvalidJob: the instance lacks a field, has an unknown one, or one of a wrong type; `field` names it.
+        """
+        if not self._tasks:
+            raise Busy("no stage process has reported yet; the service is starting", retry_after_s=0.2)
+        if job.task not in self._tasks:
+            served = ", ".join(sorted(self._tasks))
+            raise UnknownTask(f"no stage process serves task {job.task!r}; served: {served}", task=job.task)
+        try:
+            msgspec.convert(job.instance, self._instances[job.task])
+        except msgspec.ValidationError as error:
+            what, _, where = str(error).partition(" - at `$.")
+            field = where.rstrip("`") or what.partition("field `")[2].rstrip("`")
+            raise InvalidJob(
+                f"job {job.job_id}: the instance of task {job.task} is wrong: {what}"
+                + (f" in {field}" if where else ""),
+                job_id=job.job_id,
+                field=field,
+            ) from error
+
+
+def _instance_type(task: Task) -> type[msgspec.Struct]:
+    fields = [
+        (name, FIELD_TYPES.get(kind, Any), *((None,) if name in task.optional else ()))
+        for name, kind in task.fields.items()
+    ]
+    return msgspec.defstruct(f"Instance_{task.name}", fields, kw_only=True, forbid_unknown_fields=True)

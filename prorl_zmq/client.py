@@ -1,0 +1,367 @@
+"""`RolloutClient`: a trainer's line to the service, on blocking REQ sockets.
+
+    with RolloutClient() as client:
+        client.submit(jobs)
+        for trajectory in client.stream():
+            learn(trajectory.token_ids, trajectory.reward)
+
+Every request may be sent twice: if no reply comes (the broker was restarted), the same request goes out again until the
+call's time is up. Results belong to the client's session and stay at the service until they are acknowledged, which
+happens with the next `collect` after the one that gave them, or at `close`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+import zmq
+
+from . import codec
+from .config import default_run_dir
+from .errors import Busy, Closed, ProrlError, RequestTimeout
+from .messages import (
+    AddBackend,
+    Backend,
+    BackendList,
+    BackendStatus,
+    Cancel,
+    Cancelled,
+    ClearBackends,
+    DrainBackend,
+    EngineReady,
+    Hello,
+    Job,
+    ListBackends,
+    RemoveBackend,
+    ServiceStatus,
+    SetWeightVersion,
+    Status,
+    UpdateWeights,
+    Welcome,
+    new_id,
+)
+from .requests import POLL_S, CollectState, read_reply, submissions
+from .sockets import connect, open_socket, receive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from .trajectory import Trajectory
+
+RESEND_S = 5.0
+"""A request is sent again after so long without a reply, beyond the time that its reply may be held."""
+
+
+def default_front_door() -> str:
+    """Give the front door of a service that was started without a topology file on this machine."""
+    return f"ipc://{default_run_dir()}/front_door"
+
+
+class RolloutClient:
+    """Submits jobs and collects trajectories. For one thread; two threads take two clients.
+
+    Args:
+        endpoint: the service's front door; None: that of `prorl serve` without a topology file.
+        session: the name under which jobs and results are kept apart from other trainers'; None: a new one. A trainer
+            that was restarted names its old session to collect what it had submitted.
+        timeout_s: longest time, in seconds, that a call waits for the service if it is not told otherwise.
+    """
+
+    def __init__(self, endpoint: str | None = None, *, session: str | None = None, timeout_s: float = 30.0) -> None:
+        self.session = session if session is not None else new_id()
+        self.timeout_s = timeout_s
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._endpoint = endpoint if endpoint is not None else default_front_door()
+        self._door = _Line(self._context, self._endpoint)
+        self._collecting = CollectState(self.session, new_id())
+        self._welcome: Welcome | None = None
+        self.backends = Backends(self)
+        """The inference backends: add, drain, remove, clear, list."""
+
+    def submit(self, jobs: Job | Iterable[Job], *, timeout_s: float | None = None) -> list[str]:
+        """Hand jobs over; when this returns, the service will end each in exactly one outcome. Returns their ids.
+
+        While the service is full or starting, the call tries again until its time is up.
+
+        Raises:
+            UnknownTask, InvalidJob, JobTooLarge, DuplicateJob: a job was refused; of its request none was accepted.
+            Busy: the service stayed full.
+            RequestTimeout: it did not answer.
+        """
+        until = self._until(timeout_s)
+        limit_bytes = self._hello(until).job_limit_bytes
+        accepted: list[str] = []
+        for frames, ids in submissions(self.session, [jobs] if isinstance(jobs, Job) else jobs, limit_bytes):
+            self._submit(frames, until)
+            accepted += ids
+        return accepted
+
+    def collect(self, max_results: int = 64, *, wait_s: float | None = None) -> list[Trajectory]:
+        """Take up to `max_results` finished jobs of the session; wait up to `wait_s` seconds for the first.
+
+        Results of earlier calls are acknowledged by this one. An empty list means that the time is up.
+
+        Raises:
+            RequestTimeout: the service did not answer.
+        """
+        until = time.monotonic() + (self.timeout_s if wait_s is None else wait_s)
+        while not self._collecting.waiting:
+            self._collect(max_results, min(max(0.0, until - time.monotonic()), POLL_S))
+            if time.monotonic() >= until:
+                break
+        return self._collecting.take(max_results)
+
+    def stream(self, *, timeout_s: float | None = None) -> Iterator[Trajectory]:
+        """Give the session's trajectories as they finish, until every job that was submitted has ended.
+
+        Each is acknowledged when the next are asked for, so what a consumer dies over is given again to its session.
+
+        Args:
+            timeout_s: longest time in seconds without a new trajectory; None: no limit, since jobs have their own.
+
+        Raises:
+            RequestTimeout: nothing finished for that time, or the service did not answer.
+        """
+        last = time.monotonic()
+        wait = 0.0
+        while True:
+            self._collect(64, wait)
+            if self._collecting.waiting:
+                while self._collecting.waiting:
+                    yield self._collecting.take(1)[0]
+                last = time.monotonic()
+            elif not self._collecting.unfinished:
+                return
+            elif timeout_s is not None and time.monotonic() - last >= timeout_s:
+                raise RequestTimeout(
+                    f"no job ended for {timeout_s:g} s; {self._collecting.unfinished} are still going on",
+                    timeout_s=timeout_s,
+                )
+            left = POLL_S if timeout_s is None else timeout_s - (time.monotonic() - last)
+            wait = max(0.0, min(left, POLL_S)) if self._collecting.unfinished else 0.0
+
+    def cancel(self, job_ids: str | Iterable[str], *, timeout_s: float | None = None) -> dict[str, str]:
+        """End jobs with outcome `cancelled`. Returns `cancelled`, `finished` or `unknown` for each id.
+
+        Raises:
+            RequestTimeout: the service did not answer.
+        """
+        ids = (job_ids,) if isinstance(job_ids, str) else tuple(job_ids)
+        reply: Cancelled = self._ask(Cancel(new_id(), ids), self._until(timeout_s))
+        return dict(reply.jobs)
+
+    def status(self, *, timeout_s: float | None = None) -> ServiceStatus:
+        """Describe the service: stage processes, queues, outcomes.
+
+        Raises:
+            RequestTimeout: it did not answer.
+        """
+        reply: ServiceStatus = self._ask(Status(new_id()), self._until(timeout_s))
+        return reply
+
+    def set_weight_version(self, weight_version: int, *, timeout_s: float | None = None) -> None:
+        """Note that all backends serve these weights from now on; for engines that are updated by other means.
+
+        Raises:
+            RequestTimeout: the backend broker did not answer.
+        """
+        self.backends.ask(SetWeightVersion(new_id(), weight_version), timeout_s)
+
+    def update_weights(self, path: str | Path, weight_version: int, *, timeout_s: float | None = None) -> None:
+        """Have every backend serve the weights at `path` (seen from the engine hosts) from its next token on.
+
+        Raises:
+            InvalidWeights: an engine refused them and serves what it served; `backend` names it.
+            RequestTimeout: an engine did not answer; `backend` names it.
+        """
+        until = self._until(timeout_s)
+        lines = {
+            status.backend.backend_id: _Line(self._context, status.backend.endpoint) for status in self.backends.list()
+        }
+        try:
+            requests = {backend_id: UpdateWeights(new_id(), str(path), weight_version) for backend_id in lines}
+            for backend_id, line in lines.items():
+                line.send([codec.encode(requests[backend_id])])
+            for backend_id, line in lines.items():
+                with _naming(backend_id):
+                    reply = line.reply(requests[backend_id].request_id, until)
+                    if reply is None:
+                        raise RequestTimeout(f"backend {backend_id} did not take the weights in time")
+                    if isinstance(reply, EngineReady):
+                        self.backends.ask(SetWeightVersion(new_id(), weight_version, backend_id), timeout_s)
+        finally:
+            for line in lines.values():
+                line.close()
+
+    def close(self) -> None:
+        """Acknowledge what was collected, if the service answers within a second, and close the sockets."""
+        if self._context.closed:
+            return
+        try:
+            if self._collecting.unacknowledged:
+                self._collect(0, 0.0, timeout_s=1.0)
+        except ProrlError:
+            pass  # unacknowledged results stay with the session, where its next client finds them
+        finally:
+            self._context.destroy(linger=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Requests ---------------------------------------------------------------------------------------------------------
+
+    def _until(self, timeout_s: float | None) -> float:
+        return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+
+    def _hello(self, until: float) -> Welcome:
+        if self._welcome is None:
+            hello = Hello(new_id())
+            self._welcome = self._door.ask([codec.encode(hello)], hello.request_id, until)
+        return self._welcome
+
+    def _ask(self, request: Any, until: float) -> Any:
+        self._hello(until)
+        return self._door.ask([codec.encode(request)], request.request_id, until)
+
+    def _submit(self, frames: list[bytes], until: float) -> None:
+        request_id = codec.request_id(codec.unpack(frames[0]))
+        while True:
+            try:
+                self._door.ask(frames, request_id, until)
+            except Busy as error:
+                pause = float(error.fields.get("retry_after_s") or 1.0)
+                if time.monotonic() + pause > until:
+                    raise
+                time.sleep(pause)
+            else:
+                return
+
+    def _collect(self, max_results: int, wait_s: float, timeout_s: float | None = None) -> None:
+        if self._collecting.waiting and max_results:
+            return
+        until = self._until(timeout_s) + wait_s
+        self._hello(until)
+        request = self._collecting.request(max_results, wait_s)
+        frames = self._door.ask_frames([codec.encode(request)], request.request_id, until, held_s=wait_s)
+        self._collecting.receive(request, frames)
+
+    def _backend_broker(self, until: float) -> _Line:
+        return _Line(self._context, self._hello(until).backend_broker)
+
+
+class Backends:
+    """The inference backends of a service; a part of `RolloutClient`.
+
+    Each call raises `RequestTimeout` if the backend broker does not answer.
+    """
+
+    def __init__(self, client: RolloutClient) -> None:
+        self._client = client
+        self._line: _Line | None = None
+
+    def add(self, backend: Backend) -> None:
+        """Register a backend that does not register itself; adding a draining one again makes it ready.
+
+        Raises:
+            DuplicateBackend: another one has its id.
+        """
+        self.ask(AddBackend(new_id(), backend))
+
+    def drain(self, backend_id: str) -> None:
+        """Assign no more jobs to a backend; those that hold it keep it.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        self.ask(DrainBackend(new_id(), backend_id))
+
+    def remove(self, backend_id: str) -> None:
+        """Forget a backend and the assignments on it.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        self.ask(RemoveBackend(new_id(), backend_id))
+
+    def clear(self) -> None:
+        """Forget all backends."""
+        self.ask(ClearBackends(new_id()))
+
+    def list(self) -> tuple[BackendStatus, ...]:
+        """Describe all backends: state, weight version, assignments in flight."""
+        reply: BackendList = self.ask(ListBackends(new_id()))
+        return reply.backends
+
+    def ask(self, request: Any, timeout_s: float | None = None) -> Any:
+        """Send any request to the backend broker and give its reply."""
+        until = self._client._until(timeout_s)  # noqa: SLF001 - a part of the client
+        if self._line is None:
+            self._line = self._client._backend_broker(until)  # noqa: SLF001 - a part of the client
+        return self._line.ask([codec.encode(request)], request.request_id, until)
+
+
+class _Line:
+    """A REQ socket that sends a request again while no reply comes, and knows which reply is its own."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self._socket = open_socket(context, zmq.REQ)
+        self._endpoint = endpoint
+        connect(self._socket, endpoint)
+
+    def ask(self, frames: list[bytes], request_id: str, until: float) -> Any:
+        return read_reply(self.ask_frames(frames, request_id, until))
+
+    def ask_frames(
+        self, frames: list[bytes], request_id: str, until: float, held_s: float = 0.0
+    ) -> list[bytes | zmq.Frame]:
+        started = time.monotonic()
+        while True:
+            self.send(frames)
+            received = self.receive(request_id, min(until, time.monotonic() + held_s + RESEND_S))
+            if received is not None:
+                return received
+            if time.monotonic() >= until:
+                waited = time.monotonic() - started
+                raise RequestTimeout(
+                    f"no reply from {self._endpoint} within {waited:.1f} s; is the service running? (`prorl status`)",
+                    timeout_s=waited,
+                )
+
+    def send(self, frames: list[bytes]) -> None:
+        if self._socket.closed:
+            raise Closed("the client was closed")
+        self._socket.send_multipart(frames)
+
+    def reply(self, request_id: str, until: float) -> Any:
+        frames = self.receive(request_id, until)
+        return read_reply(frames) if frames is not None else None
+
+    def receive(self, request_id: str, until: float) -> list[bytes | zmq.Frame] | None:
+        """Give the reply to a request; None if none came in time. Replies to earlier ones are dropped."""
+        while self._socket.poll(max(0, int(1000 * (until - time.monotonic())))):
+            frames = receive(self._socket, copied=1)
+            if codec.request_id(codec.unpack(frames[0])) in (request_id, "unknown"):  # type: ignore[arg-type]
+                return frames
+        return None
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _naming:  # noqa: N801 - reads as a statement
+    """Add the backend's id to an error that passes."""
+
+    def __init__(self, backend_id: str) -> None:
+        self._backend_id = backend_id
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, ProrlError):
+            error.fields["backend"] = self._backend_id

@@ -1,0 +1,152 @@
+"""What both clients do the same way: cut jobs into requests, read replies, and remember what must be acknowledged.
+
+`CollectState` is what makes delivery exactly-once for a live client: it drops results that it has seen, and
+acknowledges a result only with the next request, when the caller has had it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, Any
+
+from . import codec
+from .errors import JobTooLarge, MalformedMessage, from_info
+from .messages import (
+    AnyBackendReply,
+    AnyEngineReply,
+    BackendRefused,
+    Collect,
+    Collected,
+    EngineRefused,
+    FrontDoorReply,
+    Refused,
+    Submit,
+    new_id,
+)
+from .trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import zmq
+
+    from .messages import Job, Result
+
+JOBS_PER_REQUEST = 512
+REQUEST_BYTES = 32 * 2**20
+"""Packed jobs in one request, about."""
+SEEN_LIMIT = 100_000
+"""Ids of received results that a client remembers."""
+POLL_S = 10.0
+"""Longest that one `Collect` is held by the broker; a longer wait is several of them."""
+
+REPLIES: Any = FrontDoorReply | AnyBackendReply | AnyEngineReply
+REFUSALS = (Refused, BackendRefused, EngineRefused)
+
+
+def submissions(session: str, jobs: Iterable[Job], limit_bytes: int) -> Iterator[tuple[list[bytes], tuple[str, ...]]]:
+    """Cut jobs into `Submit` messages: the frames of each, and the ids of its jobs.
+
+    Raises:
+        JobTooLarge: a job is over the service's limit.
+        MalformedMessage: an instance holds something that is not plain data.
+    """
+    frames: list[bytes] = []
+    ids: list[str] = []
+    size = 0
+    for job in jobs:
+        packed = codec.encode(job)
+        if len(packed) > limit_bytes:
+            raise JobTooLarge(
+                f"job {job.job_id} has {len(packed)} bytes, the limit is {limit_bytes}; let INIT fetch large files",
+                job_id=job.job_id,
+                size_bytes=len(packed),
+                limit_bytes=limit_bytes,
+            )
+        if frames and (len(frames) == JOBS_PER_REQUEST or size + len(packed) > REQUEST_BYTES):
+            yield [codec.encode(Submit(new_id(), session)), *frames], tuple(ids)
+            frames, ids, size = [], [], 0
+        frames.append(packed)
+        ids.append(job.job_id)
+        size += len(packed)
+    if frames:
+        yield [codec.encode(Submit(new_id(), session)), *frames], tuple(ids)
+
+
+def read_reply(frames: Sequence[bytes | zmq.Frame]) -> Any:
+    """Give the reply in a message's first frame.
+
+    Raises:
+        ProrlError: what the service refused the request with.
+        MalformedMessage: the frame is not a reply.
+    """
+    header = frames[0]
+    reply = codec.decode(header if isinstance(header, bytes) else header.bytes, REPLIES)
+    if isinstance(reply, REFUSALS):
+        raise from_info(reply.error)
+    return reply
+
+
+class CollectState:
+    """What one client has received, handed to its caller, and not yet acknowledged."""
+
+    def __init__(self, session: str, client_id: str) -> None:
+        self._session = session
+        self._client_id = client_id
+        self._received: deque[Trajectory] = deque()
+        self._handed_over: list[str] = []
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self.unfinished = 0
+        """Jobs of the session that had not ended at the last reply."""
+
+    @property
+    def waiting(self) -> int:
+        """Trajectories received and not handed over; no request is made while there are any."""
+        return len(self._received)
+
+    @property
+    def unacknowledged(self) -> int:
+        """Trajectories handed over that the next request will acknowledge."""
+        return len(self._handed_over)
+
+    def take(self, most: int) -> list[Trajectory]:
+        """Hand over up to `most` of the trajectories received."""
+        taken = [self._received.popleft() for _ in range(min(most, len(self._received)))]
+        self._handed_over += [trajectory.job_id for trajectory in taken]
+        return taken
+
+    def request(self, max_results: int, wait_s: float) -> Collect:
+        """Make the next request; it acknowledges all that was handed over."""
+        acknowledge = tuple(self._handed_over)
+        return Collect(new_id(), self._session, self._client_id, acknowledge, max_results=max_results, wait_s=wait_s)
+
+    def receive(self, request: Collect, frames: Sequence[bytes | zmq.Frame]) -> None:
+        """Read the reply to a request.
+
+        Raises:
+            ProrlError: what the service refused the request with.
+            MalformedMessage: the frames are not what the header says.
+        """
+        reply = read_reply(frames)
+        if not isinstance(reply, Collected):
+            raise MalformedMessage(f"the service answered a collect with {type(reply).__name__}")
+        blocks = iter(frames[1:])
+        new = [_trajectory(result, blocks) for result in reply.results]
+        acknowledged = set(request.acknowledge)
+        self._handed_over = [job_id for job_id in self._handed_over if job_id not in acknowledged]
+        self.unfinished = reply.unfinished
+        for trajectory in new:
+            if trajectory.job_id in self._seen:
+                self._handed_over.append(trajectory.job_id)  # given again: its acknowledgement was lost
+            else:
+                self._seen[trajectory.job_id] = None
+                self._received.append(trajectory)
+        while len(self._seen) > SEEN_LIMIT:
+            self._seen.popitem(last=False)
+
+
+def _trajectory(result: Result, blocks: Iterator[bytes | zmq.Frame]) -> Trajectory:
+    block = next(blocks, None) if result.tokens else b""
+    if block is None:
+        raise MalformedMessage(f"the trajectory of job {result.job_id} is missing from the reply")
+    return Trajectory.from_frame(result, block if isinstance(block, bytes) else block.buffer)

@@ -1,0 +1,229 @@
+"""`AgentHandler`: what a task is. One class per task, found by name through the entry points `prorl_zmq.handlers`.
+
+A handler has no state of its own between phases, because INIT, RUN and EVAL happen in different processes: what a later
+phase needs goes into the `carry` that the earlier one returns (plain data), or into the sandbox.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_type_hints
+
+import msgspec
+
+from .. import codec
+from ..errors import (
+    ConfigError,
+    EngineFailed,
+    ErrorInfo,
+    HandlerFailed,
+    InternalError,
+    InvalidJob,
+    MalformedMessage,
+    NoBackend,
+    ProrlError,
+    SandboxFailed,
+    SandboxUnavailable,
+    ToolSessionLost,
+)
+from ..messages import Outcome, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from ..inference.chat import ChatMessage
+    from ..messages import Job
+    from ..tools.sandbox.base import Sandbox
+    from ..tools.tool import Tool
+    from .agent_loop import Episode
+
+ENTRY_POINT_GROUP = "prorl_zmq.handlers"
+
+Instance = TypeVar("Instance", bound=msgspec.Struct)
+Carry = dict[str, Any]
+"""Plain data from one phase to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitPhase(Generic[Instance]):
+    """What INIT has."""
+
+    job: Job
+    instance: Instance
+    create_sandbox: Callable[[], Awaitable[Sandbox]]
+    """Makes the job's sandbox; the service closes it when the job no longer needs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPhase(Generic[Instance]):
+    """What RUN has."""
+
+    job: Job
+    instance: Instance
+    carry: Carry
+    """What INIT returned."""
+    sandbox: Sandbox | None
+    """The sandbox that INIT made."""
+    converse: Callable[[Sequence[ChatMessage], Sequence[Tool]], Awaitable[Episode]]
+    """Runs the agent loop with the job's backend from the opening messages on, and gives what came of it."""
+    describe_tools: Callable[[Sequence[Tool]], Awaitable[str]]
+    """Gives the text that tells the backend's model of its tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPhase(Generic[Instance]):
+    """What EVAL has."""
+
+    job: Job
+    instance: Instance
+    carry: Carry
+    """What RUN returned."""
+    sandbox: Sandbox | None
+    """The job's sandbox as RUN left it, if `eval_in_sandbox`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What EVAL found."""
+
+    reward: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Added to the trajectory's metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a job ends that could not be completed."""
+
+    outcome: Outcome
+    error: ErrorInfo
+    retry: bool = False
+    """Try again from a fresh sandbox while attempts are left: nothing of this attempt was observed."""
+
+
+INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
+    EngineFailed: True,
+    SandboxFailed: True,
+    ToolSessionLost: True,
+    InternalError: True,
+    NoBackend: False,
+    SandboxUnavailable: False,
+}
+"""The errors that are not the agent's or the task's fault, and whether another attempt may help."""
+
+
+class AgentHandler(ABC, Generic[Instance]):
+    """A task: how to prepare it, run an agent on it, and judge the result. Make one without arguments per process."""
+
+    task: ClassVar[str]
+    """The task's name, as jobs and the entry point give it."""
+    instance_type: type[Instance]
+    """The Struct that a job's `instance` must fit; unknown fields are refused."""
+    eval_in_sandbox: ClassVar[bool] = False
+    """Keep the sandbox after RUN, and run EVAL on its node."""
+
+    async def init(self, phase: InitPhase[Instance]) -> Carry:
+        """Prepare: make the sandbox and place files, if the task needs any. Returns what RUN needs."""
+        del phase
+        return {}
+
+    @abstractmethod
+    async def run(self, phase: RunPhase[Instance]) -> Carry:
+        """Let the agent work. Returns what EVAL needs."""
+
+    @abstractmethod
+    async def eval(self, phase: EvalPhase[Instance]) -> Evaluation:
+        """Judge the result. May be called again for the same result if its process was lost."""
+
+    def init_exception(self, job: Job, error: Exception) -> Failure:
+        """Say how a job ends whose INIT raised."""
+        del job
+        return failure_of(error)
+
+    def run_exception(self, job: Job, error: Exception) -> Failure:
+        """Say how a job ends whose RUN raised."""
+        del job
+        return failure_of(error)
+
+    def eval_exception(self, job: Job, error: Exception) -> Failure:
+        """Say how a job ends whose EVAL raised."""
+        del job
+        return failure_of(error)
+
+    def final_result(self, job: Job, evaluation: Evaluation) -> Evaluation:
+        """Give the reward and metrics that the trainer gets: the place for shaping and penalties."""
+        del job
+        return evaluation
+
+    async def close(self) -> None:
+        """Free what the handler holds in this process."""
+
+    def describe(self) -> Task:
+        """Give the task with the fields of its instances, for the check at the front door."""
+        hints = get_type_hints(self.instance_type)
+        fields = msgspec.structs.fields(self.instance_type)
+        return Task(
+            self.task,
+            fields={one.name: _type_name(hints[one.name]) for one in fields},
+            optional=tuple(one.name for one in fields if not one.required),
+        )
+
+    def parse_instance(self, job: Job) -> Instance:
+        """Check a job's instance.
+
+        Raises:
+            InvalidJob: a field is missing, unknown or of a wrong type.
+        """
+        try:
+            return codec.convert(job.instance, self.instance_type)
+        except MalformedMessage as error:
+            raise InvalidJob(f"the instance is wrong: {error.message}", job_id=job.job_id, field=error.field) from error
+
+
+def failure_of(error: Exception) -> Failure:
+    """Give the usual outcome for an error: `infrastructure_error` if what broke was around the agent, else `failed`."""
+    if isinstance(error, ProrlError):
+        retry = INFRASTRUCTURE_ERRORS.get(type(error))
+        outcome = Outcome.FAILED if retry is None else Outcome.INFRASTRUCTURE_ERROR
+        return Failure(outcome, error.info(), retry=bool(retry))
+    name = type(error).__name__
+    return Failure(Outcome.FAILED, HandlerFailed(f"{name}: {error}"[:2000], exception=name).info())
+
+
+def load_handlers(names: Iterable[str] = ()) -> dict[str, AgentHandler[Any]]:
+    """Make the handlers that installed packages offer, by task; of `names` only, if any are given.
+
+    Raises:
+        ConfigError: a name is not offered, or an entry point does not give an `AgentHandler`.
+    """
+    offered = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    wanted = set(names) or set(offered)
+    if missing := wanted - set(offered):
+        known = ", ".join(sorted(offered))
+        raise ConfigError(
+            f"no installed package offers task {', '.join(sorted(missing))}; offered: {known}", key="task"
+        )
+    handlers: dict[str, AgentHandler[Any]] = {}
+    for name in sorted(wanted):
+        try:
+            handler = offered[name].load()()
+        except (ImportError, AttributeError, TypeError) as error:
+            raise ConfigError(f"the handler of task {name} ({offered[name].value}): {error}", key="task") from error
+        if not isinstance(handler, AgentHandler) or handler.task != name:
+            raise ConfigError(f"{offered[name].value} is not an AgentHandler with task = {name!r}", key="task")
+        handlers[name] = handler
+    return handlers
+
+
+def _type_name(hint: Any) -> str:
+    names = {
+        str: "str",
+        int: "int",
+        float: "float",
+        bool: "bool",
+        list[str]: "list[str]",
+        dict[str, str]: "dict[str, str]",
+    }
+    return names.get(hint, "any")

@@ -1,0 +1,112 @@
+"""The `shell` task: an instruction, files to start from, a bash tool, and a check script that gives the reward.
+
+EVAL never trusts the agent's sandbox: the check runs in a fresh one made from a copy of the agent's files, so nothing
+that the agent left running can take part, and a second evaluation finds what the first one found.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...errors import HandlerFailed, SandboxFailed
+from ...inference.chat import ChatMessage
+from ...messages import new_id
+from ...tools.bash import BashTool
+from ...tools.bash_session import BashSession
+from ...trajectory import Role
+from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
+
+if TYPE_CHECKING:
+    from ...tools.sandbox.base import Sandbox
+
+SYSTEM_MESSAGE = "Work in bash."
+"""Followed by the description of the tools."""
+REWARD_PREFIX = "reward: "
+CHECK_OUTPUT_LIMIT_BYTES = 64 * 1024
+
+
+class ShellInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One shell task."""
+
+    instruction: str
+    """What the agent is asked to do: the user message."""
+    check: str
+    """Bash script, run in a copy of the files that the agent left. The reward is 0.0 if its exit code is not 0, else
+    1.0, or X if the last line that it prints is `reward: X`, with X from 0 to 1."""
+    files: dict[str, str] = {}
+    """Text files to place in the working directory before the agent starts: relative path to content."""
+
+
+class ShellHandler(AgentHandler[ShellInstance]):
+    """Runs and judges `shell` jobs."""
+
+    task = "shell"
+    instance_type = ShellInstance
+    eval_in_sandbox = True
+
+    async def init(self, phase: InitPhase[ShellInstance]) -> Carry:
+        """Make the sandbox and place the files."""
+        sandbox = await phase.create_sandbox()
+        for path, content in phase.instance.files.items():
+            sandbox.write_file(path, content.encode())
+        return {}
+
+    async def run(self, phase: RunPhase[ShellInstance]) -> Carry:
+        """Let the agent work with bash until it stops calling it."""
+        session = BashSession(_present(phase.sandbox))
+        try:
+            await session.start()
+            tools = [BashTool(session)]
+            system = f"{SYSTEM_MESSAGE} {await phase.describe_tools(tools)}".strip()
+            await phase.converse(
+                [ChatMessage(Role.SYSTEM, system), ChatMessage(Role.USER, phase.instance.instruction)], tools
+            )
+        finally:
+            await session.close()
+        return {}
+
+    async def eval(self, phase: EvalPhase[ShellInstance]) -> Evaluation:
+        """Run the check script on a copy of the agent's files."""
+        agents = _present(phase.sandbox)
+        copy = await agents.copy(f"{phase.job.job_id}.check-{new_id()[:8]}")
+        try:
+            result = await copy.run(
+                ["bash", "-c", phase.instance.check],
+                timeout_s=phase.job.limits.eval_s,
+                output_limit_bytes=CHECK_OUTPUT_LIMIT_BYTES,
+            )
+        finally:
+            await copy.close()
+        if result.timed_out:
+            raise HandlerFailed(
+                f"the check script did not end within {phase.job.limits.eval_s:g} s", exception="timeout"
+            )
+        return Evaluation(check_reward(result.stdout.decode(errors="replace"), result.exit_code))
+
+
+def check_reward(output: str, exit_code: int) -> float:
+    """Give the reward that a check script's output and exit code stand for (see `ShellInstance.check`).
+
+    Raises:
+        HandlerFailed: the script names a reward that is not a number from 0 to 1.
+    """
+    if exit_code != 0:
+        return 0.0
+    last = output.rstrip("\n").rpartition("\n")[2]
+    if not last.startswith(REWARD_PREFIX):
+        return 1.0
+    try:
+        reward = float(last.removeprefix(REWARD_PREFIX))
+    except ValueError:
+        reward = -1.0
+    if not 0.0 <= reward <= 1.0:
+        raise HandlerFailed(f"the check script's last line is {last[:200]!r}; the reward must be from 0 to 1")
+    return reward
+
+
+def _present(sandbox: Sandbox | None) -> Sandbox:
+    if sandbox is None:
+        raise SandboxFailed("a shell job needs its sandbox, and has none")
+    return sandbox

@@ -1,0 +1,234 @@
+"""One phase of one job, from its start to the event that reports it: limits, cancellation, and who closes what.
+
+The runner owns the sandbox and the assignment of a phase while it lasts. It closes the sandbox on every path but one: a
+`PhaseDone` that hands it on to the next phase.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from .. import codec
+from ..errors import Cancelled, EngineFailed, PhaseTimeout, ProrlError
+from ..inference.chat import load_chat_format
+from ..messages import Outcome, Phase, PhaseDone, PhaseFailed
+from .agent_loop import AgentLoop, Episode
+from .handler import AgentHandler, Carry, EvalPhase, Failure, InitPhase, RunPhase, failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..inference.chat import ChatMessage
+    from ..inference.client import EngineClient
+    from ..inference.engine import Generation
+    from ..messages import Backend, Job, Sampling, StartPhase
+    from ..tools.sandbox.base import Sandbox
+    from ..tools.sandbox.sandboxes import Sandboxes
+    from ..tools.tool import Tool
+    from .backend_client import BackendClient
+
+log = logging.getLogger("prorl.stage")
+
+CARRY_LIMIT_BYTES = codec.HEADER_LIMIT_BYTES // 2
+
+
+class PhaseRunner:
+    """Runs one phase.
+
+    Args:
+        stage_id: the stage process's id.
+        command: which phase, and what earlier ones left.
+        job: the job.
+        handler: its task's handler.
+        sandboxes: makes and finds sandboxes of this node.
+        backends: the line to the backend broker.
+        engines: the line to the engine hosts.
+    """
+
+    def __init__(
+        self,
+        stage_id: str,
+        command: StartPhase,
+        job: Job,
+        handler: AgentHandler[Any],
+        sandboxes: Sandboxes,
+        backends: BackendClient,
+        engines: EngineClient,
+    ) -> None:
+        self._stage_id = stage_id
+        self._command = command
+        self._job = job
+        self._handler = handler
+        self._sandboxes = sandboxes
+        self._backends = backends
+        self._engines = engines
+        self._sandbox: Sandbox | None = None
+        self._backend: Backend | None = None
+        self._episode: Episode | None = None
+        self._started = time.monotonic()
+
+    async def run(self) -> tuple[PhaseDone | PhaseFailed, NDArray[np.uint8] | None]:
+        """Give the event that ends the phase, and the trajectory's block if it has one. Never raises.
+
+        Cancelling the call ends the phase with outcome `cancelled`.
+        """
+        limit_s = self._job.limits.of(self._command.phase)
+        try:
+            async with asyncio.timeout(limit_s) as timer:
+                done = await self._phase()
+            if not self._hands_on_sandbox():
+                await self._close_sandbox()
+            return done, self._block()
+        except asyncio.CancelledError:
+            failure = Failure(Outcome.CANCELLED, Cancelled("the phase was stopped").info())
+        except TimeoutError as error:
+            failure = self._timed_out(limit_s) if timer.expired() else self._failure(error)
+        except Exception as error:  # noqa: BLE001 - the boundary between the task's code and the service
+            failure = self._failure(error)
+        await self._close_sandbox()
+        return self._failed(failure), self._block()
+
+    # The three phases -------------------------------------------------------------------------------------------------
+
+    async def _phase(self) -> PhaseDone:
+        instance = self._handler.parse_instance(self._job)
+        if self._command.sandbox is not None:
+            self._sandbox = self._sandboxes.attach(self._command.sandbox)
+        match self._command.phase:
+            case Phase.INIT:
+                carry = await self._handler.init(InitPhase(self._job, instance, self._create_sandbox))
+                return self._done(carry)
+            case Phase.RUN:
+                try:
+                    carry = await self._handler.run(
+                        RunPhase(
+                            self._job,
+                            instance,
+                            self._command.carry,
+                            self._sandbox,
+                            self._converse,
+                            self._describe_tools,
+                        )
+                    )
+                finally:
+                    self._backends.release(self._job.job_id, self._command.attempt)
+                return self._done(carry)
+            case Phase.EVAL:
+                phase = EvalPhase(self._job, instance, self._command.carry, self._sandbox)
+                evaluation = self._handler.final_result(self._job, await self._handler.eval(phase))
+                return self._done({}, reward=float(evaluation.reward), metrics=evaluation.metrics)
+
+    async def _create_sandbox(self) -> Sandbox:
+        if self._sandbox is None:
+            self._sandbox = await self._sandboxes.create(f"{self._job.job_id}.{self._command.attempt}")
+        return self._sandbox
+
+    async def _assigned(self) -> Backend:
+        if self._backend is None:
+            self._backend = await self._backends.assign(self._job, self._command.attempt)
+        return self._backend
+
+    async def _describe_tools(self, tools: Sequence[Tool]) -> str:
+        chat = load_chat_format((await self._assigned()).chat_format)
+        return chat.describe_tools([tool.schema() for tool in tools])
+
+    async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> Episode:
+        backend = await self._assigned()
+        self._episode = Episode()
+        loop = AgentLoop(
+            self._generate,
+            load_chat_format(backend.chat_format),
+            tools,
+            self._job.sampling,
+            self._job.episode,
+            self._episode,
+        )
+        await loop.run(messages)
+        return self._episode
+
+    async def _generate(
+        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
+    ) -> Generation:
+        if self._backend is None:
+            raise EngineFailed("the job has no backend")
+        return await self._engines.generate(self._backend, self._job.job_id, token_ids, sampling, stop_token_ids)
+
+    # How it ends ------------------------------------------------------------------------------------------------------
+
+    def _hands_on_sandbox(self) -> bool:
+        phase = self._command.phase
+        return phase == Phase.INIT or (phase == Phase.RUN and self._handler.eval_in_sandbox)
+
+    async def _close_sandbox(self) -> None:
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            try:
+                await sandbox.close()
+            except (ProrlError, OSError) as error:
+                log.warning("job %s: its sandbox could not be closed: %s", self._job.job_id, error)
+
+    def _done(self, carry: Carry, reward: float | None = None, metrics: dict[str, float] | None = None) -> PhaseDone:
+        if len(codec.pack(carry)) > CARRY_LIMIT_BYTES:
+            raise ValueError(f"{self._command.phase} returned more than {CARRY_LIMIT_BYTES} bytes for the next phase")
+        return PhaseDone(
+            stage_id=self._stage_id,
+            job_id=self._job.job_id,
+            attempt=self._command.attempt,
+            phase=self._command.phase,
+            sandbox=self._sandbox.handle if self._sandbox is not None and self._hands_on_sandbox() else None,
+            carry=carry,
+            reward=reward,
+            **self._record(metrics or {}),
+        )
+
+    def _failed(self, failure: Failure) -> PhaseFailed:
+        return PhaseFailed(
+            stage_id=self._stage_id,
+            job_id=self._job.job_id,
+            attempt=self._command.attempt,
+            phase=self._command.phase,
+            outcome=failure.outcome,
+            error=failure.error,
+            retry=failure.retry,
+            **self._record({}),
+        )
+
+    def _record(self, metrics: dict[str, float]) -> dict[str, Any]:
+        """Give what both kinds of event say of how the phase went."""
+        episode = self._episode if self._episode is not None else Episode()
+        trajectory = episode.trajectory
+        return {
+            "stop_reason": episode.stop_reason or "",
+            "backend": self._backend.backend_id if self._backend is not None else "",
+            "metrics": {key: float(value) for key, value in (episode.metrics | metrics).items()},
+            "timings": {self._command.phase.value: time.monotonic() - self._started, **episode.timings},
+            "tokens": trajectory.tokens,
+            "turns": trajectory.turns if trajectory.tokens else 0,
+        }
+
+    def _block(self) -> NDArray[np.uint8] | None:
+        return (
+            self._episode.trajectory.block() if self._episode is not None and self._episode.trajectory.tokens else None
+        )
+
+    def _timed_out(self, limit_s: float) -> Failure:
+        phase = self._command.phase
+        error = PhaseTimeout(f"{phase} took longer than its limit of {limit_s:g} s", phase=phase, limit_s=limit_s)
+        return Failure(Outcome.TIMEOUT, error.info())
+
+    def _failure(self, error: Exception) -> Failure:
+        """Ask the handler how the job ends."""
+        hook = getattr(self._handler, f"{self._command.phase}_exception")
+        try:
+            failure: Failure = hook(self._job, error)
+        except Exception as second:  # noqa: BLE001 - the boundary between the task's code and the service
+            return failure_of(second)
+        if failure.outcome in (Outcome.FAILED, Outcome.INFRASTRUCTURE_ERROR) and not isinstance(error, ProrlError):
+            log.warning("job %s: %s raised", self._job.job_id, self._command.phase, exc_info=error)
+        return failure

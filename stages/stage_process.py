@@ -1,0 +1,255 @@
+"""A stage process: takes phases of one role from the rollout broker, runs them side by side, reports how they ended.
+
+    PULL  (bound, announced)    ← rollout broker: phases to start and stop, sandboxes to close
+    PUSH                        → rollout broker: reports (announcement, heartbeat and leases in one), phases ended
+    DEALER                      ⇄ backend broker and engine hosts (RUN)
+
+It keeps nothing on disk. When the broker dies it goes on working and reporting, and the next broker says what it still
+wants. When this process dies, its leases lapse and the broker gives its jobs to others. On SIGTERM it says that it
+leaves, stops its phases (tool calls and generations included) within `SHUTDOWN_S`, and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import zmq
+
+from .. import codec
+from ..aio import AsyncSocket
+from ..errors import MalformedMessage, ProrlError, from_info
+from ..inference.client import EngineClient
+from ..messages import (
+    CloseSandbox,
+    Job,
+    Phase,
+    StageCommand,
+    StageLeaving,
+    StageRefused,
+    StageReport,
+    StageWelcome,
+    StartPhase,
+    StopPhase,
+    new_id,
+)
+from ..sockets import MAX_FRAME_BYTES, bind, connect, open_socket
+from ..tools.sandbox.sandboxes import Sandboxes
+from .backend_client import BackendClient
+from .phase_runner import PhaseRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+    from pathlib import Path
+
+    from ..messages import StageEvent
+    from ..sockets import Frame
+    from .handler import AgentHandler
+
+SHUTDOWN_S = 10.0
+"""How long phases may take to stop before the process ends without them."""
+FIRST_REPORT_S = 0.5
+"""How often to report until the broker has answered."""
+
+log = logging.getLogger("prorl.stage")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOptions:
+    """What a stage process is started with."""
+
+    role: Phase
+    slots: int
+    connect: str
+    """The rollout broker's endpoint for stage events."""
+    node: str
+    run_dir: Path
+    """Folder for this process's socket and its node's sandboxes."""
+    bind: str = ""
+    """Where to bind the PULL; empty: ipc in `run_dir` if `connect` is ipc, otherwise a free TCP port on loopback."""
+    sandbox: Literal["bubblewrap", "process"] = "bubblewrap"
+    insecure: bool = False
+
+
+@dataclass(slots=True)
+class _Running:
+    attempt: int
+    task: asyncio.Task[None]
+
+
+class StageProcess:
+    """One stage process; `run` serves until SIGTERM, SIGINT or `stop`.
+
+    Args:
+        options: what it was started with.
+        handlers: the tasks that it serves, by name.
+    """
+
+    def __init__(self, options: StageOptions, handlers: dict[str, AgentHandler[Any]]) -> None:
+        self.stage_id = f"{options.role}-{new_id()[:12]}"
+        self._options = options
+        self._handlers = handlers
+        self._tasks = tuple(handler.describe() for handler in handlers.values())
+        self._sandboxes = Sandboxes(options.sandbox, options.run_dir / "sandboxes", options.node)
+        self._running: dict[str, _Running] = {}
+        self._errands: set[asyncio.Task[None]] = set()
+        self._heartbeat_s = FIRST_REPORT_S
+        self._backends: BackendClient | None = None
+
+    async def run(self) -> None:
+        """Serve until stopped.
+
+        Raises:
+            EndpointInUse, InvalidEndpoint: a socket could not be bound or connected.
+            VersionMismatch: the broker speaks another protocol version.
+        """
+        self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._open(context)
+            with _signals(self.stop):
+                reporting = asyncio.create_task(self._report_forever())
+                try:
+                    await self._stopping
+                finally:
+                    reporting.cancel()
+                    await self._leave()
+        finally:
+            context.destroy(linger=1000)
+
+    def stop(self) -> None:
+        """End `run` in good order."""
+        if not self._stopping.done():
+            self._stopping.set_result(None)
+
+    def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        options = self._options
+        inbox = open_socket(context, zmq.PULL)
+        where = options.bind or (
+            f"ipc://{options.run_dir}/{self.stage_id}" if options.connect.startswith("ipc") else "tcp://127.0.0.1:*"
+        )
+        self._endpoint = bind(inbox, where, insecure=options.insecure)
+        outbox = open_socket(context, zmq.PUSH)
+        connect(outbox, options.connect)
+        self._context = context
+        self._engines = EngineClient(context)
+        self._inbox = AsyncSocket(inbox, self._receive, copied=2)
+        self._outbox = AsyncSocket(outbox, lambda _: None)
+        log.info("%s process %s: node %s, %d slots", options.role, self.stage_id, options.node, options.slots)
+
+    async def _report_forever(self) -> None:
+        while True:
+            report = StageReport(
+                stage_id=self.stage_id,
+                role=self._options.role,
+                node=self._options.node,
+                slots=self._options.slots,
+                endpoint=self._endpoint,
+                tasks=self._tasks,
+                running={job_id: running.attempt for job_id, running in self._running.items()},
+            )
+            self._send(report)
+            if self._backends is not None and self._options.role == Phase.RUN:
+                self._backends.keep_alive()
+            await asyncio.sleep(self._heartbeat_s)
+
+    async def _leave(self) -> None:
+        self._send(StageLeaving(self.stage_id))
+        tasks = [running.task for running in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        tasks += self._errands
+        if tasks:
+            _, stuck = await asyncio.wait(tasks, timeout=SHUTDOWN_S)
+            if stuck:
+                log.warning("%d phases did not stop within %g s", len(stuck), SHUTDOWN_S)
+        for handler in self._handlers.values():
+            await handler.close()
+        if self._backends is not None:
+            self._backends.close()
+        self._engines.close()
+        self._inbox.close()
+        self._outbox.close(linger_ms=1000)
+        log.info("%s process %s ended", self._options.role, self.stage_id)
+
+    # What the broker sends --------------------------------------------------------------------------------------------
+
+    def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
+        try:
+            command = codec.decode(frames[0], StageCommand)  # type: ignore[arg-type]
+            self._handle(command, frames[1:])
+        except MalformedMessage as error:
+            log.warning("dropped a malformed command: %s", error)
+
+    def _handle(self, command: StageCommand, rest: list[bytes | zmq.Frame]) -> None:
+        match command:
+            case StartPhase():
+                if len(rest) != 1:
+                    raise MalformedMessage(f"start_phase came with {len(rest)} further frames, not 1")
+                self._start(command, rest[0])
+            case StopPhase():
+                running = self._running.get(command.job_id)
+                if running is not None and running.attempt == command.attempt:
+                    running.task.cancel()
+            case CloseSandbox():
+                self._errand(self._close_sandbox(command))
+            case StageWelcome():
+                self._heartbeat_s = command.heartbeat_s
+                if self._backends is None:
+                    self._backends = BackendClient(self._context, command.backend_broker, self.stage_id)
+            case StageRefused():
+                if not self._stopping.done():
+                    self._stopping.set_exception(from_info(command.error))
+
+    def _start(self, command: StartPhase, packed: bytes | zmq.Frame) -> None:
+        running = self._running.get(command.job_id)
+        if running is not None and running.attempt >= command.attempt:
+            return
+        if running is not None:
+            running.task.cancel()
+        job = codec.decode(bytes(packed), Job, limit_bytes=MAX_FRAME_BYTES)  # type: ignore[arg-type]
+        task = asyncio.create_task(self._run_phase(command, job))
+        self._running[command.job_id] = _Running(command.attempt, task)
+
+    async def _run_phase(self, command: StartPhase, job: Job) -> None:
+        if self._backends is None:
+            raise AssertionError("a phase came before the broker's welcome")
+        handler = self._handlers[job.task]
+        runner = PhaseRunner(self.stage_id, command, job, handler, self._sandboxes, self._backends, self._engines)
+        event, block = await runner.run()
+        running = self._running.get(command.job_id)
+        if running is not None and running.attempt == command.attempt:
+            del self._running[command.job_id]
+        self._send(event, *(() if block is None else (block.data,)))
+
+    async def _close_sandbox(self, command: CloseSandbox) -> None:
+        try:
+            await self._sandboxes.attach(command.sandbox).close()
+        except (ProrlError, OSError) as error:
+            log.info("sandbox %s was not closed: %s", command.sandbox.path, error)
+
+    def _errand(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    def _send(self, event: StageEvent, *frames: Frame) -> None:
+        self._outbox.send([codec.encode(event), *frames])
+
+
+@contextlib.contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on SIGTERM and SIGINT while the block runs."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
