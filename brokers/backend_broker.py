@@ -16,7 +16,7 @@ import zmq
 from .. import codec
 from ..errors import MalformedMessage, ProrlError
 from ..messages import AnyBackendRequest, BackendRefused
-from ..sockets import bind, open_socket, send, split_envelope
+from ..sockets import NOBLOCK, bind, open_socket, send, split_envelope
 from .backend_desk import Answer, BackendDesk
 from .loop import Loop
 
@@ -100,6 +100,6 @@ class BackendBroker:
     def _send(self, answers: Iterable[Answer]) -> None:
         for envelope, reply in answers:
             try:
-                send(self._router, [*envelope, codec.encode(reply)], zmq.NOBLOCK)
+                send(self._router, [*envelope, codec.encode(reply)], NOBLOCK)
             except zmq.Again:
                 log.warning("a client does not read its replies; one was dropped")

@@ -261,7 +261,7 @@ class JobTable:
                 self.stages.remove(stage.stage_id)
         for record in [record for record in self._records.values() if record.place == Place.HELD]:
             limit_s = record.job.limits.of(record.phase)
-            if record.lease_until <= now:
+            if record.lease_until <= now or record.stage_id not in self.stages:
                 self._stop_holder(record)
                 self._restart(record, RESTART_PHASE[record.phase], _lease_lost(record), now)
             elif record.since + limit_s + STOP_GRACE_S <= now:
@@ -293,7 +293,7 @@ class JobTable:
         if stage.role == Phase.INIT:
             self._fill_init(now)
         else:
-            while stage.credit > 0 and self._start_oldest(stage.needs(), now):
+            while stage.credit > 0 and self._start_oldest(stage.needs, now):
                 pass
 
     def _may_init(self) -> bool:
@@ -316,12 +316,19 @@ class JobTable:
         """Give the oldest job that waits with a need, dropping entries whose job has moved on."""
         queue = self._queues[need.role].get(need, [])
         while queue:
-            _, job_id, attempt = queue[0]
-            record = self._records.get(job_id)
-            if record is not None and record.place == Place.QUEUED and record.attempt == attempt:
+            record = self._waiting(queue[0])
+            if record is not None:
                 return record
             heapq.heappop(queue)
         return None
+
+    def _waiting(self, entry: tuple[int, str, int]) -> _Record | None:
+        """Give the job of a queue's entry if it still waits there: an ended job's id may belong to a new one."""
+        sequence, job_id, attempt = entry
+        record = self._records.get(job_id)
+        if record is None or (record.place, record.sequence, record.attempt) != (Place.QUEUED, sequence, attempt):
+            return None
+        return record
 
     def _check_served(self, need: Need, now: float) -> None:
         if self._head(need) is None or self.stages.can_serve(need):
@@ -331,9 +338,9 @@ class JobTable:
             return
         since = self._unserved_since.setdefault(need, now)
         where = "" if need.node is None else f" on node {need.node}, where its sandbox is,"
-        for _, job_id, attempt in sorted(self._queues[need.role][need]):
-            record = self._records.get(job_id)
-            if record is None or record.place != Place.QUEUED or record.attempt != attempt:
+        for entry in sorted(self._queues[need.role][need]):
+            record = self._waiting(entry)
+            if record is None:
                 continue
             waited = now - max(record.since, since)
             if waited >= record.job.stage_wait_s:

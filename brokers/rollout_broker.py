@@ -35,7 +35,7 @@ from ..messages import (
     StopPhase,
     new_id,
 )
-from ..sockets import bind, connect, open_socket, receive, send
+from ..sockets import NOBLOCK, bind, connect, open_socket, receive, send
 from ..trajectory import block_bytes
 from .front_door import FrontDoor
 from .job_table import Action, Close, End, JobTable, Start, Stop, Unassign
@@ -150,7 +150,7 @@ class RolloutBroker:
 
     def _reply(self, frames: Sequence[Frame]) -> None:
         try:
-            send(self._door, frames, zmq.NOBLOCK)
+            send(self._door, frames, NOBLOCK)
         except zmq.Again:
             log.warning("a client does not read its replies; one was dropped")
 
@@ -220,7 +220,7 @@ class RolloutBroker:
         if socket is None:
             return
         try:
-            send(socket, [codec.encode(command), *frames], zmq.NOBLOCK)
+            send(socket, [codec.encode(command), *frames], NOBLOCK)
         except zmq.Again:
             log.warning("stage process %s does not take messages; its lease will lapse", stage_id)
 
@@ -243,7 +243,7 @@ class RolloutBroker:
                         self._command(stage_id, CloseSandbox(action.sandbox))
                 case Unassign():
                     request = Release(new_id(), *action.hold)
-                    send(self._releases, [b"", codec.encode(request)], zmq.NOBLOCK)
+                    send(self._releases, [b"", codec.encode(request)], NOBLOCK)
 
     def _drain_release_replies(self) -> None:
         for _ in range(BATCH):

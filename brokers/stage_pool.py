@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..messages import StageStatus
@@ -36,7 +37,7 @@ class Hold(NamedTuple):
     attempt: int
 
 
-@dataclass(slots=True)
+@dataclass
 class StageProcess:
     """One live stage process."""
 
@@ -54,11 +55,10 @@ class StageProcess:
         """Free slots; never negative."""
         return 0 if self.leaving else self.slots - len(self.holds)
 
-    def needs(self) -> Iterator[Need]:
-        """Give the needs that this process meets."""
-        for task in self.tasks:
-            yield Need(self.role, task, None)
-            yield Need(self.role, task, self.node)
+    @cached_property
+    def needs(self) -> tuple[Need, ...]:
+        """The needs that this process meets."""
+        return tuple(Need(self.role, task, node) for task in self.tasks for node in (None, self.node))
 
 
 class StagePool:
@@ -86,7 +86,7 @@ class StagePool:
             tasks = frozenset(task.name for task in report.tasks)
             stage = StageProcess(report.stage_id, report.role, report.node, report.slots, tasks, now)
             self._stages[report.stage_id] = stage
-            self._serving.update(stage.needs())
+            self._serving.update(stage.needs)
             self._offer(stage)
         stage.heard_at = now
         return stage
@@ -96,7 +96,7 @@ class StagePool:
         stage = self._stages.get(stage_id)
         if stage is not None and not stage.leaving:
             stage.leaving = True
-            self._serving.subtract(stage.needs())
+            self._serving.subtract(stage.needs)
             self._offer(stage)
 
     def remove(self, stage_id: str) -> StageProcess | None:
@@ -142,7 +142,7 @@ class StagePool:
         return next((stage.stage_id for stage in self if stage.node == node and not stage.leaving), None)
 
     def _offer(self, stage: StageProcess) -> None:
-        for need in stage.needs():
+        for need in stage.needs:
             if stage.credit > 0:
                 self._free.setdefault(need, LeastLoaded()).set(stage.stage_id, len(stage.holds) / stage.slots)
             elif need in self._free:

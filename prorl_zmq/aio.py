@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from .errors import Busy, Closed
-from .sockets import receive, send
+from .sockets import NOBLOCK, receive, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ class AsyncSocket:
 
     def _try_send(self, frames: Sequence[Frame]) -> bool:
         try:
-            send(self._socket, frames, zmq.NOBLOCK)
+            send(self._socket, frames, NOBLOCK)
         except zmq.Again:
             return False
         return True

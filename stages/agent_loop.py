@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -78,7 +78,7 @@ class AgentLoop:
         self,
         generate: Generator,
         chat: ChatFormat,
-        tools: Sequence[Tool],
+        tools: Sequence[Tool[Any]],
         sampling: Sampling,
         limits: EpisodeLimits,
         episode: Episode,

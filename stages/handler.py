@@ -66,9 +66,9 @@ class RunPhase(Generic[Instance]):
     """What INIT returned."""
     sandbox: Sandbox | None
     """The sandbox that INIT made."""
-    converse: Callable[[Sequence[ChatMessage], Sequence[Tool]], Awaitable[Episode]]
+    converse: Callable[[Sequence[ChatMessage], Sequence[Tool[Any]]], Awaitable[Episode]]
     """Runs the agent loop with the job's backend from the opening messages on, and gives what came of it."""
-    describe_tools: Callable[[Sequence[Tool]], Awaitable[str]]
+    describe_tools: Callable[[Sequence[Tool[Any]]], Awaitable[str]]
     """Gives the text that tells the backend's model of its tools."""
 
 

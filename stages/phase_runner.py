@@ -134,11 +134,11 @@ class PhaseRunner:
             self._backend = await self._backends.assign(self._job, self._command.attempt)
         return self._backend
 
-    async def _describe_tools(self, tools: Sequence[Tool]) -> str:
+    async def _describe_tools(self, tools: Sequence[Tool[Any]]) -> str:
         chat = load_chat_format((await self._assigned()).chat_format)
         return chat.describe_tools([tool.schema() for tool in tools])
 
-    async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> Episode:
+    async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:
         backend = await self._assigned()
         self._episode = Episode()
         loop = AgentLoop(

@@ -1,0 +1,109 @@
+"""What all benchmarks share: the command line, rows with their targets, the table, the JSON file, the picture folder.
+
+A row is a measured value; most have a ratio to a peer or a limit that was measured in the same run on the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured figure."""
+
+    name: str
+    value: float
+    unit: str
+    against: str = ""
+    """What `ratio` compares with; empty: nothing."""
+    ratio: float | None = None
+    target: str = ""
+    """What was promised, in words; empty: nothing."""
+    holds: bool | None = None
+    """Whether the target was met."""
+
+
+def machine() -> dict[str, str | int | float]:
+    """Describe the machine, for whoever reads the figures later."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.machine(),
+    )
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory / 2**30, 1),
+        "python": platform.python_version(),
+        "kernel": platform.release().split("-")[0],
+    }
+
+
+def quantiles(seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Give p50, p95 and p99."""
+    p50, p95, p99 = np.percentile(seconds, [50, 95, 99])
+    return float(p50), float(p95), float(p99)
+
+
+def main(name: str, about: str, measure: Callable[[bool], list[Row]]) -> None:
+    """Run a benchmark from the command line: `python bench/NAME.py [--quick] [--json FILE]`.
+
+    Args:
+        name: of the module, the JSON's `bench` and the picture.
+        about: what it measures, for `--help` and above the table.
+        measure: given whether to be quick (under 60 s); gives the rows.
+    """
+    parser = argparse.ArgumentParser(prog=f"bench/{name}.py", description=about)
+    parser.add_argument("--quick", action="store_true", help="a smaller run, under 60 s: checks that it works")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
+    arguments = parser.parse_args()
+    rows = measure(arguments.quick)
+    _print(name, about, rows)
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        report = {"bench": name, "about": about, "machine": machine(), "rows": [asdict(row) for row in rows]}
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    missed = [row.name for row in rows if row.holds is False]
+    if missed:
+        print(f"missed: {'; '.join(missed)}", file=sys.stderr)
+
+
+def picture_path(name: str) -> Path:
+    """Give the place of a benchmark's picture."""
+    RESULTS.mkdir(exist_ok=True)
+    return RESULTS / f"{name}.png"
+
+
+def _print(name: str, about: str, rows: list[Row]) -> None:
+    table = Table(title=f"{name}: {about}", title_justify="left")
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    table.add_column("against")
+    table.add_column("ratio", justify="right")
+    table.add_column("target")
+    for row in rows:
+        verdict = {True: "holds: ", False: "MISSED: ", None: ""}[row.holds]
+        ratio = "" if row.ratio is None else f"{row.ratio:.3g}×"
+        table.add_row(row.name, f"{row.value:,.4g} {row.unit}", row.against, ratio, verdict + row.target)
+    Console().print(table)

@@ -1,0 +1,49 @@
+"""Entry points of the commands. Light on purpose: without the server extra it can say, in one line, what to install."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NEEDED = ("typer", "rich", "uvloop", "ptyprocess", "aiohttp", "matplotlib", "plotext", "math_verify")
+"""What the commands import, from the server extra."""
+
+USAGE_ERROR = 2
+
+
+def main() -> None:
+    """Run `prorl`."""
+    _run("prorl")
+
+
+def stage_main() -> None:
+    """Run `prorl-stage`."""
+    _run("prorl-stage")
+
+
+def engine_main() -> None:
+    """Run `prorl-engine`."""
+    _run("prorl-engine")
+
+
+def _run(program: str, arguments: list[str] | None = None) -> None:
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        print(
+            f"{program} needs the server extra ({', '.join(missing)} not found): pip install 'prorl-zmq[server]'",
+            file=sys.stderr,
+        )
+        sys.exit(USAGE_ERROR)
+    from .commands import app
+
+    run: Callable[[str, list[str]], int] = app.run
+    sys.exit(run(program, sys.argv[1:] if arguments is None else arguments))
+
+
+if __name__ == "__main__":
+    # `python -m prorl_zmq.cli PROGRAM …` runs a program without its console script, as the supervisor does.
+    _run(sys.argv[1] if len(sys.argv) > 1 else "prorl", sys.argv[2:])

@@ -1,0 +1,104 @@
+"""The programs `prorl`, `prorl-stage` and `prorl-engine`, and how their errors look: one clear line, and an exit code.
+
+Exit codes: 0 done; 1 the service could not do it; 2 a wrong flag, file or setting; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import typer
+
+from ..errors import (
+    ConfigError,
+    DuplicateBackend,
+    DuplicateJob,
+    EndpointInUse,
+    InvalidEndpoint,
+    InvalidJob,
+    JobTooLarge,
+    MalformedMessage,
+    ProrlError,
+    SandboxUnavailable,
+    UnknownBackend,
+    UnknownTask,
+)
+from . import backends, demo, engine, init, jobs, machine, service, stage
+
+FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
+CALLERS_FAULT = (
+    ConfigError,
+    DuplicateBackend,
+    DuplicateJob,
+    EndpointInUse,
+    InvalidEndpoint,
+    InvalidJob,
+    JobTooLarge,
+    MalformedMessage,
+    SandboxUnavailable,
+    UnknownBackend,
+    UnknownTask,
+)
+
+
+def _typer(help_text: str) -> typer.Typer:
+    return typer.Typer(
+        help=help_text,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+
+
+prorl = _typer(
+    "Rollouts of LLM agents for RL training, as a ZeroMQ service. Start with `prorl demo`, then `prorl init`, "
+    "`prorl serve` and `prorl submit`."
+)
+prorl.command("demo")(demo.demo)
+prorl.command("init")(init.init)
+prorl.command("serve")(service.serve)
+prorl.command("submit")(jobs.submit)
+prorl.command("status")(jobs.status)
+prorl.command("cancel")(jobs.cancel)
+prorl.add_typer(backends.commands, name="backends")
+prorl.command("doctor")(machine.doctor)
+prorl.add_typer(service.broker, name="broker")
+
+prorl_stage = _typer("A stage process.")
+prorl_stage.command("prorl-stage")(stage.stage)
+
+prorl_engine = _typer("An engine host.")
+prorl_engine.command("prorl-engine")(engine.engine)
+
+PROGRAMS = {"prorl": prorl, "prorl-stage": prorl_stage, "prorl-engine": prorl_engine}
+
+
+def run(program: str, arguments: list[str]) -> int:
+    """Run a program with its arguments; give its exit code."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", datefmt="%H:%M:%S"
+    )
+    command = typer.main.get_command(PROGRAMS[program])
+    try:
+        code = command.main(arguments or ["--help"], prog_name=program, standalone_mode=False)
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else program
+        return _complain(path, f"{_usage_message(error)} (see `{path} --help`)", USAGE_ERROR)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except ProrlError as error:
+        return _complain(program, error.message, USAGE_ERROR if isinstance(error, CALLERS_FAULT) else FAILED)
+    return int(code or 0)
+
+
+def _usage_message(error: typer.TyperException) -> str:
+    format_message = getattr(error, "format_message", error.__str__)
+    return str(format_message()).replace("Value error, ", "").rstrip(".")
+
+
+def _complain(program: str, message: str, code: int) -> int:
+    print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
+    return code

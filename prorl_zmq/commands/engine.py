@@ -1,0 +1,43 @@
+"""`prorl-engine`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ..config import Topology, default_run_dir
+from ..messages import new_id
+from .options import Insecure, RunDir
+
+
+def engine(
+    engine: Annotated[Literal["embedded"], typer.Option("--engine", help="Which engine to host.")] = "embedded",
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Its weights: for `embedded` an .npz file. [default: the base policy of the package]"),
+    ] = None,
+    connect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="The backend broker, ipc://PATH or tcp://HOST:PORT. [default: in the run folder]",
+        ),
+    ] = None,
+    name: Annotated[str, typer.Option(help="The backend's id. [default: a new one]", show_default=False)] = "",
+    bind: Annotated[
+        str,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Where stage processes reach this host, such as tcp://10.0.0.5:*. [default: ipc, or loopback TCP]",
+        ),
+    ] = "",
+    run_dir: RunDir = None,
+    insecure: Insecure = False,
+) -> None:
+    """An engine host: answers token ids with token ids until SIGTERM."""
+    del engine
+    folder = run_dir if run_dir is not None else default_run_dir()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    print(model, connect, name or new_id(), bind, insecure, Topology())

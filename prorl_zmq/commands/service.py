@@ -1,0 +1,74 @@
+"""`prorl serve` and `prorl broker`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+
+from ..config import Topology
+from .options import Config, Insecure, RunDir, topology_of
+
+log = logging.getLogger("prorl.serve")
+
+broker = typer.Typer(help="One broker alone, for a service that is spread over nodes.", rich_markup_mode=None)
+
+
+def serve(
+    config: Config = None,
+    run_dir: RunDir = None,
+    sandbox: Annotated[
+        Literal["bubblewrap", "process"] | None,
+        typer.Option(help="What tools act in; `process` is no isolation at all. [default: the topology file's]"),
+    ] = None,
+    insecure: Insecure = False,
+    log_dir: Annotated[
+        Path | None, typer.Option(help="Folder for one log file per process. [default: standard error]")
+    ] = None,
+) -> None:
+    """Start and supervise all processes of a service on this node, until SIGTERM or Ctrl-C."""
+    from ..service.supervisor import Supervisor
+    from ..tools.sandbox.sandboxes import Sandboxes
+
+    topology = topology_of(config, run_dir, insecure=insecure)
+    if sandbox is not None:
+        topology = msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, kind=sandbox))
+    Sandboxes(topology.sandbox.kind, topology.run_dir / "sandboxes", topology.service.node).check()
+    if topology.sandbox.kind == "process":
+        print("prorl serve: sandboxes are plain processes: what the model runs is not isolated", file=sys.stderr)
+    door = topology.endpoint(topology.rollout_broker.front_door)
+
+    def on_ready() -> None:
+        print(f"prorl serve: ready at {door}", file=sys.stderr, flush=True)
+
+    async def main() -> None:
+        await Supervisor(topology, config, log_dir).run(on_ready)
+
+    asyncio.run(main())
+
+
+@broker.command()
+def rollout(config: Config = None, run_dir: RunDir = None, insecure: Insecure = False) -> None:
+    """The front door, the job table and the stages' events."""
+    from ..brokers.journal import MemoryJournal
+    from ..brokers.rollout_broker import RolloutBroker
+
+    RolloutBroker(_with_run_dir(topology_of(config, run_dir, insecure=insecure)), MemoryJournal()).run()
+
+
+@broker.command()
+def backend(config: Config = None, run_dir: RunDir = None, insecure: Insecure = False) -> None:
+    """Which inference backend each job talks to."""
+    from ..brokers.backend_broker import BackendBroker
+
+    BackendBroker(_with_run_dir(topology_of(config, run_dir, insecure=insecure))).run()
+
+
+def _with_run_dir(topology: Topology) -> Topology:
+    topology.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return topology

@@ -1,0 +1,65 @@
+"""`prorl-stage`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from ..config import Topology, default_run_dir
+from ..messages import Phase
+from .options import Insecure, RunDir
+
+
+def stage(
+    role: Annotated[Phase, typer.Option(help="Which phase of a job the process works on.")],
+    slots: Annotated[int, typer.Option(min=1, max=10_000, help="Jobs to work on at a time.")] = 8,
+    connect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="The rollout broker's stage events, ipc://PATH or tcp://HOST:PORT. [default: in the run folder]",
+        ),
+    ] = None,
+    node: Annotated[
+        str, typer.Option(help="Name of this node; phases that share a sandbox run on one node.")
+    ] = "local",
+    bind: Annotated[
+        str,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Where the broker reaches this process, such as tcp://10.0.0.5:*. [default: ipc, or loopback TCP]",
+        ),
+    ] = "",
+    sandbox: Annotated[
+        Literal["bubblewrap", "process"], typer.Option(help="What tools act in; `process` is no isolation at all.")
+    ] = "bubblewrap",
+    task: Annotated[
+        list[str] | None, typer.Option(help="Serve only this task; may be repeated. [default: all installed]")
+    ] = None,
+    run_dir: RunDir = None,
+    insecure: Insecure = False,
+) -> None:
+    """A stage process: takes phases of one role from the rollout broker until SIGTERM."""
+    import uvloop
+
+    from ..stages.handler import load_handlers
+    from ..stages.stage_process import StageOptions, StageProcess
+
+    folder = run_dir if run_dir is not None else default_run_dir()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    options = StageOptions(
+        role=role,
+        slots=slots,
+        connect=connect if connect is not None else f"ipc://{folder}/{_STAGE_EVENTS}",
+        node=node,
+        run_dir=folder,
+        bind=bind,
+        sandbox=sandbox,
+        insecure=insecure,
+    )
+    process = StageProcess(options, load_handlers(task or ()))
+    uvloop.run(process.run())
+
+
+_STAGE_EVENTS = Topology().rollout_broker.stage_events.rpartition("/")[2]

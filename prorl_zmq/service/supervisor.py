@@ -1,0 +1,254 @@
+"""`prorl serve`: starts the processes of a topology on this node, starts again what dies, and ends them in order.
+
+The supervisor owns the run folder (private, locked) and its children; it holds no job and no message, so a child that
+is started again finds its work through the brokers. Children die with the supervisor, however it ends. A child that
+ends because of a wrong setting (exit code 2) ends the service; any other is started again after a pause that doubles
+up to `MAX_PAUSE_S` while it keeps dying young.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..async_client import AsyncRolloutClient
+from ..errors import ConfigError, EndpointInUse, ProrlError
+from ..processes import die_with_parent
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from ..config import Topology
+    from ..messages import BackendStatus, ServiceStatus
+
+USAGE_ERROR = 2
+"""Exit code of a child that cannot work with the settings it was given."""
+FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 30.0
+GROWN_UP_S = 30.0
+"""A child that lived for so long starts again without a longer pause."""
+STOP_S = 15.0
+"""How long children may take to end before they are killed."""
+
+log = logging.getLogger("prorl.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class ChildPlan:
+    """One process to start."""
+
+    name: str
+    arguments: tuple[str, ...]
+    """Of `python -m prorl_zmq.cli`."""
+    rank: int
+    """Children end in descending order of rank: first those that work, last the brokers."""
+
+
+def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
+    """List the processes of a topology, in the order in which they start."""
+    run_dir = str(topology.run_dir)
+    service = topology.service
+    shared = ["--run-dir", run_dir, *(["--insecure"] if service.insecure else [])]
+    broker = [*(["--config", str(config)] if config is not None else []), *shared]
+    stage_events = topology.endpoint(topology.rollout_broker.stage_events)
+    backend_broker = topology.endpoint(topology.backend_broker.endpoint)
+    plans = [
+        ChildPlan("backend-broker", ("prorl", "broker", "backend", *broker), 0),
+        ChildPlan("rollout-broker", ("prorl", "broker", "rollout", *broker), 0),
+    ]
+    for kind in topology.engine:
+        for _ in range(kind.processes):
+            name = f"engine-{sum(plan.rank == 1 for plan in plans)}"
+            model = ["--model", kind.model] if kind.model else []
+            arguments = ["prorl-engine", "--engine", kind.kind, *model, "--connect", backend_broker, "--name", name]
+            plans.append(ChildPlan(name, (*arguments, *shared), 1))
+    for stage in topology.stage:
+        for _ in range(stage.processes):
+            name = f"{stage.role}-{sum(plan.name.startswith(stage.role) for plan in plans)}"
+            arguments = ["prorl-stage", "--role", stage.role, "--slots", str(stage.slots), "--connect", stage_events]
+            place = ["--node", service.node, "--sandbox", topology.sandbox.kind]
+            plans.append(ChildPlan(name, (*arguments, *place, *shared), 2))
+    return plans
+
+
+class Supervisor:
+    """The service of one topology on this node.
+
+    Args:
+        topology: what to start.
+        config: the file that it came from, which the brokers read too.
+        log_dir: folder for one log file per child; None: they write to this process's standard error.
+    """
+
+    def __init__(self, topology: Topology, config: Path | None, log_dir: Path | None = None) -> None:
+        self._topology = topology
+        self._plans = plan_children(topology, config)
+        self._log_dir = log_dir
+        self._children: dict[str, asyncio.subprocess.Process] = {}
+        self._stopping = asyncio.Event()
+        self._usage_error = ""
+
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        """Serve until SIGTERM, SIGINT or `stop`; `on_ready` is called once everything has reported.
+
+        Raises:
+            ConfigError: a child cannot work with its settings.
+            EndpointInUse: another service runs in this run folder.
+        """
+        with _run_dir(self._topology.run_dir), _stop_signals(self.stop):
+            keepers = [asyncio.create_task(self._keep(plan)) for plan in self._plans]
+            ready = asyncio.create_task(self._announce(on_ready))
+            try:
+                await self._stopping.wait()
+            finally:
+                ready.cancel()
+                for keeper in keepers:
+                    keeper.cancel()
+                await asyncio.gather(ready, *keepers, return_exceptions=True)
+                await self._end_children()
+        if self._usage_error:
+            raise ConfigError(f"{self._usage_error} cannot work with its settings; its log says why")
+
+    def stop(self) -> None:
+        """End `run` in good order."""
+        self._stopping.set()
+
+    async def _keep(self, plan: ChildPlan) -> None:
+        """Start a child, and again whenever it ends."""
+        loop = asyncio.get_running_loop()
+        pause = FIRST_PAUSE_S
+        while True:
+            started = loop.time()
+            child = await self._start(plan)
+            code = await child.wait()
+            if code == USAGE_ERROR:
+                self._usage_error = plan.name
+                self.stop()
+                return
+            lived = loop.time() - started
+            pause = FIRST_PAUSE_S if lived >= GROWN_UP_S else min(2 * pause, MAX_PAUSE_S)
+            log.warning("%s ended with code %d after %.1f s; starting it again in %g s", plan.name, code, lived, pause)
+            await asyncio.sleep(pause)
+
+    async def _start(self, plan: ChildPlan) -> asyncio.subprocess.Process:
+        with contextlib.ExitStack() as stack:
+            stderr = None
+            if self._log_dir is not None:
+                self._log_dir.mkdir(parents=True, exist_ok=True)
+                stderr = stack.enter_context((self._log_dir / f"{plan.name}.log").open("ab"))
+            # From here on the child is ours even if this task is cancelled while it starts.
+            starting = asyncio.ensure_future(
+                asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "prorl_zmq.cli", *plan.arguments),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=stderr,
+                    stderr=stderr,
+                    start_new_session=True,
+                    preexec_fn=partial(die_with_parent, os.getpid()),
+                )
+            )
+            try:
+                child = await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                self._children[plan.name] = await starting
+                raise
+        self._children[plan.name] = child
+        return child
+
+    async def _announce(self, on_ready: Callable[[], None]) -> None:
+        async for missing in self.wait_ready():
+            log.info("waiting for %s", missing)
+        on_ready()
+
+    async def wait_ready(self) -> AsyncIterator[str]:
+        """Give what is still missing, whenever that changes, until every process has reported to its broker."""
+        door = self._topology.endpoint(self._topology.rollout_broker.front_door)
+        said = ""
+        async with AsyncRolloutClient(door, timeout_s=MAX_PAUSE_S) as client:
+            while True:
+                try:
+                    missing = self._missing(await client.status(), await client.backends.list())
+                except ProrlError:
+                    missing = "the brokers"
+                if not missing:
+                    return
+                if missing != said:
+                    said = missing
+                    yield missing
+                await asyncio.sleep(FIRST_PAUSE_S / 5)
+
+    def _missing(self, status: ServiceStatus, backends: tuple[BackendStatus, ...]) -> str:
+        wanted = {plan.name for plan in self._plans if plan.rank == 1} - {one.backend.backend_id for one in backends}
+        parts = sorted(wanted)
+        for stage in self._topology.stage:
+            planned = sum(one.processes for one in self._topology.stage if one.role == stage.role)
+            there = sum(one.role == stage.role for one in status.stages)
+            if there < planned:
+                parts.append(f"{planned - there} {stage.role} process{'es' if planned - there > 1 else ''}")
+        return ", ".join(dict.fromkeys(parts))
+
+    async def _end_children(self) -> None:
+        for rank in sorted({plan.rank for plan in self._plans}, reverse=True):
+            names = [plan.name for plan in self._plans if plan.rank == rank]
+            living = [child for name in names if (child := self._children.get(name)) and child.returncode is None]
+            for child in living:
+                child.terminate()
+            waits = [asyncio.create_task(child.wait()) for child in living]
+            if waits:
+                await asyncio.wait(waits, timeout=STOP_S)
+            for child in living:
+                if child.returncode is None:
+                    log.warning("process %d did not end within %g s; killing it", child.pid, STOP_S)
+                    child.kill()
+                    await child.wait()
+
+
+@contextlib.contextmanager
+def _run_dir(path: Path) -> Iterator[None]:
+    """Own the run folder: private to this user, held by one service at a time, and without sandboxes afterwards."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if path.stat().st_uid != os.getuid():
+            raise ConfigError(
+                f"{path} belongs to another user; name a folder of your own with --run-dir", key="run_dir"
+            )
+        path.chmod(0o700)
+        lock = (path / "serve.lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"the run folder {path} cannot be used: {error.strerror}", key="run_dir") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise EndpointInUse(
+                f"another service runs in {path}; stop it, or name another folder with --run-dir", endpoint=str(path)
+            ) from None
+        try:
+            yield
+        finally:
+            shutil.rmtree(path / "sandboxes", ignore_errors=True)
+            for left in [*path.glob("init-*"), *path.glob("run-*"), *path.glob("eval-*"), *path.glob("*.lock")]:
+                left.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _stop_signals(stop: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,124 @@
+"""What the commands say to wrong flags, files and settings: one clear line, and exit code 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from prorl_zmq.config import Topology, parse_topology
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "prorl_zmq.cli", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+
+
+def complaint(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that a command printed before it ended with exit code 2."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[service]\nnod = 'a'\n", "unknown field `nod` in service"),
+        ("[servise]\n", "unknown field `servise`"),
+        ("[[stage]]\nrole = 'judge'\n", "Invalid enum value 'judge' in stage[0].role"),
+        ("[[stage]]\nrole = 'run'\nslots = 0\n", "stage[0].slots"),
+        ("[service]\nrun_dir = '/tmp/" + "x" * 120 + "'\n", "the system allows 107"),
+        ("[rollout_broker]\nfront_door = 'http://localhost'\n", "is not ipc://PATH or tcp://HOST:PORT"),
+        ("[service\n", "is not TOML"),
+    ],
+)
+def test_wrong_topology(content: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "topology.toml"
+    file.write_text(content)
+    assert said in complaint(run("prorl", "serve", "--config", str(file)))
+
+
+def test_topology_file_that_is_not_there(tmp_path: Path) -> None:
+    assert "No such file" in complaint(run("prorl", "serve", "--config", str(tmp_path / "none.toml")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("prorl", "serve", "--sandbox", "docker"), "'docker' is not one of 'bubblewrap', 'process'"),
+        (("prorl", "train"), "No such command 'train'"),
+        (("prorl", "status", "--wach"), "No such option"),
+        (("prorl", "submit"), "Missing argument 'TASKS.jsonl'"),
+        (("prorl", "status", "--connect", "localhost:5555"), "is not ipc://PATH or tcp://HOST:PORT"),
+        (("prorl-stage", "--slots", "4"), "Missing option '--role'"),
+        (("prorl-stage", "--role", "judge"), "'judge' is not one of 'init', 'run', 'eval'"),
+        (("prorl-stage", "--role", "run", "--slots", "none"), "should be a valid integer"),
+        (("prorl-stage", "--role", "run", "--task", "chess"), "no installed package offers task chess"),
+        (("prorl-stage", "--role", "run", "--connect", "tcp://nowhere"), "is not ipc://PATH or tcp://HOST:PORT"),
+        (("prorl-stage", "--role", "run", "--bind", "tcp://0.0.0.0:*"), "--insecure"),
+        (("prorl-engine", "--engine", "gpt"), "'gpt' is not"),
+    ],
+)
+def test_wrong_flags(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    assert said in complaint(run(*arguments, cwd=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"task": "math"}\n', "line 1: Object missing required field `instance`"),
+        ('\n{"task": "math", "instance": {}}\n{"task": "math", "instance": []}\n', "line 3: Expected `object`"),
+        ('{"task": "math", "instance": {}, "prio": 1}\n', "line 1: Object contains unknown field `prio`"),
+        ("not json\n", "line 1: JSON is malformed"),
+        ("\n\n", "has no jobs in it"),
+    ],
+)
+def test_wrong_task_file(content: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(content)
+    assert said in complaint(run("prorl", "submit", str(file)))
+
+
+def test_service_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    done = run("prorl", "status", "--connect", f"ipc://{tmp_path}/door")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "is the service running?" in line
+
+
+def test_init_writes_every_default(tmp_path: Path) -> None:
+    done = run("prorl", "init", "here.toml", cwd=tmp_path)
+    assert done.returncode == 0
+    content = tomllib.loads((tmp_path / "here.toml").read_text())
+    assert parse_topology(content, "here.toml") == Topology()
+    defaults = {name: getattr(Topology(), name) for name in Topology.__struct_fields__}
+    for section, value in defaults.items():
+        written = content[section][0] if isinstance(value, tuple) else content[section]
+        struct = value[0] if isinstance(value, tuple) else value
+        assert set(written) == set(struct.__struct_fields__), section
+
+
+def test_init_does_not_write_over_a_file(tmp_path: Path) -> None:
+    (tmp_path / "topology.toml").write_text("mine")
+    assert "--force" in complaint(run("prorl", "init", cwd=tmp_path))
+    assert (tmp_path / "topology.toml").read_text() == "mine"
+    assert run("prorl", "init", "--force", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "topology.toml").read_text() != "mine"
+
+
+def test_doctor_names_what_it_found() -> None:
+    done = run("prorl", "doctor")
+    assert done.returncode in (0, 1)
+    for subject in ("bubblewrap", "user namespaces", "Apptainer", "vLLM", "loopback TCP", "space for sandboxes"):
+        assert subject in done.stdout
+
+
+@pytest.mark.parametrize("program", ["prorl", "prorl-stage", "prorl-engine"])
+def test_help_teaches(program: str) -> None:
+    done = run(program, "--help")
+    assert done.returncode == 0
+    assert "Usage:" in done.stdout
