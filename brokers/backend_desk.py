@@ -75,11 +75,11 @@ class BackendDesk:
         except ProrlError as error:
             reply = BackendRefused(request.request_id, error.info())
         answers = [Answer(envelope, reply)] if reply is not None else []
-        return answers + self._serve_waiting()
+        return answers + self._serve_waiting(now)
 
     def tick(self, now: float) -> list[Answer]:
         """Time has passed: drop what fell silent, and refuse the assignments that waited too long."""
-        for owner in [owner for owner in self.heap.owners() if self._owners.get(owner, now) + self._lease_s <= now]:
+        for owner in [owner for owner in self.heap.owners() if self._owners[owner] + self._lease_s <= now]:
             self.heap.drop_owner(owner)
         self._owners = {owner: heard for owner, heard in self._owners.items() if heard + self._lease_s > now}
         for backend_id in [key for key, heard in self._hosts.items() if heard + self._lease_s <= now]:
@@ -140,8 +140,10 @@ class BackendDesk:
         if backend is not None:
             return Assigned(request.request_id, backend)
         waiting = self._waiting.get(request.job_id)
-        if waiting is None or waiting.request.attempt <= request.attempt:
+        if waiting is None or waiting.request.attempt < request.attempt:
             self._waiting[request.job_id] = _Waiting(envelope, request, now)
+        elif waiting.request.attempt == request.attempt:  # sent again: the job has waited since the first time
+            self._waiting[request.job_id] = _Waiting(envelope, request, waiting.since)
         return None
 
     def _withdraw(self, release: Release) -> None:
@@ -149,7 +151,7 @@ class BackendDesk:
         if waiting is not None and waiting.request.attempt <= release.attempt:
             del self._waiting[release.job_id]
 
-    def _serve_waiting(self) -> list[Answer]:
+    def _serve_waiting(self, now: float) -> list[Answer]:
         answers: list[Answer] = []
         for waiting in tuple(self._waiting.values()):
             request = waiting.request
@@ -157,6 +159,7 @@ class BackendDesk:
             if backend is None:
                 break
             del self._waiting[request.job_id]
+            self._owners.setdefault(request.owner, now)  # it may have fallen silent while the job waited
             answers.append(Answer(waiting.envelope, Assigned(request.request_id, backend)))
         return answers
 

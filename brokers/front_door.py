@@ -42,6 +42,7 @@ from ..messages import (
 from ..sockets import split_envelope
 from .job_table import Place
 from .journal import AcceptedJob
+from .outbox import job_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,7 +74,7 @@ class FrontDoor:
         catalog: the tasks that are served.
         journal: told of jobs before they are accepted.
         perform: does what the job table decides.
-        reply: sends frames to the client behind an envelope.
+        reply: sends frames to the client behind an envelope; false if there is none any more.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class FrontDoor:
         catalog: TaskCatalog,
         journal: Journal,
         perform: Callable[[list[Action]], None],
-        reply: Callable[[Sequence[Frame]], None],
+        reply: Callable[[Sequence[Frame]], bool],
     ) -> None:
         self._settings = settings
         self._backend_broker = backend_broker
@@ -167,11 +168,11 @@ class FrontDoor:
         new: dict[str, tuple[Job, bytes]] = {}
         for frame in frames:
             job = self._parse_job(frame)
-            known = new[job.job_id][1] if job.job_id in new else self._known(request.session, job.job_id, frame)
+            known = job_digest(new[job.job_id][1]) if job.job_id in new else self._known(request.session, job.job_id)
             if known is None:
                 self._catalog.check(job)
                 new[job.job_id] = (job, frame)
-            elif known != frame:
+            elif known != job_digest(frame):
                 raise DuplicateJob(f"another job is called {job.job_id}; ids must be unique", job_id=job.job_id)
         if len(self._table) + len(self._outbox) + len(new) > self._settings.max_jobs:
             raise Busy(
@@ -201,14 +202,14 @@ class FrontDoor:
             raise InvalidJob(f"job {name}: {error.message}", job_id=name, field=error.field) from error
         return job
 
-    def _known(self, session: str, job_id: str, frame: bytes) -> bytes | None:
-        """Give the packed job of that id, if there is one; an ended one of the same session counts as `frame`."""
+    def _known(self, session: str, job_id: str) -> bytes | None:
+        """Give the digest of the job of that id, if there is one; of another session's, one that fits no job."""
         if job_id in self._table:
-            return self._table.packed(job_id)
-        ended_in = self._outbox.session_of(job_id)
-        if ended_in is None:
+            return job_digest(self._table.packed(job_id))
+        ended = self._outbox.get(job_id)
+        if ended is None:
             return None
-        return frame if ended_in == session else b""
+        return ended.job_digest if ended.session == session else b""
 
     def _acknowledge(self, request: Collect) -> None:
         dropped = self._outbox.acknowledge(request.session, request.acknowledge)
@@ -226,10 +227,11 @@ class FrontDoor:
         reply = Collected(
             request.request_id,
             results=tuple(item.result for item in finished),
-            unfinished=self._table.unfinished(request.session),
+            remaining=self._table.unfinished(request.session) + self._outbox.waiting(request.session) - len(finished),
         )
         blocks = [item.block for item in finished if item.result.tokens]
-        self._answer(envelope, reply, blocks)
+        if not self._answer(envelope, reply, blocks):
+            self._outbox.put_back(finished)
 
     def _cancel(self, request: Cancel, now: float) -> Cancelled:
         jobs: dict[str, Any] = {}
@@ -238,7 +240,7 @@ class FrontDoor:
                 self._perform(self._table.cancel(job_id, now))
                 jobs[job_id] = "cancelled"
             else:
-                jobs.setdefault(job_id, "finished" if self._outbox.session_of(job_id) is not None else "unknown")
+                jobs.setdefault(job_id, "finished" if self._outbox.get(job_id) is not None else "unknown")
         return Cancelled(request.request_id, jobs=jobs)
 
     def _status(self, request: Status, now: float) -> ServiceStatus:
@@ -254,5 +256,5 @@ class FrontDoor:
             uptime_s=now - (self._started_at or now),
         )
 
-    def _answer(self, envelope: Sequence[Frame], reply: FrontDoorReply, blocks: Sequence[Frame] = ()) -> None:
-        self._reply([*envelope, codec.encode(reply), *blocks])
+    def _answer(self, envelope: Sequence[Frame], reply: FrontDoorReply, blocks: Sequence[Frame] = ()) -> bool:
+        return self._reply([*envelope, codec.encode(reply), *blocks])

@@ -15,7 +15,8 @@ A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stag
     no live process for it       → ended, `no_stage`, or lost if it waits for its sandbox's node
 
     lost in INIT or RUN → INIT queued under the next attempt (RUN in a fresh sandbox: nothing of the first was observed)
-    lost in EVAL        → EVAL queued under the next attempt (from RUN's recorded result)
+    lost in EVAL        → EVAL queued under the next attempt (from RUN's recorded result); INIT, if EVAL acts in the
+                          job's sandbox and its holder failed or left, since that closes the sandbox
     lost, none left     → ended, `infrastructure_error`
 
     waits for its node in vain → INIT queued under the next attempt (the sandbox went with the node)
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import Cancelled, ErrorInfo, LeaseLost, NoStage, PhaseTimeout
 from ..messages import Outcome, Phase, PhaseDone, PhaseFailed, Result, SandboxHandle, StartPhase
-from .outbox import Finished
+from .outbox import Finished, job_digest
 from .stage_pool import Hold, Need, StagePool
 
 if TYPE_CHECKING:
@@ -168,6 +169,10 @@ class JobTable:
         """Give a job that has not ended, as submitted."""
         return self._records[job_id].packed
 
+    def session(self, job_id: str) -> str:
+        """Give the session of a job that has not ended."""
+        return self._records[job_id].session
+
     def unfinished(self, session: str) -> int:
         """Give the number of a session's jobs that have not ended."""
         return self._unfinished[session]
@@ -210,7 +215,7 @@ class JobTable:
             record = self._records.get(hold.job_id)
             if record is not None and record.is_held_by(stage_id, hold.attempt):
                 record.attempts_given_back += 1
-                self._restart(record, RESTART_PHASE[record.phase], _lease_lost(record), now)
+                self._restart(record, _phase_without_sandbox(record), _lease_lost(record), now)
         return self._take_actions()
 
     def phase_done(self, done: PhaseDone, block: Any, now: float) -> list[Action]:
@@ -218,7 +223,9 @@ class JobTable:
         stage = self.stages.give_back(done.stage_id, Hold(done.job_id, done.attempt))
         record = self._current(done)
         if record is None:
-            self._close(done.sandbox)
+            job = self._records.get(done.job_id)
+            if job is None or job.sandbox != done.sandbox:
+                self._close(done.sandbox)
         else:
             self._note(record, done, block)
             record.sandbox = done.sandbox
@@ -238,7 +245,7 @@ class JobTable:
         stage = self.stages.give_back(failed.stage_id, Hold(failed.job_id, failed.attempt))
         record = self._current(failed)
         if record is not None and failed.retry:
-            self._restart(record, RESTART_PHASE[record.phase], failed.error, now)
+            self._restart(record, _phase_without_sandbox(record), failed.error, now)
         elif record is not None:
             self._note(record, failed, block)
             record.sandbox = None
@@ -290,11 +297,10 @@ class JobTable:
             pass
 
     def _employ(self, stage: StageProcess, now: float) -> None:
-        if stage.role == Phase.INIT:
-            self._fill_init(now)
-        else:
+        if stage.role != Phase.INIT:
             while stage.credit > 0 and self._start_oldest(stage.needs, now):
                 pass
+        self._fill_init(now)  # also once RUN has taken a job that waited: INIT may prepare another
 
     def _may_init(self) -> bool:
         ready = self._counts[Phase.INIT, Place.HELD] + self._counts[Phase.RUN, Place.QUEUED]
@@ -388,7 +394,7 @@ class JobTable:
         if phase == Phase.INIT:
             self._close(record.sandbox)
             record.sandbox = record.run = record.block = None
-            record.carry = {}
+            record.carry, record.metrics = {}, {}
         self.redelivered += 1
         record.attempt += 1
         record.phase = phase
@@ -421,7 +427,7 @@ class JobTable:
             tokens=run.tokens if run is not None else 0,
             turns=run.turns if run is not None else 0,
         )
-        self._actions.append(End(Finished(record.session, result, record.block)))
+        self._actions.append(End(Finished(record.session, result, record.block, job_digest(record.packed))))
         self._fill_init(now)
 
     def _current(self, event: PhaseDone | PhaseFailed) -> _Record | None:
@@ -452,6 +458,11 @@ class JobTable:
     def _take_actions(self) -> list[Action]:
         actions, self._actions = self._actions, []
         return actions
+
+
+def _phase_without_sandbox(record: _Record) -> Phase:
+    """Give the phase to start again with when the holder gave it up, and so closed the job's sandbox."""
+    return RESTART_PHASE[record.phase] if record.sandbox is None else Phase.INIT
 
 
 def _lease_lost(record: _Record) -> ErrorInfo:

@@ -8,6 +8,7 @@ died). A live client, which knows the ids it has seen, so gets each result exact
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -26,6 +27,13 @@ class Finished(NamedTuple):
     result: Result
     block: Any
     """The trajectory's block as received (bytes or a frame); None if it has no tokens."""
+    job_digest: bytes = b""
+    """Tells whether a job that is submitted again is this one."""
+
+
+def job_digest(packed: bytes) -> bytes:
+    """Give what stands for a packed job once its bytes are gone, 16 bytes."""
+    return blake2b(packed, digest_size=16).digest()
 
 
 @dataclass(slots=True)
@@ -45,9 +53,14 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._session_of)
 
-    def session_of(self, job_id: str) -> str | None:
-        """Give the session that an ended job waits for; None if it is not here."""
-        return self._session_of.get(job_id)
+    def get(self, job_id: str) -> Finished | None:
+        """Give an ended job; None if it is not here."""
+        session = self._session_of.get(job_id)
+        return self._sessions[session][job_id] if session is not None else None
+
+    def waiting(self, session: str) -> int:
+        """Give the number of a session's results that were not acknowledged."""
+        return len(self._sessions.get(session, ()))
 
     def put(self, finished: Finished) -> None:
         """Keep an ended job for its session."""
@@ -77,3 +90,8 @@ class Outbox:
                 self._deliveries[job_id] = _Delivery(client_id, now)
                 taken.append(finished)
         return taken
+
+    def put_back(self, taken: Iterable[Finished]) -> None:
+        """Undo `take`: the client is gone, so any client of the session may have them at once."""
+        for finished in taken:
+            self._deliveries.pop(finished.result.job_id, None)

@@ -74,6 +74,8 @@ class RolloutBroker:
         self._loop = Loop()
         insecure = topology.service.insecure
         self._door = open_socket(self._loop.context, zmq.ROUTER)
+        # A reply to a client that is gone is an error here, not silence: its results go to the next client at once.
+        self._door.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._events = open_socket(self._loop.context, zmq.PULL)
         try:
             self.front_door = bind(self._door, topology.endpoint(self._settings.front_door), insecure=insecure)
@@ -148,11 +150,14 @@ class RolloutBroker:
                 return
             self._requests.handle(frames, time.monotonic())
 
-    def _reply(self, frames: Sequence[Frame]) -> None:
+    def _reply(self, frames: Sequence[Frame]) -> bool:
+        """Send a reply; false if its client is gone or does not read."""
         try:
             send(self._door, frames, NOBLOCK)
-        except zmq.Again:
-            log.warning("a client does not read its replies; one was dropped")
+        except zmq.ZMQError as error:
+            log.info("a client did not take its reply: %s", error.strerror)
+            return False
+        return True
 
     # Stage processes --------------------------------------------------------------------------------------------------
 
@@ -243,7 +248,10 @@ class RolloutBroker:
                         self._command(stage_id, CloseSandbox(action.sandbox))
                 case Unassign():
                     request = Release(new_id(), *action.hold)
-                    send(self._releases, [b"", codec.encode(request)], NOBLOCK)
+                    try:
+                        send(self._releases, [b"", codec.encode(request)], NOBLOCK)
+                    except zmq.Again:
+                        log.warning("the backend broker does not take releases; its leases will lapse")
 
     def _drain_release_replies(self) -> None:
         for _ in range(BATCH):
@@ -258,7 +266,11 @@ def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
     tokens = event.tokens if isinstance(event, PhaseDone | PhaseFailed) else 0
     if len(rest) != (1 if tokens else 0):
         raise MalformedMessage(f"{type(event).__name__} of {tokens} tokens came with {len(rest)} further frames")
-    if not tokens or not isinstance(event, PhaseDone | PhaseFailed):
+    if not isinstance(event, PhaseDone | PhaseFailed):
+        return None
+    if not tokens:
+        if event.turns:
+            raise MalformedMessage(f"job {event.job_id} has {event.turns} turns and no tokens")
         return None
     if len(rest[0]) != block_bytes(tokens, event.turns):
         raise MalformedMessage(f"the trajectory of job {event.job_id} has {len(rest[0])} bytes, not what it claims")

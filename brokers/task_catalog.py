@@ -66,8 +66,9 @@ class TaskCatalog:
 
 
 def _instance_type(task: Task) -> type[msgspec.Struct]:
+    names = {f"field_{index}": name for index, name in enumerate(task.fields)}  # a name may be no Python identifier
     fields = [
-        (name, FIELD_TYPES.get(kind, Any), *((None,) if name in task.optional else ()))
-        for name, kind in task.fields.items()
+        (attribute, FIELD_TYPES.get(task.fields[name], Any), *((None,) if name in task.optional else ()))
+        for attribute, name in names.items()
     ]
-    return msgspec.defstruct(f"Instance_{task.name}", fields, kw_only=True, forbid_unknown_fields=True)
+    return msgspec.defstruct(f"Instance_{task.name}", fields, kw_only=True, forbid_unknown_fields=True, rename=names)

@@ -92,7 +92,11 @@ class AsyncSocket:
                 frames = receive(self._socket, self._copied)
             except zmq.Again:
                 break
-            self._on_message(frames)
+            try:
+                self._on_message(frames)
+            except BaseException:
+                self._schedule_drain()  # the descriptor has told already of the messages behind this one
+                raise
         else:
             self._schedule_drain()
         while self._backlog and not self._socket.closed and self._try_send(self._backlog[0]):

@@ -92,15 +92,15 @@ class AsyncRolloutClient:
                 while self._collecting.waiting:
                     yield self._collecting.take(1)[0]
                 last = time.monotonic()
-            elif not self._collecting.unfinished:
+            elif not self._collecting.remaining:
                 return
             elif timeout_s is not None and time.monotonic() - last >= timeout_s:
                 raise RequestTimeout(
-                    f"no job ended for {timeout_s:g} s; {self._collecting.unfinished} are still going on",
+                    f"no job ended for {timeout_s:g} s; {self._collecting.remaining} are still going on",
                     timeout_s=timeout_s,
                 )
             left = POLL_S if timeout_s is None else timeout_s - (time.monotonic() - last)
-            wait = max(0.0, min(left, POLL_S)) if self._collecting.unfinished else 0.0
+            wait = max(0.0, min(left, POLL_S)) if self._collecting.remaining else 0.0
 
     async def cancel(self, job_ids: str | Iterable[str], *, timeout_s: float | None = None) -> dict[str, str]:
         """End jobs with outcome `cancelled`; see `RolloutClient.cancel`."""

@@ -20,14 +20,25 @@ from .errors import MalformedMessage
 HEADER_LIMIT_BYTES = 4 * 2**20
 """Largest header frame. Bulk data does not travel in headers."""
 CONTAINER_LIMIT = 65_536
-"""Most elements of one array or map."""
+"""Most elements of one array or map, and most arrays and maps of one frame."""
 
 T = TypeVar("T")
 
+# One for all: `msgpack.packb` makes a new one for every call, each with a buffer of 256 KiB.
+_packer = msgpack.Packer(use_bin_type=True)
+
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Pack a message (or any Struct) into one MessagePack frame."""
-    return pack(msgspec.to_builtins(message, builtin_types=(bytes,)))
+    """Pack a message (or any Struct) into one MessagePack frame.
+
+    Raises:
+        MalformedMessage: a field holds something that cannot cross the wire.
+    """
+    try:
+        content = msgspec.to_builtins(message, builtin_types=(bytes,))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MalformedMessage(f"this {type(message).__name__} cannot be sent: {error}; use plain data only") from error
+    return pack(content)
 
 
 def decode(frame: bytes | memoryview, kind: Any, limit_bytes: int = HEADER_LIMIT_BYTES) -> Any:
@@ -46,7 +57,7 @@ def pack(value: Any) -> bytes:
         MalformedMessage: the value has a type that cannot cross the wire.
     """
     try:
-        return bytes(msgpack.packb(value, use_bin_type=True))
+        return bytes(_packer.pack(value))
     except (TypeError, ValueError, OverflowError) as error:
         raise MalformedMessage(f"this value cannot be sent: {error}; use plain data only") from error
 
@@ -60,6 +71,8 @@ def unpack(frame: bytes | memoryview, limit_bytes: int = HEADER_LIMIT_BYTES) -> 
     size = len(frame)
     if size > limit_bytes:
         raise MalformedMessage(f"a frame of {size} bytes is over the limit of {limit_bytes}")
+    # A frame no longer than the limit cannot hold more containers than it: each takes a byte.
+    count = _ContainerCount() if size > CONTAINER_LIMIT else None
     try:
         return msgpack.unpackb(
             frame,
@@ -70,6 +83,8 @@ def unpack(frame: bytes | memoryview, limit_bytes: int = HEADER_LIMIT_BYTES) -> 
             max_array_len=CONTAINER_LIMIT,
             max_map_len=CONTAINER_LIMIT,
             max_ext_len=0,
+            object_hook=count,
+            list_hook=count,
         )
     except (ValueError, msgpack.UnpackException) as error:
         reason = str(error) or type(error).__name__
@@ -86,8 +101,9 @@ def convert(value: Any, kind: type[T] | Any) -> T:
         tag = value.get("type") if isinstance(value, dict) else None
         result: T = msgspec.convert(value, _tagged(kind).get(tag, kind) if isinstance(tag, str) else kind)
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `")
-        raise MalformedMessage(str(error), field=where.rstrip("`") or _named_field(what) or "$") from error
+        what, _, place = str(error).partition(" - at `")
+        where = place.rstrip("`").rpartition("` in `")[2]  # of a wrong key: "key` in `$.instance"
+        raise MalformedMessage(str(error), field=where or _named_field(what) or "$") from error
     return result
 
 
@@ -95,6 +111,19 @@ def request_id(content: Any) -> str:
     """Give the `request_id` of an unpacked header that may be malformed otherwise, or `unknown`."""
     value = content.get("request_id") if isinstance(content, dict) else None
     return value if isinstance(value, str) else "unknown"
+
+
+class _ContainerCount:
+    """Called by `msgpack` with each array and map of a frame; refuses one too many, though each may be small."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self, container: Any) -> Any:
+        self._count += 1
+        if self._count > CONTAINER_LIMIT:
+            raise ValueError(f"more than {CONTAINER_LIMIT} arrays and maps")
+        return container
 
 
 @cache

@@ -147,7 +147,9 @@ def parse_topology(data: dict[str, object], source: str) -> Topology:
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         place = where.rstrip("`")
-        raise ConfigError(f"{source}: {what}" + (f" in {place}" if place else ""), key=place) from error
+        name = what.partition("field `")[2].rstrip("`")
+        key = f"{place}.{name}" if place and name else place or name
+        raise ConfigError(f"{source}: {what}" + (f" in {place}" if place else ""), key=key) from error
     for key, template in (
         ("rollout_broker.front_door", topology.rollout_broker.front_door),
         ("rollout_broker.stage_events", topology.rollout_broker.stage_events),
@@ -157,4 +159,6 @@ def parse_topology(data: dict[str, object], source: str) -> Topology:
             topology.endpoint(template)
         except ProrlError as error:
             raise ConfigError(f"{source}: {key}: {error.message}", key=key) from error
+        except RuntimeError as error:  # `~` of a user without a home directory
+            raise ConfigError(f"{source}: service.run_dir: {error}", key="service.run_dir") from error
     return topology

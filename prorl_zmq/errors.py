@@ -36,7 +36,7 @@ class ProrlError(Exception):
 
     code: ClassVar[str] = "error"
 
-    def __init__(self, message: str, **fields: Field) -> None:
+    def __init__(self, message: str, /, **fields: Field) -> None:
         super().__init__(message)
         self.message = message
         self.fields = fields

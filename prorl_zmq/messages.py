@@ -242,8 +242,8 @@ class Collected(Reply, frozen=True):
     """Answer to `Collect`. Further frames: one trajectory block for each result whose `tokens` is not 0, in order."""
 
     results: tuple[Result, ...] = ()
-    unfinished: int = 0
-    """Jobs of the session that have not ended yet."""
+    remaining: int = 0
+    """Jobs of the session that have not ended, or whose results are neither in this reply nor acknowledged."""
 
 
 class Cancelled(Reply, frozen=True):

@@ -96,8 +96,8 @@ class CollectState:
         self._received: deque[Trajectory] = deque()
         self._handed_over: list[str] = []
         self._seen: OrderedDict[str, None] = OrderedDict()
-        self.unfinished = 0
-        """Jobs of the session that had not ended at the last reply."""
+        self.remaining = 0
+        """Jobs of the session whose results this client did not have at the last reply."""
 
     @property
     def waiting(self) -> int:
@@ -134,7 +134,7 @@ class CollectState:
         new = [_trajectory(result, blocks) for result in reply.results]
         acknowledged = set(request.acknowledge)
         self._handed_over = [job_id for job_id in self._handed_over if job_id not in acknowledged]
-        self.unfinished = reply.unfinished
+        self.remaining = reply.remaining
         for trajectory in new:
             if trajectory.job_id in self._seen:
                 self._handed_over.append(trajectory.job_id)  # given again: its acknowledgement was lost

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,6 +37,7 @@ MAX_FRAME_BYTES = 2**30
 NOBLOCK = int(zmq.NOBLOCK)
 """As a plain number: combining two of pyzmq's flags costs more than packing a header."""
 _MORE = int(zmq.SNDMORE)
+_PORT = re.compile("[0-9]{1,5}")
 
 HIGH_WATER_MARK = 100_000
 """Messages that a socket holds for a peer: more than the credit of any stage process."""
@@ -67,7 +69,7 @@ def check_endpoint(endpoint: str) -> str:
         InvalidEndpoint: it is neither `ipc://PATH` nor `tcp://HOST:PORT`, or its path is too long.
     """
     transport, _, address = endpoint.partition("://")
-    if transport == "ipc" and address:
+    if transport == "ipc" and address and "\0" not in address:
         length = len(os.fsencode(address))
         if length > IPC_PATH_LIMIT:
             raise InvalidEndpoint(
@@ -76,7 +78,7 @@ def check_endpoint(endpoint: str) -> str:
             )
         return endpoint
     host, _, port = address.rpartition(":")
-    if transport == "tcp" and host and (port == "*" or (port.isdigit() and int(port) < 65536)):
+    if transport == "tcp" and host and (port == "*" or (_PORT.fullmatch(port) and int(port) < 65536)):
         return endpoint
     raise InvalidEndpoint(f"{endpoint!r} is not ipc://PATH or tcp://HOST:PORT", endpoint=endpoint)
 

@@ -1,0 +1,111 @@
+"""A stage process with handlers for tests: `python scripted.py ROLE SLOTS CONNECT RUN_DIR SANDBOX`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+
+from prorl_zmq.errors import SandboxFailed
+from prorl_zmq.inference.chat import ChatMessage
+from prorl_zmq.messages import Phase
+from prorl_zmq.stages.handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
+from prorl_zmq.stages.stage_process import StageOptions, StageProcess
+from prorl_zmq.tools.bash_session import BashSession
+from prorl_zmq.trajectory import Role
+
+
+class ScriptedInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What each phase does, by name."""
+
+    init: str = ""
+    run: str = ""
+    eval: str = ""
+    mark: str = ""
+    """A file that a phase writes its process's pid to when it starts."""
+    command: str = "true"
+    """What `bash` runs."""
+
+
+class ScriptedHandler(AgentHandler[ScriptedInstance]):
+    """Phases that do what the test says."""
+
+    task = "scripted"
+    instance_type = ScriptedInstance
+    eval_in_sandbox = True
+
+    async def init(self, phase: InitPhase[ScriptedInstance]) -> Carry:
+        if phase.instance.run == "bash":
+            await phase.create_sandbox()
+        return await act(phase.instance.init, phase.instance)
+
+    async def run(self, phase: RunPhase[ScriptedInstance]) -> Carry:
+        if phase.instance.run == "bash":
+            assert phase.sandbox is not None
+            session = BashSession(phase.sandbox)
+            try:
+                await session.start()
+                result = await session.run(phase.instance.command, timeout_s=600)
+                return {"output": result.output}
+            finally:
+                await session.close()
+        if phase.instance.run == "converse":
+            mark(phase.instance)
+            episode = await phase.converse([ChatMessage(Role.USER, "go on")], [])
+            return {"text": episode.last_text}
+        return await act(phase.instance.run, phase.instance)
+
+    async def eval(self, phase: EvalPhase[ScriptedInstance]) -> Evaluation:
+        await act(phase.instance.eval, phase.instance)
+        return Evaluation(0.5, {"pid": float(os.getpid())})
+
+
+def mark(instance: ScriptedInstance) -> None:
+    if instance.mark:
+        Path(instance.mark).write_text(str(os.getpid()))
+
+
+def first_time(instance: ScriptedInstance) -> bool:
+    died = Path(f"{instance.mark}.died")
+    first = not died.exists()
+    died.touch()
+    return first
+
+
+async def act(what: str, instance: ScriptedInstance) -> Carry:
+    """Do one of the things that a test can ask of a phase."""
+    if what:
+        mark(instance)
+    match what:
+        case "sleep":
+            await asyncio.sleep(600)
+        case "raise":
+            raise ValueError("the task's own code is wrong")
+        case "infrastructure":
+            raise SandboxFailed("the disk is on fire")
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "die once" if first_time(instance):
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "big carry":
+            return {"big": "x" * (16 * 2**20)}
+    return {"pid": os.getpid()}
+
+
+def main() -> None:
+    role, slots, connect, run_dir, sandbox = sys.argv[1:]
+    options: dict[str, Any] = {"role": Phase(role), "slots": int(slots), "connect": connect, "sandbox": sandbox}
+    process = StageProcess(
+        StageOptions(node="local", run_dir=Path(run_dir), **options), {"scripted": ScriptedHandler()}
+    )
+    uvloop.run(process.run())
+
+
+if __name__ == "__main__":
+    main()

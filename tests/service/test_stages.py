@@ -1,0 +1,161 @@
+"""Stage processes at work: outcomes, limits, cancellation, deaths, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+import pytest
+
+from prorl_zmq import Job, PhaseLimits
+
+from .conftest import TestService, scripted, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def outcome_of(service: TestService, job: Job) -> tuple[str, str]:
+    """Run one job to its end; give the outcome and the error's code."""
+    with service.client() as client:
+        client.submit(job)
+        (trajectory,) = client.stream(timeout_s=60)
+    return str(trajectory.outcome), trajectory.error.code if trajectory.error is not None else ""
+
+
+def test_job_passes_all_stages(service: TestService) -> None:
+    with service.client() as client:
+        client.submit(scripted())
+        (trajectory,) = client.stream(timeout_s=20)
+    assert trajectory.outcome == "completed"
+    assert trajectory.reward == 0.5
+    assert trajectory.error is None
+    assert {"init", "run", "eval", "init_queue", "run_queue", "eval_queue"} <= set(trajectory.result.timings)
+    assert len(trajectory.token_ids) == 0
+
+
+@pytest.mark.parametrize("phase", ["init", "run", "eval"])
+@pytest.mark.parametrize(
+    ("act", "expected"),
+    [("raise", ("failed", "handler_failed")), ("infrastructure", ("infrastructure_error", "sandbox_failed"))],
+)
+def test_phase_that_raises(service: TestService, phase: str, act: str, expected: tuple[str, str]) -> None:
+    assert outcome_of(service, scripted(**{phase: act})) == expected
+
+
+@pytest.mark.parametrize("phase", ["init", "run", "eval"])
+def test_phase_over_its_limit(service: TestService, phase: str) -> None:
+    limits = PhaseLimits(**{f"{phase}_s": 0.3})
+    job = msgspec.structs.replace(scripted(**{phase: "sleep"}), limits=limits)
+    assert outcome_of(service, job) == ("timeout", "phase_timeout")
+
+
+def test_carry_that_does_not_fit_a_header_fails_the_job(service: TestService) -> None:
+    assert outcome_of(service, scripted(run="big carry")) == ("failed", "handler_failed")
+
+
+def test_no_backend_is_an_error_after_the_wait_that_the_job_allows(service: TestService) -> None:
+    with service.client() as client:
+        client.submit(scripted(run="converse"))
+        (trajectory,) = client.stream(timeout_s=20)
+    assert trajectory.outcome == "infrastructure_error"
+    assert trajectory.reward is None
+    assert trajectory.error is not None
+    assert trajectory.error.code == "no_backend"
+    assert 1.0 <= float(trajectory.error.fields["waited_s"] or 0) < 5.0
+    assert trajectory.result.attempt == 1
+
+
+def test_no_stage_process_is_an_error_after_the_wait_that_the_job_allows(empty_service: TestService) -> None:
+    empty_service.start_backend_broker()
+    empty_service.start_rollout_broker()
+    empty_service.start_stage("init")
+    empty_service.wait_stages(1)
+    job = msgspec.structs.replace(scripted(), stage_wait_s=0.5)
+    assert outcome_of(empty_service, job) == ("infrastructure_error", "no_stage")
+
+
+@pytest.mark.parametrize("phase", ["init", "run", "eval"])
+def test_job_survives_the_death_of_its_stage_process(service: TestService, phase: str, tmp_path: Path) -> None:
+    for role in ("init", "run", "eval"):
+        service.start_stage(role)
+    service.wait_stages(6)
+    with service.client() as client:
+        client.submit(scripted(**{phase: "die once", "mark": str(tmp_path / "mark")}))
+        (trajectory,) = client.stream(timeout_s=30)
+        assert client.status().redelivered == 1
+    assert (trajectory.outcome, trajectory.result.attempt) == ("completed", 2)
+
+
+def test_job_that_kills_every_stage_process_ends_as_infrastructure_error(service: TestService) -> None:
+    for _ in range(3):
+        service.start_stage("run", slots=1)
+    service.wait_stages(6)
+    assert outcome_of(service, scripted(run="die")) == ("infrastructure_error", "lease_lost")
+
+
+def test_stage_process_that_is_told_to_end_gives_its_jobs_to_others(service: TestService, tmp_path: Path) -> None:
+    """SIGTERM: the job goes to another process without spending an attempt, and the process ends cleanly."""
+    job = msgspec.structs.replace(scripted(run="sleep", mark=str(tmp_path / "pid")), max_attempts=1)
+    with service.client() as client:
+        client.submit(job)
+        until((tmp_path / "pid").exists, "RUN to start")
+        first = int((tmp_path / "pid").read_text())
+        service.start_stage("run")
+        service.wait_stages(4)
+        (tmp_path / "pid").unlink()
+        os.kill(first, signal.SIGTERM)
+        until((tmp_path / "pid").exists, "RUN to start again")
+        until(
+            lambda: ("process" in service.log() and not psutil.pid_exists(first)) or _ended(service, first), "its end"
+        )
+        assert int((tmp_path / "pid").read_text()) != first
+        client.cancel(job.job_id)
+        (trajectory,) = client.stream(timeout_s=20)
+    assert (trajectory.outcome, trajectory.result.attempt) == ("cancelled", 2)
+
+
+def _ended(service: TestService, pid: int) -> bool:
+    return any(process.pid == pid and process.poll() == 0 for process in service.processes)
+
+
+def test_cancellation_reaches_a_running_tool_call(service: TestService, sandbox_kind: str, tmp_path: Path) -> None:
+    """The command dies with its job, its slot is free again, and its sandbox is gone."""
+    for process in service.processes:
+        process.terminate()
+    service.wait_stages(0)
+    for role in ("init", "run", "eval"):
+        service.start_stage(role, slots=1, sandbox=sandbox_kind)
+    service.wait_stages(3)
+    seconds = f"{600 + os.getpid()}.5"
+    job = scripted(run="bash", command=f"sleep {seconds}")
+    with service.client() as client:
+        client.submit(job)
+        until(lambda: _sleepers(seconds), "the tool call to run")
+        assert client.cancel(job.job_id) == {job.job_id: "cancelled"}
+        until(lambda: not _sleepers(seconds), "the tool call to end")
+        until(lambda: all(stage.busy == 0 for stage in client.status().stages), "the slot to be free")
+        until(lambda: not list((service.folder / "sandboxes").iterdir()), "the sandbox to be gone")
+        (trajectory,) = client.stream(timeout_s=20)
+    assert trajectory.outcome == "cancelled"
+
+
+def _sleepers(seconds: str) -> list[int]:
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if process.info["cmdline"] and process.info["cmdline"][:2] == ["sleep", seconds]
+    ]
+
+
+def test_nothing_is_left_after_a_clean_end(service: TestService) -> None:
+    with service.client() as client:
+        client.submit(scripted(run="bash") for _ in range(4))
+        assert {trajectory.outcome for trajectory in client.stream(timeout_s=30)} == {"completed"}
+    for process in service.processes:
+        process.terminate()
+    assert [process.wait(15) for process in service.processes] == [0, 0, 0]
+    assert list((service.folder / "sandboxes").iterdir()) == []

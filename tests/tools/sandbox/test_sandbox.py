@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import uvloop
+
+from prorl_zmq.errors import SandboxFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prorl_zmq.tools.sandbox.base import Sandbox
+    from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+
+
+def use(sandboxes: Sandboxes, body: Callable[[Sandbox], object], runner: Callable[..., object] = asyncio.run) -> None:
+    """Run the coroutine function `body` on a new sandbox, and see that closing it leaves nothing."""
+
+    async def main() -> None:
+        sandbox = await sandboxes.create("one")
+        try:
+            await body(sandbox)  # type: ignore[misc]
+        finally:
+            await sandbox.close()
+            await sandbox.close()
+        assert list(sandboxes.root.iterdir()) == []
+
+    runner(main())
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_a_command_has_input_outputs_and_exit_code(sandboxes: Sandboxes, runner: Callable[..., object]) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        data = os.urandom(300_000)
+        result = await sandbox.run(["cat"], 10, stdin=data, output_limit_bytes=10**6)
+        assert (result.exit_code, result.stdout, result.stderr) == (0, data, b"")
+        result = await sandbox.run(["sh", "-c", "echo out; echo err >&2; exit 7"], 10)
+        assert (result.exit_code, result.stdout, result.stderr) == (7, b"out\n", b"err\n")
+        assert not result.timed_out
+        assert (await sandbox.run(["sh", "-c", "kill -TERM $$"], 10)).exit_code == 143
+        assert (await sandbox.run(["true"], 10, stdin=data)).exit_code == 0
+        assert (await sandbox.run(["cat"], 10)).stdout == b""
+        assert (await sandbox.run(["no-such-program"], 10)).exit_code == 127
+
+    use(sandboxes, body, runner)
+
+
+def test_commands_see_the_workspace_and_a_clean_environment(
+    sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRORL_TEST_SECRET", "secret")
+
+    async def body(sandbox: Sandbox) -> None:
+        sandbox.write_file("a/b.sh", b"#!/bin/sh\npwd; echo $HOME; env; awk 'BEGIN {print 6 * 7}'\n", 0o755)
+        result = await sandbox.run(["a/b.sh"], 10)
+        lines = result.stdout.decode().splitlines()
+        assert lines[:2] == [sandbox.directory] * 2
+        assert "42" in lines
+        assert "secret" not in result.stdout.decode()
+        assert "PAGER=cat" in lines
+
+    use(sandboxes, body)
+
+
+def test_output_beyond_the_limit_is_cut_in_the_middle(sandboxes: Sandboxes) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        result = await sandbox.run(["sh", "-c", "echo first; yes | head -c 3000000; echo last"], 20, b"", 1000)
+        assert result.stdout.startswith(b"first\ny\n")
+        assert result.stdout.endswith(b"y\nlast\n")
+        assert len(result.stdout) < 1100
+        assert result.dropped_bytes == 3_000_011 - 1000
+
+    use(sandboxes, body)
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_the_time_limit_and_cancellation_kill_the_whole_tree(
+    sandboxes: Sandboxes, survivors: Callable[[str], list[str]], runner: Callable[..., object]
+) -> None:
+    mark = f"3600.{uuid.uuid4().int}"
+    command = ["bash", "-c", f"trap '' INT TERM; sleep {mark} & setsid sleep {mark} & echo on; sleep {mark}; true"]
+
+    async def body(sandbox: Sandbox) -> None:
+        started = time.monotonic()
+        result = await sandbox.run(command, 0.3)
+        assert result.timed_out
+        assert result.stdout == b"on\n"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(sandbox.run(command, 60), 0.3)
+        assert time.monotonic() - started < 10
+        assert survivors(mark) == []
+
+    use(sandboxes, body, runner)
+
+
+def test_a_job_in_the_background_does_not_hold_the_caller(
+    sandboxes: Sandboxes, survivors: Callable[[str], list[str]]
+) -> None:
+    mark = f"3600.{uuid.uuid4().int}"
+
+    async def body(sandbox: Sandbox) -> None:
+        result = await sandbox.run(["sh", "-c", f"sleep {mark} & echo done"], 30)
+        assert (result.exit_code, result.stdout, result.timed_out) == (0, b"done\n", False)
+        assert survivors(mark) == []
+
+    use(sandboxes, body)
+
+
+def test_files_are_written_and_read(sandboxes: Sandboxes) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        sandbox.write_file("deep/er/file", b"1")
+        sandbox.write_file("deep/er/file", b"\0" * 10, 0o600)
+        assert sandbox.read_file("deep//er/./file") == b"\0" * 10
+        assert (await sandbox.run(["stat", "-c", "%a %s", "deep/er/file"], 10)).stdout == b"600 10\n"
+        with pytest.raises(SandboxFailed, match="larger than the 9 bytes"):
+            sandbox.read_file("deep/er/file", limit_bytes=9)
+        with pytest.raises(SandboxFailed) as caught:
+            sandbox.read_file("deep/none")
+        assert caught.value.reason == "missing"
+
+    use(sandboxes, body)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../etc/passwd", "a/../../b", "", ".", "a\0b"])
+def test_paths_out_of_the_workspace_are_refused(sandboxes: Sandboxes, path: str) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        with pytest.raises(SandboxFailed, match="not a path inside"):
+            sandbox.read_file(path)
+        with pytest.raises(SandboxFailed, match="not a path inside"):
+            sandbox.write_file(path, b"")
+
+    use(sandboxes, body)
+
+
+def test_planted_links_and_fifos_are_refused(sandboxes: Sandboxes, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("the host's")
+    script = f"""
+        ln -s {outside} folder; ln -s {outside}/file file; ln -s ../../../outside up; ln -s file inner; ln -s loop loop
+        ln -s {outside}/new new; mkfifo fifo; mkdir plain
+    """
+
+    async def body(sandbox: Sandbox) -> None:
+        assert (await sandbox.run(["sh", "-ec", script], 10)).exit_code == 0
+        for path in ("folder/file", "file", "up/file", "inner", "loop", "new", "new/below", "fifo", "plain"):
+            with pytest.raises(SandboxFailed):
+                sandbox.read_file(path)
+            with pytest.raises(SandboxFailed):
+                sandbox.write_file(path, b"ours")
+        assert [each.name for each in outside.iterdir()] == ["file"]
+        assert (outside / "file").read_text() == "the host's"
+
+    use(sandboxes, body)
+
+
+def test_a_copy_is_a_sandbox_of_its_own(sandboxes: Sandboxes, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("the host's")
+    script = f"""
+        mkdir -p a/b closed; echo 1 > a/b/file; chmod 750 a/b/file; ln -s {secret} link; ln -s a/b inner
+        mkfifo fifo; echo 2 > closed/file; chmod 000 closed/file closed; touch -d 2001-02-03 a/old; ln a/old hard
+    """
+
+    async def body(sandbox: Sandbox) -> None:
+        assert (await sandbox.run(["sh", "-ec", script], 10)).exit_code == 0
+        copy = await sandbox.copy("two")
+        try:
+            assert (copy.workspace / "link").readlink() == secret
+            assert (copy.workspace / "inner").readlink() == Path("a/b")
+            assert not (copy.workspace / "fifo").exists()
+            assert copy.read_file("a/b/file") == b"1\n"
+            listing = await copy.run(["stat", "-c", "%a %Y", "a/b/file", "closed", "a/old"], 10)
+            modes = [line.split() for line in listing.stdout.decode().splitlines()]
+            assert [mode for mode, _ in modes] == ["750", "0", "644"]
+            assert modes[2][1] == str(int((sandbox.workspace / "a/old").stat().st_mtime))
+            copy.write_file("a/b/file", b"changed")
+            assert sandbox.read_file("a/b/file") == b"1\n"
+            with pytest.raises(SandboxFailed, match="exists already"):
+                await sandbox.copy("two")
+        finally:
+            await copy.close()
+
+    use(sandboxes, body)
+
+
+def test_what_is_larger_than_the_limit_is_not_copied(sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl_zmq.tools.sandbox.base.COPY_LIMIT_BYTES", 1000)
+
+    async def body(sandbox: Sandbox) -> None:
+        sandbox.write_file("small", b"x" * 600)
+        await (await sandbox.copy("two")).close()
+        sandbox.write_file("more", b"x" * 600)
+        with pytest.raises(SandboxFailed, match="more than may be copied"):
+            await sandbox.copy("three")
+
+    use(sandboxes, body)
+
+
+def test_whatever_is_left_in_it_a_sandbox_closes(sandboxes: Sandboxes) -> None:
+    script = """
+        mkdir -p shut/inner; touch shut/inner/file; chmod 000 shut/inner shut
+        mkdir bare; touch bare/file; chmod 500 bare
+        mkfifo fifo; ln -s / root; name=$(printf 'd%.0s' {1..100}); for i in {1..60}; do mkdir $name; cd $name; done
+        touch bottom
+    """
+
+    async def body(sandbox: Sandbox) -> None:
+        assert (await sandbox.run(["bash", "-ec", script], 30)).exit_code == 0
+        copy = await sandbox.copy("two")
+        await copy.close()
+
+    use(sandboxes, body)
+
+
+def test_closing_stops_at_its_limit_and_goes_on_when_called_again(
+    sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        sandbox.write_file("a/file", b"")
+        with monkeypatch.context() as patch:
+            patch.setattr("prorl_zmq.tools.sandbox.base.CLOSE_LIMIT_S", -1.0)
+            with pytest.raises(SandboxFailed, match="took longer"):
+                await sandbox.close()
+        assert not sandbox.path.exists()
+
+    use(sandboxes, body)
+
+
+def test_a_sandbox_whose_folder_is_gone_fails_and_says_so(sandboxes: Sandboxes) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        await sandbox.close()
+        with pytest.raises(SandboxFailed):
+            await sandbox.run(["true"], 10)
+        with pytest.raises(SandboxFailed):
+            sandbox.read_file("file")
+
+    use(sandboxes, body)

@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import uvloop
+
+from prorl_zmq.errors import SandboxFailed, ToolSessionLost
+from prorl_zmq.tools.bash_session import COMMAND_LIMIT_BYTES, BashResult, BashSession
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+
+# Python 3.12 warns of every fork of a process with threads; ptyprocess forks.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+LIMIT_S = 20.0
+"""For commands that should be done at once, on a machine that may be busy."""
+
+
+def use(
+    sandboxes: Sandboxes, body: Callable[[BashSession], Awaitable[None]], runner: Callable[..., object] = asyncio.run
+) -> None:
+    """Run `body` on a session in a new sandbox, and see that no descriptor is left open."""
+
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    async def main() -> None:
+        before = descriptors()
+        sandbox = await sandboxes.create("one")
+        session = BashSession(sandbox)
+        try:
+            await session.start()
+            await body(session)
+        finally:
+            await session.close()
+            await session.close()
+            await sandbox.close()
+        assert descriptors() == before
+
+    runner(main())
+
+
+Cases = list[tuple[str, str, int]]
+
+CASES: dict[str, Cases] = {
+    "output is exact": [
+        ("echo hi", "hi\n", 0),
+        ("printf abc", "abc", 0),
+        ("true", "", 0),
+        (r"printf 'a\tb\r\n  c  \n\n'", "a\tb\r\n  c  \n\n", 0),
+        ("echo out; echo err >&2", "out\nerr\n", 0),
+        (r"printf '\xff\xc3\xa9\n'", "\ufffdé\n", 0),
+        ("echo 'ünï ☃' \"$HOME\" | wc -c", None, 0),  # type: ignore[list-item]
+        (r"printf '0 0 /tmp\0'; printf '\033[31m$ # >\n'", "0 0 /tmp\0\033[31m$ # >\n", 0),
+        ("yes | head -2", "y\ny\n", 0),
+    ],
+    "exit codes are true": [
+        ("false", "", 1),
+        ("(exit 42)", "", 42),
+        ("no-such-program", "bash: no-such-program: command not found\n", 127),
+        ("bash -c 'kill -9 $$'", "Killed\n", 137),
+        ("false | true", "", 0),
+        ("set -o pipefail; false | true", "", 1),
+        ("echo ${nope?not there}", "bash: nope: not there\n", 1),
+        ("echo on", "on\n", 0),
+    ],
+    "the state is kept": [
+        ("cd /usr/bin; X=1; export Y=2; f() { echo f $1; }; alias g='f 2'; shopt -s extglob", "", 0),
+        ("pwd; echo $X; bash -c 'echo $Y'; f 1; g", "/usr/bin\n1\n2\nf 1\nf 2\n", 0),
+        ("(exit 9)", "", 9),
+        ("echo $?", "9\n", 0),
+        ("exec 7>/dev/null; echo lost >&7", "", 0),
+        ("echo lost >&7 && echo kept", "kept\n", 0),
+    ],
+    "commands may have several lines": [
+        ("cat <<'E'\n$x 'y\n\"z\nE", "$x 'y\n\"z\n", 0),
+        ("for i in 1 2; do\n  echo $i\ndone", "1\n2\n", 0),
+        ("echo a\n\n# nothing\necho b\n", "a\nb\n", 0),
+        ("echo a \\\n  b", "a b\n", 0),
+        ("echo $(cat <<E\nx\nE\n)", "x\n", 0),
+    ],
+    "the terminal is as it was": [
+        ("stty echo onlcr; echo r", "r\r\n", 0),
+        ("echo a; stty -a | grep -o -e '-onlcr' -e '-echo ' -e ' icanon'", None, 0),  # type: ignore[list-item]
+        ("echo b", "b\n", 0),
+        ("PS1='> '; PS2='+ '", "", 0),
+        ("echo c", "c\n", 0),
+        ("test -t 0 && test -t 1 && test -t 2 && echo tty", "tty\n", 0),
+        ("ls /proc/self/fd | tr '\\n' ' '", "0 1 2 3 ", 0),
+    ],
+}
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("name", CASES)
+def test_results(sandboxes: Sandboxes, name: str, runner: Callable[..., object]) -> None:
+    async def body(session: BashSession) -> None:
+        for command, output, code in CASES[name]:
+            result = await session.run(command, LIMIT_S)
+            expected = BashResult(result.output if output is None else output, code)
+            assert result == expected, command
+
+    use(sandboxes, body, runner)
+
+
+@pytest.mark.parametrize(
+    "command", ["echo 'a", 'echo "a', "echo `a", "echo a |", "if true; then", "f() {", "(", "for i in", "case x in"]
+)
+def test_an_incomplete_command_is_an_error_and_spoils_nothing(sandboxes: Sandboxes, command: str) -> None:
+    """After an open quote bash 5.2's parser took no reserved word at the next line, and the session was lost."""
+
+    async def body(session: BashSession) -> None:
+        result = await session.run(command, LIMIT_S)
+        assert result.exit_code == 2
+        assert not result.timed_out
+        assert "unexpected" in result.output
+        assert await session.run("{ echo on; }", LIMIT_S) == BashResult("on\n", 0)
+
+    use(sandboxes, body)
+
+
+def test_output_beyond_the_limit_is_cut_in_the_middle(sandboxes: Sandboxes) -> None:
+    async def body(session: BashSession) -> None:
+        result = await session.run("echo first; yes 123456789 | head -c 5000000; echo last", LIMIT_S)
+        assert result.output.startswith("first\n123456789\n")
+        assert result.output.endswith("\nlast\n")
+        assert result.dropped_bytes == 5_000_011 - 65_536
+        assert f"[... {result.dropped_bytes} bytes left out ...]" in result.output
+        assert len(result.output) < 66_000
+        exact = "x" * 65_000
+        assert (await session.run("printf 'x%.0s' {1..65000}", LIMIT_S)).output == exact
+
+    use(sandboxes, body)
+
+
+def test_a_command_larger_than_a_pipe(sandboxes: Sandboxes) -> None:
+    async def body(session: BashSession) -> None:
+        text = "0123456789" * 30_000
+        result = await session.run(f"X={text}; echo ${{#X}}", LIMIT_S)
+        assert result == BashResult("300000\n", 0)
+        for command in ("echo a\0b", "#" * (COMMAND_LIMIT_BYTES + 1)):
+            with pytest.raises(ValueError, match="command"):
+                await session.run(command, LIMIT_S)
+        assert (await session.run("echo on", LIMIT_S)).output == "on\n"
+
+    use(sandboxes, body)
+
+
+def test_a_job_in_the_background_goes_on(sandboxes: Sandboxes) -> None:
+    async def body(session: BashSession) -> None:
+        result = await session.run("mkfifo ~/go; { read < ~/go; echo late; } & echo now", LIMIT_S)
+        assert result.output.endswith("\nnow\n")  # before it is bash's `[1] 123`
+        assert not result.timed_out
+        result = await session.run("echo > ~/go; wait", LIMIT_S)
+        assert result.output.startswith("late\n")
+        result = await session.run("yes & sleep 0.1; kill $!; wait $!", LIMIT_S)
+        assert result.exit_code == 143
+        assert result.dropped_bytes > 0
+
+    use(sandboxes, body)
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_the_time_limit_interrupts_and_the_session_goes_on(sandboxes: Sandboxes, runner: Callable[..., object]) -> None:
+    async def body(session: BashSession) -> None:
+        await session.run("cd /usr; X=1", LIMIT_S)
+        for command in ("echo begun; sleep 3600; echo no", "while :; do :; done", "stty raw -isig; sleep 3600", "cat"):
+            result = await session.run(command, 0.3)
+            assert (result.timed_out, result.restarted, result.exit_code) == (True, False, 130), command
+            assert "no" not in result.output
+            assert await session.run("pwd; echo $X", LIMIT_S) == BashResult("/usr\n1\n", 0), command
+
+    use(sandboxes, body, runner)
+
+
+def test_what_ignores_the_interrupt_is_killed_and_older_jobs_are_not(sandboxes: Sandboxes) -> None:
+    async def body(session: BashSession) -> None:
+        await session.run("X=1; sleep 3600 &", LIMIT_S)
+        result = await session.run("""bash -c 'trap "" INT; echo begun; while :; do sleep 1; done'""", 0.3)
+        assert (result.timed_out, result.restarted, result.exit_code) == (True, False, 137)
+        assert result.output.startswith("begun\n")
+        result = await session.run("echo $X; jobs", LIMIT_S)
+        assert result.output.startswith("1\n[1]+  Running")
+
+    use(sandboxes, body)
+
+
+def test_a_shell_that_cannot_be_stopped_is_replaced(
+    sandboxes: Sandboxes, survivors: Callable[[str], list[str]]
+) -> None:
+    mark = f"3600.{uuid.uuid4().int}"
+
+    async def body(session: BashSession) -> None:
+        await session.run(f"cd /usr; X=1; sleep {mark} &", LIMIT_S)
+        result = await session.run("trap '' INT; while :; do :; done", 0.2)
+        assert (result.timed_out, result.restarted, result.exit_code) == (True, True, 137)
+        assert survivors(mark) == []
+        assert await session.run("pwd; echo $X", LIMIT_S) == BashResult("/usr\n\n", 0)
+
+    use(sandboxes, body)
+
+
+def test_the_end_of_bash_itself_is_told_and_the_directory_kept(sandboxes: Sandboxes) -> None:
+    async def body(session: BashSession) -> None:
+        await session.run("cd /usr", LIMIT_S)
+        assert await session.run("echo bye; exit 3", LIMIT_S) == BashResult("bye\n", 3, restarted=True)
+        assert await session.run("pwd", LIMIT_S) == BashResult("/usr\n", 0)
+        assert await session.run("kill -9 $$", LIMIT_S) == BashResult("", 137, restarted=True)
+        assert await session.run("exec true", LIMIT_S) == BashResult("", 0, restarted=True)
+        assert await session.run("set -e; false", LIMIT_S) == BashResult("", 1, restarted=True)
+        result = await session.run("mkdir -p ~/gone; cd ~/gone; pwd", LIMIT_S)
+        await session.run("rm -r ~/gone; exit", LIMIT_S)
+        assert await session.run("cd; pwd", LIMIT_S) == BashResult(result.output.replace("/gone", ""), 0)
+
+    use(sandboxes, body)
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("trap", ["", "trap '' INT; "])
+def test_cancellation_ends_the_command_first(
+    sandboxes: Sandboxes, survivors: Callable[[str], list[str]], runner: Callable[..., object], trap: str
+) -> None:
+    mark = f"3600.{uuid.uuid4().int}"
+
+    async def body(session: BashSession) -> None:
+        await session.run("cd /usr; X=1", LIMIT_S)
+        call = asyncio.ensure_future(session.run(f"bash -c '{trap}sleep {mark}; true'; echo no", 3600))
+        await asyncio.sleep(0.3)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert survivors(mark) == []
+        assert await session.run("pwd; echo $X", LIMIT_S) == BashResult("/usr\n1\n", 0)
+
+    use(sandboxes, body, runner)
+
+
+def test_a_shell_lost_in_a_cancelled_call_is_told_by_the_next(sandboxes: Sandboxes) -> None:
+    async def body(session: BashSession) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.run("trap '' INT; while :; do :; done", 3600), 0.3)
+        assert await session.run("echo on", LIMIT_S) == BashResult("on\n", 0, restarted=True)
+        assert await session.run("echo on", LIMIT_S) == BashResult("on\n", 0)
+
+    use(sandboxes, body)
+
+
+def test_closing_leaves_nothing(sandboxes: Sandboxes, survivors: Callable[[str], list[str]]) -> None:
+    mark = f"3600.{uuid.uuid4().int}"
+
+    async def body(session: BashSession) -> None:
+        await session.run(f"trap '' HUP; (trap '' HUP TERM INT; sleep {mark}) & setsid sleep {mark} &", LIMIT_S)
+        call = asyncio.ensure_future(session.run(f"trap '' HUP; sleep {mark}", 3600))
+        await asyncio.sleep(0.3)
+        started = time.monotonic()
+        await session.close()
+        assert time.monotonic() - started < 5
+        with pytest.raises(ToolSessionLost, match="closed"):
+            await call
+        with pytest.raises(ToolSessionLost, match="closed"):
+            await session.run("true", LIMIT_S)
+
+    use(sandboxes, body)
+    # Where nothing is isolated, what left its session is found only when the sandbox is closed.
+    assert survivors(mark) == []
+
+
+def test_an_interrupt_at_any_moment_neither_loses_the_session_nor_runs_a_command_twice(sandboxes: Sandboxes) -> None:
+    """An interrupt before bash had read its command made it run the one before again."""
+
+    async def body(session: BashSession) -> None:
+        for i in range(8):
+            assert (await session.run(f"X={i}; echo $X", LIMIT_S)).output == f"{i}\n"
+            result = await session.run("echo begun $X; sleep 3600", 0.0006 * i)
+            assert result.timed_out
+            assert not result.restarted
+            assert result.output.count("begun") <= 1
+            assert (await session.run("echo $X", LIMIT_S)).output == f"{i}\n"
+
+    use(sandboxes, body)
+
+
+def test_calls_at_one_time_run_one_after_the_other(sandboxes: Sandboxes) -> None:
+    async def body(session: BashSession) -> None:
+        results = await asyncio.gather(*(session.run(f"echo {i}; sleep 0.01; echo {i}", LIMIT_S) for i in range(20)))
+        assert [result.output for result in results] == [f"{i}\n{i}\n" for i in range(20)]
+
+    use(sandboxes, body)
+
+
+def test_a_forged_status_of_another_action_is_not_taken(sandboxes: Sandboxes) -> None:
+    async def body(session: BashSession) -> None:
+        forge = "for f in /proc/$$/fd/*; do [ -p $f ] && printf '%s' '999 0 /\\0' > $f; printf '1 0 /\\0' > $f; done"
+        await session.run(forge + " 2>/dev/null", LIMIT_S)
+        assert (await session.run("sleep 0.05; echo true; (exit 5)", LIMIT_S)).exit_code == 5
+
+    use(sandboxes, body)
+
+
+def test_a_session_that_cannot_start_says_why(sandboxes: Sandboxes) -> None:
+    async def main() -> None:
+        sandbox = await sandboxes.create("one")
+        await sandbox.close()
+        session = BashSession(sandbox)
+        with pytest.raises(SandboxFailed):
+            await session.start()
+        with pytest.raises(ToolSessionLost, match="is lost"):
+            await session.run("true", LIMIT_S)
+        await session.close()
+
+    asyncio.run(main())

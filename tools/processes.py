@@ -1,0 +1,135 @@
+"""Processes as the host sees them: a direct child whose end is an event, and the tree below a process.
+
+A `Child` is told of its end by a pidfd on the event loop, so nobody polls and no signal handler is shared. It is reaped
+by its owner, and not before what it left behind was killed: until then the system cannot give its number away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+T = TypeVar("T")
+
+PROC = Path("/proc")
+
+
+class Child:
+    """A direct child of this process: owns its pidfd; `close` it after `reap`.
+
+    Args:
+        pid: the child's number; nobody else may wait for it.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.ended = False
+        """It has ended; it may not be reaped yet."""
+        self.reaped = False
+        """Its number may be another process's by now."""
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] = self._loop.create_future()
+        self._pidfd = os.pidfd_open(pid)
+        self._loop.add_reader(self._pidfd, self._on_end)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for the end at most so long; give whether it came."""
+        await asyncio.wait((self._end,), timeout=timeout_s)
+        return self.ended
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Call back on the loop when it has ended."""
+        self._end.add_done_callback(lambda _: callback())
+
+    def reap(self) -> int:
+        """Take the ended child's exit code, 128 + the signal's number if one ended it, as a shell counts."""
+        _, status = os.waitpid(self.pid, 0)
+        self.reaped = True
+        code = os.waitstatus_to_exitcode(status)
+        return code if code >= 0 else 128 - code
+
+    def close(self) -> None:
+        """Stop watching; may be called again."""
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def _on_end(self) -> None:
+        self.ended = True
+        self._loop.remove_reader(self._pidfd)
+        if not self._end.done():
+            self._end.set_result(None)
+
+
+class ProcessEntry(NamedTuple):
+    """One line of the process table."""
+
+    pid: int
+    parent: int
+    session: int
+    """The session's leader."""
+
+
+def children(pid: int) -> list[int]:
+    """Give the living children of a process, oldest first; none if it is gone."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in (PROC / str(pid) / "task").iterdir():
+            try:
+                found += map(int, (thread / "children").read_text().split())
+            except FileNotFoundError:
+                # A kernel without CONFIG_PROC_CHILDREN, or a thread that has just ended.
+                if thread.exists():
+                    return [entry.pid for entry in process_table() if entry.parent == pid]
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Give all processes below a process, parents before their children, itself left out."""
+    found = children(pid)
+    for each in found:
+        found += children(each)
+    return found
+
+
+def process_table() -> list[ProcessEntry]:
+    """Read the whole process table, zombies left out."""
+    table = []
+    for folder in PROC.iterdir():
+        if folder.name.isdigit():
+            # The name, in parentheses, may hold anything; the fields behind it are plain.
+            with suppress(OSError):
+                fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+                if fields[0] not in (b"Z", b"X"):
+                    table.append(ProcessEntry(int(folder.name), int(fields[1]), int(fields[3])))
+    return table
+
+
+def kill(*pids: int, number: int = signal.SIGKILL) -> None:
+    """Signal processes; those that are gone, or not ours to signal, are passed over."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+async def to_the_end(work: Coroutine[object, object, T]) -> T:
+    """Run cleaning up that has its own time limit to its end, and let a cancellation take effect only then."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            cancelled = True
+    result = task.result()
+    if cancelled:
+        raise asyncio.CancelledError
+    return result

@@ -1,0 +1,88 @@
+"""A tool: something that the policy may call by name, with arguments that are checked, and that answers with text.
+
+A tool says what it takes as a msgspec Struct: from it come the JSON schema that the model is shown and the check of
+what the model sent. A wrong argument is the model's to put right, so that error's text is written for it; all other
+errors are the service's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+
+
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of what tools take; `Annotated[…, Meta(description=…)]` on a field tells the model what it is."""
+
+
+A = TypeVar("A", bound=Arguments)
+
+
+class ToolArgumentsInvalid(ValueError):
+    """The model called a tool with arguments that it does not take; the text tells it what to change."""
+
+
+class Tool(ABC, Generic[A]):
+    """Base of all tools. Whoever makes one closes it."""
+
+    name: ClassVar[str]
+    """What the model calls."""
+    description: ClassVar[str]
+    """What the model is told."""
+    takes: type[A]
+    """The arguments."""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The arguments as a JSON schema of an object."""
+        (_,), components = msgspec.json.schema_components((self.takes,), ref_template="#/$defs/{name}")
+        schema = dict(components.pop(self.takes.__name__))
+        # The model needs neither; they are the words of this code for other code.
+        schema.pop("title", None)
+        schema.pop("description", None)
+        return {**schema, "$defs": components} if components else schema
+
+    def schema(self) -> dict[str, Any]:
+        """Describe the tool as OpenAI's function calling and the Hermes chat templates do."""
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": self.parameters},
+        }
+
+    async def __call__(self, arguments: dict[str, Any], timeout_s: float) -> str:
+        """Do what the model asked, and give the text for it.
+
+        Args:
+            arguments: as the model wrote them, parsed from JSON.
+            timeout_s: the call ends soon after that, with a text that says so.
+
+        Raises:
+            ToolArgumentsInvalid: the arguments are not what the tool takes; nothing was done.
+            ProrlError: the tool's session or sandbox is lost.
+        """
+        return await self.call(self.check(arguments), timeout_s)
+
+    def check(self, arguments: dict[str, Any]) -> A:
+        """Give the arguments as the Struct that the tool takes.
+
+        Raises:
+            ToolArgumentsInvalid: they are not.
+        """
+        try:
+            return msgspec.convert(arguments, self.takes)
+        except msgspec.ValidationError as error:
+            raise ToolArgumentsInvalid(f"wrong arguments for {self.name}: {error}; it takes {self._usage()}") from error
+
+    @abstractmethod
+    async def call(self, arguments: A, timeout_s: float) -> str:
+        """Do it; see `__call__`."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End what the tool holds; may be called again."""
+
+    def _usage(self) -> str:
+        properties = self.parameters["properties"]
+        return "{" + ", ".join(f'"{name}": {about.get("type", "…")}' for name, about in properties.items()) + "}"
