@@ -1,0 +1,570 @@
+"""The job table's transitions, row by row of the table in its docstring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prorl_zmq.brokers.job_table import STOP_GRACE_S, Action, Close, End, JobTable, Place, Start, Stop, Unassign
+from prorl_zmq.brokers.stage_pool import Hold
+from prorl_zmq.errors import ErrorInfo
+from prorl_zmq.messages import (
+    Job,
+    Outcome,
+    Phase,
+    PhaseDone,
+    PhaseFailed,
+    PhaseLimits,
+    Result,
+    SandboxHandle,
+    StageReport,
+    Task,
+)
+
+LEASE_S = 10.0
+LIMIT_S = 100.0
+SANDBOX = SandboxHandle("process", "/sandboxes/a.1", "local")
+ELSEWHERE = SandboxHandle("process", "/sandboxes/a.1", "elsewhere")
+
+
+class Table:
+    """A job table, the time, and what was decided so far."""
+
+    def __init__(self, ready_limit: int = 100) -> None:
+        self.table = JobTable(LEASE_S, ready_limit)
+        self.now = 0.0
+        self.actions: list[Action] = []
+
+    def stage(
+        self, stage_id: str, slots: int = 1, node: str = "local", running: dict[str, int] | None = None
+    ) -> list[Action]:
+        """A report of a process; its role is the first part of its name."""
+        report = StageReport(
+            stage_id=stage_id,
+            role=Phase(stage_id.partition("-")[0]),
+            node=node,
+            slots=slots,
+            endpoint="ipc://stage",
+            tasks=(Task("math"),),
+            running=running or {},
+        )
+        return self._note(self.table.stage_reported(report, self.now))
+
+    def submit(self, job_id: str = "a", *, max_attempts: int = 3, session: str = "s") -> list[Action]:
+        job = Job(
+            task="math",
+            instance={},
+            job_id=job_id,
+            max_attempts=max_attempts,
+            stage_wait_s=5.0,
+            limits=PhaseLimits(LIMIT_S, LIMIT_S, LIMIT_S),
+        )
+        return self._note(self.table.submit(session, job, b"packed", self.now))
+
+    def done(self, stage_id: str, job_id: str = "a", attempt: int = 1, block: Any = None, **more: Any) -> list[Action]:
+        phase = Phase(stage_id.partition("-")[0])
+        event = PhaseDone(stage_id=stage_id, job_id=job_id, attempt=attempt, phase=phase, **more)
+        return self._note(self.table.phase_done(event, block, self.now))
+
+    def failed(
+        self, stage_id: str, job_id: str = "a", attempt: int = 1, block: Any = None, **more: Any
+    ) -> list[Action]:
+        event = PhaseFailed(
+            stage_id=stage_id,
+            job_id=job_id,
+            attempt=attempt,
+            phase=Phase(stage_id.partition("-")[0]),
+            outcome=Outcome.FAILED,
+            error=ErrorInfo("handler_failed", "the handler raised"),
+            **more,
+        )
+        return self._note(self.table.phase_failed(event, block, self.now))
+
+    def leave(self, stage_id: str) -> list[Action]:
+        return self._note(self.table.stage_left(stage_id, self.now))
+
+    def tick(self, now: float) -> list[Action]:
+        self.now = now
+        return self._note(self.table.tick(now))
+
+    def bring_to(self, phase: Phase, sandbox: SandboxHandle | None = None) -> None:
+        """Submit job `a`, have a process of each role, and bring it to where it is held by that of `phase`."""
+        for role in Phase:
+            self.stage(f"{role}-1")
+        self.submit()
+        if phase != Phase.INIT:
+            self.done("init-1", sandbox=sandbox)
+        if phase == Phase.EVAL:
+            self.done("run-1", block=b"block", sandbox=sandbox, tokens=1, turns=0, stop_reason="done", backend="x")
+        self.actions.clear()
+
+    def where(self) -> tuple[Phase, Place] | None:
+        """Where the only job is; None if it has ended."""
+        for place in (Place.QUEUED, Place.HELD):
+            for phase, count in self.table.count(place).items():
+                if count:
+                    return phase, place
+        return None
+
+    def result(self) -> Result:
+        (end,) = [action for action in self.actions if isinstance(action, End)]
+        return end.finished.result
+
+    def _note(self, actions: list[Action]) -> list[Action]:
+        self.actions += actions
+        return actions
+
+
+def started(actions: list[Action]) -> list[tuple[str, str, int]]:
+    """Who started what: stage process, job, attempt."""
+    return [(a.stage_id, a.command.job_id, a.command.attempt) for a in actions if isinstance(a, Start)]
+
+
+# The way of a job that meets no trouble -------------------------------------------------------------------------------
+
+
+def test_a_job_passes_the_three_phases_and_ends_once() -> None:
+    table = Table()
+    for role in Phase:
+        table.stage(f"{role}-1")
+    (start,) = table.submit(session="trainer")
+    assert isinstance(start, Start)
+    assert (start.stage_id, start.packed_job) == ("init-1", b"packed")
+    assert (start.command.phase, start.command.attempt, start.command.sandbox) == (Phase.INIT, 1, None)
+
+    (start,) = table.done("init-1", sandbox=SANDBOX, carry={"from": "init"})
+    assert isinstance(start, Start)
+    assert (start.stage_id, start.command.sandbox, start.command.carry) == ("run-1", SANDBOX, {"from": "init"})
+
+    (start,) = table.done(
+        "run-1",
+        block=b"block",
+        carry={"from": "run"},
+        tokens=7,
+        turns=2,
+        stop_reason="stop",
+        backend="x",
+        metrics={"turns": 1.0},
+        timings={"run": 2.0},
+    )
+    assert isinstance(start, Start)
+    assert (start.stage_id, start.command.sandbox, start.command.carry) == ("eval-1", None, {"from": "run"})
+
+    (end,) = table.done("eval-1", reward=0.5, metrics={"checks": 3.0})
+    assert isinstance(end, End)
+    assert (end.finished.session, end.finished.block) == ("trainer", b"block")
+    result = end.finished.result
+    assert (result.outcome, result.reward, result.error) == (Outcome.COMPLETED, 0.5, None)
+    assert (result.tokens, result.turns, result.stop_reason, result.backend) == (7, 2, "stop", "x")
+    assert result.metrics == {"turns": 1.0, "checks": 3.0}
+    assert result.timings["run"] == 2.0
+    assert len(table.table) == 0
+    assert "a" not in table.table
+
+
+def test_time_in_queues_is_counted_apart_from_the_phases() -> None:
+    table = Table()
+    table.submit()
+    table.now = 3.0
+    table.stage("init-1")
+    table.done("init-1")
+    table.now = 7.0
+    table.stage("run-1")
+    table.stage("eval-1")
+    table.done("run-1")
+    table.done("eval-1", reward=1.0)
+    timings = table.result().timings
+    assert (timings["init_queue"], timings["run_queue"], timings["eval_queue"]) == (3.0, 4.0, 0.0)
+
+
+def test_jobs_start_in_the_order_in_which_they_came() -> None:
+    table = Table()
+    for job_id in "abc":
+        table.submit(job_id)
+    assert started(table.stage("init-1", slots=2)) == [("init-1", "a", 1), ("init-1", "b", 1)]
+    assert started(table.done("init-1", "b")) == [("init-1", "c", 1)]
+
+
+def test_a_job_that_starts_again_keeps_its_place_in_the_queue() -> None:
+    table = Table()
+    table.stage("init-1")
+    for job_id in "ab":
+        table.submit(job_id)
+    assert started(table.failed("init-1", "a", retry=True)) == [("init-1", "a", 2)]
+
+
+def test_the_least_loaded_process_gets_the_job_and_ties_go_round() -> None:
+    table = Table()
+    table.stage("init-small", slots=1)
+    table.stage("init-large", slots=4)
+    chosen = [started(table.submit(job_id))[0][0] for job_id in "abcde"]
+    assert chosen == ["init-small", "init-large", "init-large", "init-large", "init-large"]
+    assert started(table.submit("f")) == []
+
+
+def test_init_runs_ahead_of_run_by_the_ready_limit() -> None:
+    table = Table(ready_limit=2)
+    table.stage("init-1", slots=10)
+    for job_id in "abc":
+        table.submit(job_id)
+    assert table.table.count(Place.HELD)[Phase.INIT] == 2
+    assert started(table.done("init-1", "a")) == []  # it waits for RUN, ready
+    assert started(table.stage("run-1")) == [("run-1", "a", 1), ("init-1", "c", 1)]
+
+
+def test_init_goes_on_as_soon_as_run_takes_a_job_that_waited() -> None:
+    table = Table(ready_limit=1)
+    table.stage("init-1")
+    table.stage("run-1")
+    for job_id in "abc":
+        table.submit(job_id)
+    table.done("init-1", "a")  # now in RUN
+    table.done("init-1", "b")  # waits for RUN, so that INIT may not start c
+    assert started(table.done("run-1", "a")) == [("run-1", "b", 1), ("init-1", "c", 1)]
+
+
+def test_run_goes_to_the_node_of_its_sandbox() -> None:
+    table = Table()
+    table.stage("init-1")
+    table.stage("run-far", slots=8, node="far")
+    table.submit()
+    assert started(table.done("init-1", sandbox=SANDBOX)) == []
+    assert started(table.stage("run-near")) == [("run-near", "a", 1)]
+
+
+def test_a_session_counts_its_own_unfinished_jobs() -> None:
+    table = Table()
+    table.submit("a", session="left")
+    table.submit("b", session="left")
+    table.submit("c", session="right")
+    table.table.cancel("a", 0.0)
+    assert [table.table.unfinished(session) for session in ("left", "right", "none")] == [1, 1, 0]
+
+
+# Stale ----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_queued_job_is_said_to_have_done_is_stale() -> None:
+    table = Table()
+    table.submit()
+    assert table.done("init-1") == []
+    assert table.failed("init-1") == []
+    assert table.where() == (Phase.INIT, Place.QUEUED)
+
+
+def test_an_older_attempt_changes_nothing_and_its_sandbox_is_closed() -> None:
+    table = Table()
+    table.stage("init-1")
+    table.stage("init-2")
+    table.submit()
+    table.failed("init-1", retry=True)  # attempt 2 is on init-2 now
+    assert table.done("init-1", attempt=1, sandbox=SANDBOX) == [Close(SANDBOX)]
+    assert table.failed("init-1", attempt=1) == []
+    assert table.where() == (Phase.INIT, Place.HELD)
+    assert len(started(table.done("init-2", attempt=2))) == 0
+    assert table.where() == (Phase.RUN, Place.QUEUED)
+
+
+@pytest.mark.parametrize("impostor", ["init-2", "run-1"])
+def test_only_the_holder_ends_a_phase(impostor: str) -> None:
+    table = Table()
+    table.bring_to(Phase.INIT)
+    table.stage("init-2")
+    assert table.done(impostor) == []
+    assert table.failed(impostor) == []
+    assert table.where() == (Phase.INIT, Place.HELD)
+
+
+def test_a_repeated_word_does_not_close_the_sandbox_that_the_job_now_uses() -> None:
+    table = Table()
+    table.bring_to(Phase.RUN, SANDBOX)
+    assert table.done("init-1", sandbox=SANDBOX) == []
+
+
+def test_a_job_that_has_ended_is_unknown() -> None:
+    table = Table()
+    table.bring_to(Phase.EVAL)
+    table.done("eval-1", reward=1.0)
+    table.actions.clear()
+    assert table.done("eval-1", reward=0.0) == []
+    assert table.failed("eval-1") == []
+    assert table.table.outcomes == {Outcome.COMPLETED: 1}
+
+
+# Failed ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_a_failure_without_retry_ends_the_job(phase: Phase) -> None:
+    table = Table()
+    table.bring_to(phase, SANDBOX)
+    table.failed(f"{phase}-1")
+    result = table.result()
+    assert (result.outcome, result.reward, result.attempt) == (Outcome.FAILED, None, 1)
+    assert result.error == ErrorInfo("handler_failed", "the handler raised")
+    assert not [action for action in table.actions if isinstance(action, Close)]  # its holder has closed it
+
+
+def test_what_there_is_of_a_trajectory_is_kept_if_run_fails() -> None:
+    table = Table()
+    table.bring_to(Phase.RUN)
+    table.failed("run-1", block=b"part", tokens=3, turns=1)
+    (end,) = [action for action in table.actions if isinstance(action, End)]
+    assert (end.finished.block, end.finished.result.tokens) == (b"part", 3)
+
+
+def test_runs_trajectory_is_kept_if_eval_fails() -> None:
+    table = Table()
+    table.stage("init-1")
+    table.stage("run-1")
+    table.stage("eval-1")
+    table.submit()
+    table.done("init-1")
+    table.done("run-1", block=b"block", tokens=3, turns=1)
+    table.failed("eval-1")
+    (end,) = [action for action in table.actions if isinstance(action, End)]
+    assert (end.finished.block, end.finished.result.tokens) == (b"block", 3)
+
+
+# Lost -----------------------------------------------------------------------------------------------------------------
+
+
+RESTARTS = pytest.mark.parametrize(
+    ("phase", "again"), [(Phase.INIT, Phase.INIT), (Phase.RUN, Phase.INIT), (Phase.EVAL, Phase.EVAL)]
+)
+
+
+@RESTARTS
+def test_a_failure_with_retry_starts_again(phase: Phase, again: Phase) -> None:
+    table = Table()
+    table.bring_to(phase)
+    assert started(table.failed(f"{phase}-1", retry=True)) == [(f"{again}-1", "a", 2)]
+    assert table.table.redelivered == 1
+
+
+@RESTARTS
+def test_a_lapsed_lease_starts_again_elsewhere(phase: Phase, again: Phase) -> None:
+    table = Table()
+    table.bring_to(phase)
+    for now in (4.0, 8.0, 9.9):
+        table.now = now
+        for role in Phase:
+            if role != phase:
+                table.stage(f"{role}-1")
+    assert table.tick(9.9) == []
+    table.stage(f"{again}-2", slots=8)
+    assert started(table.tick(LEASE_S)) == [(f"{again}-2" if again == phase else f"{again}-1", "a", 2)]
+
+
+@RESTARTS
+def test_a_process_that_leaves_gives_its_jobs_back(phase: Phase, again: Phase) -> None:
+    table = Table()
+    table.bring_to(phase)
+    table.leave(f"{phase}-1")
+    assert table.where() == (again, Place.QUEUED if again == phase else Place.HELD)
+    assert f"{phase}-1" not in table.table.stages
+
+
+def test_a_lost_run_gets_a_fresh_sandbox_and_gives_its_backend_back() -> None:
+    table = Table()
+    table.bring_to(Phase.RUN, SANDBOX)
+    table.stage("init-2")
+    actions = table.tick(LEASE_S)
+    assert [type(action) for action in actions[:2]] == [Unassign, Close]
+    assert Unassign(Hold("a", 1)) in actions
+    assert Close(SANDBOX) in actions
+
+
+def test_a_lost_eval_starts_again_from_the_recorded_run() -> None:
+    table = Table()
+    table.bring_to(Phase.EVAL, SANDBOX)
+    table.now = LEASE_S
+    table.stage("init-1")
+    (start,) = [action for action in table.tick(LEASE_S) + table.stage("eval-2") if isinstance(action, Start)]
+    assert (start.stage_id, start.command.phase, start.command.sandbox) == ("eval-2", Phase.EVAL, SANDBOX)
+    assert not [action for action in table.actions if isinstance(action, Close)]
+
+
+@pytest.mark.parametrize("word", ["failed", "left"])
+def test_an_eval_whose_holder_closed_the_sandbox_needs_another_run(word: str) -> None:
+    table = Table()
+    table.bring_to(Phase.EVAL, SANDBOX)
+    table.leave("eval-1") if word == "left" else table.failed("eval-1", retry=True)
+    assert table.where() == (Phase.INIT, Place.HELD)
+    table.failed("init-1", attempt=2)
+    assert (table.result().tokens, table.result().metrics) == (0, {})  # nothing of the run that was given up
+
+
+def test_the_last_attempt_that_is_lost_ends_the_job() -> None:
+    table = Table()
+    table.stage("init-1")
+    table.submit(max_attempts=2)
+    table.failed("init-1", attempt=1, retry=True)
+    table.failed("init-1", attempt=2, retry=True)
+    result = table.result()
+    assert (result.outcome, result.attempt, result.reward) == (Outcome.INFRASTRUCTURE_ERROR, 2, None)
+    assert result.error is not None
+    assert result.error.code == "handler_failed"
+
+
+def test_a_lease_that_lapses_on_the_last_attempt_is_named() -> None:
+    table = Table()
+    table.stage("init-1")
+    table.submit(max_attempts=1)
+    table.tick(LEASE_S)
+    result = table.result()
+    assert result.error is not None
+    assert (result.error.code, result.error.fields) == ("lease_lost", {"attempts": 1})
+
+
+def test_an_attempt_that_was_given_back_is_not_spent() -> None:
+    table = Table()
+    table.submit(max_attempts=1)
+    for number in range(5):
+        assert started(table.stage(f"init-{number}")) == [(f"init-{number}", "a", number + 1)]
+        table.leave(f"init-{number}")
+    assert table.where() == (Phase.INIT, Place.QUEUED)
+
+
+def test_a_report_renews_the_leases_of_the_jobs_that_it_names() -> None:
+    table = Table()
+    table.stage("init-1", slots=2)
+    table.submit("a")
+    table.submit("b")
+    for now in (5.0, 9.0):
+        table.now = now
+        table.stage("init-1", slots=2, running={"a": 1})
+    assert started(table.tick(LEASE_S)) == []  # b's start never arrived; its slot is still taken
+    assert table.table.count(Place.QUEUED)[Phase.INIT] == 1
+    assert started(table.stage("init-1", slots=2, running={"a": 1})) == [("init-1", "b", 2)]
+
+
+def test_a_silent_process_loses_also_the_jobs_that_it_was_given_late() -> None:
+    table = Table()
+    table.stage("init-1")
+    table.now = 9.0
+    table.submit()
+    table.tick(LEASE_S)
+    assert table.where() == (Phase.INIT, Place.QUEUED)
+    table.now = 11.0
+    actions = table.stage("init-1", running={"a": 1})  # it was not dead after all
+    assert actions[0] == Stop("init-1", Hold("a", 1))
+    assert started(actions) == [("init-1", "a", 2)]
+    assert table.table.stages.status()[0].busy == 1
+
+
+def test_a_process_is_told_to_stop_what_is_not_its_own() -> None:
+    table = Table()
+    table.stage("init-1")
+    table.submit("b")
+    assert table.stage("init-1", running={"unknown": 1, "b": 2}) == [
+        Stop("init-1", Hold("unknown", 1)),
+        Stop("init-1", Hold("b", 2)),
+    ]
+
+
+# Time -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_a_phase_that_cannot_be_stopped_times_out(phase: Phase) -> None:
+    table = Table()
+    table.bring_to(phase, SANDBOX)
+    overdue = LIMIT_S + STOP_GRACE_S
+    for now in (*range(5, int(overdue), 5), overdue - 0.1):
+        table.now = now
+        for role in Phase:
+            table.stage(f"{role}-1", running={"a": 1} if role == phase else {})
+        assert table.tick(now) == []
+    table.tick(overdue)
+    result = table.result()
+    assert result.outcome == Outcome.TIMEOUT
+    assert result.error is not None
+    assert (result.error.code, result.error.fields) == ("phase_timeout", {"phase": phase, "limit_s": LIMIT_S})
+    assert table.actions[0] == Stop(f"{phase}-1", Hold("a", 1))
+    assert (Close(SANDBOX) in table.actions) == (phase != Phase.INIT)
+    assert any(isinstance(action, Unassign) for action in table.actions) == (phase == Phase.RUN)
+
+
+def test_a_job_that_no_process_serves_ends_after_the_wait_that_it_allows() -> None:
+    table = Table()
+    table.submit()
+    table.tick(1.0)
+    table.tick(5.9)
+    assert table.where() == (Phase.INIT, Place.QUEUED)
+    table.tick(6.0)
+    result = table.result()
+    assert result.outcome == Outcome.INFRASTRUCTURE_ERROR
+    assert result.error is not None
+    assert (result.error.code, result.error.fields) == ("no_stage", {"role": "init", "waited_s": 5.0})
+
+
+def test_a_busy_process_is_no_reason_to_give_up() -> None:
+    table = Table()
+    table.stage("init-1")
+    table.submit("a")
+    table.submit("b")
+    for now in range(1, 60):
+        table.now = now
+        table.stage("init-1", running={"a": 1})
+        table.tick(now)
+    assert table.table.count(Place.QUEUED)[Phase.INIT] == 1
+
+
+def test_a_job_whose_node_has_gone_starts_again_in_a_fresh_sandbox() -> None:
+    table = Table()
+    table.stage("init-1")
+    table.submit()
+    table.done("init-1", sandbox=ELSEWHERE)
+    for now in range(1, 6):
+        table.now = now
+        table.stage("init-1")
+        assert table.tick(now) == []
+    actions = table.tick(6.0)
+    assert actions[0] == Close(ELSEWHERE)
+    assert started(actions) == [("init-1", "a", 2)]
+
+
+# Cancel ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_queued_job_is_cancelled() -> None:
+    table = Table()
+    table.submit()
+    (end,) = table.table.cancel("a", 0.0)
+    assert isinstance(end, End)
+    assert end.finished.result.outcome == Outcome.CANCELLED
+    assert end.finished.result.error is not None
+    assert end.finished.result.error.code == "cancelled"
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_a_held_job_is_stopped_and_cancelled(phase: Phase) -> None:
+    table = Table()
+    table.bring_to(phase, SANDBOX)
+    actions = table.table.cancel("a", 0.0)
+    expected = {Phase.INIT: [Stop, End], Phase.RUN: [Stop, Unassign, Close, End], Phase.EVAL: [Stop, Close, End]}
+    assert [type(action) for action in actions] == expected[phase]
+
+
+def test_the_slot_of_a_cancelled_job_is_free_when_its_holder_says_so() -> None:
+    table = Table()
+    table.stage("init-1")
+    table.submit("a")
+    table.submit("b")
+    table.table.cancel("a", 0.0)
+    assert started(table.stage("init-1", running={"a": 1})) == []
+    assert started(table.failed("init-1", "a")) == [("init-1", "b", 1)]
+
+
+def test_an_id_that_is_used_again_is_not_found_in_the_queues_of_the_first_job() -> None:
+    table = Table()
+    table.stage("init-1")
+    table.submit("a")
+    table.done("init-1", "a")  # queued for RUN
+    table.table.cancel("a", 0.0)
+    table.leave("init-1")
+    table.submit("a")  # another job of that id, queued for INIT
+    assert started(table.stage("run-1")) == []
+    assert started(table.stage("init-2")) == [("init-2", "a", 1)]

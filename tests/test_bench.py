@@ -1,0 +1,73 @@
+"""The benchmarks run and say what they promise to say. Whether a timed target holds is not for a test to tell."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parent.parent / "bench"
+NAMES = ("frontdoor", "fetch", "overlap", "dispatch", "assign")
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
+
+
+def quick(name: str, json_path: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCH / f"{name}.py"), "--quick", "--json", str(json_path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_quick_run_reports_positive_finite_figures(name, tmp_path):
+    if name == "fetch":
+        for module in ("fastapi", "httpx", "uvicorn"):
+            pytest.importorskip(module, reason="bench/fetch.py compares with FastAPI: install the extra [bench]")
+
+    done = quick(name, tmp_path / "report.json")
+
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["bench"] == name
+    assert report["about"]
+    assert report["machine"]["cores"] >= 1
+    assert report["rows"]
+    for row in report["rows"]:
+        assert row.keys() == {"name", "value", "unit", "against", "ratio", "target", "holds"}
+        assert row["name"]
+        assert row["unit"]
+        assert math.isfinite(row["value"])
+        assert row["value"] > 0
+        assert bool(row["against"]) == (row["ratio"] is not None)
+        assert bool(row["target"]) == (row["holds"] is not None)
+        if row["ratio"] is not None:
+            assert math.isfinite(row["ratio"])
+            assert row["ratio"] > 0
+    assert any(row["holds"] is not None for row in report["rows"])
+
+
+def test_every_benchmark_is_among_those_that_make_bench_runs():
+    run_all = (BENCH / "run_all.py").read_text()
+    modules = {path.stem for path in BENCH.glob("*.py") if "from harness import" in path.read_text()}
+    assert modules - {"run_all"} == set(NAMES)
+    assert all(f'"{name}"' in run_all for name in NAMES)
+
+
+def test_the_page_is_written_from_the_reports():
+    row = {
+        "name": "rate",
+        "value": 1234.5,
+        "unit": "1/s",
+        "against": "peer",
+        "ratio": 0.5,
+        "target": "1×",
+        "holds": False,
+    }
+    machine = {"cpu": "cpu", "cores": 2, "memory_gib": 4.0, "kernel": "6.1", "python": "3.11"}
+    report = {"bench": "none", "about": "nothing", "machine": machine, "rows": [row]}
+    script = f"import json, run_all; print(run_all.page([json.loads({json.dumps(report)!r})]))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=BENCH, capture_output=True, text=True, check=True)
+    assert "## none: nothing" in done.stdout
+    assert "| rate | 1,234 1/s | peer | 0.5× | MISSED: 1× |" in done.stdout
+    assert "Machine: cpu, 2 cores" in done.stdout
