@@ -1,0 +1,203 @@
+"""The agent loop: what it sends to the engine, what it records, where it stops. The engine alone is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Meta
+
+from prorl_zmq.errors import EngineFailed, InvalidJob
+from prorl_zmq.inference import tokenizer
+from prorl_zmq.inference.chat import ChatMessage
+from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
+from prorl_zmq.inference.engine import Generation
+from prorl_zmq.messages import EpisodeLimits, Sampling, VersionSpan
+from prorl_zmq.stages.agent_loop import AgentLoop, Episode, StopReason
+from prorl_zmq.tools.tool import Arguments, Tool
+from prorl_zmq.trajectory import Role, array_views
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+CHAT = EmbeddedChatFormat()
+OPENING = [ChatMessage(Role.SYSTEM, "Work in bash."), ChatMessage(Role.USER, "Count to three.")]
+CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hello"}}</tool_call>'
+
+
+class EchoArguments(Arguments, frozen=True):
+    text: Annotated[str, Meta(description="What to say.")]
+
+
+class Echo(Tool[EchoArguments]):
+    name = "echo"
+    description = "Says it."
+    takes = EchoArguments
+
+    async def call(self, arguments: EchoArguments, timeout_s: float) -> str:
+        del timeout_s
+        return f"echo says {arguments.text}"
+
+    async def close(self) -> None:
+        pass
+
+
+class ScriptedEngine:
+    """Answers each prompt with the next text of a script, ended by a stop token unless the text was cut."""
+
+    def __init__(self, *turns: str, cut: bool = False) -> None:
+        self.turns = list(turns)
+        self.cut = cut
+        self.prompts: list[NDArray[np.int32]] = []
+        self.samplings: list[Sampling] = []
+        self.answers: list[Generation] = []
+
+    async def __call__(
+        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
+    ) -> Generation:
+        self.prompts.append(token_ids.copy())
+        self.samplings.append(sampling)
+        ids = tokenizer.encode(self.turns.pop(0))
+        reason: Literal["stop", "length"] = "length" if self.cut or len(ids) + 1 > sampling.max_tokens else "stop"
+        ids = ids[: sampling.max_tokens] if reason == "length" else np.append(ids, np.int32(stop_token_ids[0]))
+        version = len(self.prompts)
+        half = len(ids) // 2
+        spans = (VersionSpan(version - 1, 0, half), VersionSpan(version, half, len(ids)))
+        logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32)
+        self.answers.append(Generation(ids.astype(np.int32), logprobs, spans, reason))
+        return self.answers[-1]
+
+
+def run(engine: ScriptedEngine, limits: EpisodeLimits | None = None, sampling: Sampling | None = None) -> Episode:
+    episode = Episode()
+    loop = AgentLoop(engine, CHAT, [Echo()], sampling or Sampling(), limits or EpisodeLimits(), episode)
+    asyncio.run(loop.run(OPENING))
+    return episode
+
+
+def arrays_of(episode: Episode):  # type: ignore[no-untyped-def]
+    trajectory = episode.trajectory
+    return array_views(trajectory.block(), trajectory.tokens, trajectory.turns)
+
+
+def test_turn_without_a_tool_call_ends_the_episode() -> None:
+    episode = run(ScriptedEngine("one two three"))
+    assert episode.stop_reason == StopReason.DONE
+    assert episode.last_text == "one two three"
+    assert episode.metrics == {"turns": 1, "generated_tokens": len(tokenizer.encode("one two three")) + 1}
+
+
+def test_arrays_say_exactly_what_the_engine_saw_and_produced() -> None:
+    engine = ScriptedEngine(CALL, "done")
+    arrays = arrays_of(run(engine))
+    for prompt, answer in zip(engine.prompts, engine.answers, strict=True):
+        start, end = len(prompt), len(prompt) + len(answer.token_ids)
+        assert (arrays.token_ids[:start] == prompt).all()
+        assert (arrays.token_ids[start:end] == answer.token_ids).all()
+        assert (arrays.logprobs[start:end] == answer.logprobs).all()
+        assert arrays.loss_mask[start:end].all()
+        assert sorted(set(arrays.weight_versions[start:end])) == [span.weight_version for span in answer.spans]
+    generated = sum(len(answer.token_ids) for answer in engine.answers)
+    assert arrays.loss_mask.sum() == generated
+    assert (arrays.logprobs[~arrays.loss_mask] == 0).all()
+    assert (arrays.weight_versions[~arrays.loss_mask] == -1).all()
+
+
+def test_turns_cover_the_conversation_in_order() -> None:
+    arrays = arrays_of(run(ScriptedEngine(CALL, "done")))
+    assert [Role(code) for code in arrays.turns[:, 2]] == [
+        Role.SYSTEM,
+        Role.USER,
+        Role.ASSISTANT,
+        Role.TOOL,
+        Role.ASSISTANT,
+    ]
+    assert arrays.turns[0, 0] == 0
+    assert (arrays.turns[1:, 0] == arrays.turns[:-1, 1]).all()
+    assert arrays.turns[-1, 1] == len(arrays.token_ids)
+    start, end, _ = arrays.turns[3]
+    assert "echo says hello" in CHAT.decode(arrays.token_ids[start:end])
+
+
+@given(st.lists(st.sampled_from([CALL, CALL + CALL, "<tool_call>{", "<tool_call>x</tool_call>"]), max_size=5))
+def test_each_prompt_begins_with_all_that_went_before(turns: list[str]) -> None:
+    engine = ScriptedEngine(*turns, "done")
+    run(engine)
+    for (before, answer), after in zip(
+        zip(engine.prompts, engine.answers, strict=True), engine.prompts[1:], strict=False
+    ):
+        seen = np.concatenate([before, answer.token_ids])
+        assert (after[: len(seen)] == seen).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<tool_call>{</tool_call>", "could not be read"),
+        ('<tool_call>{"name": "ls"}</tool_call>', "There is no tool 'ls'. The tools are: echo."),
+        ('<tool_call>{"name": "echo", "arguments": {"txt": "a"}}</tool_call>', "text"),
+        ('<tool_call>{"name": "echo", "arguments": {"text": 7}}</tool_call>', "text"),
+    ],
+)
+def test_wrong_call_is_answered_with_what_was_wrong(text: str, said: str) -> None:
+    engine = ScriptedEngine(text, "done")
+    episode = run(engine)
+    assert said in CHAT.decode(engine.prompts[1][len(engine.prompts[0]) :])
+    assert episode.metrics["malformed_tool_calls"] == 1
+    assert episode.stop_reason == StopReason.DONE
+
+
+def test_most_turns() -> None:
+    engine = ScriptedEngine(*[CALL] * 5)
+    episode = run(engine, EpisodeLimits(max_turns=3))
+    assert episode.stop_reason == StopReason.MAX_TURNS
+    assert len(engine.prompts) == 3
+    assert episode.metrics["tool_calls"] == 3
+
+
+def test_turn_that_does_not_end() -> None:
+    episode = run(ScriptedEngine("one two three four", cut=True))
+    assert episode.stop_reason == StopReason.TURN_LENGTH
+
+
+@pytest.mark.parametrize("most", range(60, 140, 5))
+def test_conversation_never_grows_beyond_its_limit(most: int) -> None:
+    engine = ScriptedEngine(*[CALL] * 50)
+    episode = run(engine, EpisodeLimits(max_tokens=most, max_turns=50))
+    assert episode.stop_reason == StopReason.MAX_TOKENS
+    assert episode.trajectory.tokens <= most
+
+
+def test_opening_that_does_not_fit_is_the_jobs_fault() -> None:
+    with pytest.raises(InvalidJob, match=r"episode\.max_tokens"):
+        run(ScriptedEngine("x"), EpisodeLimits(max_tokens=5))
+
+
+def test_each_turn_has_a_seed_of_its_own_and_the_same_in_every_run() -> None:
+    first, second = ScriptedEngine(CALL, CALL, "done"), ScriptedEngine(CALL, CALL, "done")
+    run(first, sampling=Sampling(seed=7))
+    run(second, sampling=Sampling(seed=7))
+    seeds = [sampling.seed for sampling in first.samplings]
+    assert len(set(seeds)) == 3
+    assert seeds == [sampling.seed for sampling in second.samplings]
+    unseeded = ScriptedEngine("done")
+    run(unseeded)
+    assert unseeded.samplings[0].seed is None
+
+
+def test_versions_that_do_not_cover_the_tokens_are_the_engines_fault() -> None:
+    class Forgetful(ScriptedEngine):
+        async def __call__(
+            self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
+        ) -> Generation:
+            answer = await super().__call__(token_ids, sampling, stop_token_ids)
+            return Generation(answer.token_ids, answer.logprobs, answer.spans[:1], answer.finish_reason)
+
+    with pytest.raises(EngineFailed, match="do not cover"):
+        run(Forgetful("one two three"))
