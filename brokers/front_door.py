@@ -205,7 +205,7 @@ class FrontDoor:
     def _known(self, session: str, job_id: str) -> bytes | None:
         """Give the digest of the job of that id, if there is one; of another session's, one that fits no job."""
         if job_id in self._table:
-            return job_digest(self._table.packed(job_id))
+            return job_digest(self._table.packed(job_id)) if self._table.session(job_id) == session else b""
         ended = self._outbox.get(job_id)
         if ended is None:
             return None

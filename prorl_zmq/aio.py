@@ -32,12 +32,12 @@ class AsyncSocket:
 
     Args:
         socket: an opened socket, bound or connected by the caller.
-        on_message: called on the loop with each message's frames; must not block.
+        on_message: called on the loop with each message's frames; must not block. None for a socket that only sends.
         copied: how many leading frames of a message come as bytes (the others are views).
     """
 
     def __init__(
-        self, socket: zmq.Socket[bytes], on_message: Callable[[list[bytes | zmq.Frame]], None], copied: int = 1
+        self, socket: zmq.Socket[bytes], on_message: Callable[[list[bytes | zmq.Frame]], None] | None, copied: int = 1
     ) -> None:
         self._socket = socket
         self._on_message = on_message
@@ -85,20 +85,27 @@ class AsyncSocket:
 
     def _drain(self) -> None:
         self._drain_scheduled = False
+        if self._socket.closed:
+            return
+        if self._on_message is None:
+            self._socket.getsockopt(zmq.EVENTS)  # lets libzmq see to what the descriptor stood for
+        else:
+            self._receive(self._on_message)
+        while self._backlog and not self._socket.closed and self._try_send(self._backlog[0]):
+            self._backlog.popleft()
+            self._schedule_drain()
+
+    def _receive(self, on_message: Callable[[list[bytes | zmq.Frame]], None]) -> None:
         for _ in range(BATCH):
             if self._socket.closed:
                 return
             try:
                 frames = receive(self._socket, self._copied)
             except zmq.Again:
-                break
+                return
             try:
-                self._on_message(frames)
+                on_message(frames)
             except BaseException:
                 self._schedule_drain()  # the descriptor has told already of the messages behind this one
                 raise
-        else:
-            self._schedule_drain()
-        while self._backlog and not self._socket.closed and self._try_send(self._backlog[0]):
-            self._backlog.popleft()
-            self._schedule_drain()
+        self._schedule_drain()

@@ -45,9 +45,9 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Base of all messages."""
 
 
-Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}$")]
+Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}\Z")]
 """The name of a job, group, session, stage process or backend: it may become part of a file's name."""
-JobIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
+JobIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")]
 Seconds = Annotated[float, Meta(gt=0, le=7 * 86400)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 WeightVersion = Annotated[int, Meta(ge=0, le=2**31 - 1)]

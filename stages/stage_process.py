@@ -138,7 +138,7 @@ class StageProcess:
         self._context = context
         self._engines = EngineClient(context)
         self._inbox = AsyncSocket(inbox, self._receive, copied=2)
-        self._outbox = AsyncSocket(outbox, lambda _: None)
+        self._outbox = AsyncSocket(outbox, None)
         log.info("%s process %s: node %s, %d slots", options.role, self.stage_id, options.node, options.slots)
 
     async def _report_forever(self) -> None:

@@ -17,6 +17,7 @@ from ..errors import (
     EndpointInUse,
     InvalidEndpoint,
     InvalidJob,
+    InvalidWeights,
     JobTooLarge,
     MalformedMessage,
     ProrlError,
@@ -34,6 +35,7 @@ CALLERS_FAULT = (
     EndpointInUse,
     InvalidEndpoint,
     InvalidJob,
+    InvalidWeights,
     JobTooLarge,
     MalformedMessage,
     SandboxUnavailable,
@@ -77,9 +79,8 @@ PROGRAMS = {"prorl": prorl, "prorl-stage": prorl_stage, "prorl-engine": prorl_en
 
 def run(program: str, arguments: list[str]) -> int:
     """Run a program with its arguments; give its exit code."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", datefmt="%H:%M:%S"
-    )
+    logging.basicConfig(format="%(asctime)s %(levelname).1s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("prorl").setLevel(logging.INFO)
     command = typer.main.get_command(PROGRAMS[program])
     try:
         code = command.main(arguments or ["--help"], prog_name=program, standalone_mode=False)

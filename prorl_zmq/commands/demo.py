@@ -55,13 +55,13 @@ def demo(
 def _conclude(console: Console, summary: Summary, out: Path) -> None:
     rate = summary.rollouts / summary.seconds
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(summary.outcomes.items()))
-    lines = (
+    lines = [
         f"Mean reward: {summary.reward_first:.3f} at the first step, {summary.reward_last:.3f} at the last.",
-        f"{summary.rollouts} rollouts in {summary.seconds:.1f} s ({rate:.0f} per second with the training): {outcomes}.",
+        f"{summary.rollouts} rollouts in {summary.seconds:.1f} s ({rate:.0f}/s, training included): {outcomes}.",
         f"Largest gap between the engine's log-probs and the trainer's: {summary.logprob_gap:.1e}.",
         f"Picture: {out / 'reward.png'}; conversations: {out / 'trajectories.jsonl'}; figures: {out / 'summary.json'}.",
-        "Next: `prorl init` writes a topology file, `prorl serve` starts a service, `prorl submit TASKS.jsonl` sends jobs.",
-    )
+        "Next: `prorl serve` starts a service of your own, and `prorl submit TASKS.jsonl` sends it jobs; see the README.",
+    ]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
     if summary.reward_last < SOLVED:

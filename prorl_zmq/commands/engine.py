@@ -37,7 +37,15 @@ def engine(
     insecure: Insecure = False,
 ) -> None:
     """An engine host: answers token ids with token ids until SIGTERM."""
-    del engine
+    from ..inference.host import run_engine_host
+
+    del engine  # there is one kind yet
     folder = run_dir if run_dir is not None else default_run_dir()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    print(model, connect, name or new_id(), bind, insecure, Topology())
+    backend_id = name or f"engine-{new_id()[:12]}"
+    broker = connect if connect is not None else f"ipc://{folder}/{_BACKEND_BROKER}"
+    where = bind or (f"ipc://{folder}/{backend_id}" if broker.startswith("ipc") else "tcp://127.0.0.1:*")
+    run_engine_host(endpoint=where, backend_broker=broker, backend_id=backend_id, model=model, insecure=insecure)
+
+
+_BACKEND_BROKER = Topology().backend_broker.endpoint.rpartition("/")[2]

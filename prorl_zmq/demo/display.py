@@ -47,7 +47,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print a line above the live part."""
-        self._console.print(text, highlight=False)
+        self._console.print(text, highlight=False, soft_wrap=True)
 
     def collected(self, client: RolloutClient, step: int, groups_done: int, groups: int) -> None:
         """Draw the state of the service between two trajectories, now and then."""
@@ -88,6 +88,7 @@ def reward_curve(rewards: list[float], steps: int, width: int) -> str:
     plotext.plotsize(min(width, 80), PLOT_ROWS)
     plotext.ylim(0, 1)
     plotext.xlim(1, max(steps, 2))
+    plotext.xticks(list(range(1, steps + 1, max(1, steps // 10))))
     plotext.title("mean reward per step")
     if rewards:
         plotext.plot(list(range(1, len(rewards) + 1)), rewards, marker="braille")

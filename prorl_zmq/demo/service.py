@@ -15,9 +15,10 @@ from ..errors import ConfigError, RequestTimeout
 from ..processes import die_with_parent
 
 if TYPE_CHECKING:
-    from ..client import RolloutClient
-    from pathlib import Path
     from collections.abc import Callable
+    from pathlib import Path
+
+    from ..client import RolloutClient
 
 START_S = 60.0
 """How long the service may take until all its processes have reported."""

@@ -25,8 +25,8 @@ from ..errors import ConfigError, EndpointInUse, ProrlError
 from ..processes import die_with_parent
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
 
     from ..config import Topology
     from ..messages import BackendStatus, ServiceStatus
@@ -237,8 +237,9 @@ def _run_dir(path: Path) -> Iterator[None]:
             yield
         finally:
             shutil.rmtree(path / "sandboxes", ignore_errors=True)
-            for left in [*path.glob("init-*"), *path.glob("run-*"), *path.glob("eval-*"), *path.glob("*.lock")]:
-                left.unlink(missing_ok=True)
+            for left in path.iterdir():
+                if left.is_socket() or left.name.endswith(".lock"):
+                    left.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from prorl_zmq.config import Topology, parse_topology
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

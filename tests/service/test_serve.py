@@ -59,8 +59,8 @@ class Served:
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def child(self, role: str) -> psutil.Process:
-        (child,) = [one for one in self.children() if f"--role {role}" in " ".join(one.cmdline())]
+    def child(self, role: str) -> int:
+        (child,) = [one.pid for one in self.children() if f"--role {role}" in " ".join(one.cmdline())]
         return child
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -188,10 +188,15 @@ def test_child_that_is_killed_is_started_again(own_served: Served) -> None:
     with RolloutClient(own_served.front_door) as client:
         for role in ("init", "run", "eval"):
             killed = own_served.child(role)
-            killed.kill()
-            until(lambda killed=killed: not killed.is_running() or killed.status() == psutil.STATUS_ZOMBIE, "its end")
-            until(lambda: len({one.role for one in client.status().stages}) == 3, "all roles")
-        own_served.child("run")
+            before = {stage.stage_id for stage in client.status().stages}
+            os.kill(killed, signal.SIGKILL)
+            until(lambda before=before, role=role: _new(client, before, role), f"another {role} process")
+            assert own_served.child(role) != killed
+
+
+def _new(client: RolloutClient, before: set[str], role: str) -> list[str]:
+    stages = client.status().stages
+    return [stage.stage_id for stage in stages if stage.role == role and stage.stage_id not in before]
 
 
 def test_sigterm_leaves_nothing(own_served: Served) -> None:

@@ -1,0 +1,289 @@
+"""The engine client: a stage process's lines to engine hosts, one DEALER per endpoint, on asyncio.
+
+    DEALER → engine host's ROUTER     empty frame, `AnyEngineRequest`, for `Generate` the prompt's ids
+    DEALER ← engine host's ROUTER     empty frame, `AnyEngineReply`, for `Generated` the ids and their log-probs
+
+Each endpoint's line owns the requests that wait for its answer. A line that breaks is noticed at once by the socket's
+own events: when it is back the requests are sent again under their ids, which is safe (see `host`), and if it is not
+back within `RECONNECT_S` they fail. Answers are checked as a stranger's would be, before anything is made of them.
+Which backend a job talks to is not decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from .. import codec
+from ..aio import AsyncSocket
+from ..errors import Closed, EngineFailed, MalformedMessage, RequestTimeout, from_info
+from ..messages import (
+    Abort,
+    AnyEngineReply,
+    EngineHealth,
+    EngineReady,
+    EngineRefused,
+    Generate,
+    Generated,
+    UpdateWeights,
+    new_id,
+)
+from ..sockets import connect, open_socket
+from .engine import Generation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from ..messages import AnyEngineReply as Reply
+    from ..messages import AnyEngineRequest, Backend, Sampling
+    from ..sockets import Frame
+
+GENERATE_TIMEOUT_S = 600.0
+"""Default limit on one turn of the policy."""
+RECONNECT_S = 5.0
+"""How long a line may be down before its requests fail."""
+
+Answer = tuple["Reply", list[bytes]]
+"""A reply and the frames behind it."""
+
+
+class EngineClient:
+    """Asks engine hosts on behalf of one stage process; made and used on a running loop.
+
+    Args:
+        context: the process's ZeroMQ context.
+        reconnect_s: how long a line may be down before its requests fail.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], reconnect_s: float = RECONNECT_S) -> None:
+        self._context = context
+        self._reconnect_s = reconnect_s
+        self._lines: dict[str, _Line] = {}
+        self._closed = False
+
+    def generator(self, backend: Backend, job_id: str, timeout_s: float = GENERATE_TIMEOUT_S) -> BoundGenerator:
+        """Give a `Generator` for one job and its backend."""
+        return BoundGenerator(self, backend, job_id, timeout_s)
+
+    async def generate(
+        self,
+        backend: Backend,
+        job_id: str,
+        token_ids: NDArray[np.int32],
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        timeout_s: float = GENERATE_TIMEOUT_S,
+    ) -> Generation:
+        """Have a backend continue the prompt `token_ids`, int32 [P]. Cancelling the call aborts the generation there.
+
+        Raises:
+            EngineFailed: the backend refused, answered something malformed, went away, or did not answer in time.
+        """
+        request = Generate(new_id(), job_id=job_id, sampling=sampling, stop_token_ids=tuple(stop_token_ids))
+        prompt = np.ascontiguousarray(token_ids, np.int32).tobytes()
+        name = backend.backend_id
+        line = self._line(backend.endpoint)
+        try:
+            reply, frames = await line.ask(request, [prompt], timeout_s)
+            if isinstance(reply, EngineRefused):
+                raise from_info(reply.error)
+            return read_generation(reply, frames)
+        except asyncio.CancelledError:
+            line.abort(request.request_id)
+            raise
+        except RequestTimeout:
+            line.abort(request.request_id)
+            raise EngineFailed(f"backend {name} did not answer within {timeout_s:g} s", backend=name) from None
+        except (EngineFailed, MalformedMessage) as error:
+            raise EngineFailed(f"backend {name}: {error.message}", backend=name) from error
+
+    async def health(self, endpoint: str, timeout_s: float) -> EngineReady:
+        """Ask an engine host whether it serves.
+
+        Raises:
+            RequestTimeout: it did not answer in time.
+            EngineFailed: it went away or answered something malformed.
+        """
+        return await self._ask_ready(endpoint, EngineHealth(new_id()), timeout_s)
+
+    async def update_weights(self, endpoint: str, path: Path, weight_version: int, timeout_s: float) -> EngineReady:
+        """Have an engine host serve the weights at `path`, as it sees it, from its next token on.
+
+        Raises:
+            InvalidWeights: it cannot use them; nothing has changed.
+            RequestTimeout: it did not answer in time, and may or may not have taken them.
+            EngineFailed: it went away or answered something malformed.
+        """
+        return await self._ask_ready(endpoint, UpdateWeights(new_id(), str(path), weight_version), timeout_s)
+
+    def close(self) -> None:
+        """Close all lines; what waits for an answer gets `Closed`. May be called again."""
+        self._closed = True
+        for line in self._lines.values():
+            line.close()
+        self._lines.clear()
+
+    async def _ask_ready(self, endpoint: str, request: EngineHealth | UpdateWeights, timeout_s: float) -> EngineReady:
+        reply, _ = await self._line(endpoint).ask(request, [], timeout_s)
+        if isinstance(reply, EngineRefused):
+            raise from_info(reply.error)
+        if not isinstance(reply, EngineReady):
+            raise EngineFailed(f"the engine host at {endpoint} answered with {type(reply).__name__}", backend="")
+        return reply
+
+    def _line(self, endpoint: str) -> _Line:
+        if self._closed:
+            raise Closed("the engine client was closed")
+        line = self._lines.get(endpoint)
+        if line is None:
+            line = self._lines[endpoint] = _Line(self._context, endpoint, self._reconnect_s)
+        return line
+
+
+@dataclass(frozen=True, slots=True)
+class BoundGenerator:
+    """Implements `engine.Generator` for one job and its backend."""
+
+    client: EngineClient
+    backend: Backend
+    job_id: str
+    timeout_s: float
+
+    async def __call__(
+        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
+    ) -> Generation:
+        """Continue the prompt; see `EngineClient.generate`."""
+        return await self.client.generate(
+            self.backend, self.job_id, token_ids, sampling, stop_token_ids, self.timeout_s
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    frames: list[Frame]
+    answer: asyncio.Future[Answer]
+
+
+class _Line:
+    """The socket to one engine host, and what waits for its answers."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, reconnect_s: float) -> None:
+        self._endpoint = endpoint
+        self._reconnect_s = reconnect_s
+        self._pending: dict[str, _Pending] = {}
+        self._was_up = False
+        self._loop = asyncio.get_running_loop()
+        # A line that is down has a timer; a new one is down until its first connection.
+        self._down: asyncio.TimerHandle | None = None
+        self._raw = open_socket(context, zmq.DEALER)
+        try:
+            events = self._raw.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            self._events = AsyncSocket(events, self._changed, copied=2)
+            connect(self._raw, endpoint)
+        except BaseException:
+            self._raw.close()
+            raise
+        self._socket = AsyncSocket(self._raw, self._receive, copied=4)
+        self._went_down()
+
+    async def ask(self, request: AnyEngineRequest, payload: list[bytes], timeout_s: float) -> Answer:
+        """Send a request and wait for the answer.
+
+        Raises:
+            RequestTimeout: there was none in time.
+            EngineFailed: the line is down.
+            Closed: it was closed.
+        """
+        frames: list[Frame] = [b"", codec.encode(request), *payload]
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._pending[request.request_id] = _Pending(frames, answer)
+        if self._down is None:
+            self._socket.send(frames)
+        elif self._down.when() <= self._loop.time() or self._down.cancelled():
+            self._went_down()  # gone for long; this request has its own chance
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            message = f"the engine host at {self._endpoint} did not answer within {timeout_s:g} s"
+            raise RequestTimeout(message, timeout_s=timeout_s) from None
+        finally:
+            self._pending.pop(request.request_id, None)
+
+    def abort(self, request_id: str) -> None:
+        """Tell the host that nobody waits for this any more."""
+        if self._down is None:
+            self._socket.send([b"", codec.encode(Abort(request_id))])
+
+    def close(self) -> None:
+        """Close the sockets; what waits gets `Closed`."""
+        if self._down is not None:
+            self._down.cancel()
+        self._raw.disable_monitor()
+        self._events.close()
+        self._socket.close()
+        self._fail(Closed("the engine client was closed"))
+
+    def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
+        parts = [frame if isinstance(frame, bytes) else frame.bytes for frame in frames[1:]]
+        try:
+            content = codec.unpack(parts[0]) if parts else None
+        except MalformedMessage:
+            return  # nobody can be told; the request ends by its limit
+        pending = self._pending.get(codec.request_id(content))
+        if pending is None or pending.answer.done():
+            return
+        try:
+            pending.answer.set_result((codec.convert(content, AnyEngineReply), parts[1:]))
+        except MalformedMessage as error:
+            pending.answer.set_exception(EngineFailed(f"the answer is malformed: {error.message}", backend=""))
+
+    def _changed(self, frames: list[bytes | zmq.Frame]) -> None:
+        event = parse_monitor_message([frame if isinstance(frame, bytes) else frame.bytes for frame in frames])["event"]
+        if event == zmq.Event.HANDSHAKE_SUCCEEDED and self._down is not None:
+            self._down.cancel()
+            self._down = None
+            for pending in self._pending.values():
+                self._socket.send(pending.frames)
+        elif event == zmq.Event.DISCONNECTED and self._down is None:
+            self._went_down()
+
+    def _went_down(self) -> None:
+        message = f"no connection to the engine host at {self._endpoint} for {self._reconnect_s:g} s"
+        self._down = self._loop.call_later(self._reconnect_s, self._fail, EngineFailed(message, backend=""))
+
+    def _fail(self, error: EngineFailed | Closed) -> None:
+        for pending in self._pending.values():
+            if not pending.answer.done():
+                pending.answer.set_exception(error)
+
+
+def read_generation(reply: Any, frames: Sequence[bytes]) -> Generation:
+    """Make a `Generation` of a reply and the frames behind it.
+
+    Raises:
+        MalformedMessage: it is another reply, or its parts do not fit together.
+    """
+    if not isinstance(reply, Generated):
+        raise MalformedMessage(f"it answered a prompt with {type(reply).__name__}")
+    if len(frames) != 2 or len(frames[0]) != len(frames[1]) or not frames[0] or len(frames[0]) % 4:
+        sizes = [len(frame) for frame in frames]
+        raise MalformedMessage(f"token ids and log-probs come as two frames of 4 bytes per token, not {sizes} bytes")
+    token_ids, logprobs = np.frombuffer(frames[0], np.int32), np.frombuffer(frames[1], np.float32)
+    edges = [0, *(span.end for span in reply.spans)]
+    starts = [span.start for span in reply.spans]
+    if starts != edges[:-1] or any(span.end <= span.start for span in reply.spans) or edges[-1] != len(token_ids):
+        raise MalformedMessage(f"the weight versions do not cover the {len(token_ids)} tokens: {reply.spans}")
+    if token_ids.min() < 0:
+        raise MalformedMessage("a token id is negative")
+    if not np.isfinite(logprobs).all():
+        raise MalformedMessage("a log-prob is not finite")
+    return Generation(token_ids, logprobs, reply.spans, reply.finish_reason)

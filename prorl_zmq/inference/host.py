@@ -1,0 +1,387 @@
+"""The engine host: one engine behind a ROUTER, and its registration with the backend broker.
+
+    anyone ⇄ ROUTER, bound here           `AnyEngineRequest` / `AnyEngineReply`
+    DEALER ⇄ backend broker's ROUTER      `AddBackend`, then `BackendAlive` with every heartbeat
+
+The host owns the generations under way, by request id. A client that lost its connection sends its requests again: one
+that still runs is not run twice, its answer goes to where it was asked from last; one that is not known is run, which
+is always right, since an engine keeps nothing between requests. A backend broker that was restarted says
+`unknown_backend`, and the host registers again. One that does not answer gets a new socket after a few heartbeats, so
+that old ones do not pile up. On SIGTERM or SIGINT the host takes itself off the broker's list, answers what still runs
+with `EngineFailed`, and exits with 0; killed, it is missed by the broker's lease and by its clients' sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import zmq
+
+from .. import codec
+from ..aio import AsyncSocket
+from ..errors import EngineFailed, ErrorInfo, InternalError, InvalidWeights, MalformedMessage, ProrlError
+from ..messages import (
+    Abort,
+    AddBackend,
+    AnyBackendReply,
+    AnyEngineRequest,
+    Backend,
+    BackendAlive,
+    BackendRefused,
+    DrainBackend,
+    EngineHealth,
+    EngineReady,
+    EngineRefused,
+    Generate,
+    Generated,
+    RemoveBackend,
+    UpdateWeights,
+    new_id,
+)
+from ..sockets import bind, connect, open_socket, split_envelope
+from .base_policy import build_base_policy
+from .embedded_engine import EmbeddedEngine
+from .policy import Policy
+from .tokenizer import VOCABULARY_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from ..messages import AnyBackendReply as Answer
+    from ..messages import AnyBackendRequest, AnyEngineReply
+    from ..sockets import Frame
+    from .engine import Engine
+
+HEARTBEAT_S = 1.0
+UNANSWERED_LIMIT = 5
+"""Heartbeats without an answer after which the line to the backend broker is opened anew."""
+GOODBYE_S = 1.0
+"""Longest wait, when closing, for the backend broker to confirm."""
+
+log = logging.getLogger(__name__)
+
+
+class EngineHost:
+    """Serves one engine until it is closed; made and used on a running loop.
+
+    Args:
+        context: the process's ZeroMQ context.
+        engine: what to serve; closed with the host.
+        endpoint: where to bind (`ipc://PATH` or `tcp://HOST:PORT`, where PORT may be `*`).
+        backend_broker: the backend broker's endpoint.
+        backend_id: the name to register under.
+        heartbeat_s: seconds between heartbeats.
+        insecure: allow plaintext TCP beyond loopback.
+
+    Raises:
+        InvalidEndpoint, EndpointInUse: the endpoint cannot be bound.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        engine: Engine,
+        *,
+        endpoint: str,
+        backend_broker: str,
+        backend_id: str,
+        heartbeat_s: float = HEARTBEAT_S,
+        insecure: bool = False,
+    ) -> None:
+        self._engine = engine
+        router = open_socket(context, zmq.ROUTER)
+        try:
+            self.endpoint = bind(router, endpoint, insecure=insecure)
+            self._registration = Registration(context, backend_broker, self._backend(backend_id), heartbeat_s)
+        except BaseException:
+            router.close()
+            raise
+        self._router = AsyncSocket(router, self._receive, copied=8)
+        self._generations: dict[str, asyncio.Task[None]] = {}
+        self._envelopes: dict[str, Sequence[Frame]] = {}
+        """Where the answer to each generation goes."""
+        self._updates: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Register, serve until `stop` is set, and close."""
+        try:
+            await self._registration.run(stop, lambda: self._engine.weight_version)
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Leave the backend broker, refuse what still runs, and close the engine and the sockets. May be repeated."""
+        if self._closing:
+            return
+        self._closing = True
+        await self._engine.close()
+        tasks = [*self._generations.values(), *self._updates]
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._registration.close()
+        self._router.close(linger_ms=200)
+
+    def _backend(self, backend_id: str) -> Backend:
+        return Backend(
+            backend_id=backend_id,
+            endpoint=self.endpoint,
+            chat_format=self._engine.chat_format,
+            weight_version=self._engine.weight_version,
+        )
+
+    # Requests ---------------------------------------------------------------------------------------------------------
+
+    def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
+        try:
+            envelope, message = split_envelope(frames)
+        except MalformedMessage as error:
+            log.warning("dropped a message: %s", error)
+            return
+        request_id = "unknown"
+        try:
+            content = codec.unpack(_bytes(message[0]))
+            request_id = codec.request_id(content)
+            request: AnyEngineRequest = codec.convert(content, AnyEngineRequest)
+            expected = 2 if isinstance(request, Generate) else 1
+            if len(message) != expected:
+                raise MalformedMessage(f"{type(request).__name__} has {expected} frames, not {len(message)}")
+            if self._closing:
+                raise EngineFailed("the engine host is stopping")
+            self._serve(envelope, request, message)
+        except ProrlError as error:
+            self._send(envelope, EngineRefused(request_id, error.info()))
+
+    def _serve(
+        self, envelope: Sequence[Frame], request: AnyEngineRequest, message: Sequence[bytes | zmq.Frame]
+    ) -> None:
+        match request:
+            case Generate():
+                self._envelopes[request.request_id] = envelope
+                if request.request_id not in self._generations:
+                    token_ids = token_array(message[1])
+                    task = asyncio.create_task(self._generate(request, token_ids))
+                    self._generations[request.request_id] = task
+            case Abort():
+                task_or_none = self._generations.get(request.request_id)
+                if task_or_none is not None:
+                    task_or_none.cancel()
+            case EngineHealth():
+                self._send(envelope, self._ready(request.request_id))
+            case UpdateWeights():
+                update = asyncio.create_task(self._update(envelope, request))
+                self._updates.add(update)
+                update.add_done_callback(self._updates.discard)
+
+    async def _generate(self, request: Generate, token_ids: NDArray[np.int32]) -> None:
+        request_id = request.request_id
+        try:
+            done = await self._engine.generate(token_ids, request.sampling, request.stop_token_ids, request.job_id)
+            header = codec.encode(Generated(request_id, finish_reason=done.finish_reason, spans=done.spans))
+            arrays = [done.token_ids.data.cast("B"), done.logprobs.data.cast("B")]
+            self._router.send([*self._envelopes[request_id], header, *arrays])
+        except asyncio.CancelledError:
+            log.debug("generation %s was aborted", request_id)
+        except Exception as error:  # noqa: BLE001 - a fault of the engine is the client's to know of, not the host's end
+            self._send(self._envelopes[request_id], EngineRefused(request_id, _describe(error)))
+        finally:
+            del self._generations[request_id], self._envelopes[request_id]
+
+    async def _update(self, envelope: Sequence[Frame], request: UpdateWeights) -> None:
+        try:
+            await self._engine.update_weights(Path(request.path), request.weight_version)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._send(envelope, EngineRefused(request.request_id, _describe(error)))
+        else:
+            self._registration.announce(self._engine.weight_version)
+            self._send(envelope, self._ready(request.request_id))
+
+    def _ready(self, request_id: str) -> EngineReady:
+        return EngineReady(request_id, self._engine.weight_version, len(self._generations))
+
+    def _send(self, envelope: Sequence[Frame], reply: AnyEngineReply) -> None:
+        self._router.send([*envelope, codec.encode(reply)])
+
+
+class Registration:
+    """Keeps one backend registered with the backend broker.
+
+    Args:
+        context: the process's ZeroMQ context.
+        endpoint: the backend broker's.
+        backend: what to register.
+        heartbeat_s: seconds between heartbeats.
+    """
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, backend: Backend, heartbeat_s: float
+    ) -> None:
+        self._context = context
+        self._endpoint = endpoint
+        self._backend = backend
+        self._heartbeat_s = heartbeat_s
+        self._unanswered = 0
+        self._registered = False
+        self._adding = ""
+        """Id of the latest `AddBackend`: its answer says whether we are registered."""
+        self._leaving = ""
+        self._left = asyncio.Event()
+        self._socket = self._open()
+
+    async def run(self, stop: asyncio.Event, weight_version: Callable[[], int]) -> None:
+        """Register and send heartbeats until `stop` is set."""
+        while not stop.is_set():
+            self.announce(weight_version())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), self._heartbeat_s)
+
+    def announce(self, weight_version: int) -> None:
+        """Send one heartbeat now, or ask to be registered."""
+        if self._unanswered >= UNANSWERED_LIMIT:
+            log.warning("the backend broker at %s does not answer; connecting again", self._endpoint)
+            self._socket.close()
+            self._socket = self._open()
+        self._unanswered += 1
+        backend = self._backend
+        if self._registered:
+            self._send(BackendAlive(new_id(), backend.backend_id, weight_version))
+        else:
+            current = Backend(
+                backend_id=backend.backend_id,
+                endpoint=backend.endpoint,
+                chat_format=backend.chat_format,
+                weight_version=weight_version,
+            )
+            self._adding = new_id()
+            self._send(AddBackend(self._adding, current, heartbeats=True))
+
+    async def close(self) -> None:
+        """Take the backend off the list, waiting a little for the answer, and close the socket."""
+        if self._registered and not self._unanswered_long():
+            self._leaving = new_id()
+            self._send(DrainBackend(new_id(), self._backend.backend_id))
+            self._send(RemoveBackend(self._leaving, self._backend.backend_id))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._left.wait(), GOODBYE_S)
+        self._socket.close()
+
+    def _unanswered_long(self) -> bool:
+        return self._unanswered >= UNANSWERED_LIMIT
+
+    def _open(self) -> AsyncSocket:
+        self._unanswered = 0
+        socket = open_socket(self._context, zmq.DEALER)
+        try:
+            connect(socket, self._endpoint)
+        except BaseException:
+            socket.close()
+            raise
+        return AsyncSocket(socket, self._receive, copied=2)
+
+    def _send(self, request: AnyBackendRequest) -> None:
+        self._socket.send([b"", codec.encode(request)])
+
+    def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
+        try:
+            reply: Answer = codec.decode(_bytes(frames[-1]), AnyBackendReply)
+        except MalformedMessage as error:
+            log.warning("the backend broker's answer is malformed: %s", error)
+            return
+        self._unanswered = 0
+        if reply.request_id == self._leaving:
+            self._left.set()
+        elif isinstance(reply, BackendRefused):
+            if reply.error.code == "unknown_backend":
+                self._registered = False  # the next heartbeat registers again
+            else:
+                log.warning("the backend broker refused: %s", reply.error.message)
+        elif reply.request_id == self._adding:
+            self._registered = True
+
+
+def token_array(frame: bytes | zmq.Frame) -> NDArray[np.int32]:
+    """Give a frame as int32 [N].
+
+    Raises:
+        MalformedMessage: its size is not a multiple of 4 bytes.
+    """
+    data = _bytes(frame)
+    if len(data) % 4:
+        raise MalformedMessage(f"token ids are int32, 4 bytes each; a frame of {len(data)} bytes holds something else")
+    return np.frombuffer(data, np.int32)
+
+
+def run_engine_host(
+    *,
+    endpoint: str,
+    backend_broker: str,
+    backend_id: str,
+    model: Path | None = None,
+    heartbeat_s: float = HEARTBEAT_S,
+    insecure: bool = False,
+) -> None:
+    """Be an engine host with the embedded engine until SIGTERM or SIGINT; the process's main.
+
+    Args:
+        endpoint: where to bind (`ipc://PATH` or `tcp://HOST:PORT`, where PORT may be `*`).
+        backend_broker: the backend broker's endpoint.
+        backend_id: the name to register under.
+        model: the policy's weights (.npz); None builds the base policy.
+        heartbeat_s: seconds between heartbeats.
+        insecure: allow plaintext TCP beyond loopback.
+
+    Raises:
+        InvalidWeights: the model cannot be used.
+        InvalidEndpoint, EndpointInUse: the endpoint cannot be bound.
+    """
+    policy = build_base_policy() if model is None else Policy.load(model)
+    if policy.shape.vocabulary != VOCABULARY_SIZE:
+        raise InvalidWeights(
+            f"{model} has {policy.shape.vocabulary} tokens, the embedded chat format {VOCABULARY_SIZE}", path=str(model)
+        )
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        host = EngineHost(
+            context,
+            EmbeddedEngine(policy),
+            endpoint=endpoint,
+            backend_broker=backend_broker,
+            backend_id=backend_id,
+            heartbeat_s=heartbeat_s,
+            insecure=insecure,
+        )
+        log.info("engine %s serves at %s", backend_id, host.endpoint)
+        await host.run(stop)
+
+    with zmq.Context() as context, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(main())
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _bytes(frame: bytes | zmq.Frame) -> bytes:
+    return frame if isinstance(frame, bytes) else frame.bytes
+
+
+def _describe(error: Exception) -> ErrorInfo:
+    if isinstance(error, ProrlError):
+        return error.info()
+    log.error("the engine failed", exc_info=error)
+    return InternalError(f"the engine failed: {type(error).__name__}: {error}").info()

@@ -1,0 +1,283 @@
+"""A small real language model in numpy: what the embedded engine serves and the demo trains.
+
+The last `window` tokens are embedded, laid side by side, passed through one hidden tanh layer, and a softmax gives the
+next token (Bengio et al., 2003). Everything is float32 and exact: the log-prob that sampling reports is that of the
+distribution it drew from. No attention, no recurrence, no GPU: it is here to make the whole pipeline learn for real
+on two cores. A `Policy` is mutated only by its `Adam`; an engine swaps whole policies.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import InvalidWeights
+from .tokenizer import PAD, VOCABULARY_SIZE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float32]
+    Ints = NDArray[np.int32]
+
+DIMENSIONS = {
+    "embedding": ("vocabulary", "embedding"),
+    "hidden_weight": ("window", "embedding", "hidden"),
+    "hidden_bias": ("hidden",),
+    "output_weight": ("hidden", "vocabulary"),
+    "output_bias": ("vocabulary",),
+}
+"""The parameters' names and what each of their axes counts."""
+HIDDEN_GAIN = 4.0
+"""Standard deviation of an untrained hidden unit's input."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyShape:
+    """The sizes of a policy."""
+
+    vocabulary: int = VOCABULARY_SIZE
+    window: int = 16
+    """How many tokens back the next one can depend on."""
+    embedding: int = 6
+    hidden: int = 256
+
+    def of(self, name: str) -> tuple[int, ...]:
+        """Give the shape of one parameter."""
+        return tuple(getattr(self, axis) for axis in DIMENSIONS[name])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forward:
+    """One forward pass over B contexts, with what the gradient needs of it."""
+
+    contexts: Ints
+    """int32 [B, window]."""
+    features: Floats
+    """float32 [B, window * embedding]."""
+    hidden: Floats
+    """float32 [B, hidden]."""
+    logits: Floats
+    """float32 [B, vocabulary]."""
+
+
+class Policy:
+    """The model's parameters and what can be computed from them.
+
+    Args:
+        parameters: float32 arrays under the names and axes of `DIMENSIONS`, of sizes that agree.
+    """
+
+    def __init__(self, parameters: dict[str, Floats]) -> None:
+        self.parameters = parameters
+        window, embedding, hidden = parameters["hidden_weight"].shape
+        self.shape = PolicyShape(parameters["embedding"].shape[0], window, embedding, hidden)
+
+    @classmethod
+    def initial(cls, shape: PolicyShape, seed: int) -> Policy:
+        """Give an untrained policy; the same seed gives the same one."""
+        random = np.random.default_rng(seed)
+        # Wide hidden weights tell contexts apart that differ in few tokens. With output weights of zero, all tokens
+        # that training never shows stay equally unlikely.
+        widths = {"embedding": 1.0, "hidden_weight": HIDDEN_GAIN / np.sqrt(shape.window * shape.embedding)}
+        return cls(
+            {
+                name: np.float32(widths.get(name, 0.0)) * random.standard_normal(shape.of(name), np.float32)
+                for name in DIMENSIONS
+            }
+        )
+
+    def copy(self) -> Policy:
+        """Give a policy with its own copy of the parameters."""
+        return Policy({name: value.copy() for name, value in self.parameters.items()})
+
+    def contexts(self, token_ids: Ints) -> Ints:
+        """Give the context of each position, int32 [T, window]: the tokens before it, padded in front."""
+        padded = np.concatenate([np.full(self.shape.window, PAD, np.int32), token_ids[:-1]])
+        return np.lib.stride_tricks.sliding_window_view(padded, self.shape.window)[: len(token_ids)]
+
+    def forward(self, contexts: Ints) -> Forward:
+        """Run the model over contexts, int32 [B, window]."""
+        parameters = self.parameters
+        features = parameters["embedding"][contexts].reshape(len(contexts), -1)
+        weight = parameters["hidden_weight"].reshape(features.shape[1], -1)
+        hidden = np.tanh(features @ weight + parameters["hidden_bias"])
+        logits = hidden @ parameters["output_weight"] + parameters["output_bias"]
+        return Forward(contexts, features, hidden, logits)
+
+    def logits(self, contexts: Ints) -> Floats:
+        """Give the next token's logits after each context: int32 [B, window] to float32 [B, vocabulary]."""
+        return self.forward(contexts).logits
+
+    def logprobs(self, token_ids: Ints, temperature: float = 1.0) -> Floats:
+        """Give each token's log-prob given those before it: int32 [T] to float32 [T]."""
+        return log_softmax(self.logits(self.contexts(token_ids)), temperature)[np.arange(len(token_ids)), token_ids]
+
+    def gradient(self, forward: Forward, by_logit: Floats) -> dict[str, Floats]:
+        """Give the gradient, by parameter, of an objective whose derivatives by the logits are `by_logit`.
+
+        Args:
+            forward: a pass of this policy with its parameters as they are.
+            by_logit: float32 [B, vocabulary]; see `logprob_slopes`.
+        """
+        parameters = self.parameters
+        by_hidden = (by_logit @ parameters["output_weight"].T) * (1.0 - forward.hidden**2)
+        weight = parameters["hidden_weight"].reshape(forward.features.shape[1], -1)
+        by_feature = (by_hidden @ weight.T).reshape(-1, self.shape.embedding)
+        return {
+            "embedding": self._sum_by_token(forward.contexts.ravel(), by_feature),
+            "hidden_weight": (forward.features.T @ by_hidden).reshape(parameters["hidden_weight"].shape),
+            "hidden_bias": by_hidden.sum(axis=0),
+            "output_weight": forward.hidden.T @ by_logit,
+            "output_bias": by_logit.sum(axis=0),
+        }
+
+    def save(self, path: Path) -> None:
+        """Write the parameters to `path` (.npz); a reader sees the old file or the whole new one."""
+        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = Path(file.name)
+            try:
+                np.savez(file, allow_pickle=False, **self.parameters)
+                file.flush()
+                os.fsync(file.fileno())
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+
+    @classmethod
+    def load(cls, path: Path, shape: PolicyShape | None = None) -> Policy:
+        """Read the parameters from `path`.
+
+        Args:
+            path: an .npz file that `save` wrote.
+            shape: the sizes that they must have; None allows any that agree with each other.
+
+        Raises:
+            InvalidWeights: the file is missing, unreadable, or holds other names, types, sizes or numbers not finite.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                parameters = dict(file)
+        except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+            raise InvalidWeights(f"{path} cannot be read as an .npz of weights: {error}", path=str(path)) from error
+        problem = _problem(parameters, shape)
+        if problem:
+            raise InvalidWeights(f"{path} holds no usable weights: {problem}", path=str(path))
+        return cls(parameters)
+
+    def _sum_by_token(self, token_ids: Ints, rows: Floats) -> Floats:
+        """Add up the rows of each token; sorted runs, since `np.add.at` takes several times as long."""
+        order = np.argsort(token_ids, kind="stable")
+        tokens, starts = np.unique(token_ids[order], return_index=True)
+        sums = np.zeros_like(self.parameters["embedding"])
+        sums[tokens] = np.add.reduceat(rows[order], starts, axis=0)
+        return sums
+
+
+class Adam:
+    """Gradient ascent on a policy's parameters, in place (Kingma and Ba, 2015).
+
+    Args:
+        policy: whose parameters to change.
+        learning_rate: the size of a step; may be changed at any time.
+        max_norm: gradients longer than this are scaled down to it.
+        epsilon: gradients much smaller than this do not move a parameter. Far above the usual 1e-8, since otherwise
+            the tokens that hardly ever occur get steps as large as those that matter, and garbage becomes likely.
+    """
+
+    def __init__(self, policy: Policy, learning_rate: float, max_norm: float = 1.0, epsilon: float = 1e-5) -> None:
+        self.learning_rate = learning_rate
+        self._policy = policy
+        self._max_norm = max_norm
+        self._epsilon = np.float32(epsilon)
+        self._mean = {name: np.zeros_like(value) for name, value in policy.parameters.items()}
+        self._square = {name: np.zeros_like(value) for name, value in policy.parameters.items()}
+        self._steps = 0
+
+    def step(self, gradient: dict[str, Floats]) -> float:
+        """Move the parameters along the gradient; give the gradient's norm before it was limited."""
+        norm = float(np.sqrt(sum(float(np.sum(value**2)) for value in gradient.values())))
+        scale = np.float32(min(1.0, self._max_norm / max(norm, 1e-12)))
+        self._steps += 1
+        rate = np.float32(self.learning_rate / (1 - 0.9**self._steps))
+        square_scale = np.float32(1 / (1 - 0.999**self._steps))
+        for name, parameter in self._policy.parameters.items():
+            mean, square, value = self._mean[name], self._square[name], gradient[name] * scale
+            mean += np.float32(0.1) * (value - mean)
+            square += np.float32(0.001) * (value**2 - square)
+            parameter[...] += rate * mean / (np.sqrt(square * square_scale) + self._epsilon)
+        return norm
+
+
+def log_softmax(logits: Floats, temperature: Any = 1.0) -> Floats:
+    """Give log-probs, float32 [B, vocabulary], of the distribution softmax(logits / temperature).
+
+    Args:
+        logits: float32 [B, vocabulary].
+        temperature: above 0; a number, or [B, 1].
+    """
+    # The largest logit is taken off before the division, so that the smallest temperatures cannot overflow into NaN.
+    with np.errstate(over="ignore"):
+        scaled = ((logits - logits.max(axis=1, keepdims=True)) / temperature).astype(logits.dtype)
+    normed: Floats = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
+    return normed
+
+
+def logprob_slopes(logprobs: Floats, targets: Ints, weights: Floats, temperature: float = 1.0) -> Floats:
+    """Give the derivatives by the logits, float32 [B, vocabulary], of sum(weights * log-prob of targets).
+
+    Those of any function of the targets' log-probs are these, with the function's own derivatives as weights.
+
+    Args:
+        logprobs: float32 [B, vocabulary]: `log_softmax(logits, temperature)`.
+        targets: int32 [B].
+        weights: float32 [B].
+        temperature: that of `logprobs`.
+    """
+    slopes = -np.exp(logprobs)
+    slopes[np.arange(len(targets)), targets] += 1.0
+    slopes *= (weights / temperature)[:, None]
+    return slopes
+
+
+def draw(logits: Floats, temperatures: NDArray[np.float64], uniforms: NDArray[np.float64]) -> tuple[Ints, Floats]:
+    """Draw one token per row, and give the tokens, int32 [B], and their log-probs, float32 [B].
+
+    Args:
+        logits: float32 [B, vocabulary].
+        temperatures: [B]; 0 takes the likeliest token, with its log-prob at temperature 1.
+        uniforms: [B], random numbers from 0 to below 1.
+    """
+    greedy = temperatures == 0
+    logprobs = log_softmax(logits, np.where(greedy, 1.0, temperatures)[:, None])
+    cumulated = np.cumsum(np.exp(logprobs, dtype=np.float64), axis=1)
+    drawn = (cumulated <= (uniforms * cumulated[:, -1])[:, None]).sum(axis=1)
+    tokens = np.where(greedy, logits.argmax(axis=1), np.minimum(drawn, logits.shape[1] - 1)).astype(np.int32)
+    return tokens, logprobs[np.arange(len(tokens)), tokens]
+
+
+def _problem(parameters: dict[str, Any], shape: PolicyShape | None) -> str:
+    """Say what is wrong with arrays that a file held; empty if nothing is."""
+    if set(parameters) != set(DIMENSIONS):
+        return f"the arrays are {sorted(parameters)}, not {sorted(DIMENSIONS)}"
+    sizes: dict[str, int] = {} if shape is None else {axis: getattr(shape, axis) for axis in PolicyShape.__slots__}
+    for name, axes in DIMENSIONS.items():
+        value = parameters[name]
+        if value.dtype != np.float32:
+            return f"{name} is {value.dtype}, not float32"
+        expected = tuple(sizes.get(axis, "any") for axis in axes)
+        if value.ndim != len(axes) or 0 in value.shape:
+            return f"{name} has shape {value.shape}; its axes are {axes}"
+        for axis, size in zip(axes, value.shape, strict=True):
+            if sizes.setdefault(axis, size) != size:
+                return f"{name} has shape {value.shape}, not {expected}"
+        if not np.isfinite(value).all():
+            return f"{name} holds numbers that are not finite"
+    return ""
