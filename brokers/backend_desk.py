@@ -153,7 +153,8 @@ class BackendDesk:
 
     def _serve_waiting(self, now: float) -> list[Answer]:
         answers: list[Answer] = []
-        for waiting in tuple(self._waiting.values()):
+        while self._waiting:
+            waiting = next(iter(self._waiting.values()))
             request = waiting.request
             backend = self.heap.assign(request.job_id, request.attempt, request.owner)
             if backend is None:

@@ -8,6 +8,7 @@ takes the place of the one that is held, and the results in a lost reply are giv
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from ..errors import (
     VersionMismatch,
 )
 from ..messages import (
+    MAX_FRAMES,
     PROTOCOL_VERSION,
     Accepted,
     Cancel,
@@ -56,6 +58,9 @@ if TYPE_CHECKING:
     from .task_catalog import TaskCatalog
 
 
+log = logging.getLogger("prorl.rollout_broker")
+
+
 @dataclass(frozen=True, slots=True)
 class _HeldPoll:
     envelope: Sequence[Frame]
@@ -75,6 +80,7 @@ class FrontDoor:
         journal: told of jobs before they are accepted.
         perform: does what the job table decides.
         reply: sends frames to the client behind an envelope; false if there is none any more.
+        started_at: when the service started, on the clock of `now`.
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class FrontDoor:
         journal: Journal,
         perform: Callable[[list[Action]], None],
         reply: Callable[[Sequence[Frame]], bool],
+        started_at: float,
     ) -> None:
         self._settings = settings
         self._backend_broker = backend_broker
@@ -97,17 +104,18 @@ class FrontDoor:
         self._perform = perform
         self._reply = reply
         self._polls: dict[str, _HeldPoll] = {}
-        self._started_at: float | None = None
+        self._started_at = started_at
 
     def handle(self, frames: list[bytes], now: float) -> None:
         """Answer one request: `frames` as the ROUTER received them."""
-        self._started_at = now if self._started_at is None else self._started_at
         try:
             envelope, message = split_envelope(frames)
         except MalformedMessage:
             return  # without a delimiter there is no telling where an answer would go
         request_id = "unknown"
         try:
+            if len(message) > MAX_FRAMES:
+                raise MalformedMessage(f"a message of {len(message)} frames is over the limit of {MAX_FRAMES}")
             header, *rest = message
             content = codec.unpack(header)
             request_id = codec.request_id(content)
@@ -115,8 +123,8 @@ class FrontDoor:
         except ProrlError as error:
             self._answer(envelope, Refused(request_id, error.info()))
         except Exception as error:
+            log.exception("request %s failed", request_id)
             self._answer(envelope, Refused(request_id, InternalError(f"{type(error).__name__}: {error}").info()))
-            raise
 
     def next_deadline(self) -> float | None:
         """Give the time at which the first held reply is due."""
@@ -253,7 +261,7 @@ class FrontDoor:
             uncollected=len(self._outbox),
             redelivered=self._table.redelivered,
             tasks=tuple(sorted(self._table.stages.tasks())),
-            uptime_s=now - (self._started_at or now),
+            uptime_s=now - self._started_at,
         )
 
     def _answer(self, envelope: Sequence[Frame], reply: FrontDoorReply, blocks: Sequence[Frame] = ()) -> bool:

@@ -15,15 +15,15 @@ A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stag
     no live process for it       → ended, `no_stage`, or lost if it waits for its sandbox's node
 
     lost in INIT or RUN → INIT queued under the next attempt (RUN in a fresh sandbox: nothing of the first was observed)
-    lost in EVAL        → EVAL queued under the next attempt (from RUN's recorded result); INIT, if EVAL acts in the
-                          job's sandbox and its holder failed or left, since that closes the sandbox
+    lost in EVAL        → EVAL queued under the next attempt (from RUN's recorded result, in the same sandbox)
     lost, none left     → ended, `infrastructure_error`
 
     waits for its node in vain → INIT queued under the next attempt (the sandbox went with the node)
 
 The attempt is the fence: it rises with every loss, and a message that carries an older one changes nothing. Whoever
-holds a phase closes the job's sandbox unless `PhaseDone` hands it on; the table closes it for every job that it ends
-or starts again without such a word from the holder (closing twice does no harm).
+holds INIT or RUN closes the job's sandbox unless `PhaseDone` hands it on. The table closes it after EVAL, so that a
+lost EVAL finds it as RUN left it, and for every job that it ends or starts again without a word from the holder
+(closing twice does no harm).
 """
 
 from __future__ import annotations
@@ -157,6 +157,8 @@ class JobTable:
         self._unserved_since: dict[Need, float] = {}
         self._counts: Counter[tuple[Phase, Place]] = Counter()
         self._sequence = 0
+        self._stopping: dict[str, tuple[str, Hold]] = {}
+        """Jobs that ended while a stage process held them, until it lets go: who, and which attempt."""
         self._actions: list[Action] = []
 
     def __len__(self) -> int:
@@ -186,7 +188,10 @@ class JobTable:
     def submit(self, session: str, job: Job, packed: bytes, now: float) -> list[Action]:
         """Accept a job whose id is new."""
         self._sequence += 1
-        record = self._records[job.job_id] = _Record(job, packed, session, self._sequence)
+        # An ended job's id may come again while its last attempt still stops; the new job's attempts go on from there.
+        before = self._last_attempt(job.job_id)
+        record = _Record(job, packed, session, self._sequence, attempt=before + 1, attempts_given_back=before)
+        self._records[job.job_id] = record
         self._unfinished[session] += 1
         self._queue(record, now)
         return self._take_actions()
@@ -215,7 +220,7 @@ class JobTable:
             record = self._records.get(hold.job_id)
             if record is not None and record.is_held_by(stage_id, hold.attempt):
                 record.attempts_given_back += 1
-                self._restart(record, _phase_without_sandbox(record), _lease_lost(record), now)
+                self._restart(record, RESTART_PHASE[record.phase], _lease_lost(record), now)
         return self._take_actions()
 
     def phase_done(self, done: PhaseDone, block: Any, now: float) -> list[Action]:
@@ -228,11 +233,10 @@ class JobTable:
                 self._close(done.sandbox)
         else:
             self._note(record, done, block)
-            record.sandbox = done.sandbox
             if done.phase == Phase.EVAL:
                 self._end(record, Outcome.COMPLETED, None, now, reward=done.reward)
             else:
-                record.carry = done.carry
+                record.sandbox, record.carry = done.sandbox, done.carry
                 self._leave(record)
                 record.phase = NEXT_PHASE[done.phase]
                 self._queue(record, now)
@@ -245,10 +249,11 @@ class JobTable:
         stage = self.stages.give_back(failed.stage_id, Hold(failed.job_id, failed.attempt))
         record = self._current(failed)
         if record is not None and failed.retry:
-            self._restart(record, _phase_without_sandbox(record), failed.error, now)
+            self._restart(record, RESTART_PHASE[record.phase], failed.error, now)
         elif record is not None:
             self._note(record, failed, block)
-            record.sandbox = None
+            if failed.phase != Phase.EVAL:
+                record.sandbox = None
             self._end(record, failed.outcome, failed.error, now)
         if stage is not None:
             self._employ(stage, now)
@@ -276,6 +281,7 @@ class JobTable:
                 message = f"{record.phase} took longer than its limit of {limit_s:g} s and could not be stopped"
                 error = PhaseTimeout(message, phase=record.phase, limit_s=limit_s)
                 self._end(record, Outcome.TIMEOUT, error.info(), now)
+        self._stopping = {job_id: held for job_id, held in self._stopping.items() if self.stages.holds(*held)}
         for phase in Phase:
             for need in tuple(self._queues[phase]):
                 self._check_served(need, now)
@@ -404,6 +410,8 @@ class JobTable:
         self, record: _Record, outcome: Outcome, error: ErrorInfo | None, now: float, reward: float | None = None
     ) -> None:
         self._unassign(record)
+        if record.place == Place.HELD and self.stages.holds(record.stage_id, record.hold):
+            self._stopping[record.job.job_id] = (record.stage_id, record.hold)
         self._leave(record)
         self._close(record.sandbox)
         del self._records[record.job.job_id]
@@ -429,6 +437,11 @@ class JobTable:
         )
         self._actions.append(End(Finished(record.session, result, record.block, job_digest(record.packed))))
         self._fill_init(now)
+
+    def _last_attempt(self, job_id: str) -> int:
+        """Give the attempt under which a stage process still stops an ended job of this id; 0 if there is none."""
+        stage_id, hold = self._stopping.pop(job_id, ("", Hold(job_id, 0)))
+        return hold.attempt if self.stages.holds(stage_id, hold) else 0
 
     def _current(self, event: PhaseDone | PhaseFailed) -> _Record | None:
         """Give the job of an event; None if the event is stale."""
@@ -458,11 +471,6 @@ class JobTable:
     def _take_actions(self) -> list[Action]:
         actions, self._actions = self._actions, []
         return actions
-
-
-def _phase_without_sandbox(record: _Record) -> Phase:
-    """Give the phase to start again with when the holder gave it up, and so closed the job's sandbox."""
-    return RESTART_PHASE[record.phase] if record.sandbox is None else Phase.INIT
 
 
 def _lease_lost(record: _Record) -> ErrorInfo:

@@ -24,6 +24,7 @@ from ..messages import (
     PROTOCOL_VERSION,
     CloseSandbox,
     Job,
+    Outcome,
     PhaseDone,
     PhaseFailed,
     Release,
@@ -100,6 +101,7 @@ class RolloutBroker:
             journal,
             self._perform,
             self._reply,
+            time.monotonic(),
         )
         self._next_tick = time.monotonic()
         self._recover()
@@ -268,6 +270,8 @@ def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
         raise MalformedMessage(f"{type(event).__name__} of {tokens} tokens came with {len(rest)} further frames")
     if not isinstance(event, PhaseDone | PhaseFailed):
         return None
+    if isinstance(event, PhaseFailed) and event.outcome == Outcome.COMPLETED:
+        raise MalformedMessage(f"job {event.job_id} is said to have failed with outcome `completed`")
     if not tokens:
         if event.turns:
             raise MalformedMessage(f"job {event.job_id} has {event.turns} turns and no tokens")

@@ -118,6 +118,11 @@ class StagePool:
             self._offer(stage)
         return stage_id
 
+    def holds(self, stage_id: str, hold: Hold) -> bool:
+        """Tell whether a live process still has a slot taken by a hold."""
+        stage = self._stages.get(stage_id)
+        return stage is not None and hold in stage.holds
+
     def give_back(self, stage_id: str, hold: Hold) -> StageProcess | None:
         """Free the slot that a hold takes; the process if that gave a credit back."""
         stage = self._stages.get(stage_id)

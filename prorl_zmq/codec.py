@@ -99,7 +99,10 @@ def convert(value: Any, kind: type[T] | Any) -> T:
     """
     try:
         tag = value.get("type") if isinstance(value, dict) else None
-        result: T = msgspec.convert(value, _tagged(kind).get(tag, kind) if isinstance(tag, str) else kind)
+        target: Any = kind
+        if isinstance(tag, str):
+            target = _tagged(target).get(tag, target)
+        result: T = msgspec.convert(value, target)
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at `")
         where = place.rstrip("`").rpartition("` in `")[2]  # of a wrong key: "key` in `$.instance"

@@ -119,6 +119,24 @@ def default_run_dir() -> Path:
     return Path(os.environ.get("PRORL_RUN_DIR") or Path(tempfile.gettempdir()) / f"prorl-{os.getuid()}")
 
 
+def own_run_dir(path: Path) -> Path:
+    """Make the run folder if it is not there, and private to this user (0700); give it back.
+
+    Raises:
+        ConfigError: it cannot be made, or belongs to another user.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if path.stat().st_uid != os.getuid():
+            raise ConfigError(
+                f"{path} belongs to another user; name a folder of your own with --run-dir", key="run_dir"
+            )
+        path.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(f"the run folder {path} cannot be used: {error.strerror}", key="run_dir") from error
+    return path
+
+
 def load_topology(path: Path | None) -> Topology:
     """Read and check a topology file; None gives the defaults.
 
@@ -150,15 +168,26 @@ def parse_topology(data: dict[str, object], source: str) -> Topology:
         name = what.partition("field `")[2].rstrip("`")
         key = f"{place}.{name}" if place and name else place or name
         raise ConfigError(f"{source}: {what}" + (f" in {place}" if place else ""), key=key) from error
+    _check_endpoints(topology, source)
+    if topology.rollout_broker.lease_s < 2 * topology.rollout_broker.heartbeat_s:
+        key = "rollout_broker.lease_s"
+        raise ConfigError(f"{source}: {key} must be at least twice heartbeat_s, or live processes lose jobs", key=key)
+    return topology
+
+
+def _check_endpoints(topology: Topology, source: str) -> None:
+    taken: dict[str, str] = {}
     for key, template in (
         ("rollout_broker.front_door", topology.rollout_broker.front_door),
         ("rollout_broker.stage_events", topology.rollout_broker.stage_events),
         ("backend_broker.endpoint", topology.backend_broker.endpoint),
     ):
         try:
-            topology.endpoint(template)
+            endpoint = topology.endpoint(template)
         except ProrlError as error:
             raise ConfigError(f"{source}: {key}: {error.message}", key=key) from error
         except RuntimeError as error:  # `~` of a user without a home directory
             raise ConfigError(f"{source}: service.run_dir: {error}", key="service.run_dir") from error
-    return topology
+        if endpoint in taken:
+            raise ConfigError(f"{source}: {key} and {taken[endpoint]} are the same endpoint", key=key)
+        taken[endpoint] = key

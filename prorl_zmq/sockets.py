@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, TypeVar
 import zmq
 
 from .errors import EndpointInUse, InvalidEndpoint, MalformedMessage
-from .messages import MAX_FRAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,10 +189,8 @@ def split_envelope(frames: list[AnyFrame]) -> tuple[list[AnyFrame], list[AnyFram
     """Split what a ROUTER received after the first empty frame: the envelope to echo, and the message.
 
     Raises:
-        MalformedMessage: no empty frame, nothing behind it, or too many frames.
+        MalformedMessage: no empty frame, or nothing behind it.
     """
-    if len(frames) > MAX_FRAMES:
-        raise MalformedMessage(f"a message of {len(frames)} frames is over the limit of {MAX_FRAMES}")
     for index, frame in enumerate(frames[1:4], start=1):
         if len(frame) == 0:
             if index + 1 == len(frames):

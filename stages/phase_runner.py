@@ -1,7 +1,8 @@
 """One phase of one job, from its start to the event that reports it: limits, cancellation, and who closes what.
 
-The runner owns the sandbox and the assignment of a phase while it lasts. It closes the sandbox on every path but one: a
-`PhaseDone` that hands it on to the next phase.
+The runner owns the assignment of a phase while it lasts, and in INIT and RUN the sandbox: it closes that on every path
+but one, a `PhaseDone` that hands it on to the next phase. EVAL leaves the sandbox to the broker, which may have to give
+it to another EVAL.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class PhaseRunner:
 
     async def _close_sandbox(self) -> None:
         sandbox, self._sandbox = self._sandbox, None
-        if sandbox is not None:
+        if sandbox is not None and self._command.phase != Phase.EVAL:
             try:
                 await sandbox.close()
             except (ProrlError, OSError) as error:

@@ -60,7 +60,7 @@ def _conclude(console: Console, summary: Summary, out: Path) -> None:
         f"{summary.rollouts} rollouts in {summary.seconds:.1f} s ({rate:.0f}/s, training included): {outcomes}.",
         f"Largest gap between the engine's log-probs and the trainer's: {summary.logprob_gap:.1e}.",
         f"Picture: {out / 'reward.png'}; conversations: {out / 'trajectories.jsonl'}; figures: {out / 'summary.json'}.",
-        "Next: `prorl serve` starts a service of your own, and `prorl submit TASKS.jsonl` sends it jobs; see the README.",
+        "Next: `prorl serve` starts a service of your own, `prorl submit TASKS.jsonl` sends it jobs; see the README.",
     ]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..config import Topology, default_run_dir
+from ..config import Topology, default_run_dir, own_run_dir
 from ..messages import new_id
 from .options import Insecure, RunDir
 
@@ -40,8 +40,7 @@ def engine(
     from ..inference.host import run_engine_host
 
     del engine  # there is one kind yet
-    folder = run_dir if run_dir is not None else default_run_dir()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = own_run_dir(run_dir if run_dir is not None else default_run_dir())
     backend_id = name or f"engine-{new_id()[:12]}"
     broker = connect if connect is not None else f"ipc://{folder}/{_BACKEND_BROKER}"
     where = bind or (f"ipc://{folder}/{backend_id}" if broker.startswith("ipc") else "tcp://127.0.0.1:*")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,10 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from ..config import Topology
+from ..config import own_run_dir
 from .options import Config, Insecure, RunDir, topology_of
-
-log = logging.getLogger("prorl.serve")
 
 broker = typer.Typer(help="One broker alone, for a service that is spread over nodes.", rich_markup_mode=None)
 
@@ -58,7 +55,9 @@ def rollout(config: Config = None, run_dir: RunDir = None, insecure: Insecure = 
     from ..brokers.journal import MemoryJournal
     from ..brokers.rollout_broker import RolloutBroker
 
-    RolloutBroker(_with_run_dir(topology_of(config, run_dir, insecure=insecure)), MemoryJournal()).run()
+    topology = topology_of(config, run_dir, insecure=insecure)
+    own_run_dir(topology.run_dir)
+    RolloutBroker(topology, MemoryJournal()).run()
 
 
 @broker.command()
@@ -66,9 +65,6 @@ def backend(config: Config = None, run_dir: RunDir = None, insecure: Insecure = 
     """Which inference backend each job talks to."""
     from ..brokers.backend_broker import BackendBroker
 
-    BackendBroker(_with_run_dir(topology_of(config, run_dir, insecure=insecure))).run()
-
-
-def _with_run_dir(topology: Topology) -> Topology:
-    topology.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return topology
+    topology = topology_of(config, run_dir, insecure=insecure)
+    own_run_dir(topology.run_dir)
+    BackendBroker(topology).run()

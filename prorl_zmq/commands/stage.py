@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..config import Topology, default_run_dir
+from ..config import Topology, default_run_dir, own_run_dir
 from ..messages import Phase
 from .options import Insecure, RunDir
 
@@ -46,8 +46,7 @@ def stage(
     from ..stages.handler import load_handlers
     from ..stages.stage_process import StageOptions, StageProcess
 
-    folder = run_dir if run_dir is not None else default_run_dir()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = own_run_dir(run_dir if run_dir is not None else default_run_dir())
     options = StageOptions(
         role=role,
         slots=slots,

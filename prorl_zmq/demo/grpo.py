@@ -40,14 +40,15 @@ class GrpoSettings:
     """That of the rollouts; log-probs are of the distribution at this temperature."""
     learning_rate: float = 1e-3
     decay: float = 0.9
-    """Share of the learning rate and of `reference_pull` that is gone at the last step, in a straight line."""
+    """Share of the learning rate that is gone at the last step, in a straight line; `reference_pull` falls with its
+    square, so that the early steps keep trying commands and the last ones settle."""
     epochs: int = 6
     """How often each rollout is learned from."""
     minibatches: int = 2
     """Steps of the optimiser per epoch."""
     clip: float = 0.5
     """How far a token's probability may move from the engine's, as a ratio, before its gradient ends."""
-    reference_pull: float = 0.1
+    reference_pull: float = 0.2
     """Weight of the divergence KL(reference, policy) at each generated token's place."""
     max_gradient_norm: float = 1.0
 

@@ -28,6 +28,7 @@ COMMANDS = (
     "sort -n data.txt | tail -n 1",
     "head -n 1 data.txt",
     "tail -n 1 data.txt",
+    "cat data.txt",
 )
 DESTINATIONS = ("answer.txt", "result.txt")
 DIRECT_ANSWERS = 0.08

@@ -21,7 +21,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from .. import codec
 from ..aio import AsyncSocket
-from ..errors import Closed, EngineFailed, MalformedMessage, RequestTimeout, from_info
+from ..errors import Closed, EngineFailed, MalformedMessage, ProrlError, RequestTimeout, from_info
 from ..messages import (
     Abort,
     AnyEngineReply,
@@ -86,6 +86,7 @@ class EngineClient:
 
         Raises:
             EngineFailed: the backend refused, answered something malformed, went away, or did not answer in time.
+            Closed: the client was closed.
         """
         request = Generate(new_id(), job_id=job_id, sampling=sampling, stop_token_ids=tuple(stop_token_ids))
         prompt = np.ascontiguousarray(token_ids, np.int32).tobytes()
@@ -99,10 +100,11 @@ class EngineClient:
         except asyncio.CancelledError:
             line.abort(request.request_id)
             raise
-        except RequestTimeout:
-            line.abort(request.request_id)
-            raise EngineFailed(f"backend {name} did not answer within {timeout_s:g} s", backend=name) from None
-        except (EngineFailed, MalformedMessage) as error:
+        except Closed:
+            raise
+        except ProrlError as error:
+            if isinstance(error, RequestTimeout):
+                line.abort(request.request_id)
             raise EngineFailed(f"backend {name}: {error.message}", backend=name) from error
 
     async def health(self, endpoint: str, timeout_s: float) -> EngineReady:
@@ -179,7 +181,6 @@ class _Line:
         self._endpoint = endpoint
         self._reconnect_s = reconnect_s
         self._pending: dict[str, _Pending] = {}
-        self._was_up = False
         self._loop = asyncio.get_running_loop()
         # A line that is down has a timer; a new one is down until its first connection.
         self._down: asyncio.TimerHandle | None = None

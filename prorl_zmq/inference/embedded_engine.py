@@ -129,6 +129,7 @@ class EmbeddedEngine:
             self._step(self._running)
             self._running = [running for running in self._running if not running.done.done()]
             await asyncio.sleep(0)
+        self._decoding = None  # here, so that no request can join a task that has ended
 
     def _step(self, batch: Sequence[_Running]) -> None:
         """Draw one more token for each generation of the batch."""
@@ -156,9 +157,11 @@ class EmbeddedEngine:
                 )
 
     def _decoding_ended(self, task: asyncio.Task[None]) -> None:
-        """Leave nobody waiting: decoding ends with nothing running, by `close`, or by a fault of ours."""
-        self._decoding = None
+        """Leave nobody waiting when decoding was ended by `close` or by a fault of ours."""
         fault = None if task.cancelled() else task.exception()
+        if fault is None and not task.cancelled():
+            return
+        self._decoding = None
         reason = f"decoding failed: {type(fault).__name__}: {fault}" if fault else "the engine was closed"
         for running in self._running:
             if not running.done.done():

@@ -20,12 +20,21 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import zmq
 
 from .. import codec
 from ..aio import AsyncSocket
-from ..errors import EngineFailed, ErrorInfo, InternalError, InvalidWeights, MalformedMessage, ProrlError
+from ..errors import (
+    EngineFailed,
+    ErrorInfo,
+    InternalError,
+    InvalidWeights,
+    MalformedMessage,
+    ProrlError,
+    UnknownBackend,
+)
 from ..messages import (
     Abort,
     AddBackend,
@@ -229,6 +238,7 @@ class Registration:
         self._backend = backend
         self._heartbeat_s = heartbeat_s
         self._unanswered = 0
+        self._weight_version = backend.weight_version
         self._registered = False
         self._adding = ""
         """Id of the latest `AddBackend`: its answer says whether we are registered."""
@@ -250,31 +260,24 @@ class Registration:
             self._socket.close()
             self._socket = self._open()
         self._unanswered += 1
+        self._weight_version = weight_version
         backend = self._backend
         if self._registered:
             self._send(BackendAlive(new_id(), backend.backend_id, weight_version))
         else:
-            current = Backend(
-                backend_id=backend.backend_id,
-                endpoint=backend.endpoint,
-                chat_format=backend.chat_format,
-                weight_version=weight_version,
-            )
+            current = msgspec.structs.replace(backend, weight_version=weight_version)
             self._adding = new_id()
             self._send(AddBackend(self._adding, current, heartbeats=True))
 
     async def close(self) -> None:
         """Take the backend off the list, waiting a little for the answer, and close the socket."""
-        if self._registered and not self._unanswered_long():
+        if self._registered and self._unanswered < UNANSWERED_LIMIT:
             self._leaving = new_id()
             self._send(DrainBackend(new_id(), self._backend.backend_id))
             self._send(RemoveBackend(self._leaving, self._backend.backend_id))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._left.wait(), GOODBYE_S)
         self._socket.close()
-
-    def _unanswered_long(self) -> bool:
-        return self._unanswered >= UNANSWERED_LIMIT
 
     def _open(self) -> AsyncSocket:
         self._unanswered = 0
@@ -299,8 +302,10 @@ class Registration:
         if reply.request_id == self._leaving:
             self._left.set()
         elif isinstance(reply, BackendRefused):
-            if reply.error.code == "unknown_backend":
-                self._registered = False  # the next heartbeat registers again
+            if reply.error.code == UnknownBackend.code:
+                if self._registered:
+                    self._registered = False
+                    self.announce(self._weight_version)
             else:
                 log.warning("the backend broker refused: %s", reply.error.message)
         elif reply.request_id == self._adding:

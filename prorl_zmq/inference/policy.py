@@ -163,8 +163,8 @@ class Policy:
             InvalidWeights: the file is missing, unreadable, or holds other names, types, sizes or numbers not finite.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                parameters = dict(file)
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                parameters = dict(arrays)
         except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
             raise InvalidWeights(f"{path} cannot be read as an .npz of weights: {error}", path=str(path)) from error
         problem = _problem(parameters, shape)

@@ -84,6 +84,9 @@ class Table:
     def leave(self, stage_id: str) -> list[Action]:
         return self._note(self.table.stage_left(stage_id, self.now))
 
+    def cancel(self, job_id: str) -> list[Action]:
+        return self._note(self.table.cancel(job_id, self.now))
+
     def tick(self, now: float) -> list[Action]:
         self.now = now
         return self._note(self.table.tick(now))
@@ -303,7 +306,8 @@ def test_a_failure_without_retry_ends_the_job(phase: Phase) -> None:
     result = table.result()
     assert (result.outcome, result.reward, result.attempt) == (Outcome.FAILED, None, 1)
     assert result.error == ErrorInfo("handler_failed", "the handler raised")
-    assert not [action for action in table.actions if isinstance(action, Close)]  # its holder has closed it
+    closed = [action for action in table.actions if isinstance(action, Close)]
+    assert bool(closed) == (phase == Phase.EVAL)  # of INIT and RUN the holder has closed it
 
 
 def test_what_there_is_of_a_trajectory_is_kept_if_run_fails() -> None:
@@ -387,13 +391,28 @@ def test_a_lost_eval_starts_again_from_the_recorded_run() -> None:
 
 
 @pytest.mark.parametrize("word", ["failed", "left"])
-def test_an_eval_whose_holder_closed_the_sandbox_needs_another_run(word: str) -> None:
+def test_an_eval_that_was_given_up_finds_the_sandbox_as_run_left_it(word: str) -> None:
     table = Table()
     table.bring_to(Phase.EVAL, SANDBOX)
-    table.leave("eval-1") if word == "left" else table.failed("eval-1", retry=True)
+    table.stage("eval-2")
+    actions = table.leave("eval-1") if word == "left" else table.failed("eval-1", retry=True)
+    (start,) = [action for action in actions if isinstance(action, Start)]
+    assert (start.command.phase, start.command.sandbox, start.command.attempt) == (Phase.EVAL, SANDBOX, 2)
+    assert not [action for action in table.actions if isinstance(action, Close)]
+
+
+def test_an_id_that_comes_again_while_its_last_attempt_stops_goes_on_from_there() -> None:
+    """Otherwise the late word of the cancelled job would end the new one."""
+    table = Table()
+    table.bring_to(Phase.RUN)
+    table.cancel("a")
+    table.submit(max_attempts=1)
+    (start,) = [action for action in table.actions[-3:] if isinstance(action, Start)]
+    assert start.command.attempt == 2
+    table.failed("run-1", attempt=1)
     assert table.where() == (Phase.INIT, Place.HELD)
-    table.failed("init-1", attempt=2)
-    assert (table.result().tokens, table.result().metrics) == (0, {})  # nothing of the run that was given up
+    table.failed("init-1", attempt=2, retry=True)  # its one attempt
+    assert table.where() is None
 
 
 def test_the_last_attempt_that_is_lost_ends_the_job() -> None:

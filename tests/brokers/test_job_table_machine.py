@@ -169,7 +169,7 @@ class JobTableMachine(RuleBasedStateMachine):
         data=st.data(),
     )
     def fail(self, retry: bool, outcome: Outcome, data: st.DataObject) -> PhaseFailed:
-        """A process ends a phase badly, and has closed its sandbox."""
+        """A process ends a phase badly, and has closed its sandbox if that was its own."""
         worker, hold = self.draw_work(data)
         command = worker.running.pop(hold)
         self.close_own_sandbox(command)
@@ -213,7 +213,7 @@ class JobTableMachine(RuleBasedStateMachine):
         lost = [job for job in self.jobs.values() if job.holder == worker.stage_id]
         for job in lost:
             job.given_back += 1
-            self.lose(job, sandbox_closed=True)
+            self.lose(job)
         worker.known = False
         worker.holds.clear()
         self.check_actions(self.table.stage_left(worker.stage_id, self.now), in_order=len(lost) < 2)
@@ -238,7 +238,7 @@ class JobTableMachine(RuleBasedStateMachine):
             if job.holder is None:
                 continue
             if job.lease_until <= self.now or not self.workers[job.holder].known:
-                self.lose(job, sandbox_closed=False)
+                self.lose(job)
             elif job.since + LIMIT_S + STOP_GRACE_S <= self.now:
                 self.to_end[job.job_id] = Outcome.TIMEOUT
         self.check_actions(self.table.tick(self.now), in_order=False)
@@ -342,12 +342,12 @@ class JobTableMachine(RuleBasedStateMachine):
             self.table.redelivered,
         )
 
-    def lose(self, job: ModelJob, *, sandbox_closed: bool) -> None:
+    def lose(self, job: ModelJob) -> None:
         """The job's phase was lost."""
         if job.attempt - job.given_back >= job.max_attempts:
             self.to_end[job.job_id] = Outcome.INFRASTRUCTURE_ERROR
             return
-        if job.phase != Phase.EVAL or (sandbox_closed and job.sandbox is not None):
+        if job.phase != Phase.EVAL:
             job.phase, job.sandbox = Phase.INIT, None
         job.attempt += 1
         job.holder = None
@@ -359,7 +359,9 @@ class JobTableMachine(RuleBasedStateMachine):
         if command.phase == Phase.INIT and keep_sandbox:
             sandbox = SandboxHandle("process", f"{command.job_id}.{command.attempt}.{worker.stage_id}", worker.node)
             self.open_sandboxes.add(sandbox.path)
-        elif sandbox is not None and not (command.phase == Phase.RUN and keep_sandbox):
+        elif command.phase == Phase.EVAL:
+            sandbox = None  # it stays, and is the table's to close
+        elif sandbox is not None and not keep_sandbox:
             self.open_sandboxes.discard(sandbox.path)
             sandbox = None
         event = PhaseDone(
@@ -374,7 +376,7 @@ class JobTableMachine(RuleBasedStateMachine):
         return event
 
     def close_own_sandbox(self, command: StartPhase) -> None:
-        if command.sandbox is not None:
+        if command.sandbox is not None and command.phase != Phase.EVAL:
             self.open_sandboxes.discard(command.sandbox.path)
 
     def stopped(self, worker: Worker, command: StartPhase) -> PhaseFailed:
@@ -412,7 +414,7 @@ class JobTableMachine(RuleBasedStateMachine):
         if job is not None and self.is_current(job, event):
             if isinstance(event, PhaseFailed):
                 if event.retry:
-                    self.lose(job, sandbox_closed=True)
+                    self.lose(job)
                 else:
                     self.to_end[job.job_id] = event.outcome
             elif event.phase == Phase.EVAL:
@@ -448,12 +450,7 @@ class JobTableMachine(RuleBasedStateMachine):
 
     def is_wanted(self, stage_id: str, hold: Hold) -> bool:
         job = self.jobs.get(hold[0])
-        return (
-            job is not None
-            and job.job_id not in self.to_end
-            and job.holder == stage_id
-            and job.attempt == hold[1]
-        )
+        return job is not None and job.job_id not in self.to_end and job.holder == stage_id and job.attempt == hold[1]
 
     def check_start(self, start: Start, in_order: bool) -> None:
         command = start.command

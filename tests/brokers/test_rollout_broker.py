@@ -1,0 +1,228 @@
+"""The rollout broker's process over real sockets, with the test as trainer and as stage processes."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zmq
+
+from prorl_zmq import codec
+from prorl_zmq.brokers.journal import AcceptedJob, MemoryJournal
+from prorl_zmq.brokers.rollout_broker import RolloutBroker
+from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
+from prorl_zmq.errors import InvalidEndpoint
+from prorl_zmq.messages import (
+    PROTOCOL_VERSION,
+    Accepted,
+    Collect,
+    Collected,
+    FrontDoorReply,
+    Job,
+    Outcome,
+    Phase,
+    PhaseDone,
+    StageCommand,
+    StageRefused,
+    StageReport,
+    StageWelcome,
+    StartPhase,
+    Status,
+    StopPhase,
+    Submit,
+    Task,
+)
+from prorl_zmq.sockets import bind, connect, open_socket
+from prorl_zmq.trajectory import Role, Trajectory, TrajectoryBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WAIT_MS = 10_000
+
+
+@pytest.fixture
+def topology() -> Iterator[Topology]:
+    with tempfile.TemporaryDirectory(prefix="prorl-") as folder:
+        yield Topology(
+            service=ServiceSettings(run_dir=folder),
+            rollout_broker=RolloutBrokerSettings(heartbeat_s=0.1, lease_s=5.0),
+        )
+
+
+@contextmanager
+def running(topology: Topology, journal: MemoryJournal) -> Iterator[RolloutBroker]:
+    broker = RolloutBroker(topology, journal)
+    thread = threading.Thread(target=broker.run)
+    thread.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
+        thread.join(10.0)
+        assert not thread.is_alive()
+
+
+class Stage:
+    """A stage process that does what the test says."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], topology: Topology, role: Phase) -> None:
+        self.stage_id = f"{role}-1"
+        self.role = role
+        self.inbox = open_socket(context, zmq.PULL)
+        self.endpoint = bind(self.inbox, f"ipc://{topology.service.run_dir}/{self.stage_id}")
+        self.outbox = open_socket(context, zmq.PUSH)
+        connect(self.outbox, topology.endpoint(topology.rollout_broker.stage_events))
+
+    def report(self, protocol: int = PROTOCOL_VERSION, **running: int) -> None:
+        report = StageReport(
+            protocol=protocol,
+            stage_id=self.stage_id,
+            role=self.role,
+            node="local",
+            slots=4,
+            endpoint=self.endpoint,
+            tasks=(Task("math", {"n": "int"}),),
+            running=running,
+        )
+        self.outbox.send(codec.encode(report))
+
+    def receive(self, kind: type[Any]) -> Any:
+        assert self.inbox.poll(WAIT_MS), f"no {kind.__name__}"
+        header, *self.rest = self.inbox.recv_multipart()
+        command = codec.decode(header, StageCommand)
+        assert isinstance(command, kind)
+        return command
+
+    def done(self, start: StartPhase, *frames: Any, **more: Any) -> None:
+        event = PhaseDone(stage_id=self.stage_id, job_id=start.job_id, attempt=start.attempt, phase=start.phase, **more)
+        self.outbox.send_multipart([codec.encode(event), *frames])
+
+
+class Trainer:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], topology: Topology) -> None:
+        self.socket = open_socket(context, zmq.REQ)
+        connect(self.socket, topology.endpoint(topology.rollout_broker.front_door))
+
+    def ask(self, request: Any, *frames: bytes) -> Any:
+        self.socket.send_multipart([codec.encode(request), *frames])
+        assert self.socket.poll(WAIT_MS), "no reply"
+        header, *self.blocks = self.socket.recv_multipart()
+        return codec.decode(header, FrontDoorReply)
+
+    def collect(self, *acknowledge: str, wait_s: float = 10.0) -> Collected:
+        reply = self.ask(Collect("collect", "s", "client", acknowledge, wait_s=wait_s))
+        assert isinstance(reply, Collected)
+        return reply
+
+
+class Peers:
+    """Makes stage processes and trainers, and closes their sockets."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.topology = topology
+        self.made: list[Stage | Trainer] = []
+
+    def stage(self, role: Phase) -> Stage:
+        stage = Stage(self.context, self.topology, role)
+        self.made.append(stage)
+        return stage
+
+    def trainer(self) -> Trainer:
+        trainer = Trainer(self.context, self.topology)
+        self.made.append(trainer)
+        return trainer
+
+
+@pytest.fixture
+def peers(topology: Topology) -> Iterator[Peers]:
+    peers = Peers(topology)
+    yield peers
+    peers.context.destroy(linger=0)
+
+
+def test_a_broker_started_anew_takes_up_what_its_journal_holds(topology: Topology, peers: Peers) -> None:
+    journal = MemoryJournal()
+    stages = {role: peers.stage(role) for role in Phase}
+    trainer = peers.trainer()
+    builder = TrajectoryBuilder()
+    builder.begin_turn(Role.USER)
+    builder.add_context(np.arange(5, dtype=np.int32))
+
+    with running(topology, journal):
+        for stage in stages.values():
+            stage.report()
+            assert stage.receive(StageWelcome).heartbeat_s == 0.1
+        jobs = [Job(task="math", instance={"n": n}, job_id=f"job-{n}") for n in range(2)]
+        assert trainer.ask(Submit("r", "s"), *(codec.encode(job) for job in jobs)) == Accepted("r", 2)
+        first = stages[Phase.INIT].receive(StartPhase)
+        assert codec.decode(stages[Phase.INIT].rest[0], Job) == jobs[0]
+        stages[Phase.INIT].receive(StartPhase)  # of the second job, which goes no further
+        stages[Phase.INIT].done(first, carry={"from": "init"})
+        run = stages[Phase.RUN].receive(StartPhase)
+        assert run.carry == {"from": "init"}
+        stages[Phase.RUN].done(run, builder.block().data, tokens=5, turns=1)
+        stages[Phase.EVAL].done(stages[Phase.EVAL].receive(StartPhase), reward=0.5)
+        assert [result.job_id for result in trainer.collect().results] == ["job-0"]  # and the reply is "lost"
+
+    with running(topology, journal):
+        reply = trainer.collect()
+        (result,) = reply.results
+        assert (result.job_id, result.outcome, result.reward) == ("job-0", Outcome.COMPLETED, 0.5)
+        assert Trajectory.from_frame(result, trainer.blocks[0]).token_ids.tolist() == [0, 1, 2, 3, 4]
+        assert reply.remaining == 1
+        stages[Phase.INIT].report(**{"job-1": 1})
+        stages[Phase.INIT].receive(StageWelcome)
+        assert stages[Phase.INIT].receive(StopPhase) == StopPhase("job-1", 1)  # the new broker starts it itself
+        assert stages[Phase.INIT].receive(StartPhase).job_id == "job-1"
+        trainer.collect("job-0", wait_s=0.0)
+
+    assert journal.uncollected() == ()
+    assert [accepted.job_id for accepted in journal.unfinished()] == ["job-1"]
+
+
+def test_malformed_stage_events_are_dropped(topology: Topology, peers: Peers) -> None:
+    with running(topology, MemoryJournal()):
+        stage = peers.stage(Phase.RUN)
+        start = StartPhase(job_id="a", attempt=1, phase=Phase.RUN)
+        for frames in ([b""], [b"\xc1"], [b"x", b"y"], [codec.pack({"type": "phase_done"})]):
+            stage.outbox.send_multipart(frames)
+        stage.done(start, tokens=3)  # without its block
+        stage.done(start, b"block too short", tokens=3, turns=1)
+        stage.done(start, b"block without tokens")
+        stage.done(start, tokens=0, turns=2)
+        stage.report()
+        stage.receive(StageWelcome)
+        assert [status.stage_id for status in peers.trainer().ask(Status("r")).stages] == ["run-1"]
+
+
+def test_a_stage_process_of_another_version_is_refused_by_name(topology: Topology, peers: Peers) -> None:
+    with running(topology, MemoryJournal()):
+        stage = peers.stage(Phase.INIT)
+        stage.report(protocol=PROTOCOL_VERSION + 1)
+        error = stage.receive(StageRefused).error
+        assert (error.code, error.fields) == (
+            "version_mismatch",
+            {"ours": PROTOCOL_VERSION, "theirs": PROTOCOL_VERSION + 1},
+        )
+        assert peers.trainer().ask(Status("r")).stages == ()
+
+
+def test_a_broker_that_cannot_bind_leaves_nothing_open() -> None:
+    topology = Topology(rollout_broker=RolloutBrokerSettings(front_door="tcp://192.0.2.1:5555"))
+    with pytest.raises(InvalidEndpoint):
+        RolloutBroker(topology, MemoryJournal())
+
+
+def test_the_memory_journal_keeps_what_has_not_ended_and_what_was_not_acknowledged() -> None:
+    journal = MemoryJournal()
+    jobs = [AcceptedJob("s", job_id, b"packed") for job_id in "abc"]
+    journal.accepted(jobs)
+    assert journal.unfinished() == tuple(jobs)
+    journal.acknowledged(["never heard of"])
+    assert journal.uncollected() == ()

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prorl_zmq.config import Topology, default_run_dir, load_topology, parse_topology
+from prorl_zmq.errors import ConfigError, InvalidEndpoint
+from prorl_zmq.messages import Phase
+
+
+def load(folder: Path, text: str | bytes) -> Topology:
+    path = folder / "topology.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return load_topology(path)
+
+
+def test_an_empty_file_is_a_working_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRORL_RUN_DIR", "/tmp/run")
+    for topology in (load(tmp_path, ""), load_topology(None), Topology()):
+        assert [stage.role for stage in topology.stage] == list(Phase)
+        assert len(topology.engine) == 1
+        assert topology.sandbox.kind == "bubblewrap"
+        assert not topology.service.insecure
+        assert topology.endpoint(topology.rollout_broker.front_door) == "ipc:///tmp/run/front_door"
+        assert topology.endpoint(topology.backend_broker.endpoint) == "ipc:///tmp/run/backend_broker"
+
+
+def test_the_run_dir_is_one_per_user_unless_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PRORL_RUN_DIR", raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/tmp")
+    monkeypatch.setattr("os.getuid", lambda: 1234)
+    assert default_run_dir() == Path("/tmp/prorl-1234")
+    monkeypatch.setenv("PRORL_RUN_DIR", "/run/prorl")
+    assert default_run_dir() == Path("/run/prorl")
+    monkeypatch.setenv("HOME", "/home/me")
+    topology = load(tmp_path, 'service.run_dir = "~/run"')
+    assert topology.endpoint("ipc://{run_dir}/x") == "ipc:///home/me/run/x"
+
+
+def test_a_whole_file_is_read(tmp_path: Path) -> None:
+    topology = load(
+        tmp_path,
+        """
+        [service]
+        node = "gpu-1"
+        insecure = true
+        [rollout_broker]
+        front_door = "tcp://0.0.0.0:5555"
+        max_jobs = 10
+        lease_s = 5
+        [backend_broker]
+        endpoint = "tcp://127.0.0.1:5557"
+        [[stage]]
+        role = "run"
+        processes = 2
+        slots = 16
+        [[engine]]
+        kind = "embedded"
+        model = "policy.npz"
+        [sandbox]
+        kind = "process"
+        """,
+    )
+    assert (topology.service.node, topology.service.insecure) == ("gpu-1", True)
+    assert (topology.rollout_broker.max_jobs, topology.rollout_broker.lease_s) == (10, 5.0)
+    ((stage,), (engine,)) = topology.stage, topology.engine
+    assert (stage.role, stage.processes, stage.slots, engine.model) == (Phase.RUN, 2, 16, "policy.npz")
+    assert topology.sandbox.kind == "process"
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "message"),
+    [
+        ("colour = 1", "colour", "unknown field `colour`"),
+        ("[service]\ncolour = 1", "service.colour", "unknown field `colour` in service"),
+        ("[[stage]]\nrole = 'run'\ncolour = 1", "stage[0].colour", "unknown field `colour` in stage[0]"),
+        ("[[stage]]\nslots = 1", "stage[0].role", "missing required field `role` in stage[0]"),
+        ("[[stage]]\nrole = 'walk'", "stage[0].role", "Invalid enum value 'walk' in stage[0].role"),
+        ("[[stage]]\nrole = 'run'\nslots = 0", "stage[0].slots", "Expected `int` >= 1"),
+        ("[[engine]]\nkind = 'steam'", "engine[0].kind", "Invalid enum value 'steam'"),
+        ("[sandbox]\nkind = 'none'", "sandbox.kind", "Invalid enum value 'none'"),
+        ("service = 1", "service", "Expected `object`, got `int` in service"),
+        ("[stage]\nrole = 'run'", "stage", "Expected `array`, got `object`"),
+        ("[service]\ninsecure = 'yes'", "service.insecure", "Expected `bool`, got `str`"),
+        ("[service]\nnode = 'a b'", "service.node", "in service.node"),
+        ("[rollout_broker]\nmax_jobs = 1.5", "rollout_broker.max_jobs", "Expected `int`"),
+        ("[rollout_broker]\nmax_jobs = true", "rollout_broker.max_jobs", "Expected `int`, got `bool`"),
+        ("[rollout_broker]\nlease_s = 0", "rollout_broker.lease_s", "Expected `float` > 0"),
+        ("[rollout_broker]\nlease_s = nan", "rollout_broker.lease_s", "Expected `float`"),
+        ("[backend_broker]\nlease_s = inf", "backend_broker.lease_s", "Expected `float` <="),
+        ("[rollout_broker]\njob_limit_bytes = 1", "rollout_broker.job_limit_bytes", ">= 1024"),
+        ("[rollout_broker]\nfront_door = 5555", "rollout_broker.front_door", "Expected `str`, got `int`"),
+        (
+            "[rollout_broker]\nfront_door = 'tcp://host'",
+            "rollout_broker.front_door",
+            "'tcp://host' is not ipc://PATH or tcp://HOST:PORT",
+        ),
+        ("[rollout_broker]\nstage_events = ''", "rollout_broker.stage_events", "is not ipc://PATH"),
+        ("[backend_broker]\nendpoint = 'inproc://x'", "backend_broker.endpoint", "is not ipc://PATH"),
+        (f"[service]\nrun_dir = '/tmp/{'x' * 100}'", "rollout_broker.front_door", "the system allows 107"),
+        ("[service]\nrun_dir = '~no-such-user-here/x'", "service.run_dir", "home directory"),
+    ],
+)
+def test_a_wrong_value_is_named_in_one_line(tmp_path: Path, text: str, key: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    assert caught.value.key == key
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path / 'topology.toml'}: ")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["[service", "a = ", "a = 1\na = 2", b"\xff\xfe"])
+def test_what_is_not_toml_is_said_in_one_line(tmp_path: Path, text: str | bytes) -> None:
+    with pytest.raises(ConfigError, match="is not TOML") as caught:
+        load(tmp_path, text)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path / "missing.toml", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(ConfigError, match=reason) as caught:
+            load_topology(path)
+        assert str(path) in str(caught.value)
+
+
+def test_an_endpoint_is_checked_with_the_run_dir_in_place() -> None:
+    topology = parse_topology({"service": {"run_dir": "/tmp/run"}}, "here")
+    with pytest.raises(InvalidEndpoint):
+        topology.endpoint("ipc://{run_dir}/" + "x" * 100)
