@@ -1,7 +1,7 @@
 """Jobs per second through submit → INIT → RUN → EVAL → collect with phases that do nothing, and the latency of one job.
 
-The peer is the machine's own limit for such a path: the same number of messages (a job crosses eight sockets) through
-bare pyzmq processes that only pass them on.
+All processes are on this machine: two brokers, a stage process for each stage, and the client. What is measured is the
+service's own work, since no job has any.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import sys
@@ -38,6 +39,14 @@ class Row:
     """What was promised, in words; empty: nothing."""
     holds: bool | None = None
     """Whether the target was met."""
+
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """Give what a table says: name, value, against, ratio, target."""
+        verdict = {True: "HOLDS: ", False: "MISSED: ", None: ""}[self.holds]
+        whole = self.value == round(self.value)
+        digits = 0 if whole else max(0, 3 - math.floor(math.log10(abs(self.value))))
+        ratio = "" if self.ratio is None else f"{self.ratio:.3g}×"
+        return self.name, f"{self.value:,.{digits}f} {self.unit}", self.against, ratio, verdict + self.target
 
 
 def machine() -> dict[str, str | int | float]:
@@ -103,7 +112,5 @@ def _print(name: str, about: str, rows: list[Row]) -> None:
     table.add_column("ratio", justify="right")
     table.add_column("target")
     for row in rows:
-        verdict = {True: "holds: ", False: "MISSED: ", None: ""}[row.holds]
-        ratio = "" if row.ratio is None else f"{row.ratio:.3g}×"
-        table.add_row(row.name, f"{row.value:,.4g} {row.unit}", row.against, ratio, verdict + row.target)
+        table.add_row(*row.cells())
     Console().print(table)

@@ -1,8 +1,9 @@
-"""A service for benchmarks: both brokers and any number of stage processes, in a run folder of their own."""
+"""A service for benchmarks: both brokers and any number of stage processes, with a run folder of their own."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from prorl_zmq.processes import die_with_parent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-START_S = 30.0
+START_S = 45.0
 
 
 class BenchService:
@@ -25,32 +26,24 @@ class BenchService:
 
     Args:
         stages: (role, slots) per stage process.
-        topology: content of the brokers' topology file.
+        tcp: put the front door on a free TCP port of loopback instead of ipc.
     """
 
-    def __init__(self, stages: Sequence[tuple[str, int]], topology: str = "") -> None:
+    def __init__(self, stages: Sequence[tuple[str, int]], *, tcp: bool = False) -> None:
         self._stages = stages
-        self._topology = topology
         self._folder = tempfile.TemporaryDirectory(prefix="prorl-bench-")
         self._processes: list[subprocess.Popen[bytes]] = []
-        self.front_door = f"ipc://{self._folder.name}/front_door"
-        self.backend_broker = f"ipc://{self._folder.name}/backend_broker"
+        self.folder = Path(self._folder.name)
+        """Where the sockets and the log are."""
+        self.front_door = f"tcp://127.0.0.1:{free_port()}" if tcp else f"ipc://{self.folder}/front_door"
+        self.backend_broker = f"ipc://{self.folder}/backend_broker"
 
     def __enter__(self) -> Self:
-        folder = Path(self._folder.name)
-        (folder / "topology.toml").write_text(self._topology)
-        for broker in ("backend", "rollout"):
-            flags = ["--config", str(folder / "topology.toml"), "--run-dir", str(folder)]
-            self._start("-m", "prorl_zmq.cli", "prorl", "broker", broker, *flags)
-        script = str(Path(__file__).with_name("stage.py"))
-        for role, slots in self._stages:
-            self._start(script, role, str(slots), f"ipc://{folder}/stage_events", str(folder))
-        until = time.monotonic() + START_S
-        with RolloutClient(self.front_door, timeout_s=START_S) as client:
-            while len(client.status().stages) < len(self._stages):
-                if time.monotonic() > until:
-                    raise RuntimeError(f"the service did not start; see {folder}/log")
-                client.collect(1, wait_s=0.05)
+        try:
+            self._start_all()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -60,12 +53,44 @@ class BenchService:
             process.wait(20)
         self._folder.cleanup()
 
+    def _start_all(self) -> None:
+        topology = self.folder / "topology.toml"
+        topology.write_text(f'[rollout_broker]\nfront_door = "{self.front_door}"\n')
+        for broker in ("backend", "rollout"):
+            flags = ["--config", str(topology), "--run-dir", str(self.folder)]
+            self._start("-m", "prorl_zmq.cli", "prorl", "broker", broker, *flags)
+        script = str(Path(__file__).with_name("stage.py"))
+        for role, slots in self._stages:
+            self._start(script, role, str(slots), f"ipc://{self.folder}/stage_events", str(self.folder))
+        until = time.monotonic() + START_S
+        while self._log().count(": ready: ") < 2:
+            self._check(until)
+            time.sleep(0.05)
+        with RolloutClient(self.front_door, timeout_s=START_S) as client:
+            while len(client.status().stages) < len(self._stages):
+                self._check(until)
+                client.collect(1, wait_s=0.05)
+
+    def _log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def _check(self, until: float) -> None:
+        if time.monotonic() > until or any(process.poll() is not None for process in self._processes):
+            raise RuntimeError(f"the service did not start:\n{self._log()}")
+
     def _start(self, *arguments: str) -> None:
-        with (Path(self._folder.name) / "log").open("ab") as log:
+        with (self.folder / "log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 stdout=log,
                 stderr=log,
-                preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - no threads here
+                preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - no threads of ours yet
             )
         self._processes.append(process)
+
+
+def free_port() -> int:
+    """Give a TCP port of loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

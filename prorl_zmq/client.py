@@ -344,7 +344,10 @@ class _Line:
     def receive(self, request_id: str, until: float) -> list[bytes | zmq.Frame] | None:
         """Give the reply to a request; None if none came in time. Replies to earlier ones are dropped."""
         while self._socket.poll(max(0, int(1000 * (until - time.monotonic())))):
-            frames = receive(self._socket, copied=1)
+            try:
+                frames = receive(self._socket, copied=1)
+            except zmq.Again:
+                continue  # it was the late reply to an earlier sending, which REQ_CORRELATE drops
             if codec.request_id(codec.unpack(frames[0])) in (request_id, "unknown"):  # type: ignore[arg-type]
                 return frames
         return None

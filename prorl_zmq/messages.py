@@ -14,8 +14,8 @@ seconds, sizes are bytes, and no message carries a clock's reading, since two no
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -55,7 +55,7 @@ WeightVersion = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 def new_id() -> str:
     """Give a fresh random identifier: 32 hexadecimal digits."""
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 class Phase(StrEnum):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parent.parent / "bench"
-NAMES = ("frontdoor", "fetch", "overlap", "dispatch", "assign")
+NAMES = ("frontdoor", "startup", "fetch", "overlap", "dispatch", "assign")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
 

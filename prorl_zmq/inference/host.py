@@ -75,7 +75,7 @@ UNANSWERED_LIMIT = 5
 GOODBYE_S = 1.0
 """Longest wait, when closing, for the backend broker to confirm."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("prorl.engine")
 
 
 class EngineHost:

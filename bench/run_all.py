@@ -1,0 +1,78 @@
+"""Runs benchmarks in full and rewrites README.md from their JSON: `python bench/run_all.py [NAME …]` (none: all).
+
+No figure in README.md is typed by hand. Benchmarks run one after the other, since they share the machine's cores; one
+that fails ends the run with its exit code, and leaves README.md as it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness import RESULTS, Row
+
+BENCHES = ("frontdoor", "startup", "fetch", "overlap", "dispatch", "assign")
+"""In the order of README.md."""
+FOLDER = Path(__file__).parent
+INTRODUCTION = """\
+# Benchmarks
+
+Each compares one part of the service with a peer or a limit in one run on one machine, in turns or side by side. The
+ratios are what counts: absolute figures of a shared machine drift by a factor of two. `make bench` runs all of them in
+full and writes this page; `python bench/NAME.py --quick` runs one in under a minute. What each one does is said at the
+top of its file.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench/run_all.py", description="run benchmarks in full, rewrite README.md")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHES)} (default: all)")
+    names = parser.parse_args().names or BENCHES
+    unknown = sorted(set(names) - set(BENCHES))
+    if unknown:
+        parser.error(f"no benchmark is called {', '.join(unknown)}")
+    for name in names:
+        command = [sys.executable, str(FOLDER / f"{name}.py"), "--json", str(RESULTS / f"{name}.json")]
+        exit_code = subprocess.run(command, check=False).returncode
+        if exit_code:
+            sys.exit(exit_code)
+    reports = [json.loads(path.read_text()) for name in BENCHES if (path := RESULTS / f"{name}.json").exists()]
+    (FOLDER / "README.md").write_text(page(reports), encoding="utf-8")
+
+
+def page(reports: list[dict[str, Any]]) -> str:
+    """Give README.md."""
+    machines = list(dict.fromkeys(_machine(report) for report in reports))
+    parts = [INTRODUCTION]
+    if len(machines) == 1:
+        parts.append(f"Machine: {machines[0]}.\n")
+    for report in reports:
+        parts.append(f"## {report['bench']}: {report['about']}\n")
+        if len(machines) > 1:
+            parts.append(f"Machine: {_machine(report)}.\n")
+        parts.append(_table([Row(**row) for row in report["rows"]]))
+        if (RESULTS / f"{report['bench']}.png").exists():
+            parts.append(f"![{report['about']}](results/{report['bench']}.png)\n")
+    return "\n".join(parts)
+
+
+def _machine(report: dict[str, Any]) -> str:
+    machine = report["machine"]
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Linux {machine['kernel']}, "
+        f"Python {machine['python']}"
+    )
+
+
+def _table(rows: list[Row]) -> str:
+    lines = ["| what | value | against | ratio | target |", "|---|--:|---|--:|---|"]
+    lines += [f"| {' | '.join(row.cells())} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

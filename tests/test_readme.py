@@ -1,0 +1,155 @@
+"""The README's examples and commands, run as they stand there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import types
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from prorl_zmq import Job, RolloutClient, errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+PROGRAMS = ("prorl", "prorl-stage", "prorl-engine")
+SERVED_BY_CI = ("make demo", "make test")
+"""Run by `.ci/run`."""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def command_lines() -> list[str]:
+    lines = [line.partition("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith(("pip install", *SERVED_BY_CI))]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as path:
+        yield Path(path)
+
+
+@pytest.fixture(scope="module")
+def environment(folder: Path) -> Iterator[dict[str, str]]:
+    """A default service, as `prorl serve` starts it, and the environment in which commands find it."""
+    environment = {**os.environ, "PRORL_RUN_DIR": str(folder / "run")}
+    log = (folder / "log").open("wb")
+    serve = subprocess.Popen(
+        [sys.executable, "-m", "prorl_zmq.cli", "prorl", "serve", "--sandbox", "process"],
+        env=environment,
+        stderr=log,
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        with RolloutClient(f"ipc://{folder}/run/front_door", timeout_s=90) as client:
+            job = Job(task="math", instance={"problem": "1", "ground_truth": "1"}, backend_wait_s=60)
+            client.submit(msgspec.structs.replace(job, sampling=msgspec.structs.replace(job.sampling, max_tokens=4)))
+            assert [trajectory.outcome for trajectory in client.stream()] == ["completed"]
+        yield environment
+    finally:
+        serve.send_signal(signal.SIGTERM)
+        serve.wait(40)
+        log.close()
+
+
+@contextmanager
+def started(line: str, folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A command of the README, which is killed if it outlives the test."""
+    program, *arguments = shlex.split(line)
+    assert program in PROGRAMS
+    with subprocess.Popen(
+        [sys.executable, "-m", "prorl_zmq.cli", program, *arguments],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_every_command_is_run_here_or_by_ci() -> None:
+    ci = (Path(__file__).resolve().parents[1] / ".ci" / "run").read_text(encoding="utf-8")
+    assert all(command in ci for command in SERVED_BY_CI)
+    assert set(command_lines()) == {*QUICK_COMMANDS, *SERVERS, "prorl serve", "prorl serve --config topology.toml"}
+
+
+QUICK_COMMANDS = {
+    "prorl doctor": (0, 1),
+    "prorl submit tasks.jsonl --out results": (0,),
+    "prorl status --watch": (130,),
+    "prorl cancel JOB": (1,),
+    "prorl init": (0,),
+    "prorl backends list": (0,),
+}
+"""Commands that end, and the exit codes that are right for them here (`--watch` is interrupted)."""
+SERVERS = (
+    "prorl broker backend --config topology.toml",
+    "prorl broker rollout --config topology.toml",
+    "prorl-stage --role eval --slots 16 --connect tcp://127.0.0.1:5556 --node gpu-7",
+    "prorl-engine --engine embedded --connect tcp://127.0.0.1:5557",
+)
+"""Commands that serve until they are told to end."""
+
+
+@pytest.mark.parametrize("line", QUICK_COMMANDS)
+def test_command(line: str, folder: Path, environment: dict[str, str]) -> None:
+    (folder / "tasks.jsonl").write_text(
+        '{"task": "math", "instance": {"problem": "1", "ground_truth": "1"}, "sampling": {"max_tokens": 4}}\n'
+    )
+    with started(line, folder, environment) as process:
+        if "--watch" in line:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(4)
+            process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode in QUICK_COMMANDS[line], out + err
+
+
+@pytest.mark.parametrize("line", SERVERS)
+def test_server(line: str, folder: Path) -> None:
+    """It comes up, and ends in good order when told to."""
+    subprocess.run([sys.executable, "-m", "prorl_zmq.cli", "prorl", "init", "--force"], cwd=folder, check=True)
+    with started(line, folder, {**os.environ, "PRORL_RUN_DIR": str(folder / "alone")}) as process:
+        assert process.stderr is not None
+        assert re.search(r" I prorl\.", process.stderr.readline())
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, out + err
+
+
+def test_client_example(folder: Path, environment: dict[str, str]) -> None:
+    (example,) = [block for block in blocks("python") if "RolloutClient()" in block]
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    assert len(re.findall(r"^completed 0\.0 \(\d+,\) ", done.stdout, re.MULTILINE)) == 8
+
+
+def test_handler_example() -> None:
+    (example,) = [block for block in blocks("python") if "AgentHandler" in block]
+    module = types.ModuleType("my_package")
+    sys.modules["my_package"] = module
+    exec(example, module.__dict__)
+    handler: Any = module.EchoHandler()
+    described = handler.describe()
+    assert (described.name, described.fields, described.optional) == ("echo", {"word": "str"}, ())
+    with pytest.raises(errors.InvalidJob):
+        handler.parse_instance(Job(task="echo", instance={"ward": "a"}))
