@@ -55,15 +55,17 @@ class BackendBroker:
     def run(self) -> None:
         """Serve until `stop`, SIGTERM or SIGINT; then close all sockets."""
         self._loop.register(self._router, self._drain)
-        log.info("ready: %s", self.endpoint)
         try:
-            self._loop.run(self._housekeep)
+            self._loop.run(self._housekeep, self._say_ready)
         finally:
             self._loop.close()
 
     def stop(self) -> None:
         """End `run`; may be called from another thread or a signal handler."""
         self._loop.stop()
+
+    def _say_ready(self) -> None:
+        log.info("ready: %s", self.endpoint)
 
     def _housekeep(self) -> float:
         now = time.monotonic()

@@ -38,14 +38,16 @@ class Loop:
         self._poller.register(zmq_socket, zmq.POLLIN)
         self._drains[id(zmq_socket)] = (zmq_socket, drain)
 
-    def run(self, housekeep: Callable[[], float]) -> None:
-        """Serve until `stop`, SIGTERM or SIGINT.
+    def run(self, housekeep: Callable[[], float], on_ready: Callable[[], None]) -> None:
+        """Serve until `stop`, or in the main thread SIGTERM or SIGINT.
 
         Args:
+            on_ready: called once, when a signal would end the loop in good order.
             housekeep: called after each round; gives the seconds until it must be called again.
         """
         restore = self._handle_signals() if threading.current_thread() is threading.main_thread() else None
         try:
+            on_ready()
             wait_s = 0.0
             while not self._stopped:
                 ready = dict(self._poller.poll(math.ceil(min(wait_s, MAX_WAIT_S) * 1000)))

@@ -111,9 +111,8 @@ class RolloutBroker:
         self._loop.register(self._events, self._drain_events)
         self._loop.register(self._door, self._drain_requests)
         self._loop.register(self._releases, self._drain_release_replies)
-        log.info("ready: front door %s, stage events %s", self.front_door, self.stage_events)
         try:
-            self._loop.run(self._housekeep)
+            self._loop.run(self._housekeep, self._say_ready)
         finally:
             self._loop.close()
 
@@ -127,6 +126,9 @@ class RolloutBroker:
         for accepted in self._journal.unfinished():
             job = codec.decode(accepted.packed, Job, self._settings.job_limit_bytes)
             self._perform(self._table.submit(accepted.session, job, accepted.packed, time.monotonic()))
+
+    def _say_ready(self) -> None:
+        log.info("ready: front door %s, stage events %s", self.front_door, self.stage_events)
 
     def _housekeep(self) -> float:
         """Do what time demands; give the seconds until it demands more."""

@@ -110,8 +110,8 @@ class StageProcess:
         self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._open(context)
             with _signals(self.stop):
+                self._open(context)
                 reporting = asyncio.create_task(self._report_forever())
                 try:
                     await self._stopping
