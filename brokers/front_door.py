@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from ..sockets import Frame
     from .job_table import Action, JobTable
     from .journal import Journal
-    from .outbox import Outbox
+    from .outbox import Finished, Outbox
     from .task_catalog import TaskCatalog
 
 
@@ -145,8 +145,9 @@ class FrontDoor:
             raise MalformedMessage(f"{len(rest)} unexpected frames behind the header")
         match request:
             case Collect():
-                self._acknowledge(request)
+                dropped = self._acknowledge(request)
                 self._collect(envelope, request, now, final=request.wait_s == 0)
+                del dropped  # large blocks take a while to free: not before the reply
             case Submit():
                 self._answer(envelope, self._submit(request, rest, now))
             case Cancel():
@@ -219,10 +220,12 @@ class FrontDoor:
             return None
         return ended.job_digest if ended.session == session else b""
 
-    def _acknowledge(self, request: Collect) -> None:
+    def _acknowledge(self, request: Collect) -> list[Finished]:
+        """Drop what the client says it has; give it to the caller, who lets go of the memory when it suits."""
         dropped = self._outbox.acknowledge(request.session, request.acknowledge)
         if dropped:
-            self._journal.acknowledged(dropped)
+            self._journal.acknowledged([finished.result.job_id for finished in dropped])
+        return dropped
 
     def _collect(self, envelope: Sequence[Frame], request: Collect, now: float, *, final: bool) -> None:
         """Answer a poll if there is a result, or if it is `final`; hold it otherwise."""

@@ -68,13 +68,13 @@ class Outbox:
         self._sessions.setdefault(finished.session, {})[job_id] = finished
         self._session_of[job_id] = finished.session
 
-    def acknowledge(self, session: str, job_ids: Iterable[str]) -> list[str]:
-        """Drop results that the session has; give the ids of those that were here."""
+    def acknowledge(self, session: str, job_ids: Iterable[str]) -> list[Finished]:
+        """Drop results that the client has; give those that were here."""
         results = self._sessions.get(session, {})
-        dropped = [job_id for job_id in job_ids if results.pop(job_id, None) is not None]
-        for job_id in dropped:
-            self._deliveries.pop(job_id, None)
-            del self._session_of[job_id]
+        dropped = [results.pop(job_id) for job_id in job_ids if job_id in results]
+        for finished in dropped:
+            self._deliveries.pop(finished.result.job_id, None)
+            del self._session_of[finished.result.job_id]
         if session in self._sessions and not results:
             del self._sessions[session]
         return dropped

@@ -63,11 +63,11 @@ def test_a_digest_tells_jobs_apart() -> None:
 
 def test_what_is_acknowledged_is_gone() -> None:
     outbox = outbox_of("a", "b")
-    assert outbox.acknowledge("s", ["a", "a", "unknown"]) == ["a"]
+    assert [finished.result.job_id for finished in outbox.acknowledge("s", ["a", "a", "unknown"])] == ["a"]
     assert outbox.get("a") is None
     assert outbox.waiting("s") == 1
     assert ids(outbox.take("s", "client", 10, 0.0)) == ["b"]
-    assert outbox.acknowledge("s", ["b"]) == ["b"]
+    assert [finished.result.job_id for finished in outbox.acknowledge("s", ["b"])] == ["b"]
     assert len(outbox) == 0
 
 
