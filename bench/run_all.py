@@ -1,7 +1,8 @@
-"""Runs benchmarks in full and rewrites README.md from their JSON: `python bench/run_all.py [NAME …]` (none: all).
+"""Runs benchmarks in full and rewrites the READMEs from their JSON: `python bench/run_all.py [NAME …]` (none: all).
 
-No figure in README.md is typed by hand. Benchmarks run one after the other, since they share the machine's cores; one
-that fails ends the run with its exit code, and leaves README.md as it was.
+No figure is typed by hand, neither in bench/README.md nor in the project's README.md, which gets the rows that have a
+target. Benchmarks run one after the other, since they share the machine's cores; one that fails ends the run with its
+exit code, and leaves both as they were.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from harness import RESULTS, Row
 BENCHES = ("frontdoor", "startup", "fetch", "overlap", "dispatch", "assign")
 """In the order of README.md."""
 FOLDER = Path(__file__).parent
+FIGURES_BEGIN, FIGURES_END = "<!-- figures: written by bench/run_all.py -->", "<!-- end of figures -->"
 INTRODUCTION = """\
 # Benchmarks
 
@@ -42,6 +44,8 @@ def main() -> None:
             sys.exit(exit_code)
     reports = [json.loads(path.read_text()) for name in BENCHES if (path := RESULTS / f"{name}.json").exists()]
     (FOLDER / "README.md").write_text(page(reports), encoding="utf-8")
+    projects = FOLDER.parent / "README.md"
+    projects.write_text(with_figures(projects.read_text(encoding="utf-8"), reports), encoding="utf-8")
 
 
 def page(reports: list[dict[str, Any]]) -> str:
@@ -58,6 +62,17 @@ def page(reports: list[dict[str, Any]]) -> str:
         if (RESULTS / f"{report['bench']}.png").exists():
             parts.append(f"![{report['about']}](results/{report['bench']}.png)\n")
     return "\n".join(parts)
+
+
+def with_figures(text: str, reports: list[dict[str, Any]]) -> str:
+    """Give the project's README with the rows that have a target between its two marks."""
+    before, _, rest = text.partition(FIGURES_BEGIN)
+    _, _, after = rest.partition(FIGURES_END)
+    lines = ["| bench | what | value | against | ratio | target |", "|---|---|--:|---|--:|---|"]
+    for report in reports:
+        rows = [Row(**row) for row in report["rows"] if row["target"]]
+        lines += [f"| `{report['bench']}` | {' | '.join(row.cells())} |" for row in rows]
+    return f"{before}{FIGURES_BEGIN}\n" + "\n".join(lines) + f"\n{FIGURES_END}{after}"
 
 
 def _machine(report: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 import threading
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import zmq
 
-from prorl_zmq import codec
+from prorl_zmq import AsyncRolloutClient, RolloutClient, codec
 from prorl_zmq.brokers.journal import AcceptedJob, MemoryJournal
 from prorl_zmq.brokers.rollout_broker import RolloutBroker
 from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
@@ -184,6 +185,73 @@ def test_a_broker_started_anew_takes_up_what_its_journal_holds(topology: Topolog
 
     assert journal.uncollected() == ()
     assert [accepted.job_id for accepted in journal.unfinished()] == ["job-1"]
+
+
+def big_trajectory(tokens: int) -> TrajectoryBuilder:
+    """A trajectory whose values tell where they belong."""
+    builder = TrajectoryBuilder()
+    builder.begin_turn(Role.USER)
+    builder.add_context(np.arange(tokens // 2, dtype=np.int32))
+    builder.begin_turn(Role.ASSISTANT)
+    ids = np.arange(tokens // 2, dtype=np.int32)
+    builder.add_generated(ids, -ids.astype(np.float32), np.full(len(ids), 7, np.int32))
+    return builder
+
+
+def lies_in_its_frame(trajectory: Trajectory) -> bool:
+    """Tell by addresses whether all five arrays lie in the memory of one frame of libzmq."""
+    owner: Any = trajectory.token_ids
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    assert isinstance(owner, memoryview)
+    frame = np.frombuffer(owner, np.uint8)
+    first, end = frame.ctypes.data, frame.ctypes.data + frame.nbytes
+    names = ("token_ids", "loss_mask", "logprobs", "weight_versions", "turns")
+    arrays = [getattr(trajectory, name) for name in names]
+    inside = all(first <= array.ctypes.data and array.ctypes.data + array.nbytes <= end for array in arrays)
+    return isinstance(owner.obj, zmq.Frame) and frame.nbytes == sum(array.nbytes for array in arrays) and inside
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["REQ client", "DEALER client"])
+def test_arrays_are_views_of_the_received_frame(topology: Topology, peers: Peers, asynchronous: bool) -> None:
+    """No copy in Python between the socket and the trainer: the arrays' addresses are the frame's."""
+    stages = {role: peers.stage(role) for role in Phase}
+    built = big_trajectory(40_000)
+    front_door = topology.endpoint(topology.rollout_broker.front_door)
+    job = Job(task="math", instance={"n": 1})
+
+    def finish() -> None:
+        for role in Phase:
+            stages[role].receive(StageWelcome)
+        stages[Phase.INIT].done(stages[Phase.INIT].receive(StartPhase))
+        run = stages[Phase.RUN].receive(StartPhase)
+        stages[Phase.RUN].done(run, built.block().data, tokens=built.tokens, turns=built.turns)
+        stages[Phase.EVAL].done(stages[Phase.EVAL].receive(StartPhase), reward=1.0)
+
+    async def collect() -> Trajectory:
+        async with AsyncRolloutClient(front_door) as client:
+            await client.submit(job)
+            finish()
+            (trajectory,) = await client.collect(1)
+            return trajectory
+
+    with running(topology, MemoryJournal()):
+        for stage in stages.values():
+            stage.report()
+        if asynchronous:
+            trajectory = asyncio.run(collect())
+        else:
+            with RolloutClient(front_door) as client:
+                client.submit(job)
+                finish()
+                (trajectory,) = client.collect(1)
+    assert lies_in_its_frame(trajectory)
+    assert not trajectory.token_ids.flags.writeable
+    assert (trajectory.token_ids[20_000:] == np.arange(20_000)).all()
+    assert (trajectory.logprobs[20_000:] == -np.arange(20_000)).all()
+    assert (trajectory.weight_versions == np.repeat([-1, 7], 20_000)).all()
+    assert trajectory.loss_mask.sum() == 20_000
+    assert trajectory.turns.tolist() == [[0, 20_000, Role.USER], [20_000, 40_000, Role.ASSISTANT]]
 
 
 def test_malformed_stage_events_are_dropped(topology: Topology, peers: Peers) -> None:
