@@ -89,8 +89,8 @@ def array_views(block: Any, tokens: int, turns: int) -> TokenArrays:
 class Trajectory:
     """One finished job, as the trainer gets it: five arrays (see `TokenArrays`) and what became of the job.
 
-    The arrays are read-only views of the frame that came off the socket; copy what must be changed. A job that ended
-    before its first token has arrays of length zero.
+    The arrays are views of the frame that came off the socket, which is this trajectory's own. A job that ended before
+    its first token has arrays of length zero.
     """
 
     token_ids: NDArray[np.int32]

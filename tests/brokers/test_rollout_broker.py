@@ -246,7 +246,6 @@ def test_arrays_are_views_of_the_received_frame(topology: Topology, peers: Peers
                 finish()
                 (trajectory,) = client.collect(1)
     assert lies_in_its_frame(trajectory)
-    assert not trajectory.token_ids.flags.writeable
     assert (trajectory.token_ids[20_000:] == np.arange(20_000)).all()
     assert (trajectory.logprobs[20_000:] == -np.arange(20_000)).all()
     assert (trajectory.weight_versions == np.repeat([-1, 7], 20_000)).all()
