@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..inference.policy import Adam, log_softmax, logprob_slopes
+from ..inference.policy import Adam, log_softmax, logprob_slopes, one_blas_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,10 +119,11 @@ class Grpo:
         completed = sorted((t for t in trajectories if t.reward is not None), key=lambda t: t.job_id)
         advantages = group_advantages(completed)
         tokens = self._tokens(completed, advantages)
-        gap = self._logprob_gap(tokens)
         left = 1 - self.settings.decay * min(self.weight_version / self.settings.steps, 1.0)
         self._adam.learning_rate = left * self.settings.learning_rate
-        norms, clipped = self._learn(tokens, left**2 * self.settings.reference_pull)
+        with one_blas_thread():
+            gap = self._logprob_gap(tokens)
+            norms, clipped = self._learn(tokens, left**2 * self.settings.reference_pull)
         self.weight_version += 1
         informative = {t.group_id for t, advantage in zip(completed, advantages, strict=True) if advantage}
         return StepStats(

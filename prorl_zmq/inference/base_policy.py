@@ -16,7 +16,7 @@ import numpy as np
 from ..trajectory import Role
 from .chat import ChatMessage
 from .embedded_chat import EmbeddedChatFormat
-from .policy import Adam, Policy, PolicyShape, log_softmax, logprob_slopes
+from .policy import Adam, Policy, PolicyShape, log_softmax, logprob_slopes, one_blas_thread
 from .tokenizer import CALL_END, CALL_PRELUDE, IM_END, TOOL_CALL, TOOL_CALL_END, VOCABULARY_SIZE, WORD_PIECES, encode
 
 if TYPE_CHECKING:
@@ -67,8 +67,11 @@ def build_base_policy(seed: int = 0, shape: PolicyShape | None = None) -> Policy
         seed: of the initial parameters and the transcripts.
         shape: the policy's sizes; None is `PolicyShape()`.
     """
-    random = np.random.default_rng(seed)
-    policy = Policy.initial(shape or PolicyShape(), seed)
+    with one_blas_thread():
+        return _train(Policy.initial(shape or PolicyShape(), seed), np.random.default_rng(seed))
+
+
+def _train(policy: Policy, random: np.random.Generator) -> Policy:
     adam = Adam(policy, _LEARNING_RATE)
     for step in range(_STEPS):
         contexts, targets = [], []

@@ -1,26 +1,23 @@
 """The engine host: one engine behind a ROUTER, and its registration with the backend broker.
 
     anyone ⇄ ROUTER, bound here           `AnyEngineRequest` / `AnyEngineReply`
-    DEALER ⇄ backend broker's ROUTER      `AddBackend`, then `BackendAlive` with every heartbeat
+    DEALER ⇄ backend broker's ROUTER      see `registration`
 
 The host owns the generations under way, by request id. A client that lost its connection sends its requests again: one
 that still runs is not run twice, its answer goes to where it was asked from last; one that is not known is run, which
-is always right, since an engine keeps nothing between requests. A backend broker that was restarted says
-`unknown_backend`, and the host registers again. One that does not answer gets a new socket after a few heartbeats, so
-that old ones do not pile up. On SIGTERM or SIGINT the host takes itself off the broker's list, answers what still runs
-with `EngineFailed`, and exits with 0; killed, it is missed by the broker's lease and by its clients' sockets.
+is always right, since an engine keeps nothing between requests. On SIGTERM or SIGINT the host takes itself off the
+broker's list, answers what still runs with `EngineFailed`, and exits with 0; killed, it is missed by the broker's
+lease and by its clients' sockets.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import zmq
 
@@ -33,30 +30,23 @@ from ..errors import (
     InvalidWeights,
     MalformedMessage,
     ProrlError,
-    UnknownBackend,
 )
 from ..messages import (
     Abort,
-    AddBackend,
-    AnyBackendReply,
     AnyEngineRequest,
     Backend,
-    BackendAlive,
-    BackendRefused,
-    DrainBackend,
     EngineHealth,
     EngineReady,
     EngineRefused,
     Generate,
     Generated,
-    RemoveBackend,
     UpdateWeights,
-    new_id,
 )
-from ..sockets import bind, connect, open_socket, split_envelope
+from ..sockets import bind, open_socket, split_envelope
 from .base_policy import build_base_policy
 from .embedded_engine import EmbeddedEngine
-from .policy import Policy
+from .policy import Policy, one_blas_thread
+from .registration import HEARTBEAT_S, Registration
 from .tokenizer import VOCABULARY_SIZE
 
 if TYPE_CHECKING:
@@ -64,16 +54,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..messages import AnyBackendReply as Answer
-    from ..messages import AnyBackendRequest, AnyEngineReply
+    from ..messages import AnyEngineReply
     from ..sockets import Frame
     from .engine import Engine
-
-HEARTBEAT_S = 1.0
-UNANSWERED_LIMIT = 5
-"""Heartbeats without an answer after which the line to the backend broker is opened anew."""
-GOODBYE_S = 1.0
-"""Longest wait, when closing, for the backend broker to confirm."""
 
 log = logging.getLogger("prorl.engine")
 
@@ -220,98 +203,6 @@ class EngineHost:
         self._router.send([*envelope, codec.encode(reply)])
 
 
-class Registration:
-    """Keeps one backend registered with the backend broker.
-
-    Args:
-        context: the process's ZeroMQ context.
-        endpoint: the backend broker's.
-        backend: what to register.
-        heartbeat_s: seconds between heartbeats.
-    """
-
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, backend: Backend, heartbeat_s: float
-    ) -> None:
-        self._context = context
-        self._endpoint = endpoint
-        self._backend = backend
-        self._heartbeat_s = heartbeat_s
-        self._unanswered = 0
-        self._weight_version = backend.weight_version
-        self._registered = False
-        self._adding = ""
-        """Id of the latest `AddBackend`: its answer says whether we are registered."""
-        self._leaving = ""
-        self._left = asyncio.Event()
-        self._socket = self._open()
-
-    async def run(self, stop: asyncio.Event, weight_version: Callable[[], int]) -> None:
-        """Register and send heartbeats until `stop` is set."""
-        while not stop.is_set():
-            self.announce(weight_version())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), self._heartbeat_s)
-
-    def announce(self, weight_version: int) -> None:
-        """Send one heartbeat now, or ask to be registered."""
-        if self._unanswered >= UNANSWERED_LIMIT:
-            log.warning("the backend broker at %s does not answer; connecting again", self._endpoint)
-            self._socket.close()
-            self._socket = self._open()
-        self._unanswered += 1
-        self._weight_version = weight_version
-        backend = self._backend
-        if self._registered:
-            self._send(BackendAlive(new_id(), backend.backend_id, weight_version))
-        else:
-            current = msgspec.structs.replace(backend, weight_version=weight_version)
-            self._adding = new_id()
-            self._send(AddBackend(self._adding, current, heartbeats=True))
-
-    async def close(self) -> None:
-        """Take the backend off the list, waiting a little for the answer, and close the socket."""
-        if self._registered and self._unanswered < UNANSWERED_LIMIT:
-            self._leaving = new_id()
-            self._send(DrainBackend(new_id(), self._backend.backend_id))
-            self._send(RemoveBackend(self._leaving, self._backend.backend_id))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._left.wait(), GOODBYE_S)
-        self._socket.close()
-
-    def _open(self) -> AsyncSocket:
-        self._unanswered = 0
-        socket = open_socket(self._context, zmq.DEALER)
-        try:
-            connect(socket, self._endpoint)
-        except BaseException:
-            socket.close()
-            raise
-        return AsyncSocket(socket, self._receive, copied=2)
-
-    def _send(self, request: AnyBackendRequest) -> None:
-        self._socket.send([b"", codec.encode(request)])
-
-    def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
-        try:
-            reply: Answer = codec.decode(_bytes(frames[-1]), AnyBackendReply)
-        except MalformedMessage as error:
-            log.warning("the backend broker's answer is malformed: %s", error)
-            return
-        self._unanswered = 0
-        if reply.request_id == self._leaving:
-            self._left.set()
-        elif isinstance(reply, BackendRefused):
-            if reply.error.code == UnknownBackend.code:
-                if self._registered:
-                    self._registered = False
-                    self.announce(self._weight_version)
-            else:
-                log.warning("the backend broker refused: %s", reply.error.message)
-        elif reply.request_id == self._adding:
-            self._registered = True
-
-
 def token_array(frame: bytes | zmq.Frame) -> NDArray[np.int32]:
     """Give a frame as int32 [N].
 
@@ -369,7 +260,7 @@ def run_engine_host(
         log.info("engine %s serves at %s", backend_id, host.endpoint)
         await host.run(stop)
 
-    with zmq.Context() as context, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with one_blas_thread(), zmq.Context() as context, asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(main())
 
 

@@ -16,11 +16,14 @@ from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from ..errors import InvalidWeights
 from .tokenizer import PAD, VOCABULARY_SIZE
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float32]
@@ -214,6 +217,16 @@ class Adam:
             square += np.float32(0.001) * (value**2 - square)
             parameter[...] += rate * mean / (np.sqrt(square * square_scale) + self._epsilon)
         return norm
+
+
+def one_blas_thread() -> AbstractContextManager[object]:
+    """Keep matrix products to one thread within the context.
+
+    These matrices are small: OpenBLAS's threads wait for each other by spinning, and where the cores have other work
+    too, two threads were measured to be 12 times slower than one.
+    """
+    context: AbstractContextManager[object] = threadpool_limits(1, "blas")
+    return context
 
 
 def log_softmax(logits: Floats, temperature: Any = 1.0) -> Floats:

@@ -1,0 +1,140 @@
+"""A backend's registration with the backend broker: how an engine host gets onto its list, and stays there.
+
+    DEALER ⇄ backend broker's ROUTER      `AddBackend`, then `BackendAlive` with every heartbeat
+
+A broker that was restarted says `unknown_backend`, and is asked again at once. One that does not answer gets a new
+socket after a few heartbeats, so that old ones do not pile up. While the name is taken by another backend there are no
+heartbeats, which would keep that one's registration alive, but the request to be registered again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from .. import codec
+from ..aio import AsyncSocket
+from ..errors import MalformedMessage, UnknownBackend
+from ..messages import (
+    AddBackend,
+    AnyBackendReply,
+    BackendAlive,
+    BackendRefused,
+    DrainBackend,
+    RemoveBackend,
+    new_id,
+)
+from ..sockets import connect, open_socket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..messages import AnyBackendReply as Answer
+    from ..messages import AnyBackendRequest, Backend
+
+HEARTBEAT_S = 1.0
+UNANSWERED_LIMIT = 5
+"""Heartbeats without an answer after which the line to the backend broker is opened anew."""
+GOODBYE_S = 1.0
+"""Longest wait, when closing, for the backend broker to confirm."""
+
+log = logging.getLogger("prorl.engine")
+
+
+class Registration:
+    """Keeps one backend registered with the backend broker.
+
+    Args:
+        context: the process's ZeroMQ context.
+        endpoint: the backend broker's.
+        backend: what to register.
+        heartbeat_s: seconds between heartbeats.
+    """
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, backend: Backend, heartbeat_s: float
+    ) -> None:
+        self._context = context
+        self._endpoint = endpoint
+        self._backend = backend
+        self._heartbeat_s = heartbeat_s
+        self._unanswered = 0
+        self._weight_version = backend.weight_version
+        self._registered = False
+        self._adding = ""
+        """Id of the latest `AddBackend`: its answer says whether we are registered."""
+        self._leaving = ""
+        self._left = asyncio.Event()
+        self._socket = self._open()
+
+    async def run(self, stop: asyncio.Event, weight_version: Callable[[], int]) -> None:
+        """Register and send heartbeats until `stop` is set."""
+        while not stop.is_set():
+            self.announce(weight_version())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), self._heartbeat_s)
+
+    def announce(self, weight_version: int) -> None:
+        """Send one heartbeat now, or ask to be registered."""
+        if self._unanswered >= UNANSWERED_LIMIT:
+            log.warning("the backend broker at %s does not answer; connecting again", self._endpoint)
+            self._socket.close()
+            self._socket = self._open()
+        self._unanswered += 1
+        self._weight_version = weight_version
+        backend = self._backend
+        if self._registered:
+            self._send(BackendAlive(new_id(), backend.backend_id, weight_version))
+        else:
+            current = msgspec.structs.replace(backend, weight_version=weight_version)
+            self._adding = new_id()
+            self._send(AddBackend(self._adding, current, heartbeats=True))
+
+    async def close(self) -> None:
+        """Take the backend off the list, waiting a little for the answer, and close the socket."""
+        if self._registered and self._unanswered < UNANSWERED_LIMIT:
+            self._leaving = new_id()
+            self._send(DrainBackend(new_id(), self._backend.backend_id))
+            self._send(RemoveBackend(self._leaving, self._backend.backend_id))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._left.wait(), GOODBYE_S)
+        self._socket.close()
+
+    def _open(self) -> AsyncSocket:
+        self._unanswered = 0
+        socket = open_socket(self._context, zmq.DEALER)
+        try:
+            connect(socket, self._endpoint)
+        except BaseException:
+            socket.close()
+            raise
+        return AsyncSocket(socket, self._receive, copied=2)
+
+    def _send(self, request: AnyBackendRequest) -> None:
+        self._socket.send([b"", codec.encode(request)])
+
+    def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
+        try:
+            reply: Answer = codec.decode(
+                frames[-1] if isinstance(frames[-1], bytes) else frames[-1].bytes, AnyBackendReply
+            )
+        except MalformedMessage as error:
+            log.warning("the backend broker's answer is malformed: %s", error)
+            return
+        self._unanswered = 0
+        if reply.request_id == self._leaving:
+            self._left.set()
+        elif isinstance(reply, BackendRefused):
+            if reply.error.code == UnknownBackend.code:
+                if self._registered:
+                    self._registered = False
+                    self.announce(self._weight_version)
+            else:
+                log.warning("the backend broker refused: %s", reply.error.message)
+        elif reply.request_id == self._adding:
+            self._registered = True

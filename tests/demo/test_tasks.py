@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from prorl_zmq.demo.tasks import QUESTIONS, make_instance, make_jobs
+from prorl_zmq.inference.base_policy import COMMANDS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SOLUTIONS = dict(
+    zip(
+        QUESTIONS,
+        [
+            "wc -l < data.txt",
+            "awk '{s+=$1} END {print s}' data.txt",
+            "sort -n data.txt | tail -n 1",
+            "head -n 1 data.txt",
+            "tail -n 1 data.txt",
+        ],
+        strict=True,
+    )
+)
+
+
+def check(instance: dict[str, object], folder: Path, command: str) -> bool:
+    """Run a command on an instance's files, and then its check."""
+    files = instance["files"]
+    assert isinstance(files, dict)
+    for path, content in files.items():
+        (folder / path).write_text(content, encoding="utf-8")
+    subprocess.run(["bash", "-c", command], cwd=folder, check=False)
+    return subprocess.run(["bash", "-c", str(instance["check"])], cwd=folder, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_right_command_solves_it_and_no_other(question: str, tmp_path: Path) -> None:
+    assert SOLUTIONS[question] in COMMANDS, "the base policy can write it"
+    for command in COMMANDS:
+        instance = make_instance(question, np.random.default_rng(3))
+        assert check(instance, tmp_path, f"{command} > answer.txt") == (command == SOLUTIONS[question])
+        (tmp_path / "answer.txt").unlink()
+
+
+@pytest.mark.parametrize("command", ["true", "echo > answer.txt", "echo wrong > answer.txt", "mkdir answer.txt"])
+def test_no_answer_is_wrong(command: str, tmp_path: Path) -> None:
+    instance = make_instance(next(iter(QUESTIONS)), np.random.default_rng(0))
+    assert not check(instance, tmp_path, command)
+
+
+def test_changing_the_data_does_not_move_the_answer(tmp_path: Path) -> None:
+    instance = make_instance(next(iter(QUESTIONS)), np.random.default_rng(0))
+    assert not check(instance, tmp_path, "echo 1 > data.txt; wc -l < data.txt > answer.txt")
+
+
+def test_jobs_of_a_group_share_all_but_id_and_seed() -> None:
+    jobs = make_jobs(7, 4, seed=1, name="step0")
+    assert len({job.job_id for job in jobs}) == len({job.sampling.seed for job in jobs}) == 28
+    groups = {job.group_id: [other for other in jobs if other.group_id == job.group_id] for job in jobs}
+    assert [len(group) for group in groups.values()] == [4] * 7
+    for group in groups.values():
+        assert len({str(job.instance) for job in group}) == 1
+    first_five = {str(jobs[4 * index].instance["instruction"]) for index in range(5)}
+    assert len(first_five) == len(QUESTIONS), "the questions take turns"
+
+
+def test_the_same_seed_gives_the_same_jobs_and_another_seed_others() -> None:
+    assert make_jobs(2, 2, seed=1, name="a") == make_jobs(2, 2, seed=1, name="a")
+    assert make_jobs(2, 2, seed=1, name="a") != make_jobs(2, 2, seed=2, name="a")
+    assert make_jobs(1, 1, seed=1)[0].job_id != make_jobs(1, 1, seed=1)[0].job_id

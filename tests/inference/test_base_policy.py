@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from prorl_zmq.inference import base_policy
+from prorl_zmq.inference.base_policy import COMMANDS, build_base_policy
+from prorl_zmq.inference.chat import ChatMessage, load_chat_format
+from prorl_zmq.inference.policy import Policy, log_softmax
+from prorl_zmq.inference.tokenizer import CALL_END, CALL_PRELUDE, IM_END, TOOL_CALL, TOOL_CALL_END, encode
+from prorl_zmq.trajectory import Role
+
+CHAT = load_chat_format("embedded")
+
+
+@pytest.fixture(scope="module")
+def base() -> Policy:
+    return build_base_policy()
+
+
+def next_token(policy: Policy, *parts: object) -> np.ndarray:
+    token_ids = np.concatenate([np.atleast_1d(part) for part in (*parts, 0)]).astype(np.int32)  # type: ignore[arg-type]
+    return np.exp(log_softmax(policy.logits(policy.contexts(token_ids)[-1:])))[0]
+
+
+@pytest.mark.parametrize("question", ["How many lines are in data.txt?", "Show the first line of data.txt."])
+def test_it_calls_the_tool_but_does_not_know_what_for(base: Policy, question: str) -> None:
+    prompt = np.concatenate(
+        [CHAT.encode_message(ChatMessage(Role.USER, f"Write to answer.txt: {question}")), CHAT.generation_prompt()]
+    )
+    assert next_token(base, prompt)[TOOL_CALL] > 0.5
+    after = next_token(base, prompt, TOOL_CALL, encode(CALL_PRELUDE))
+    first_words = {int(encode(command)[0]) for command in COMMANDS}
+    shares = [after[word] for word in first_words]
+    assert sum(shares) > 0.9
+    assert max(shares) < 0.6
+
+
+def test_it_ends_after_a_tools_answer(base: Policy) -> None:
+    call = encode(f"{CALL_PRELUDE}tail -n 1 data.txt > answer.txt{CALL_END}")
+    turn = np.concatenate([[TOOL_CALL], call, [TOOL_CALL_END, IM_END]]).astype(np.int32)
+    answer = CHAT.encode_message(ChatMessage(Role.TOOL, "[no output]"))
+    after = next_token(base, turn, CHAT.end_of_turn(turn), answer, CHAT.generation_prompt())
+    assert after[encode("Done.")[0]] > 0.8
+
+
+def test_it_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base_policy, "_STEPS", 3)
+    first, second = build_base_policy(5), build_base_policy(5)
+    for name, value in first.parameters.items():
+        np.testing.assert_array_equal(value, second.parameters[name])
+
+
+def test_no_command_needs_an_escape_in_json() -> None:
+    assert not {character for command in COMMANDS for character in command} & {'"', "\\"}

@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zmq
+
+from prorl_zmq import codec
+from prorl_zmq.errors import DuplicateBackend, EndpointInUse, UnknownBackend
+from prorl_zmq.inference.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.host import EngineHost
+from prorl_zmq.messages import (
+    Abort,
+    AddBackend,
+    AnyBackendRequest,
+    AnyEngineReply,
+    BackendAlive,
+    BackendRefused,
+    Done,
+    DrainBackend,
+    EngineHealth,
+    EngineReady,
+    EngineRefused,
+    Generate,
+    Generated,
+    RemoveBackend,
+    Sampling,
+    UpdateWeights,
+)
+from prorl_zmq.sockets import bind, open_socket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    InWorld = Callable[[Callable[[Any], Any]], None]
+
+PROMPT = np.arange(1, 20, dtype=np.int32)
+
+
+def generate(request_id: str, max_tokens: int = 5, seed: int | None = None) -> bytes:
+    return codec.encode(Generate(request_id, job_id="job", sampling=Sampling(1.0, max_tokens, seed)))
+
+
+def test_it_registers_and_sends_heartbeats(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        await world.broker.until(lambda: len(world.broker.requests) >= 4)
+        first, *later = world.broker.requests
+        assert isinstance(first, AddBackend)
+        assert first.heartbeats
+        assert first.backend.backend_id == "engine-0"
+        assert first.backend.endpoint == world.host.endpoint
+        assert first.backend.chat_format == "embedded"
+        assert all(isinstance(request, BackendAlive) for request in later)
+
+    in_world(test)
+
+
+def test_a_restarted_broker_is_told_at_once(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        broker = world.broker
+        await broker.until(lambda: any(isinstance(request, BackendAlive) for request in broker.requests))
+        broker.requests.clear()
+
+        def restarted(request: AnyBackendRequest) -> Done | BackendRefused:
+            if isinstance(request, BackendAlive) and not any(isinstance(r, AddBackend) for r in broker.requests):
+                return BackendRefused(request.request_id, UnknownBackend("who?", backend="engine-0").info())
+            return Done(request.request_id)
+
+        broker.answers = restarted
+        await broker.until(lambda: len(broker.requests) >= 4)
+        assert [type(request) for request in broker.requests[:3]] == [BackendAlive, AddBackend, BackendAlive]
+
+    in_world(test)
+
+
+def test_while_its_name_is_taken_it_keeps_asking_and_sends_no_heartbeat(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        broker = world.broker
+        broker.answers = lambda r: BackendRefused(r.request_id, DuplicateBackend("taken", backend="engine-0").info())
+        await broker.until(lambda: len(broker.requests) >= 4)
+        assert {type(request) for request in broker.requests} == {AddBackend}
+
+    in_world(test)
+
+
+def test_heartbeats_do_not_pile_up_for_a_silent_broker(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        broker = world.broker
+        broker.answers = lambda _: None
+        await broker.until(lambda: len(broker.requests) >= 8)  # over a second line after five
+        broker.answers = lambda r: Done(r.request_id)
+        await broker.until(lambda: isinstance(broker.requests[-1], BackendAlive))
+
+    in_world(test)
+
+
+def test_it_leaves_the_broker_when_it_stops(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        broker = world.broker
+        await broker.until(lambda: any(isinstance(request, BackendAlive) for request in broker.requests))
+        running = world.raw()
+        running.send(b"", generate("r1", 30_000), PROMPT.tobytes())
+        running.send(b"", codec.encode(EngineHealth("h1")))
+        assert (await running.receive(AnyEngineReply)).in_flight == 1
+        world.stop.set()
+        await world.running
+        await broker.until(lambda: isinstance(broker.requests[-1], RemoveBackend))
+        assert isinstance(broker.requests[-2], DrainBackend)
+        refused = await running.receive(AnyEngineReply)
+        assert (refused.request_id, refused.error.code) == ("r1", "engine_failed")
+        await world.host.close()
+
+    in_world(test)
+
+
+def test_stopping_does_not_wait_for_a_broker_that_is_gone(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        await world.broker.until(lambda: any(isinstance(r, BackendAlive) for r in world.broker.requests))
+        world.broker.close()
+        world.stop.set()
+        async with asyncio.timeout(3):
+            await world.running
+
+    in_world(test)
+
+
+def test_it_generates_reports_and_takes_new_weights(in_world: InWorld, make_policy: Any, tmp_path: Path) -> None:
+    make_policy(5).save(tmp_path / "new.npz")
+
+    async def test(world: Any) -> None:
+        raw = world.raw()
+        raw.send(b"", generate("g1", 5), PROMPT.tobytes())
+        generated = await raw.receive(AnyEngineReply)
+        assert isinstance(generated, Generated)
+        assert generated.finish_reason == "length"
+        world.broker.requests.clear()
+        raw.send(b"", codec.encode(UpdateWeights("u1", str(tmp_path / "new.npz"), 7)))
+        assert await raw.receive(AnyEngineReply) == EngineReady("u1", 7)
+        await world.broker.until(
+            lambda: any(isinstance(r, BackendAlive) and r.weight_version == 7 for r in world.broker.requests)
+        )
+        raw.send(b"", codec.encode(UpdateWeights("u2", str(tmp_path / "missing.npz"), 8)))
+        refused = await raw.receive(AnyEngineReply)
+        assert isinstance(refused, EngineRefused)
+        assert refused.error.code == "invalid_weights"
+        raw.send(b"", codec.encode(EngineHealth("h1")))
+        assert await raw.receive(AnyEngineReply) == EngineReady("h1", 7)
+
+    in_world(test)
+
+
+def test_a_request_that_is_sent_again_runs_once_and_is_answered_where_it_was_asked_last(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        calls = []
+        original = world.engine.generate
+
+        async def counted(*args: Any) -> Any:
+            calls.append(args)
+            return await original(*args)
+
+        world.engine.generate = counted
+        first, second = world.raw(), world.raw()
+        first.send(b"", generate("g1", 2000, seed=1), PROMPT.tobytes())
+        first.send(b"", codec.encode(EngineHealth("h1")))
+        await first.receive(AnyEngineReply)
+        second.send(b"", generate("g1", 2000, seed=1), PROMPT.tobytes())
+        assert isinstance(await second.receive(AnyEngineReply), Generated)
+        assert len(calls) == 1
+        with pytest.raises(TimeoutError):
+            await first.receive(AnyEngineReply, wait_s=0.1)
+
+    in_world(test)
+
+
+def test_an_abort_ends_the_generation_without_a_reply(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        raw = world.raw()
+        raw.send(b"", generate("g1", 30_000), PROMPT.tobytes())
+        raw.send(b"", codec.encode(EngineHealth("h1")))
+        assert await raw.receive(AnyEngineReply) == EngineReady("h1", 0, 1)
+        raw.send(b"", codec.encode(Abort("g1")))
+        raw.send(b"", codec.encode(Abort("never-seen")))
+        raw.send(b"", codec.encode(EngineHealth("h2")))
+        raw.send(b"", codec.encode(EngineHealth("h3")))
+        await raw.receive(AnyEngineReply)
+        await asyncio.sleep(0)
+        raw.send(b"", codec.encode(EngineHealth("h4")))
+        await raw.receive(AnyEngineReply)
+        assert await raw.receive(AnyEngineReply) == EngineReady("h4", 0, 0)
+
+    in_world(test)
+
+
+@pytest.mark.parametrize(
+    ("frames", "request_id", "code"),
+    [
+        ([b"", b"\xc1"], "unknown", "malformed_message"),
+        ([b"", b"\xdf\xff\xff\xff\xff"], "unknown", "malformed_message"),
+        ([b"", codec.pack({"type": "generate", "request_id": "r1"})], "r1", "malformed_message"),
+        ([b"", codec.pack({"type": "submit", "request_id": "r1", "session": "s"})], "r1", "malformed_message"),
+        ([b"", codec.pack({"request_id": ["a"]})], "unknown", "malformed_message"),
+        ([b"", generate("r1")], "r1", "malformed_message"),
+        ([b"", generate("r1"), b"abc"], "r1", "malformed_message"),
+        ([b"", generate("r1"), b"abcd", b"abcd"], "r1", "malformed_message"),
+        ([b"", codec.encode(EngineHealth("r1")), b"more"], "r1", "malformed_message"),
+        ([b"", generate("r1"), b""], "r1", "engine_failed"),
+        ([b"", generate("r1"), np.array([99], np.int32).tobytes()], "r1", "engine_failed"),
+    ],
+)
+def test_a_bad_request_is_refused_and_the_host_goes_on(
+    in_world: InWorld, frames: list[bytes], request_id: str, code: str
+) -> None:
+    async def test(world: Any) -> None:
+        raw = world.raw()
+        raw.send(*frames)
+        refused = await raw.receive(AnyEngineReply)
+        assert isinstance(refused, EngineRefused)
+        assert (refused.request_id, refused.error.code) == (request_id, code)
+        raw.send(b"", codec.encode(EngineHealth("h1")))
+        assert await raw.receive(AnyEngineReply) == EngineReady("h1", 0)
+
+    in_world(test)
+
+
+@pytest.mark.parametrize("frames", [[b"no envelope"], [b""], [b"a", b"b", b"c", b"d", b"e"]])
+def test_what_has_no_envelope_is_dropped(in_world: InWorld, frames: list[bytes]) -> None:
+    async def test(world: Any) -> None:
+        raw = world.raw()
+        raw.send(*frames)
+        raw.send(b"", codec.encode(EngineHealth("h1")))
+        assert await raw.receive(AnyEngineReply) == EngineReady("h1", 0)
+
+    in_world(test)
+
+
+def test_a_fault_of_the_engine_is_answered(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        async def broken(*_: Any) -> Any:
+            raise RuntimeError("boom")
+
+        world.engine.generate = broken
+        raw = world.raw()
+        raw.send(b"", generate("g1"), PROMPT.tobytes())
+        refused = await raw.receive(AnyEngineReply)
+        assert refused.error.code == "internal_error"
+        assert "boom" in refused.error.message
+
+    in_world(test)
+
+
+def test_two_hosts_on_one_endpoint_are_refused(tmp_path: Path, make_policy: Any) -> None:
+    endpoint = f"ipc://{tmp_path}/engine"
+    code = "import sys, time\n"
+    code += "import zmq; from prorl_zmq.sockets import bind, open_socket\n"
+    code += "bind(open_socket(zmq.Context(), zmq.ROUTER), sys.argv[1]); print('bound', flush=True); time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-c", code, endpoint], stdout=subprocess.PIPE)
+
+    async def main() -> None:
+        with zmq.Context() as context:
+            EngineHost(
+                context,
+                EmbeddedEngine(make_policy()),
+                endpoint=endpoint,
+                backend_broker=f"ipc://{tmp_path}/broker",
+                backend_id="e",
+            )
+
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"bound\n"
+        with pytest.raises(EndpointInUse):
+            asyncio.run(main())
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_a_host_process_serves_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; from prorl_zmq.inference.host import run_engine_host\n"
+        "from prorl_zmq.inference.policy import Policy, PolicyShape\n"
+        "path = pathlib.Path(sys.argv[1]) / 'model.npz'; Policy.initial(PolicyShape(), 0).save(path)\n"
+        "run_engine_host(endpoint='tcp://127.0.0.1:*', backend_broker=f'ipc://{sys.argv[1]}/broker', "
+        "backend_id='e0', model=path, heartbeat_s=0.1)"
+    )
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router = open_socket(context, zmq.ROUTER)
+    bind(router, f"ipc://{tmp_path}/broker")
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    try:
+        seen: list[AnyBackendRequest] = []
+        while process.poll() is None:
+            if not router.poll(10_000):
+                pytest.fail("the host is silent")
+            identity, _, header = router.recv_multipart()
+            request = codec.decode(header, AnyBackendRequest)
+            seen.append(request)
+            router.send_multipart([identity, b"", codec.encode(Done(request.request_id))])
+            if len(seen) == 3:
+                process.send_signal(signal.SIGTERM)
+            if isinstance(request, RemoveBackend):
+                break
+        assert process.wait(10) == 0
+        assert isinstance(seen[0], AddBackend)
+        assert seen[0].backend.endpoint.startswith("tcp://127.0.0.1:")
+        assert isinstance(seen[-1], RemoveBackend)
+    finally:
+        process.kill()
+        process.wait()
+        context.destroy(linger=0)
