@@ -23,6 +23,7 @@ from ..errors import (
     InvalidJob,
     MalformedMessage,
     NoBackend,
+    PhaseTimeout,
     ProrlError,
     SandboxFailed,
     SandboxUnavailable,
@@ -184,6 +185,8 @@ class AgentHandler(ABC, Generic[Instance]):
 
 def failure_of(error: Exception) -> Failure:
     """Give the usual outcome for an error: `infrastructure_error` if what broke was around the agent, else `failed`."""
+    if isinstance(error, PhaseTimeout):
+        return Failure(Outcome.TIMEOUT, error.info())
     if isinstance(error, ProrlError):
         retry = INFRASTRUCTURE_ERRORS.get(type(error))
         outcome = Outcome.FAILED if retry is None else Outcome.INFRASTRUCTURE_ERROR

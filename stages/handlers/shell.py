@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...errors import HandlerFailed, SandboxFailed
+from ...errors import HandlerFailed, PhaseTimeout, SandboxFailed
 from ...inference.chat import ChatMessage
-from ...messages import new_id
+from ...messages import Phase, new_id
 from ...tools.bash import BashTool
 from ...tools.bash_session import BashSession
 from ...trajectory import Role
@@ -80,9 +80,9 @@ class ShellHandler(AgentHandler[ShellInstance]):
         finally:
             await copy.close()
         if result.timed_out:
-            raise HandlerFailed(
-                f"the check script did not end within {phase.job.limits.eval_s:g} s", exception="timeout"
-            )
+            limit_s = phase.job.limits.eval_s
+            message = f"the check script did not end within {limit_s:g} s"
+            raise PhaseTimeout(message, phase=Phase.EVAL, limit_s=limit_s)
         return Evaluation(check_reward(result.stdout.decode(errors="replace"), result.exit_code))
 
 

@@ -1,0 +1,40 @@
+"""`prorl demo` as a user runs it, for two steps; `.ci/run` runs it whole and checks that the reward rises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PNG = b"\x89PNG\r\n"
+
+
+def test_two_steps_leave_the_picture_the_conversations_and_the_figures(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "prorl_zmq.cli", "prorl", "demo", "--steps", "2", "--sandbox", "process"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    assert "what the policy runs is not isolated" in done.stdout
+    assert "step  2/2: mean reward" in done.stdout
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["rollouts"] == sum(summary["outcomes"].values()) == 80
+    assert summary["outcomes"] == {"completed": 80}
+    assert 0 <= summary["reward_first"] < 0.2
+    assert summary["seconds"] > 0
+    assert summary["logprob_gap"] < 1e-4
+    rows = [json.loads(line) for line in (tmp_path / "out" / "trajectories.jsonl").read_text().splitlines()]
+    assert [row["weight_version"] for row in rows] == [0] * 40 + [1] * 40
+    assert (tmp_path / "out" / "reward.png").read_bytes().startswith(PNG)
+
+
+def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, "-m", "prorl_zmq.cli", "prorl", "demo", "--out", str(tmp_path / "file" / "out")]
+    done = subprocess.run([*command, "--sandbox", "process"], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "--out" in done.stderr.splitlines()[-1]

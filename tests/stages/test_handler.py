@@ -1,0 +1,140 @@
+"""Handlers: how they are found, what they announce, and how a job ends whose phase raised."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from prorl_zmq import Job, errors
+from prorl_zmq.messages import Outcome, Task
+from prorl_zmq.stages.handler import failure_of, load_handlers
+from prorl_zmq.stages.handlers.math import MathHandler
+from prorl_zmq.stages.handlers.shell import ShellHandler, check_reward
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_tasks_that_come_with_the_package_are_found() -> None:
+    handlers = load_handlers()
+    assert isinstance(handlers["shell"], ShellHandler)
+    assert isinstance(handlers["math"], MathHandler)
+    assert list(load_handlers(["math"])) == ["math"]
+
+
+def test_unknown_task() -> None:
+    with pytest.raises(errors.ConfigError, match="no installed package offers task chess; offered: math, shell"):
+        load_handlers(["chess"])
+
+
+USERS_PACKAGE = """
+import msgspec
+from prorl_zmq.stages.handler import AgentHandler, Evaluation
+
+class EchoInstance(msgspec.Struct):
+    word: str
+
+class EchoHandler(AgentHandler[EchoInstance]):
+    task = "echo"
+    instance_type = EchoInstance
+    async def run(self, phase):
+        return {}
+    async def eval(self, phase):
+        return Evaluation(1.0)
+
+class NotAHandler:
+    pass
+"""
+
+
+def load_with_entry_point(folder: Path, target: str) -> subprocess.CompletedProcess[str]:
+    """Load all handlers in a process that sees a user's package with one entry point."""
+    (folder / "my_tasks.py").write_text(USERS_PACKAGE)
+    info = folder / "my_tasks-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-tasks\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[prorl_zmq.handlers]\necho = {target}\n")
+    code = "from prorl_zmq.stages.handler import load_handlers; print(*load_handlers())"
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_users_package_adds_a_task(tmp_path: Path) -> None:
+    assert load_with_entry_point(tmp_path, "my_tasks:EchoHandler").stdout == "echo math shell\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("my_tasks:NotAHandler", "is not an AgentHandler with task = 'echo'"),
+        ("my_tasks:Missing", "has no attribute 'Missing'"),
+        ("missing:EchoHandler", "No module named 'missing'"),
+    ],
+)
+def test_entry_point_that_gives_no_handler(target: str, said: str, tmp_path: Path) -> None:
+    done = load_with_entry_point(tmp_path, target)
+    assert "ConfigError" in done.stderr
+    assert said in done.stderr
+
+
+def test_handler_announces_the_fields_of_its_instances() -> None:
+    assert ShellHandler().describe() == Task(
+        "shell", fields={"instruction": "str", "check": "str", "files": "dict[str, str]"}, optional=("files",)
+    )
+
+
+def test_instance_is_checked_again_where_it_is_used() -> None:
+    with pytest.raises(errors.InvalidJob) as caught:
+        ShellHandler().parse_instance(Job(task="shell", instance={"instruction": "a", "check": 5}))
+    assert caught.value.field == "$.check"
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "retry"),
+    [
+        (ValueError("x"), Outcome.FAILED, False),
+        (errors.InvalidJob("x"), Outcome.FAILED, False),
+        (errors.EngineFailed("x"), Outcome.INFRASTRUCTURE_ERROR, True),
+        (errors.SandboxFailed("x"), Outcome.INFRASTRUCTURE_ERROR, True),
+        (errors.ToolSessionLost("x"), Outcome.INFRASTRUCTURE_ERROR, True),
+        (errors.NoBackend("x"), Outcome.INFRASTRUCTURE_ERROR, False),
+        (errors.SandboxUnavailable("x"), Outcome.INFRASTRUCTURE_ERROR, False),
+        (errors.PhaseTimeout("x"), Outcome.TIMEOUT, False),
+    ],
+)
+def test_outcome_of_an_error(error: Exception, outcome: Outcome, retry: bool) -> None:
+    failure = failure_of(error)
+    assert (failure.outcome, failure.retry) == (outcome, retry)
+    assert failure.error.message.endswith("x")
+
+
+@pytest.mark.parametrize(
+    ("output", "exit_code", "reward"),
+    [
+        ("", 0, 1.0),
+        ("", 1, 0.0),
+        ("reward: 0.25\n", 0, 0.25),
+        ("reward: 1\n", 1, 0.0),
+        ("all well\nreward: 0\n\n", 0, 0.0),
+        ("reward: 0.5\nand then more\n", 0, 1.0),
+        ("0.5\n", 0, 1.0),
+    ],
+)
+def test_reward_of_a_check_script(output: str, exit_code: int, reward: float) -> None:
+    assert check_reward(output, exit_code) == reward
+
+
+@pytest.mark.parametrize("named", ["1.5", "-1", "nan", "inf", "much", ""])
+def test_reward_that_is_none_fails_the_job(named: str) -> None:
+    with pytest.raises(errors.HandlerFailed, match="from 0 to 1"):
+        check_reward(f"reward: {named}\n", 0)
+
+
+def test_job_is_plain_data_both_ways() -> None:
+    job = Job(task="shell", instance={"instruction": "a", "check": "b"})
+    assert msgspec.convert(msgspec.to_builtins(job), Job) == job
