@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from ..config import RolloutBrokerSettings
     from ..messages import FrontDoorReply
     from ..sockets import Frame
-    from .job_table import Action, JobTable
+    from .actions import Action
+    from .job_table import JobTable
     from .journal import Journal
     from .outbox import Finished, Outbox
     from .task_catalog import TaskCatalog

@@ -32,10 +32,11 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..errors import Cancelled, ErrorInfo, LeaseLost, NoStage, PhaseTimeout
 from ..messages import Outcome, Phase, PhaseDone, PhaseFailed, Result, SandboxHandle, StartPhase
+from .actions import Action, Close, End, Start, Stop, Unassign
 from .outbox import Finished, job_digest
 from .stage_pool import Hold, Need, StagePool
 
@@ -50,45 +51,6 @@ STOP_GRACE_S = 15.0
 
 NEXT_PHASE = {Phase.INIT: Phase.RUN, Phase.RUN: Phase.EVAL}
 RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phase.EVAL}
-
-
-# Actions: what the broker is to do, in order ------------------------------------------------------------------------
-
-
-class Start(NamedTuple):
-    """Send a phase to a stage process."""
-
-    stage_id: str
-    command: StartPhase
-    packed_job: bytes
-
-
-class Stop(NamedTuple):
-    """Tell a stage process to end a phase whose result nobody wants."""
-
-    stage_id: str
-    hold: Hold
-
-
-class Close(NamedTuple):
-    """Have some stage process of the sandbox's node remove it."""
-
-    sandbox: SandboxHandle
-
-
-class Unassign(NamedTuple):
-    """Have the backend broker release the assignment that an attempt may hold."""
-
-    hold: Hold
-
-
-class End(NamedTuple):
-    """The job ended; this is its one outcome."""
-
-    finished: Finished
-
-
-Action = Start | Stop | Close | Unassign | End
 
 
 class Place(StrEnum):

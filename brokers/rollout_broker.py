@@ -38,8 +38,9 @@ from ..messages import (
 )
 from ..sockets import NOBLOCK, bind, connect, open_socket, receive, send
 from ..trajectory import block_bytes
+from .actions import Action, Close, End, Start, Stop, Unassign
 from .front_door import FrontDoor
-from .job_table import Action, Close, End, JobTable, Start, Stop, Unassign
+from .job_table import JobTable
 from .loop import Loop
 from .outbox import Outbox
 from .task_catalog import TaskCatalog

@@ -12,9 +12,7 @@ leaves, stops its phases (tool calls and generations included) within `SHUTDOWN_
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,13 +35,14 @@ from ..messages import (
     StopPhase,
     new_id,
 )
+from ..processes import stop_signals
 from ..sockets import MAX_FRAME_BYTES, bind, connect, open_socket
 from ..tools.sandbox.sandboxes import Sandboxes
 from .backend_client import BackendClient
 from .phase_runner import PhaseRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Coroutine
     from pathlib import Path
 
     from ..messages import StageEvent
@@ -110,7 +109,7 @@ class StageProcess:
         self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            with _signals(self.stop):
+            with stop_signals(self.stop):
                 self._open(context)
                 reporting = asyncio.create_task(self._report_forever())
                 try:
@@ -239,17 +238,3 @@ class StageProcess:
 
     def _send(self, event: StageEvent, *frames: Frame) -> None:
         self._outbox.send([codec.encode(event), *frames])
-
-
-@contextlib.contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on SIGTERM and SIGINT while the block runs."""
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

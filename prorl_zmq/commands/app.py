@@ -10,37 +10,23 @@ import sys
 
 import typer
 
-from ..errors import (
-    ConfigError,
-    DuplicateBackend,
-    DuplicateJob,
-    EndpointInUse,
-    InvalidEndpoint,
-    InvalidJob,
-    InvalidWeights,
-    JobTooLarge,
-    MalformedMessage,
-    ProrlError,
-    SandboxUnavailable,
-    UnknownBackend,
-    UnknownTask,
-)
+from .. import errors
 from . import backends, demo, engine, init, jobs, machine, service, stage
 
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 CALLERS_FAULT = (
-    ConfigError,
-    DuplicateBackend,
-    DuplicateJob,
-    EndpointInUse,
-    InvalidEndpoint,
-    InvalidJob,
-    InvalidWeights,
-    JobTooLarge,
-    MalformedMessage,
-    SandboxUnavailable,
-    UnknownBackend,
-    UnknownTask,
+    errors.ConfigError,
+    errors.DuplicateBackend,
+    errors.DuplicateJob,
+    errors.EndpointInUse,
+    errors.InvalidEndpoint,
+    errors.InvalidJob,
+    errors.InvalidWeights,
+    errors.JobTooLarge,
+    errors.MalformedMessage,
+    errors.SandboxUnavailable,
+    errors.UnknownBackend,
+    errors.UnknownTask,
 )
 
 
@@ -90,7 +76,7 @@ def run(program: str, arguments: list[str]) -> int:
         return _complain(path, f"{_usage_message(error)} (see `{path} --help`)", USAGE_ERROR)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except ProrlError as error:
+    except errors.ProrlError as error:
         return _complain(program, error.message, USAGE_ERROR if isinstance(error, CALLERS_FAULT) else FAILED)
     return int(code or 0)
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import uvloop
 import zmq
 
 from .. import codec
@@ -42,6 +42,7 @@ from ..messages import (
     Generated,
     UpdateWeights,
 )
+from ..processes import stop_signals
 from ..sockets import bind, open_socket, split_envelope
 from .base_policy import build_base_policy
 from .embedded_engine import EmbeddedEngine
@@ -50,7 +51,7 @@ from .registration import HEARTBEAT_S, Registration
 from .tokenizer import VOCABULARY_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -246,30 +247,21 @@ def run_engine_host(
 
     async def main() -> None:
         stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        host = EngineHost(
-            context,
-            EmbeddedEngine(policy),
-            endpoint=endpoint,
-            backend_broker=backend_broker,
-            backend_id=backend_id,
-            heartbeat_s=heartbeat_s,
-            insecure=insecure,
-        )
-        log.info("engine %s serves at %s", backend_id, host.endpoint)
-        await host.run(stop)
+        with stop_signals(stop.set):
+            host = EngineHost(
+                context,
+                EmbeddedEngine(policy),
+                endpoint=endpoint,
+                backend_broker=backend_broker,
+                backend_id=backend_id,
+                heartbeat_s=heartbeat_s,
+                insecure=insecure,
+            )
+            log.info("engine %s serves at %s", backend_id, host.endpoint)
+            await host.run(stop)
 
-    with one_blas_thread(), zmq.Context() as context, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(main())
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
+    with one_blas_thread(), zmq.Context() as context:
+        uvloop.run(main())
 
 
 def _bytes(frame: bytes | zmq.Frame) -> bytes:

@@ -14,7 +14,6 @@ import fcntl
 import logging
 import os
 import shutil
-import signal
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ..async_client import AsyncRolloutClient
 from ..errors import ConfigError, EndpointInUse, ProrlError
-from ..processes import die_with_parent
+from ..processes import die_with_parent, stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -105,7 +104,7 @@ class Supervisor:
             ConfigError: a child cannot work with its settings.
             EndpointInUse: another service runs in this run folder.
         """
-        with _run_dir(self._topology.run_dir), _stop_signals(self.stop):
+        with _run_dir(self._topology.run_dir), stop_signals(self.stop):
             keepers = [asyncio.create_task(self._keep(plan)) for plan in self._plans]
             ready = asyncio.create_task(self._announce(on_ready))
             try:
@@ -240,16 +239,3 @@ def _run_dir(path: Path) -> Iterator[None]:
             for left in path.iterdir():
                 if left.is_socket() or left.name.endswith(".lock"):
                     left.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _stop_signals(stop: Callable[[], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

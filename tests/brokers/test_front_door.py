@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl_zmq import codec
+from prorl_zmq.brokers.actions import Action, End
 from prorl_zmq.brokers.front_door import FrontDoor
-from prorl_zmq.brokers.job_table import Action, End, JobTable
+from prorl_zmq.brokers.job_table import JobTable
 from prorl_zmq.brokers.journal import MemoryJournal
 from prorl_zmq.brokers.outbox import REDELIVER_S, Finished, Outbox, job_digest
 from prorl_zmq.brokers.task_catalog import TaskCatalog

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from prorl_zmq.brokers.job_table import STOP_GRACE_S, Action, Close, End, JobTable, Place, Start, Stop, Unassign
+from prorl_zmq.brokers.actions import Action, Close, End, Start, Stop, Unassign
+from prorl_zmq.brokers.job_table import STOP_GRACE_S, JobTable, Place
 from prorl_zmq.brokers.stage_pool import Hold
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.messages import (

@@ -21,7 +21,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from prorl_zmq.brokers.job_table import STOP_GRACE_S, Close, End, JobTable, Place, Start, Stop, Unassign
+from prorl_zmq.brokers.actions import Close, End, Start, Stop, Unassign
+from prorl_zmq.brokers.job_table import STOP_GRACE_S, JobTable, Place
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.messages import (
     Job,

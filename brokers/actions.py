@@ -1,0 +1,46 @@
+"""What the job table decides: the actions that its events give, for the broker to do in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ..messages import SandboxHandle, StartPhase
+    from .outbox import Finished
+    from .stage_pool import Hold
+
+
+class Start(NamedTuple):
+    """Send a phase to a stage process."""
+
+    stage_id: str
+    command: StartPhase
+    packed_job: bytes
+
+
+class Stop(NamedTuple):
+    """Tell a stage process to end a phase whose result nobody wants."""
+
+    stage_id: str
+    hold: Hold
+
+
+class Close(NamedTuple):
+    """Have some stage process of the sandbox's node remove it."""
+
+    sandbox: SandboxHandle
+
+
+class Unassign(NamedTuple):
+    """Have the backend broker release the assignment that an attempt may hold."""
+
+    hold: Hold
+
+
+class End(NamedTuple):
+    """The job ended; this is its one outcome."""
+
+    finished: Finished
+
+
+Action = Start | Stop | Close | Unassign | End
