@@ -106,6 +106,7 @@ class Feeder:
                 slots=10_000,
                 endpoint=endpoint,
                 tasks=(Task("fetch"),),
+                welcomed=True,
             )
             send(self._events, [codec.encode(report)])
 

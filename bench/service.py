@@ -58,7 +58,7 @@ class BenchService:
         topology.write_text(f'[rollout_broker]\nfront_door = "{self.front_door}"\n')
         for broker in ("backend", "rollout"):
             flags = ["--config", str(topology), "--run-dir", str(self.folder)]
-            self._start("-m", "prorl_zmq.cli", "prorl", "broker", broker, *flags)
+            self._start("-P", "-m", "prorl_zmq.cli", "prorl", "broker", broker, *flags)
         script = str(Path(__file__).with_name("stage.py"))
         for role, slots in self._stages:
             self._start(script, role, str(slots), f"ipc://{self.folder}/stage_events", str(self.folder))

@@ -1,15 +1,19 @@
 """What the backend broker is asked, answered: assignments that wait, and leases on owners and engine hosts.
 
 Owns no socket and no clock, only the `BackendHeap` and what waits for it. An owner (a stage process) that falls silent
-loses its assignments; an engine host that promised heartbeats and falls silent is removed.
+loses its assignments; an engine host that promised heartbeats and falls silent is removed, but its weight version is
+remembered: one that comes back with older weights (a new process under the old name) drains until it has caught up. Of
+a host's version and a trainer's, the one that changed last counts.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import NoBackend, ProrlError, UnknownBackend
+from ..errors import InvalidEndpoint, NoBackend, ProrlError, UnknownBackend
+from ..inference.chat import check_chat_format
 from ..messages import (
     AddBackend,
     Assign,
@@ -26,13 +30,19 @@ from ..messages import (
     RemoveBackend,
     SetWeightVersion,
 )
+from ..sockets import check_endpoint
 from .backend_heap import BackendHeap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..messages import AnyBackendReply, AnyBackendRequest
+    from ..messages import AnyBackendReply, AnyBackendRequest, Backend
     from ..sockets import Frame
+
+LOST_LIMIT = 10_000
+"""Most hosts that fell silent whose versions are remembered; beyond it, the longest silent is forgotten."""
+
+log = logging.getLogger("prorl.backend_broker")
 
 
 class Answer(NamedTuple):
@@ -53,6 +63,15 @@ class _Waiting:
         return self.since + self.request.wait_s
 
 
+@dataclass(slots=True)
+class _Host:
+    """An engine host that sends heartbeats."""
+
+    heard: float
+    reported: int | None
+    """The weight version of its last message; None: its next one counts, whatever it is."""
+
+
 class BackendDesk:
     """Answers the requests of stage processes, engine hosts and trainers.
 
@@ -65,7 +84,9 @@ class BackendDesk:
         self._lease_s = lease_s
         self._waiting: dict[str, _Waiting] = {}
         self._owners: dict[str, float] = {}
-        self._hosts: dict[str, float] = {}
+        self._hosts: dict[str, _Host] = {}
+        self._lost: dict[str, int] = {}
+        """Weight versions of the hosts that fell silent; none of them is in the heap."""
         self._dismissed: set[str] = set()
 
     def handle(self, envelope: Sequence[Frame], request: AnyBackendRequest, now: float) -> list[Answer]:
@@ -82,8 +103,11 @@ class BackendDesk:
         for owner in [owner for owner in self.heap.owners() if self._owners[owner] + self._lease_s <= now]:
             self.heap.drop_owner(owner)
         self._owners = {owner: heard for owner, heard in self._owners.items() if heard + self._lease_s > now}
-        for backend_id in [key for key, heard in self._hosts.items() if heard + self._lease_s <= now]:
+        for backend_id in [key for key, host in self._hosts.items() if host.heard + self._lease_s <= now]:
+            self._lost[backend_id] = self.heap.known_version(backend_id)
             self._remove(backend_id)
+        while len(self._lost) > LOST_LIMIT:
+            del self._lost[next(iter(self._lost))]
         overdue = [waiting for waiting in self._waiting.values() if waiting.until <= now]
         for waiting in overdue:
             del self._waiting[waiting.request.job_id]
@@ -106,18 +130,17 @@ class BackendDesk:
             case BackendAlive():
                 self._host_alive(request, now)
             case AddBackend():
-                self.heap.add(request.backend)
-                self._dismissed.discard(request.backend.backend_id)
-                if request.heartbeats:
-                    self._hosts[request.backend.backend_id] = now
+                self._add(request, now)
             case DrainBackend():
                 self.heap.drain(request.backend_id)
             case RemoveBackend():
-                self._dismissed.update(self._hosts.keys() & {request.backend_id})
-                self._remove(request.backend_id)
+                if self._lost.pop(request.backend_id, None) is None:
+                    self._dismissed.update(self._hosts.keys() & {request.backend_id})
+                    self._remove(request.backend_id)
             case ClearBackends():
                 self._dismissed.update(self._hosts)
                 self._hosts.clear()
+                self._lost.clear()
                 self.heap.clear()
             case SetWeightVersion():
                 self.heap.set_weight_version(request.weight_version, request.backend_id)
@@ -125,12 +148,37 @@ class BackendDesk:
                 return BackendList(request.request_id, backends=self.heap.status(), waiting=len(self._waiting))
         return Done(request.request_id)
 
+    def _add(self, request: AddBackend, now: float) -> None:
+        backend = request.backend
+        backend_id = backend.backend_id
+        _check(backend)
+        known = self.heap.known_version(backend_id) if backend_id in self.heap else self._lost.get(backend_id, 0)
+        # A host that registers says what its process was started with; anyone else says what is wanted.
+        self.heap.add(backend, needed_version=known if request.heartbeats else 0)
+        self._lost.pop(backend_id, None)
+        self._dismissed.discard(backend_id)
+        if request.heartbeats:
+            self._hosts[backend_id] = _Host(now, backend.weight_version)
+            if backend.weight_version < known:
+                log.warning(
+                    "backend %s came with weights %d after it had served %d (was it restarted?); it gets no jobs until "
+                    "it serves those or newer ones",
+                    backend_id,
+                    backend.weight_version,
+                    known,
+                )
+        elif backend_id in self._hosts:
+            self._hosts[backend_id].reported = None
+
     def _host_alive(self, alive: BackendAlive, now: float) -> None:
         """Renew a registration. A host that was removed on request stays removed until it is added again."""
         backend_id = alive.backend_id
-        if backend_id in self._hosts:
-            self._hosts[backend_id] = now
-            self.heap.set_weight_version(alive.weight_version, backend_id)
+        host = self._hosts.get(backend_id)
+        if host is not None:
+            host.heard = now
+            if host.reported != alive.weight_version:  # the same again does not undo what a trainer has set since
+                host.reported = alive.weight_version
+                self.heap.set_weight_version(alive.weight_version, backend_id)
         elif backend_id not in self._dismissed:
             raise UnknownBackend(f"backend {backend_id} is not registered", backend=backend_id)
 
@@ -167,6 +215,15 @@ class BackendDesk:
     def _remove(self, backend_id: str) -> None:
         self._hosts.pop(backend_id, None)
         self.heap.remove(backend_id)
+
+
+def _check(backend: Backend) -> None:
+    check_chat_format(backend.chat_format)
+    endpoint = check_endpoint(backend.endpoint)
+    if endpoint.startswith("tcp://") and ("*" in endpoint or not int(endpoint.rpartition(":")[2])):
+        raise InvalidEndpoint(
+            f"{endpoint} is where a socket could bind; a backend's names one host and port", endpoint=endpoint
+        )
 
 
 def _no_backend(waiting: _Waiting, now: float) -> BackendRefused:

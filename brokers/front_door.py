@@ -147,6 +147,8 @@ class FrontDoor:
         match request:
             case Collect():
                 dropped = self._acknowledge(request)
+                if request.goodbye:
+                    self._outbox.take_leave(request.client_id)
                 self._collect(envelope, request, now, final=request.wait_s == 0)
                 del dropped  # large blocks take a while to free: not before the reply
             case Submit():
@@ -193,7 +195,7 @@ class FrontDoor:
         self._journal.accepted([AcceptedJob(request.session, job_id, packed) for job_id, (_, packed) in new.items()])
         for job, packed in new.values():
             self._perform(self._table.submit(request.session, job, packed, now))
-        return Accepted(request.request_id, new=len(new))
+        return Accepted(request.request_id, new=len(new), journal_id=self._journal.journal_id)
 
     def _parse_job(self, frame: bytes) -> Job:
         limit = self._settings.job_limit_bytes
@@ -240,6 +242,7 @@ class FrontDoor:
             request.request_id,
             results=tuple(item.result for item in finished),
             remaining=self._table.unfinished(request.session) + self._outbox.waiting(request.session) - len(finished),
+            journal_id=self._journal.journal_id,
         )
         blocks = [item.block for item in finished if item.result.tokens]
         if not self._answer(envelope, reply, blocks):

@@ -167,6 +167,8 @@ class JobTable:
                 record.lease_until = now + self._lease_s
             else:
                 self._actions.append(Stop(report.stage_id, Hold(job_id, attempt)))
+                if record is not None and record.place == Place.QUEUED and attempt >= record.attempt:
+                    self._skip_attempts(record, attempt)
         for hold in stage.holds - {Hold(*item) for item in report.running.items()}:
             # A slot that is not reported stays taken while its phase may still be on the way there.
             record = self._records.get(hold.job_id)
@@ -399,6 +401,15 @@ class JobTable:
         )
         self._actions.append(End(Finished(record.session, result, record.block, job_digest(record.packed))))
         self._fill_init(now)
+
+    def _skip_attempts(self, record: _Record, attempt: int) -> None:
+        """Go on behind an attempt of an earlier job of this id, which a process that was silent still works on."""
+        skipped = attempt + 1 - record.attempt
+        record.attempt += skipped
+        record.attempts_given_back += skipped
+        heapq.heappush(
+            self._queues[record.phase].setdefault(record.need, []), (record.sequence, record.job.job_id, record.attempt)
+        )
 
     def _last_attempt(self, job_id: str) -> int:
         """Give the attempt under which a stage process still stops an ended job of this id; 0 if there is none."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ..messages import new_id
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -25,6 +27,10 @@ class AcceptedJob(NamedTuple):
 
 class Journal(Protocol):
     """The record of jobs accepted, ended and acknowledged."""
+
+    @property
+    def journal_id(self) -> str:
+        """Names this record for as long as it remembers."""
 
     def accepted(self, jobs: Sequence[AcceptedJob]) -> None:
         """Note jobs; when this returns they are safe."""
@@ -46,6 +52,8 @@ class MemoryJournal:
     """A journal that lives as long as its process."""
 
     def __init__(self) -> None:
+        self.journal_id = new_id()
+        """Names this record."""
         self._jobs: dict[str, AcceptedJob] = {}
         self._results: dict[str, Finished] = {}
 

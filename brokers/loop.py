@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_WAIT_S = 60.0
+MAX_SOCKETS = 65_535
+"""A rollout broker has one socket per stage process; libzmq's own default is 1,023."""
 
 
 class Loop:
@@ -25,6 +27,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.context.set(zmq.MAX_SOCKETS, min(MAX_SOCKETS, self.context.get(zmq.SOCKET_LIMIT)))
         self._poller = zmq.Poller()
         self._drains: dict[int, tuple[zmq.Socket[bytes], Callable[[], None]]] = {}
         self._wake_receiver, self._wake_sender = socket.socketpair()

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..codec import HEADER_LIMIT_BYTES, encode
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -79,17 +81,28 @@ class Outbox:
             del self._sessions[session]
         return dropped
 
-    def take(self, session: str, client_id: str, max_results: int, now: float) -> list[Finished]:
-        """Give up to `max_results` results to a client that has none of an earlier reply."""
+    def take(
+        self, session: str, client_id: str, max_results: int, now: float, limit_bytes: int = HEADER_LIMIT_BYTES // 2
+    ) -> list[Finished]:
+        """Give results to a client that has none of an earlier reply: up to `max_results`, or what fits one header."""
         taken: list[Finished] = []
+        size = 0
         for job_id, finished in self._sessions.get(session, {}).items():
             if len(taken) == max_results:
                 break
             delivery = self._deliveries.get(job_id)
             if delivery is None or delivery.client_id == client_id or delivery.at + REDELIVER_S <= now:
+                size += len(encode(finished.result))
+                if taken and size > limit_bytes:
+                    break
                 self._deliveries[job_id] = _Delivery(client_id, now)
                 taken.append(finished)
         return taken
+
+    def take_leave(self, client_id: str) -> None:
+        """A client will not ask again: what it has not acknowledged is for its session's next client."""
+        for job_id in [key for key, delivery in self._deliveries.items() if delivery.client_id == client_id]:
+            del self._deliveries[job_id]
 
     def put_back(self, taken: Iterable[Finished]) -> None:
         """Undo `take`: the client is gone, so any client of the session may have them at once."""

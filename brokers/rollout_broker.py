@@ -13,8 +13,9 @@ stage processes report to the next one within a heartbeat, and are told to stop 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 
@@ -25,6 +26,7 @@ from ..messages import (
     CloseSandbox,
     Job,
     Outcome,
+    Phase,
     PhaseDone,
     PhaseFailed,
     Release,
@@ -59,6 +61,13 @@ BATCH = 256
 log = logging.getLogger("prorl.rollout_broker")
 
 
+class _Line(NamedTuple):
+    """The way to a stage process."""
+
+    socket: zmq.Socket[bytes]
+    since: float
+
+
 class RolloutBroker:
     """The rollout broker, bound and ready to `run`.
 
@@ -88,7 +97,7 @@ class RolloutBroker:
         self._backend_broker = topology.endpoint(topology.backend_broker.endpoint)
         self._releases = open_socket(self._loop.context, zmq.DEALER)
         connect(self._releases, self._backend_broker)
-        self._stages: dict[str, zmq.Socket[bytes]] = {}
+        self._stages: dict[str, _Line] = {}
         self._table = JobTable(self._settings.lease_s, self._settings.ready_limit)
         self._outbox = Outbox()
         self._catalog = TaskCatalog()
@@ -137,13 +146,18 @@ class RolloutBroker:
         if now >= self._next_tick:
             self._next_tick = now + min(self._settings.heartbeat_s, self._settings.lease_s / 4)
             self._perform(self._table.tick(now))
-            for stage_id in [stage_id for stage_id in self._stages if stage_id not in self._table.stages]:
-                log.warning("stage process %s fell silent", stage_id)
-                self._disconnect(stage_id)
+            self._drop_silent(now)
         news, self._sessions_with_news = self._sessions_with_news, set()
         self._requests.answer_held(news, now)
         deadline = self._requests.next_deadline()
         return max(0.0, min(self._next_tick, deadline if deadline is not None else self._next_tick) - now)
+
+    def _drop_silent(self, now: float) -> None:
+        """Close the lines to processes whose leases lapsed, and to those that never took their welcome."""
+        for stage_id, line in tuple(self._stages.items()):
+            if stage_id not in self._table.stages and line.since + self._settings.lease_s <= now:
+                log.warning("stage process %s is silent", stage_id)
+                self._disconnect(stage_id)
 
     # Front door -------------------------------------------------------------------------------------------------------
 
@@ -177,6 +191,8 @@ class RolloutBroker:
                 self._handle_event(event, _block(event, rest), time.monotonic())
             except MalformedMessage as error:
                 log.warning("dropped a malformed stage event: %s", error)
+            except Exception:
+                log.exception("a stage event failed")  # a fault of ours must not take all jobs with it
 
     def _handle_event(self, event: StageEvent, block: Any, now: float) -> None:
         match event:
@@ -192,23 +208,35 @@ class RolloutBroker:
 
     def _handle_report(self, report: StageReport, now: float) -> None:
         if report.stage_id not in self._stages:
-            socket = open_socket(self._loop.context, zmq.PUSH)
-            try:
-                connect(socket, report.endpoint)
-            except ProrlError as error:
-                log.warning("cannot reach stage process %s: %s", report.stage_id, error)
-                socket.close()
-                return
-            self._stages[report.stage_id] = socket
+            self._stages[report.stage_id] = _Line(self._connect(report.endpoint), now)
             if report.protocol != PROTOCOL_VERSION:
                 self._refuse(report)
                 return
-            heartbeat_s = self._settings.heartbeat_s
-            welcome = StageWelcome(backend_broker=self._backend_broker, heartbeat_s=heartbeat_s)
-            self._command(report.stage_id, welcome)
-            log.info("%s process %s joined: node %s, %d slots", report.role, report.stage_id, report.node, report.slots)
-        self._catalog.add(report.tasks)
-        self._perform(self._table.stage_reported(report, now))
+            self._welcome(report)
+        elif not report.welcomed:
+            self._welcome(report)
+        if report.welcomed:
+            if report.stage_id not in self._table.stages:
+                where = (report.role, report.stage_id, report.node, report.slots)
+                log.info("%s process %s joined: node %s, %d slots", *where)
+            self._catalog.add(report.tasks)
+            self._perform(self._table.stage_reported(report, now))
+
+    def _connect(self, endpoint: str) -> zmq.Socket[bytes]:
+        try:
+            socket = open_socket(self._loop.context, zmq.PUSH)
+        except zmq.ZMQError as error:
+            raise MalformedMessage(f"no socket for {endpoint}: {error.strerror}") from error
+        try:
+            connect(socket, endpoint)
+        except ProrlError as error:
+            socket.close()
+            raise MalformedMessage(f"{endpoint} cannot be reached: {error}") from error
+        return socket
+
+    def _welcome(self, report: StageReport) -> None:
+        welcome = StageWelcome(backend_broker=self._backend_broker, heartbeat_s=self._settings.heartbeat_s)
+        self._command(report.stage_id, welcome)
 
     def _refuse(self, report: StageReport) -> None:
         error = VersionMismatch(
@@ -218,19 +246,19 @@ class RolloutBroker:
             theirs=report.protocol,
         )
         self._command(report.stage_id, StageRefused(error.info()))
-        self._stages.pop(report.stage_id).close(linger=1000)
+        self._stages.pop(report.stage_id).socket.close(linger=1000)
 
     def _disconnect(self, stage_id: str) -> None:
-        socket = self._stages.pop(stage_id, None)
-        if socket is not None:
-            socket.close()
+        line = self._stages.pop(stage_id, None)
+        if line is not None:
+            line.socket.close()
 
     def _command(self, stage_id: str, command: StageCommand, *frames: Frame) -> None:
-        socket = self._stages.get(stage_id)
-        if socket is None:
+        line = self._stages.get(stage_id)
+        if line is None:
             return
         try:
-            send(socket, [codec.encode(command), *frames], NOBLOCK)
+            send(line.socket, [codec.encode(command), *frames], NOBLOCK)
         except zmq.Again:
             log.warning("stage process %s does not take messages; its lease will lapse", stage_id)
 
@@ -238,25 +266,31 @@ class RolloutBroker:
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
-            match action:
-                case Start():
-                    self._command(action.stage_id, action.command, action.packed_job)
-                case End():
-                    self._journal.ended(action.finished)
-                    self._outbox.put(action.finished)
-                    self._sessions_with_news.add(action.finished.session)
-                case Stop():
-                    self._command(action.stage_id, StopPhase(*action.hold))
-                case Close():
-                    stage_id = self._table.stages.on_node(action.sandbox.node)
-                    if stage_id is not None:
-                        self._command(stage_id, CloseSandbox(action.sandbox))
-                case Unassign():
-                    request = Release(new_id(), *action.hold)
-                    try:
-                        send(self._releases, [b"", codec.encode(request)], NOBLOCK)
-                    except zmq.Again:
-                        log.warning("the backend broker does not take releases; its leases will lapse")
+            try:
+                self._act(action)
+            except MalformedMessage as error:
+                log.error("an action of the job table could not be sent: %s", error)  # noqa: TRY400 - it says it all
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Start():
+                self._command(action.stage_id, action.command, action.packed_job)
+            case End():
+                self._journal.ended(action.finished)
+                self._outbox.put(action.finished)
+                self._sessions_with_news.add(action.finished.session)
+            case Stop():
+                self._command(action.stage_id, StopPhase(*action.hold))
+            case Close():
+                stage_id = self._table.stages.on_node(action.sandbox.node)
+                if stage_id is not None:
+                    self._command(stage_id, CloseSandbox(action.sandbox))
+            case Unassign():
+                request = Release(new_id(), *action.hold)
+                try:
+                    send(self._releases, [b"", codec.encode(request)], NOBLOCK)
+                except zmq.Again:
+                    log.warning("the backend broker does not take releases; its leases will lapse")
 
     def _drain_release_replies(self) -> None:
         for _ in range(BATCH):
@@ -275,6 +309,8 @@ def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
         return None
     if isinstance(event, PhaseFailed) and event.outcome == Outcome.COMPLETED:
         raise MalformedMessage(f"job {event.job_id} is said to have failed with outcome `completed`")
+    if isinstance(event, PhaseDone) and event.phase == Phase.EVAL and not math.isfinite(event.reward or 0.0):
+        raise MalformedMessage(f"job {event.job_id} has the reward {event.reward}")
     if not tokens:
         if event.turns:
             raise MalformedMessage(f"job {event.job_id} has {event.turns} turns and no tokens")

@@ -13,6 +13,7 @@ from .aio import AsyncSocket
 from .client import RESEND_S, default_front_door
 from .errors import Busy, Closed, MalformedMessage, ProrlError, RequestTimeout
 from .messages import (
+    Accepted,
     AddBackend,
     Backend,
     BackendList,
@@ -32,7 +33,7 @@ from .messages import (
     Welcome,
     new_id,
 )
-from .requests import POLL_S, CollectState, read_reply, submissions
+from .requests import IDS_PER_REQUEST, POLL_S, CollectState, read_reply, submissions
 from .sockets import connect, open_socket
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class AsyncRolloutClient:
         limit_bytes = (await self._hello(until)).job_limit_bytes
         accepted: list[str] = []
         for frames, ids in submissions(self.session, [jobs] if isinstance(jobs, Job) else jobs, limit_bytes):
-            await self._submit(frames, until)
+            reply = await self._submit(frames, until)
+            self._collecting.expect(ids, reply.journal_id)
             accepted += ids
         return accepted
 
@@ -78,6 +80,7 @@ class AsyncRolloutClient:
         until = time.monotonic() + (self.timeout_s if wait_s is None else wait_s)
         while not self._collecting.waiting:
             await self._collect(max_results, min(max(0.0, until - time.monotonic()), POLL_S))
+            self._collecting.check_lost()
             if time.monotonic() >= until:
                 break
         return self._collecting.take(max_results)
@@ -88,6 +91,7 @@ class AsyncRolloutClient:
         wait = 0.0
         while True:
             await self._collect(64, wait)
+            self._collecting.check_lost()
             if self._collecting.waiting:
                 while self._collecting.waiting:
                     yield self._collecting.take(1)[0]
@@ -105,8 +109,12 @@ class AsyncRolloutClient:
     async def cancel(self, job_ids: str | Iterable[str], *, timeout_s: float | None = None) -> dict[str, str]:
         """End jobs with outcome `cancelled`; see `RolloutClient.cancel`."""
         ids = (job_ids,) if isinstance(job_ids, str) else tuple(job_ids)
-        reply: Cancelled = await self._ask(Cancel(new_id(), ids), self._until(timeout_s))
-        return dict(reply.jobs)
+        until = self._until(timeout_s)
+        fates: dict[str, str] = {}
+        for start in range(0, len(ids), IDS_PER_REQUEST):
+            reply: Cancelled = await self._ask(Cancel(new_id(), ids[start : start + IDS_PER_REQUEST]), until)
+            fates.update(reply.jobs)
+        return fates
 
     async def status(self, *, timeout_s: float | None = None) -> ServiceStatus:
         """Describe the service; see `RolloutClient.status`."""
@@ -136,12 +144,12 @@ class AsyncRolloutClient:
                 raise outcome
 
     async def close(self) -> None:
-        """Acknowledge what was collected, if the service answers within a second, and close the sockets."""
+        """Acknowledge what was collected and give back the rest, if the service answers in a second; close the sockets."""
         if self._context.closed:
             return
         try:
-            if self._collecting.unacknowledged:
-                await self._collect(0, 0.0, timeout_s=1.0)
+            if self._welcome is not None:
+                await self._collect(0, 0.0, timeout_s=1.0, goodbye=True)
         except ProrlError:
             pass  # unacknowledged results stay with the session, where its next client finds them
         finally:
@@ -177,26 +185,28 @@ class AsyncRolloutClient:
         await self._hello(until)
         return await self._line(self._endpoint).ask([codec.encode(request)], request.request_id, until)
 
-    async def _submit(self, frames: list[bytes], until: float) -> None:
+    async def _submit(self, frames: list[bytes], until: float) -> Accepted:
         request_id = codec.request_id(codec.unpack(frames[0]))
         while True:
             try:
-                await self._line(self._endpoint).ask(frames, request_id, until)
+                reply: Accepted = await self._line(self._endpoint).ask(frames, request_id, until)
             except Busy as error:
                 pause = float(error.fields.get("retry_after_s") or 1.0)
                 if time.monotonic() + pause > until:
                     raise
                 await asyncio.sleep(pause)
             else:
-                return
+                return reply
 
-    async def _collect(self, max_results: int, wait_s: float, timeout_s: float | None = None) -> None:
+    async def _collect(
+        self, max_results: int, wait_s: float, timeout_s: float | None = None, *, goodbye: bool = False
+    ) -> None:
         async with self._one_collect:
             if self._collecting.waiting and max_results:
                 return
             until = self._until(timeout_s) + wait_s
             await self._hello(until)
-            request = self._collecting.request(max_results, wait_s)
+            request = self._collecting.request(max_results, wait_s, goodbye=goodbye)
             line = self._line(self._endpoint)
             frames = await line.ask_frames([codec.encode(request)], request.request_id, until, held_s=wait_s)
             self._collecting.receive(request, frames)
@@ -268,7 +278,7 @@ class _AsyncLine:
                     waited = time.monotonic() - started
                     raise RequestTimeout(
                         f"no reply from {self._endpoint} within {waited:.1f} s; is the service running? "
-                        "(`prorl status`)",
+                        "(`prorl serve`)",
                         timeout_s=waited,
                     )
         finally:

@@ -21,6 +21,7 @@ from . import codec
 from .config import default_run_dir
 from .errors import Busy, Closed, ProrlError, RequestTimeout
 from .messages import (
+    Accepted,
     AddBackend,
     Backend,
     BackendList,
@@ -41,7 +42,7 @@ from .messages import (
     Welcome,
     new_id,
 )
-from .requests import POLL_S, CollectState, read_reply, submissions
+from .requests import IDS_PER_REQUEST, POLL_S, CollectState, read_reply, submissions
 from .sockets import connect, open_socket, receive
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ class RolloutClient:
         limit_bytes = self._hello(until).job_limit_bytes
         accepted: list[str] = []
         for frames, ids in submissions(self.session, [jobs] if isinstance(jobs, Job) else jobs, limit_bytes):
-            self._submit(frames, until)
+            reply = self._submit(frames, until)
+            self._collecting.expect(ids, reply.journal_id)
             accepted += ids
         return accepted
 
@@ -104,11 +106,13 @@ class RolloutClient:
         Results of earlier calls are acknowledged by this one. An empty list means that the time is up.
 
         Raises:
+            JobsLost: the rollout broker was started anew without its journal.
             RequestTimeout: the service did not answer.
         """
         until = time.monotonic() + (self.timeout_s if wait_s is None else wait_s)
         while not self._collecting.waiting:
             self._collect(max_results, min(max(0.0, until - time.monotonic()), POLL_S))
+            self._collecting.check_lost()
             if time.monotonic() >= until:
                 break
         return self._collecting.take(max_results)
@@ -122,12 +126,14 @@ class RolloutClient:
             timeout_s: longest time in seconds without a new trajectory; None: no limit, since jobs have their own.
 
         Raises:
+            JobsLost: the rollout broker was started anew without its journal.
             RequestTimeout: nothing finished for that time, or the service did not answer.
         """
         last = time.monotonic()
         wait = 0.0
         while True:
             self._collect(64, wait)
+            self._collecting.check_lost()
             if self._collecting.waiting:
                 while self._collecting.waiting:
                     yield self._collecting.take(1)[0]
@@ -149,8 +155,12 @@ class RolloutClient:
             RequestTimeout: the service did not answer.
         """
         ids = (job_ids,) if isinstance(job_ids, str) else tuple(job_ids)
-        reply: Cancelled = self._ask(Cancel(new_id(), ids), self._until(timeout_s))
-        return dict(reply.jobs)
+        until = self._until(timeout_s)
+        fates: dict[str, str] = {}
+        for start in range(0, len(ids), IDS_PER_REQUEST):
+            reply: Cancelled = self._ask(Cancel(new_id(), ids[start : start + IDS_PER_REQUEST]), until)
+            fates.update(reply.jobs)
+        return fates
 
     def status(self, *, timeout_s: float | None = None) -> ServiceStatus:
         """Describe the service: stage processes, queues, outcomes.
@@ -196,12 +206,12 @@ class RolloutClient:
                 line.close()
 
     def close(self) -> None:
-        """Acknowledge what was collected, if the service answers within a second, and close the sockets."""
+        """Acknowledge what was collected and give back the rest, if the service answers in a second; close the sockets."""
         if self._context.closed:
             return
         try:
-            if self._collecting.unacknowledged:
-                self._collect(0, 0.0, timeout_s=1.0)
+            if self._welcome is not None:
+                self._collect(0, 0.0, timeout_s=1.0, goodbye=True)
         except ProrlError:
             pass  # unacknowledged results stay with the session, where its next client finds them
         finally:
@@ -228,25 +238,27 @@ class RolloutClient:
         self._hello(until)
         return self._door.ask([codec.encode(request)], request.request_id, until)
 
-    def _submit(self, frames: list[bytes], until: float) -> None:
+    def _submit(self, frames: list[bytes], until: float) -> Accepted:
         request_id = codec.request_id(codec.unpack(frames[0]))
         while True:
             try:
-                self._door.ask(frames, request_id, until)
+                reply: Accepted = self._door.ask(frames, request_id, until)
             except Busy as error:
                 pause = float(error.fields.get("retry_after_s") or 1.0)
                 if time.monotonic() + pause > until:
                     raise
                 time.sleep(pause)
             else:
-                return
+                return reply
 
-    def _collect(self, max_results: int, wait_s: float, timeout_s: float | None = None) -> None:
+    def _collect(
+        self, max_results: int, wait_s: float, timeout_s: float | None = None, *, goodbye: bool = False
+    ) -> None:
         if self._collecting.waiting and max_results:
             return
         until = self._until(timeout_s) + wait_s
         self._hello(until)
-        request = self._collecting.request(max_results, wait_s)
+        request = self._collecting.request(max_results, wait_s, goodbye=goodbye)
         frames = self._door.ask_frames([codec.encode(request)], request.request_id, until, held_s=wait_s)
         self._collecting.receive(request, frames)
 
@@ -328,7 +340,7 @@ class _Line:
             if time.monotonic() >= until:
                 waited = time.monotonic() - started
                 raise RequestTimeout(
-                    f"no reply from {self._endpoint} within {waited:.1f} s; is the service running? (`prorl status`)",
+                    f"no reply from {self._endpoint} within {waited:.1f} s; is the service running? (`prorl serve`)",
                     timeout_s=waited,
                 )
 

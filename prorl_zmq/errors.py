@@ -15,6 +15,17 @@ import msgspec
 Field = str | int | float | bool | None
 
 
+TEXT_LIMIT = 4000
+"""Most characters of one text in an error that crosses the wire."""
+
+
+def shortened(value: Field) -> Any:
+    """Give a field as it is, or a long text's beginning."""
+    if isinstance(value, str) and len(value) > TEXT_LIMIT:
+        return f"{value[:TEXT_LIMIT]} … ({len(value) - TEXT_LIMIT} more characters)"
+    return value
+
+
 class ErrorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An error as plain data: what a reply or a job's outcome carries."""
 
@@ -49,7 +60,8 @@ class ProrlError(Exception):
 
     def info(self) -> ErrorInfo:
         """Give the error as plain data."""
-        return ErrorInfo(self.code, self.message, dict(self.fields))
+        plain = {name: value if isinstance(value, Field) else str(value) for name, value in self.fields.items()}
+        return ErrorInfo(self.code, shortened(self.message), {name: shortened(value) for name, value in plain.items()})
 
 
 # What a request can meet --------------------------------------------------------------------------------------------
@@ -95,6 +107,15 @@ class Busy(ProrlError):
     """The service is full or not ready; nothing was accepted. Try again after `retry_after_s` seconds."""
 
     code = "busy"
+
+
+class JobsLost(ProrlError):
+    """Jobs that were accepted are gone: the rollout broker was started anew without its journal (`count`, `job_ids`).
+
+    `job_ids` holds their ids, separated by spaces. Submit them again if they are still wanted.
+    """
+
+    code = "jobs_lost"
 
 
 class UnknownBackend(ProrlError):

@@ -48,6 +48,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}\Z")]
 """The name of a job, group, session, stage process or backend: it may become part of a file's name."""
 JobIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")]
+FieldName = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\"\\]{1,256}\Z")]
 Seconds = Annotated[float, Meta(gt=0, le=7 * 86400)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 WeightVersion = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -200,6 +201,8 @@ class Collect(Request, frozen=True):
     acknowledge: tuple[JobIdentifier, ...] = ()
     max_results: Annotated[int, Meta(ge=0, le=1024)] = 64
     """0 only acknowledges."""
+    goodbye: bool = False
+    """The client will not ask again: what it was given and did not acknowledge is for the session's next client."""
     wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
     """Hold the reply for so long while there is nothing to give."""
 
@@ -236,6 +239,8 @@ class Accepted(Reply, frozen=True):
 
     new: int = 0
     """How many of them were not here before."""
+    journal_id: str = ""
+    """The journal that has them now; jobs that went into another one, which is gone, are lost."""
 
 
 class Collected(Reply, frozen=True):
@@ -244,6 +249,8 @@ class Collected(Reply, frozen=True):
     results: tuple[Result, ...] = ()
     remaining: int = 0
     """Jobs of the session that have not ended, or whose results are neither in this reply nor acknowledged."""
+    journal_id: str = ""
+    """As in `Accepted`."""
 
 
 class Cancelled(Reply, frozen=True):
@@ -298,7 +305,7 @@ class Task(Part, frozen=True):
     """A task that a stage process serves, with what the front door checks of an instance."""
 
     name: Identifier
-    fields: dict[str, str] = {}
+    fields: dict[FieldName, str] = {}
     """The instance's fields and their types: `str`, `int`, `float`, `bool`, `list[str]`, `dict[str, str]` or `any`."""
     optional: tuple[str, ...] = ()
     """Those of the fields that may be left out."""
@@ -319,6 +326,8 @@ class StageReport(Message, frozen=True, kw_only=True):
     endpoint: str
     """Where the process's PULL is bound."""
     tasks: tuple[Task, ...]
+    welcomed: bool = False
+    """The broker's welcome has arrived at `endpoint`; before that, the process is given no job."""
     running: dict[JobIdentifier, int] = {}
     """The jobs that it holds, with their attempts."""
 
@@ -506,7 +515,11 @@ class ListBackends(BackendRequest, frozen=True):
 
 
 class SetWeightVersion(BackendRequest, frozen=True):
-    """Note which weights a backend (None: each) serves from now on."""
+    """Note which weights a backend (None: each) serves from now on.
+
+    It holds until a heartbeat reports another version than the host's heartbeat before: engines that were updated by
+    other means go on reporting what they know.
+    """
 
     weight_version: WeightVersion
     backend_id: Identifier | None = None

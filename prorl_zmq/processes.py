@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+ISOLATED = ("-P",)
+"""Flags of the interpreter for our children: a file in the current folder must not hide a module of the same name."""
+
 _PR_SET_PDEATHSIG = 1
 
 

@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
 from . import codec
-from .errors import JobTooLarge, MalformedMessage, from_info
+from .errors import JobsLost, JobTooLarge, MalformedMessage, from_info
 from .messages import (
     AnyBackendReply,
     AnyEngineReply,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .messages import Job, Result
 
 JOBS_PER_REQUEST = 512
+IDS_PER_REQUEST = 10_000
 REQUEST_BYTES = 32 * 2**20
 """Packed jobs in one request, about."""
 SEEN_LIMIT = 100_000
@@ -96,6 +97,9 @@ class CollectState:
         self._received: deque[Trajectory] = deque()
         self._handed_over: list[str] = []
         self._seen: OrderedDict[str, None] = OrderedDict()
+        self._expected: dict[str, str] = {}
+        self._lost: list[str] = []
+        self._journal_id = ""
         self.remaining = 0
         """Jobs of the session whose results this client did not have at the last reply."""
 
@@ -109,16 +113,45 @@ class CollectState:
         """Trajectories handed over that the next request will acknowledge."""
         return len(self._handed_over)
 
+    def expect(self, job_ids: Iterable[str], journal_id: str) -> None:
+        """Note jobs that were accepted, and the journal that has them. An id may come again once its job has ended."""
+        for job_id in job_ids:
+            self._seen.pop(job_id, None)
+            self._expected[job_id] = journal_id
+        self._journal_id = ""  # looked at again with the next reply
+
+    def check_lost(self) -> None:
+        """Say once which jobs are gone, when all that there is has been handed over.
+
+        Raises:
+            JobsLost: the rollout broker was started anew without the journal that had them.
+        """
+        if self._lost and not self._received:
+            lost, self._lost = self._lost, []
+            raise JobsLost(
+                f"{len(lost)} accepted jobs are gone: the rollout broker was started anew, and its journal was in "
+                "memory; submit them again if they are still wanted",
+                count=len(lost),
+                job_ids=" ".join(lost),
+            )
+
     def take(self, most: int) -> list[Trajectory]:
         """Hand over up to `most` of the trajectories received."""
         taken = [self._received.popleft() for _ in range(min(most, len(self._received)))]
         self._handed_over += [trajectory.job_id for trajectory in taken]
         return taken
 
-    def request(self, max_results: int, wait_s: float) -> Collect:
+    def request(self, max_results: int, wait_s: float, *, goodbye: bool = False) -> Collect:
         """Make the next request; it acknowledges all that was handed over."""
-        acknowledge = tuple(self._handed_over)
-        return Collect(new_id(), self._session, self._client_id, acknowledge, max_results=max_results, wait_s=wait_s)
+        return Collect(
+            new_id(),
+            self._session,
+            self._client_id,
+            tuple(self._handed_over),
+            max_results=max_results,
+            wait_s=wait_s,
+            goodbye=goodbye,
+        )
 
     def receive(self, request: Collect, frames: Sequence[bytes | zmq.Frame]) -> None:
         """Read the reply to a request.
@@ -135,7 +168,12 @@ class CollectState:
         acknowledged = set(request.acknowledge)
         self._handed_over = [job_id for job_id in self._handed_over if job_id not in acknowledged]
         self.remaining = reply.remaining
+        if reply.journal_id != self._journal_id:
+            self._journal_id = reply.journal_id
+            self._lost += [job_id for job_id, journal_id in self._expected.items() if journal_id != reply.journal_id]
+            self._expected = {key: value for key, value in self._expected.items() if value == reply.journal_id}
         for trajectory in new:
+            self._expected.pop(trajectory.job_id, None)
             if trajectory.job_id in self._seen:
                 self._handed_over.append(trajectory.job_id)  # given again: its acknowledgement was lost
             else:

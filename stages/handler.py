@@ -167,8 +167,8 @@ class AgentHandler(ABC, Generic[Instance]):
         fields = msgspec.structs.fields(self.instance_type)
         return Task(
             self.task,
-            fields={one.name: _type_name(hints[one.name]) for one in fields},
-            optional=tuple(one.name for one in fields if not one.required),
+            fields={one.encode_name: _type_name(hints[one.name]) for one in fields},
+            optional=tuple(one.encode_name for one in fields if not one.required),
         )
 
     def parse_instance(self, job: Job) -> Instance:
@@ -192,7 +192,7 @@ def failure_of(error: Exception) -> Failure:
         outcome = Outcome.FAILED if retry is None else Outcome.INFRASTRUCTURE_ERROR
         return Failure(outcome, error.info(), retry=bool(retry))
     name = type(error).__name__
-    return Failure(Outcome.FAILED, HandlerFailed(f"{name}: {error}"[:2000], exception=name).info())
+    return Failure(Outcome.FAILED, HandlerFailed(f"{name}: {error}", exception=name).info())
 
 
 def load_handlers(names: Iterable[str] = ()) -> dict[str, AgentHandler[Any]]:
@@ -212,8 +212,11 @@ def load_handlers(names: Iterable[str] = ()) -> dict[str, AgentHandler[Any]]:
     for name in sorted(wanted):
         try:
             handler = offered[name].load()()
-        except (ImportError, AttributeError, TypeError) as error:
-            raise ConfigError(f"the handler of task {name} ({offered[name].value}): {error}", key="task") from error
+        except Exception as error:
+            message = (
+                f"the handler of task {name} ({offered[name].value}) cannot be made: {type(error).__name__}: {error}"
+            )
+            raise ConfigError(message, key="task") from error
         if not isinstance(handler, AgentHandler) or handler.task != name:
             raise ConfigError(f"{offered[name].value} is not an AgentHandler with task = {name!r}", key="task")
         handlers[name] = handler

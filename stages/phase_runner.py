@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
 from .. import codec
-from ..errors import Cancelled, EngineFailed, PhaseTimeout, ProrlError
+from ..errors import Cancelled, EngineFailed, HandlerFailed, MalformedMessage, PhaseTimeout, ProrlError
 from ..inference.chat import load_chat_format
 from ..messages import Outcome, Phase, PhaseDone, PhaseFailed
+from ..tools.processes import to_the_end
 from .agent_loop import AgentLoop, Episode
 from .handler import AgentHandler, Carry, EvalPhase, Failure, InitPhase, RunPhase, failure_of
 
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("prorl.stage")
 
-CARRY_LIMIT_BYTES = codec.HEADER_LIMIT_BYTES // 2
+EVENT_LIMIT_BYTES = codec.HEADER_LIMIT_BYTES // 2
+"""Largest event: what a handler hands on (`carry`), its metrics and the rest. Bulk data goes into the sandbox."""
 
 
 class PhaseRunner:
@@ -77,23 +80,20 @@ class PhaseRunner:
     async def run(self) -> tuple[PhaseDone | PhaseFailed, NDArray[np.uint8] | None]:
         """Give the event that ends the phase, and the trajectory's block if it has one. Never raises.
 
-        Cancelling the call ends the phase with outcome `cancelled`.
+        Cancelling the call, once, ends the phase with outcome `cancelled`.
         """
         limit_s = self._job.limits.of(self._command.phase)
+        event: PhaseDone | PhaseFailed
         try:
             async with asyncio.timeout(limit_s) as timer:
-                done = await self._phase()
-            if not self._hands_on_sandbox():
-                await self._close_sandbox()
-            return done, self._block()
-        except asyncio.CancelledError:
-            failure = Failure(Outcome.CANCELLED, Cancelled("the phase was stopped").info())
-        except TimeoutError as error:
-            failure = self._timed_out(limit_s) if timer.expired() else self._failure(error)
-        except Exception as error:  # noqa: BLE001 - the boundary between the task's code and the service
-            failure = self._failure(error)
-        await self._close_sandbox()
-        return self._failed(failure), self._block()
+                event = checked(await self._phase())
+            closing = not self._hands_on_sandbox()
+        except BaseException as error:  # noqa: BLE001 - the boundary between the task's code and the service
+            event = self._failed(self._failure_of(error, limit_s, timed_out=timer.expired()))
+            closing = True
+        if closing:
+            await to_the_end(self._close_sandbox())
+        return event, self._block()
 
     # The three phases -------------------------------------------------------------------------------------------------
 
@@ -175,8 +175,6 @@ class PhaseRunner:
                 log.warning("job %s: its sandbox could not be closed: %s", self._job.job_id, error)
 
     def _done(self, carry: Carry, reward: float | None = None, metrics: dict[str, float] | None = None) -> PhaseDone:
-        if len(codec.pack(carry)) > CARRY_LIMIT_BYTES:
-            raise ValueError(f"{self._command.phase} returned more than {CARRY_LIMIT_BYTES} bytes for the next phase")
         return PhaseDone(
             stage_id=self._stage_id,
             job_id=self._job.job_id,
@@ -218,18 +216,37 @@ class PhaseRunner:
             self._episode.trajectory.block() if self._episode is not None and self._episode.trajectory.tokens else None
         )
 
-    def _timed_out(self, limit_s: float) -> Failure:
+    def _failure_of(self, error: BaseException, limit_s: float, *, timed_out: bool) -> Failure:
+        """Say how the job ends, asking the handler where the error may be the task's own."""
         phase = self._command.phase
-        error = PhaseTimeout(f"{phase} took longer than its limit of {limit_s:g} s", phase=phase, limit_s=limit_s)
-        return Failure(Outcome.TIMEOUT, error.info())
-
-    def _failure(self, error: Exception) -> Failure:
-        """Ask the handler how the job ends."""
-        hook = getattr(self._handler, f"{self._command.phase}_exception")
+        if isinstance(error, asyncio.CancelledError):
+            return Failure(Outcome.CANCELLED, Cancelled("the phase was stopped").info())
+        if timed_out and isinstance(error, TimeoutError):
+            message = f"{phase} took longer than its limit of {limit_s:g} s"
+            return Failure(Outcome.TIMEOUT, PhaseTimeout(message, phase=phase, limit_s=limit_s).info())
+        if not isinstance(error, Exception):
+            return Failure(Outcome.FAILED, HandlerFailed(f"{phase} raised {error!r}").info())
+        if not isinstance(error, ProrlError):
+            log.warning("job %s: %s raised", self._job.job_id, phase, exc_info=error)
+        hook = getattr(self._handler, f"{phase}_exception")
         try:
             failure: Failure = hook(self._job, error)
-        except Exception as second:  # noqa: BLE001 - the boundary between the task's code and the service
+        except Exception as second:  # noqa: BLE001 - as above
             return failure_of(second)
-        if failure.outcome in (Outcome.FAILED, Outcome.INFRASTRUCTURE_ERROR) and not isinstance(error, ProrlError):
-            log.warning("job %s: %s raised", self._job.job_id, self._command.phase, exc_info=error)
         return failure
+
+
+def checked(done: PhaseDone) -> PhaseDone:
+    """Give an event back if the broker will be able to read it.
+
+    Raises:
+        HandlerFailed: the handler returned something that is not plain data, too large, or not a number.
+    """
+    if done.reward is not None and not math.isfinite(done.reward):
+        raise HandlerFailed(f"EVAL gave the reward {done.reward}; it must be a finite number")
+    try:
+        frame = codec.encode(done)
+        codec.decode(frame, PhaseDone, limit_bytes=EVENT_LIMIT_BYTES)
+    except MalformedMessage as error:
+        raise HandlerFailed(f"{done.phase} gave something that cannot be passed on: {error.message}") from error
+    return done

@@ -12,8 +12,10 @@ leaves, stops its phases (tool calls and generations included) within `SHUTDOWN_
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import zmq
@@ -53,6 +55,8 @@ SHUTDOWN_S = 10.0
 """How long phases may take to stop before the process ends without them."""
 FIRST_REPORT_S = 0.5
 """How often to report until the broker has answered."""
+UNANSWERED_S = 5.0
+"""How long the broker may be silent at first before the log says so."""
 
 log = logging.getLogger("prorl.stage")
 
@@ -76,8 +80,15 @@ class StageOptions:
 
 @dataclass(slots=True)
 class _Running:
+    """A phase under way."""
+
     attempt: int
-    task: asyncio.Task[None]
+    task: asyncio.Task[None] = field(init=False)
+
+    def stop(self) -> None:
+        """Cancel it, once: a second time would break into the closing of what it holds."""
+        if not self.task.cancelling():
+            self.task.cancel()
 
 
 class StageProcess:
@@ -98,6 +109,8 @@ class StageProcess:
         self._errands: set[asyncio.Task[None]] = set()
         self._heartbeat_s = FIRST_REPORT_S
         self._backends: BackendClient | None = None
+        self._report_now = asyncio.Event()
+        self._warned = False
 
     async def run(self) -> None:
         """Serve until stopped.
@@ -141,7 +154,11 @@ class StageProcess:
         log.info("%s process %s: node %s, %d slots", options.role, self.stage_id, options.node, options.slots)
 
     async def _report_forever(self) -> None:
+        started = time.monotonic()
         while True:
+            if self._backends is None and not self._warned and time.monotonic() - started > UNANSWERED_S:
+                self._warned = True
+                log.warning("no answer from a rollout broker at %s; is it running there?", self._options.connect)
             report = StageReport(
                 stage_id=self.stage_id,
                 role=self._options.role,
@@ -149,18 +166,21 @@ class StageProcess:
                 slots=self._options.slots,
                 endpoint=self._endpoint,
                 tasks=self._tasks,
+                welcomed=self._backends is not None,
                 running={job_id: running.attempt for job_id, running in self._running.items()},
             )
             self._send(report)
             if self._backends is not None and self._options.role == Phase.RUN:
                 self._backends.keep_alive()
-            await asyncio.sleep(self._heartbeat_s)
+            self._report_now.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._report_now.wait(), self._heartbeat_s)
 
     async def _leave(self) -> None:
         self._send(StageLeaving(self.stage_id))
         tasks = [running.task for running in self._running.values()]
-        for task in tasks:
-            task.cancel()
+        for running in self._running.values():
+            running.stop()
         tasks += self._errands
         if tasks:
             _, stuck = await asyncio.wait(tasks, timeout=SHUTDOWN_S)
@@ -193,37 +213,36 @@ class StageProcess:
             case StopPhase():
                 running = self._running.get(command.job_id)
                 if running is not None and running.attempt == command.attempt:
-                    running.task.cancel()
+                    running.stop()
             case CloseSandbox():
                 self._errand(self._close_sandbox(command))
             case StageWelcome():
                 self._heartbeat_s = command.heartbeat_s
                 if self._backends is None:
                     self._backends = BackendClient(self._context, command.backend_broker, self.stage_id)
+                    log.info("%s process %s joined %s", self._options.role, self.stage_id, self._options.connect)
+                    self._report_now.set()  # it takes no jobs before it has said that the welcome arrived
             case StageRefused():
                 if not self._stopping.done():
                     self._stopping.set_exception(from_info(command.error))
 
     def _start(self, command: StartPhase, packed: bytes | zmq.Frame) -> None:
-        running = self._running.get(command.job_id)
-        if running is not None and running.attempt >= command.attempt:
-            return
-        if running is not None:
-            running.task.cancel()
-        job = codec.decode(bytes(packed), Job, limit_bytes=MAX_FRAME_BYTES)  # type: ignore[arg-type]
-        task = asyncio.create_task(self._run_phase(command, job))
-        self._running[command.job_id] = _Running(command.attempt, task)
+        job = codec.decode(packed if isinstance(packed, bytes) else packed.bytes, Job, limit_bytes=MAX_FRAME_BYTES)
+        before = self._running.get(command.job_id)
+        if before is not None:
+            before.stop()  # nobody waits for it, or the broker would not have started the job again
+        running = self._running[command.job_id] = _Running(command.attempt)
+        running.task = asyncio.create_task(self._run_phase(command, job, running))
 
-    async def _run_phase(self, command: StartPhase, job: Job) -> None:
+    async def _run_phase(self, command: StartPhase, job: Job, running: _Running) -> None:
         if self._backends is None:
             raise AssertionError("a phase came before the broker's welcome")
         handler = self._handlers[job.task]
         runner = PhaseRunner(self.stage_id, command, job, handler, self._sandboxes, self._backends, self._engines)
         event, block = await runner.run()
-        running = self._running.get(command.job_id)
-        if running is not None and running.attempt == command.attempt:
+        if self._running.get(command.job_id) is running:
             del self._running[command.job_id]
-        self._send(event, *(() if block is None else (block.data,)))
+            self._send(event, *(() if block is None else (block.data,)))
 
     async def _close_sandbox(self, command: CloseSandbox) -> None:
         try:

@@ -7,14 +7,15 @@ A call that cannot be read is not an error of the service: the model is told wha
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 EXAMPLE = f'{OPEN}{{"name": "NAME", "arguments": {{…}}}}{CLOSE}'
-_CALL = re.compile(re.escape(OPEN) + "(.*?)" + re.escape(CLOSE), re.DOTALL)
+
+MAX_CALLS = 64
+"""Tool calls of one turn that are read."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,11 +34,19 @@ class MalformedCall(msgspec.Struct, frozen=True):
 
 def parse_tool_calls(text: str) -> list[ToolCall | MalformedCall]:
     """Give the tool calls of one turn of the policy, in order; an empty list if it calls no tool."""
-    calls: list[ToolCall | MalformedCall] = [_parse(match[1]) for match in _CALL.finditer(text)]
-    rest = _CALL.sub("", text)
-    if OPEN in rest:
-        calls.append(MalformedCall(f"The tool call was not closed with {CLOSE}. Write it as {EXAMPLE}"))
-    elif CLOSE in rest:
+    calls: list[ToolCall | MalformedCall] = []
+    position = 0
+    while (start := text.find(OPEN, position)) >= 0:
+        end = text.find(CLOSE, start)
+        if end < 0:
+            calls.append(MalformedCall(f"The tool call was not closed with {CLOSE}. Write it as {EXAMPLE}"))
+            return calls
+        calls.append(_parse(text[start + len(OPEN) : end]))
+        position = end + len(CLOSE)
+        if len(calls) == MAX_CALLS:
+            calls.append(MalformedCall(f"More than {MAX_CALLS} tool calls in one turn; the rest were not read."))
+            return calls
+    if not calls and CLOSE in text:
         calls.append(MalformedCall(f"There is {CLOSE} without {OPEN}. Write a tool call as {EXAMPLE}"))
     return calls
 
@@ -45,5 +54,5 @@ def parse_tool_calls(text: str) -> list[ToolCall | MalformedCall]:
 def _parse(content: str) -> ToolCall | MalformedCall:
     try:
         return msgspec.json.decode(content, type=ToolCall)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         return MalformedCall(f"The tool call could not be read: {error}. Write it as {EXAMPLE}")

@@ -103,7 +103,7 @@ def test_without_the_server_extra_a_command_says_what_to_install(program: str, t
     (site / "prorl_zmq").symlink_to(package)
     environment = {**os.environ, "PYTHONPATH": ""}
     done = subprocess.run(
-        [str(tmp_path / "venv" / "bin" / "python"), "-m", "prorl_zmq.cli", program],
+        [str(tmp_path / "venv" / "bin" / "python"), "-P", "-m", "prorl_zmq.cli", program],
         env=environment,
         capture_output=True,
         text=True,

@@ -49,7 +49,7 @@ def environment(folder: Path) -> Iterator[dict[str, str]]:
     environment = {**os.environ, "PRORL_RUN_DIR": str(folder / "run")}
     log = (folder / "log").open("wb")
     serve = subprocess.Popen(
-        [sys.executable, "-m", "prorl_zmq.cli", "prorl", "serve", "--sandbox", "process"],
+        [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "serve", "--sandbox", "process"],
         env=environment,
         stderr=log,
         stdin=subprocess.DEVNULL,
@@ -72,7 +72,7 @@ def started(line: str, folder: Path, environment: dict[str, str]) -> Iterator[su
     program, *arguments = shlex.split(line)
     assert program in PROGRAMS
     with subprocess.Popen(
-        [sys.executable, "-m", "prorl_zmq.cli", program, *arguments],
+        [sys.executable, "-P", "-m", "prorl_zmq.cli", program, *arguments],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -126,7 +126,7 @@ def test_command(line: str, folder: Path, environment: dict[str, str]) -> None:
 @pytest.mark.parametrize("line", SERVERS)
 def test_server(line: str, folder: Path) -> None:
     """It comes up, and ends in good order when told to."""
-    subprocess.run([sys.executable, "-m", "prorl_zmq.cli", "prorl", "init", "--force"], cwd=folder, check=True)
+    subprocess.run([sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "init", "--force"], cwd=folder, check=True)
     with started(line, folder, {**os.environ, "PRORL_RUN_DIR": str(folder / "alone")}) as process:
         assert process.stderr is not None
         assert re.search(r" I prorl\.", process.stderr.readline())

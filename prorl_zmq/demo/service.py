@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from ..errors import ConfigError, RequestTimeout
-from ..processes import die_with_parent
+from ..processes import ISOLATED, die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +75,7 @@ class DemoService:
         with (self._logs / "serve.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "prorl_zmq.cli", "prorl", "serve"),
+                    *(sys.executable, *ISOLATED, "-m", "prorl_zmq.cli", "prorl", "serve"),
                     *("--config", str(self._topology), "--run-dir", self._run_dir.name, "--log-dir", str(self._logs)),
                 ],
                 stdin=subprocess.DEVNULL,

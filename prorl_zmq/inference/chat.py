@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from ..trajectory import Role
 
 
+CHAT_FORMATS = ("embedded",)
+"""The names that `load_chat_format` knows."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One message of a conversation."""
@@ -51,14 +55,24 @@ class ChatFormat(Protocol):
         """Give the text that tells the model of its tools (JSON schemas), for the system message."""
 
 
+def check_chat_format(name: str) -> str:
+    """Give `name` back if a chat format has it, without loading one.
+
+    Raises:
+        ConfigError: none has.
+    """
+    if name not in CHAT_FORMATS:
+        raise ConfigError(f"no chat format is called {name!r}; there is: {', '.join(CHAT_FORMATS)}", key="chat_format")
+    return name
+
+
 def load_chat_format(name: str) -> ChatFormat:
     """Give the chat format of that name.
 
     Raises:
         ConfigError: there is none.
     """
-    if name == "embedded":
-        from .embedded_chat import EmbeddedChatFormat
+    check_chat_format(name)
+    from .embedded_chat import EmbeddedChatFormat
 
-        return EmbeddedChatFormat()
-    raise ConfigError(f"no chat format is called {name!r}; there is: embedded", key="chat_format")
+    return EmbeddedChatFormat()

@@ -12,6 +12,7 @@ Which backend a job talks to is not decided here.
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,9 @@ GENERATE_TIMEOUT_S = 600.0
 RECONNECT_S = 5.0
 """How long a line may be down before its requests fail."""
 
+INT32_MAX = 2**31 - 1
+"""A trajectory keeps weight versions as int32."""
+
 Answer = tuple["Reply", list[bytes]]
 """A reply and the frames behind it."""
 
@@ -85,26 +89,26 @@ class EngineClient:
         """Have a backend continue the prompt `token_ids`, int32 [P]. Cancelling the call aborts the generation there.
 
         Raises:
-            EngineFailed: the backend refused, answered something malformed, went away, or did not answer in time.
+            EngineFailed: the backend refused, answered something malformed, went away, did not answer in time, or has
+                an endpoint that nobody can connect to.
             Closed: the client was closed.
         """
         request = Generate(new_id(), job_id=job_id, sampling=sampling, stop_token_ids=tuple(stop_token_ids))
         prompt = np.ascontiguousarray(token_ids, np.int32).tobytes()
         name = backend.backend_id
-        line = self._line(backend.endpoint)
         try:
-            reply, frames = await line.ask(request, [prompt], timeout_s)
+            line = self._line(backend.endpoint)
+            try:
+                reply, frames = await line.ask(request, [prompt], timeout_s)
+            except (asyncio.CancelledError, RequestTimeout):
+                line.abort(request.request_id)
+                raise
             if isinstance(reply, EngineRefused):
                 raise from_info(reply.error)
-            return read_generation(reply, frames)
-        except asyncio.CancelledError:
-            line.abort(request.request_id)
-            raise
+            return read_generation(reply, frames, sampling.max_tokens)
         except Closed:
             raise
         except ProrlError as error:
-            if isinstance(error, RequestTimeout):
-                line.abort(request.request_id)
             raise EngineFailed(f"backend {name}: {error.message}", backend=name) from error
 
     async def health(self, endpoint: str, timeout_s: float) -> EngineReady:
@@ -184,14 +188,15 @@ class _Line:
         self._loop = asyncio.get_running_loop()
         # A line that is down has a timer; a new one is down until its first connection.
         self._down: asyncio.TimerHandle | None = None
-        self._raw = open_socket(context, zmq.DEALER)
-        try:
+        with ExitStack() as undo:
+            self._raw = open_socket(context, zmq.DEALER)
+            undo.callback(self._raw.close)
             events = self._raw.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
             self._events = AsyncSocket(events, self._changed, copied=2)
+            undo.callback(self._events.close)
+            undo.callback(self._raw.disable_monitor)
             connect(self._raw, endpoint)
-        except BaseException:
-            self._raw.close()
-            raise
+            undo.pop_all()
         self._socket = AsyncSocket(self._raw, self._receive, copied=4)
         self._went_down()
 
@@ -267,11 +272,16 @@ class _Line:
                 pending.answer.set_exception(error)
 
 
-def read_generation(reply: Any, frames: Sequence[bytes]) -> Generation:
+def read_generation(reply: Any, frames: Sequence[bytes], max_tokens: int) -> Generation:
     """Make a `Generation` of a reply and the frames behind it.
 
+    Args:
+        reply: what was received for a `Generate`.
+        frames: what came behind its header.
+        max_tokens: how many tokens were asked for at most.
+
     Raises:
-        MalformedMessage: it is another reply, or its parts do not fit together.
+        MalformedMessage: it is another reply, or its parts do not fit together or to the request.
     """
     if not isinstance(reply, Generated):
         raise MalformedMessage(f"it answered a prompt with {type(reply).__name__}")
@@ -279,10 +289,14 @@ def read_generation(reply: Any, frames: Sequence[bytes]) -> Generation:
         sizes = [len(frame) for frame in frames]
         raise MalformedMessage(f"token ids and log-probs come as two frames of 4 bytes per token, not {sizes} bytes")
     token_ids, logprobs = np.frombuffer(frames[0], np.int32), np.frombuffer(frames[1], np.float32)
+    if len(token_ids) > max_tokens:
+        raise MalformedMessage(f"it generated {len(token_ids)} tokens where at most {max_tokens} were asked for")
     edges = [0, *(span.end for span in reply.spans)]
     starts = [span.start for span in reply.spans]
     if starts != edges[:-1] or any(span.end <= span.start for span in reply.spans) or edges[-1] != len(token_ids):
         raise MalformedMessage(f"the weight versions do not cover the {len(token_ids)} tokens: {reply.spans}")
+    if any(not 0 <= span.weight_version <= INT32_MAX for span in reply.spans):
+        raise MalformedMessage(f"a weight version is not an int32 of 0 or more: {reply.spans}")
     if token_ids.min() < 0:
         raise MalformedMessage("a token id is negative")
     if not np.isfinite(logprobs).all():

@@ -8,15 +8,17 @@ one token for each, and gives the loop back. So requests join and leave between 
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import EngineFailed
+from ..errors import EngineFailed, InvalidWeights
 from ..messages import VersionSpan
 from .engine import Generation
-from .policy import Policy, draw
+from .policy import Policy, PolicyShape, draw
 from .tokenizer import PAD
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 CONTEXT_LIMIT = 32_768
 """Most tokens of a prompt and its answer together. The window slides, so the limit only keeps requests finite."""
+
+LOAD_S = 60.0
+"""Longest reading of new weights: a file on a network may hang, and the updates behind it must not."""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +118,11 @@ class EmbeddedEngine:
             InvalidWeights: they cannot be used; nothing has changed.
         """
         async with self._updating:  # in the order in which they came, however long each file takes
-            policy = await asyncio.to_thread(Policy.load, path, self._policy.shape)
+            try:
+                async with asyncio.timeout(LOAD_S):
+                    policy = await asyncio.wrap_future(_start_loading(path, self._policy.shape))
+            except TimeoutError:
+                raise InvalidWeights(f"{path} could not be read within {LOAD_S:g} s", path=str(path)) from None
             self._policy = policy
             self._weight_version = weight_version
 
@@ -180,3 +189,18 @@ class EmbeddedEngine:
             )
         if len(token_ids) >= CONTEXT_LIMIT:
             raise EngineFailed(f"a prompt of {len(token_ids)} tokens leaves no room in a context of {CONTEXT_LIMIT}")
+
+
+def _start_loading(path: Path, shape: PolicyShape) -> Future[Policy]:
+    """Load in a thread of its own, which the process's end does not wait for, as it would for an executor's."""
+    loaded: Future[Policy] = Future()
+    loaded.set_running_or_notify_cancel()
+
+    def load() -> None:
+        try:
+            loaded.set_result(Policy.load(path, shape))
+        except BaseException as error:  # noqa: BLE001 - raised again where the future is awaited
+            loaded.set_exception(error)
+
+    Thread(target=load, name="load weights", daemon=True).start()
+    return loaded

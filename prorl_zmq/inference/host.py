@@ -6,8 +6,8 @@
 The host owns the generations under way, by request id. A client that lost its connection sends its requests again: one
 that still runs is not run twice, its answer goes to where it was asked from last; one that is not known is run, which
 is always right, since an engine keeps nothing between requests. On SIGTERM or SIGINT the host takes itself off the
-broker's list, answers what still runs with `EngineFailed`, and exits with 0; killed, it is missed by the broker's
-lease and by its clients' sockets.
+broker's list, answers what still runs with `EngineFailed` (updates, if they do not end soon), and exits with 0; killed,
+it is missed by the broker's lease and by its clients' sockets.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from ..messages import AnyEngineReply
     from ..sockets import Frame
     from .engine import Engine
+
+UPDATES_S = 2.0
+"""Longest wait, when closing, for new weights that are being read."""
 
 log = logging.getLogger("prorl.engine")
 
@@ -119,7 +122,10 @@ class EngineHost:
         await self._engine.close()
         tasks = [*self._generations.values(), *self._updates]
         if tasks:
-            await asyncio.wait(tasks)
+            _, late = await asyncio.wait(tasks, timeout=UPDATES_S)
+            for task in late:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=UPDATES_S)
         await self._registration.close()
         self._router.close(linger_ms=200)
 
@@ -158,9 +164,9 @@ class EngineHost:
     ) -> None:
         match request:
             case Generate():
+                token_ids = token_array(message[1])  # first: a malformed request must leave nothing behind
                 self._envelopes[request.request_id] = envelope
                 if request.request_id not in self._generations:
-                    token_ids = token_array(message[1])
                     task = asyncio.create_task(self._generate(request, token_ids))
                     self._generations[request.request_id] = task
             case Abort():
@@ -191,6 +197,10 @@ class EngineHost:
     async def _update(self, envelope: Sequence[Frame], request: UpdateWeights) -> None:
         try:
             await self._engine.update_weights(Path(request.path), request.weight_version)
+        except asyncio.CancelledError:
+            stopped = EngineFailed(f"the engine host stopped before it had read {request.path}")
+            self._send(envelope, EngineRefused(request.request_id, stopped.info()))
+            raise
         except Exception as error:  # noqa: BLE001 - as above
             self._send(envelope, EngineRefused(request.request_id, _describe(error)))
         else:

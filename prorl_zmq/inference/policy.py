@@ -9,6 +9,7 @@ on two cores. A `Policy` is mutated only by its `Adam`; an engine swaps whole po
 from __future__ import annotations
 
 import os
+import stat
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,10 +164,11 @@ class Policy:
             shape: the sizes that they must have; None allows any that agree with each other.
 
         Raises:
-            InvalidWeights: the file is missing, unreadable, or holds other names, types, sizes or numbers not finite.
+            InvalidWeights: the file is missing, unreadable or no regular file, or holds other names, types, sizes or
+                numbers not finite.
         """
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            with open(path, "rb", opener=_open_regular) as file, np.load(file, allow_pickle=False) as arrays:
                 parameters = dict(arrays)
         except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
             raise InvalidWeights(f"{path} cannot be read as an .npz of weights: {error}", path=str(path)) from error
@@ -274,6 +276,15 @@ def draw(logits: Floats, temperatures: NDArray[np.float64], uniforms: NDArray[np
     drawn = (cumulated <= (uniforms * cumulated[:, -1])[:, None]).sum(axis=1)
     tokens = np.where(greedy, logits.argmax(axis=1), np.minimum(drawn, logits.shape[1] - 1)).astype(np.int32)
     return tokens, logprobs[np.arange(len(tokens)), tokens]
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a file without waiting for a peer, as a FIFO would have it; refuse what is not a regular file."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("it is not a regular file")
+    return descriptor
 
 
 def _problem(parameters: dict[str, Any], shape: PolicyShape | None) -> str:

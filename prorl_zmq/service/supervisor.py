@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ..async_client import AsyncRolloutClient
 from ..errors import ConfigError, EndpointInUse, ProrlError
-from ..processes import die_with_parent, stop_signals
+from ..processes import ISOLATED, die_with_parent, stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -148,7 +148,7 @@ class Supervisor:
             # From here on the child is ours even if this task is cancelled while it starts.
             starting = asyncio.ensure_future(
                 asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "prorl_zmq.cli", *plan.arguments),
+                    *(sys.executable, *ISOLATED, "-m", "prorl_zmq.cli", *plan.arguments),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=stderr,
                     stderr=stderr,

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from prorl_zmq.brokers import backend_desk
 from prorl_zmq.brokers.backend_desk import BackendDesk
 from prorl_zmq.messages import (
     AddBackend,
@@ -44,9 +47,15 @@ class Desk:
         assert isinstance(reply, BackendList)
         return {status.backend.backend_id: status.in_flight for status in reply.backends}
 
+    def listed(self, name: str = "x") -> tuple[str, int]:
+        """The state and the weight version of one backend."""
+        (found,) = (s for s in self.ask(ListBackends("list"))[b"client"].backends if s.backend.backend_id == name)
+        return found.state, found.backend.weight_version
 
-def add(name: str = "x", *, heartbeats: bool = False, endpoint: str = "") -> AddBackend:
-    return AddBackend("add", Backend(backend_id=name, endpoint=endpoint or f"ipc://{name}"), heartbeats)
+
+def add(name: str = "x", *, heartbeats: bool = False, endpoint: str = "", version: int = 0) -> AddBackend:
+    backend = Backend(backend_id=name, endpoint=endpoint or f"ipc://{name}", weight_version=version)
+    return AddBackend("add", backend, heartbeats)
 
 
 def assign(job_id: str = "a", attempt: int = 1, owner: str = "run-1", wait_s: float = 60.0) -> Assign:
@@ -194,3 +203,91 @@ def test_a_job_that_holds_an_assignment_gets_the_same_again() -> None:
     first = desk.ask(assign())[b"client"]
     assert desk.ask(assign())[b"client"] == first
     assert desk.in_flight() == {"x": 1, "y": 0}
+
+
+@pytest.mark.parametrize(
+    ("backend", "code"),
+    [
+        (Backend(backend_id="bad", endpoint="nonsense"), "invalid_endpoint"),
+        (Backend(backend_id="bad", endpoint=""), "invalid_endpoint"),
+        (Backend(backend_id="bad", endpoint=f"ipc:///{'long' * 30}"), "invalid_endpoint"),
+        (Backend(backend_id="bad", endpoint="tcp://127.0.0.1:*"), "invalid_endpoint"),
+        (Backend(backend_id="bad", endpoint="tcp://*:5555"), "invalid_endpoint"),
+        (Backend(backend_id="bad", endpoint="tcp://127.0.0.1:0"), "invalid_endpoint"),
+        (Backend(backend_id="bad", endpoint="ipc://bad", chat_format="unheard-of"), "config_error"),
+    ],
+)
+def test_a_backend_that_no_job_could_use_was_accepted(backend: Backend, code: str) -> None:
+    desk = Desk()
+    desk.ask(assign(), b"waits")
+    answers = desk.ask(AddBackend("add", backend))
+    assert list(answers) == [b"client"], "the job that waits is not given it"
+    assert answers[b"client"].error.code == code
+    assert desk.in_flight() == {}
+
+
+def test_a_version_that_the_trainer_set_was_undone_by_the_next_heartbeat() -> None:
+    desk = Desk()
+    desk.ask(add(heartbeats=True, version=1))
+    for backend_id, version in (("x", 7), (None, 8)):
+        desk.ask(SetWeightVersion("set", version, backend_id))
+        desk.ask(BackendAlive("alive", "x", 1))
+        assert desk.listed() == ("ready", version)
+    desk.ask(BackendAlive("alive", "x", 2))
+    assert desk.listed() == ("ready", 2), "the host's own change counts"
+    desk.ask(add(version=5))
+    desk.ask(BackendAlive("alive", "x", 2))
+    assert desk.listed() == ("ready", 2), "added by hand: the host knows better"
+
+
+def test_an_engine_that_was_restarted_served_its_first_weights_unnoticed(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    desk.ask(add(heartbeats=True))
+    desk.ask(BackendAlive("alive", "x", 7))
+    desk.ask(add(heartbeats=True))  # killed and started again within the lease
+    assert desk.listed() == ("draining", 0)
+    assert "backend x came with weights 0 after it had served 7" in caplog.text
+    assert desk.ask(assign()) == {}
+    desk.ask(BackendAlive("alive", "x", 6))
+    assert desk.listed() == ("draining", 6)
+    desk.ask(add(heartbeats=True))  # and once more: it is still 7 that it has to reach
+    assert isinstance(desk.ask(BackendAlive("alive", "x", 7), b"host")[b"client"], Assigned)
+    assert desk.listed() == ("ready", 7)
+
+
+def test_a_host_that_came_back_after_its_lease_was_not_held_to_its_weights() -> None:
+    desk = Desk()
+    desk.ask(add(heartbeats=True, version=7))
+    desk.tick(LEASE_S)
+    assert desk.in_flight() == {}
+    desk.ask(add(heartbeats=True, endpoint="tcp://127.0.0.1:5555"))
+    assert desk.listed() == ("draining", 0)
+    desk.ask(SetWeightVersion("set", 8, "x"))
+    desk.ask(BackendAlive("alive", "x", 0))
+    assert desk.listed() == ("ready", 8)
+
+
+@pytest.mark.parametrize("forget", [RemoveBackend("forget", "x"), ClearBackends("forget"), add()])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_version_is_forgotten_on_request(forget: Any, lost: bool) -> None:
+    desk = Desk()
+    desk.ask(add(heartbeats=True, version=7))
+    if lost:
+        desk.tick(LEASE_S)
+    assert isinstance(desk.ask(forget)[b"client"], Done)
+    assert desk.ask(BackendAlive("alive", "x", 0)).keys() == {b"client"}
+    desk.ask(add(heartbeats=True))
+    if isinstance(forget, AddBackend):
+        desk.ask(add())  # by hand, for the live host: it is wanted as it is
+    assert desk.listed() == ("ready", 0)
+
+
+def test_not_every_host_that_ever_was_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_desk, "LOST_LIMIT", 2)
+    desk = Desk()
+    for number, name in enumerate("xyz"):
+        desk.ask(add(name, heartbeats=True, version=7))
+        desk.tick((number + 1) * LEASE_S)
+    for name in "xyz":
+        desk.ask(add(name, heartbeats=True))
+    assert [desk.listed(name)[0] for name in "xyz"] == ["ready", "draining", "draining"]

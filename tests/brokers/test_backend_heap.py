@@ -16,8 +16,11 @@ OWNERS = st.sampled_from(["run-1", "run-2"])
 ATTEMPTS = st.integers(1, 3)
 
 
-def backend(name: str, endpoint: str = "") -> Backend:
-    return Backend(backend_id=name, endpoint=endpoint or f"ipc://{name}")
+VERSIONS = st.integers(0, 3)
+
+
+def backend(name: str, endpoint: str = "", version: int = 0) -> Backend:
+    return Backend(backend_id=name, endpoint=endpoint or f"ipc://{name}", weight_version=version)
 
 
 def heap_of(*names: str) -> BackendHeap:
@@ -135,12 +138,42 @@ def test_weight_versions_are_noted_of_one_or_all() -> None:
     assert given.weight_version == 1
 
 
+def test_a_backend_with_older_weights_than_needed_gets_jobs_once_it_has_caught_up() -> None:
+    heap = heap_of("x")
+    assign(heap, "a")
+    heap.add(backend("x", version=1), needed_version=3)
+    assert heap.known_version("x") == 3
+    assert assign(heap, "a") == "x", "what holds it keeps it"
+    assert assign(heap, "b") is None
+    heap.set_weight_version(2)
+    assert [status.state for status in heap.status()] == ["draining"]
+    heap.set_weight_version(3, "x")
+    assert assign(heap, "b") == "x"
+    heap.set_weight_version(1, "x")
+    assert [status.state for status in heap.status()] == ["ready"], "a trainer may go back"
+    assert heap.known_version("x") == 1
+
+
+def test_a_backend_that_has_caught_up_still_drains_if_it_was_asked_to() -> None:
+    heap = heap_of()
+    heap.add(backend("x"), needed_version=1)
+    heap.drain("x")
+    heap.set_weight_version(1)
+    assert assign(heap, "a") is None
+
+
 @dataclass
 class ModelBackend:
     endpoint: str
     changed: int
     draining: bool = False
+    version: int = 0
+    needed: int = 0
     jobs: set[str] = field(default_factory=set)
+
+    @property
+    def takes_jobs(self) -> bool:
+        return not self.draining and self.needed == 0
 
 
 class HeapMachine(RuleBasedStateMachine):
@@ -162,16 +195,32 @@ class HeapMachine(RuleBasedStateMachine):
         self.backends[name].jobs.discard(job_id)
         self.touch(name)
 
-    @rule(name=BACKENDS, endpoint=st.sampled_from(["ipc://1", "ipc://2"]))
-    def add(self, name: str, endpoint: str) -> None:
+    @rule(name=BACKENDS, endpoint=st.sampled_from(["ipc://1", "ipc://2"]), version=VERSIONS, needed=VERSIONS)
+    def add(self, name: str, endpoint: str, version: int, needed: int) -> None:
         known = self.backends.get(name)
         if known is not None and known.endpoint != endpoint:
             with pytest.raises(DuplicateBackend):
-                self.heap.add(backend(name, endpoint))
+                self.heap.add(backend(name, endpoint, version), needed)
             return
-        self.heap.add(backend(name, endpoint))
-        self.backends.setdefault(name, ModelBackend(endpoint, 0)).draining = False
+        self.heap.add(backend(name, endpoint, version), needed)
+        member = self.backends.setdefault(name, ModelBackend(endpoint, 0))
+        member.draining = False
+        member.version, member.needed = version, needed if version < needed else 0
         self.touch(name)
+
+    @rule(name=st.none() | BACKENDS, version=VERSIONS)
+    def set_weight_version(self, name: str | None, version: int) -> None:
+        if name is not None and name not in self.backends:
+            with pytest.raises(UnknownBackend):
+                self.heap.set_weight_version(version, name)
+            return
+        self.heap.set_weight_version(version, name)
+        for one in self.backends if name is None else [name]:
+            member = self.backends[one]
+            member.version = version
+            if 0 < member.needed <= version:
+                member.needed = 0
+                self.touch(one)
 
     @rule(name=BACKENDS)
     def drain(self, name: str) -> None:
@@ -202,7 +251,7 @@ class HeapMachine(RuleBasedStateMachine):
             return
         if held is not None:
             self.drop(job_id)
-        ready = [name for name, member in self.backends.items() if not member.draining]
+        ready = [name for name, member in self.backends.items() if member.takes_jobs]
         if held is not None and held[0] in ready:
             expected: str | None = held[0]
         else:
@@ -248,8 +297,10 @@ class HeapMachine(RuleBasedStateMachine):
         assert in_flight(self.heap) == {name: len(member.jobs) for name, member in self.backends.items()}
         assert sum(in_flight(self.heap).values()) == len(self.assigned)
         assert set(self.heap.owners()) == {owner for _, _, owner in self.assigned.values()}
-        states = {status.backend.backend_id: status.state == "draining" for status in self.heap.status()}
-        assert states == {name: member.draining for name, member in self.backends.items()}
+        states = {status.backend.backend_id: status.state == "ready" for status in self.heap.status()}
+        assert states == {name: member.takes_jobs for name, member in self.backends.items()}
+        known = {name: self.heap.known_version(name) for name in self.backends}
+        assert known == {name: max(member.version, member.needed) for name, member in self.backends.items()}
 
 
 TestBackendHeap = HeapMachine.TestCase

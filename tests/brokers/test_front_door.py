@@ -174,16 +174,16 @@ def test_status_counts_what_the_service_holds() -> None:
 
 def test_jobs_are_in_the_journal_when_they_are_accepted() -> None:
     door = Door()
-    assert door.submit(job("a"), job("b")) == Accepted("submit", 2)
+    assert door.submit(job("a"), job("b")) == Accepted("submit", 2, door.journal.journal_id)
     assert [accepted.job_id for accepted in door.journal.unfinished()] == ["a", "b"]
 
 
 def test_a_repeated_submit_adds_nothing() -> None:
     door = Door()
     door.submit(job("a"))
-    assert door.submit(job("a"), job("b"), job("b")) == Accepted("submit", 1)
+    assert door.submit(job("a"), job("b"), job("b")) == Accepted("submit", 1, door.journal.journal_id)
     door.perform(door.table.cancel("a", 0.0))
-    assert door.submit(job("a")) == Accepted("submit", 0)
+    assert door.submit(job("a")) == Accepted("submit", 0, door.journal.journal_id)
     assert len(door.table) == 1
 
 
@@ -254,9 +254,9 @@ def test_a_full_service_is_busy_until_results_are_collected() -> None:
     code, fields = door.refusal(door.submit(job("c")))
     assert code == "busy"
     assert fields["retry_after_s"] > 0
-    assert door.submit(job("a")) == Accepted("submit", 0)  # a repeat takes no room
+    assert door.submit(job("a")) == Accepted("submit", 0, door.journal.journal_id)  # a repeat takes no room
     door.ask(collect("b"))
-    assert door.submit(job("c")) == Accepted("submit", 1)
+    assert door.submit(job("c")) == Accepted("submit", 1, door.journal.journal_id)
 
 
 def test_a_service_without_stage_processes_is_busy() -> None:

@@ -88,6 +88,7 @@ class Stage:
             slots=4,
             endpoint=self.endpoint,
             tasks=(Task("math", {"n": "int"}),),
+            welcomed=True,
             running=running,
         )
         self.outbox.send(codec.encode(report))
@@ -160,7 +161,9 @@ def test_a_broker_started_anew_takes_up_what_its_journal_holds(topology: Topolog
             stage.report()
             assert stage.receive(StageWelcome).heartbeat_s == 0.1
         jobs = [Job(task="math", instance={"n": n}, job_id=f"job-{n}") for n in range(2)]
-        assert trainer.ask(Submit("r", "s"), *(codec.encode(job) for job in jobs)) == Accepted("r", 2)
+        assert trainer.ask(Submit("r", "s"), *(codec.encode(job) for job in jobs)) == Accepted(
+            "r", 2, journal.journal_id
+        )
         first = stages[Phase.INIT].receive(StartPhase)
         assert codec.decode(stages[Phase.INIT].rest[0], Job) == jobs[0]
         stages[Phase.INIT].receive(StartPhase)  # of the second job, which goes no further

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "prorl_zmq.cli", *arguments]
+    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
 
 

@@ -14,7 +14,7 @@ PNG = b"\x89PNG\r\n"
 
 
 def test_two_steps_leave_the_picture_the_conversations_and_the_figures(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "prorl_zmq.cli", "prorl", "demo", "--steps", "2", "--sandbox", "process"]
+    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "demo", "--steps", "2", "--sandbox", "process"]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False, timeout=110
     )
@@ -34,7 +34,7 @@ def test_two_steps_leave_the_picture_the_conversations_and_the_figures(tmp_path:
 
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    command = [sys.executable, "-m", "prorl_zmq.cli", "prorl", "demo", "--out", str(tmp_path / "file" / "out")]
+    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "demo", "--out", str(tmp_path / "file" / "out")]
     done = subprocess.run([*command, "--sandbox", "process"], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert "--out" in done.stderr.splitlines()[-1]

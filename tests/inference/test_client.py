@@ -240,6 +240,23 @@ def test_a_malformed_answer_fails_the_request_at_once(tmp_path: Path) -> None:
     with_host(tmp_path, test)
 
 
+@pytest.mark.parametrize("endpoint", ["nonsense", "tcp://127.0.0.1:*"])
+def test_a_bad_endpoint_leaked_a_socket_with_every_call(tmp_path: Path, endpoint: str) -> None:
+    async def test(host: Host) -> None:
+        bad = Backend(backend_id="bad", endpoint=endpoint)
+
+        async def ask() -> int:
+            with pytest.raises(EngineFailed, match="backend bad: ") as caught:
+                await host.client.generate(bad, "job", PROMPT, Sampling(), ())
+            assert caught.value.backend == "bad"
+            return sum(not socket.closed for socket in host.context._sockets)
+
+        opened = await ask()
+        assert [await ask() for _ in range(5)] == [opened] * 5
+
+    with_host(tmp_path, test)
+
+
 IDS = np.array([1, 2], np.int32)
 LOGPROBS = np.zeros(2, np.float32)
 
@@ -260,17 +277,20 @@ LOGPROBS = np.zeros(2, np.float32)
         ((TWO,), [-IDS, LOGPROBS], "negative"),
         ((TWO,), [IDS, LOGPROBS * np.nan], "not finite"),
         ((TWO,), [IDS, LOGPROBS - np.inf], "not finite"),
+        ((VersionSpan(0, 0, 3),), [np.arange(3, dtype=np.int32), np.zeros(3, np.float32)], "at most 2"),
+        ((VersionSpan(-1, 0, 2),), [IDS, LOGPROBS], "not an int32"),
+        ((VersionSpan(0, 0, 1), VersionSpan(2**31, 1, 2)), [IDS, LOGPROBS], "not an int32"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(spans: tuple[VersionSpan, ...], arrays: list[Any], problem: str) -> None:
     reply = Generated("r", finish_reason="stop", spans=spans)
     frames = [array if isinstance(array, bytes) else array.tobytes() for array in arrays]
     with pytest.raises(MalformedMessage, match=problem):
-        read_generation(reply, frames)
+        read_generation(reply, frames, max_tokens=2)
 
 
 def test_parts_that_fit_are_taken() -> None:
     reply = Generated("r", finish_reason="stop", spans=(VersionSpan(4, 0, 1), VersionSpan(5, 1, 2)))
-    generation = read_generation(reply, [IDS.tobytes(), LOGPROBS.tobytes()])
+    generation = read_generation(reply, [IDS.tobytes(), LOGPROBS.tobytes()], max_tokens=2)
     assert generation.token_ids.tolist() == [1, 2]
     assert generation.logprobs.dtype == np.float32

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights
+from prorl_zmq.inference import embedded_engine
 from prorl_zmq.inference.embedded_engine import CONTEXT_LIMIT, EmbeddedEngine
+from prorl_zmq.inference.policy import Policy
 from prorl_zmq.messages import Sampling
 
 if TYPE_CHECKING:
@@ -15,8 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from prorl_zmq.inference.engine import Generation
-    from prorl_zmq.inference.policy import Policy
-
 PROMPT = np.arange(1, 20, dtype=np.int32)
 
 
@@ -197,3 +201,49 @@ def test_a_full_context_ends_the_turn(policy: Policy) -> None:
         assert (len(generation.token_ids), generation.finish_reason) == (3, "length")
 
     asyncio.run(main())
+
+
+def test_a_file_that_hangs_blocked_the_updates_behind_it(
+    policy: Policy, make_policy: Callable[..., Policy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_policy(5).save(tmp_path / "new.npz")
+    os.mkfifo(tmp_path / "fifo.npz")
+    load, let_go = Policy.load, threading.Event()
+
+    def hanging(path: Path, *shape: Any) -> Policy:
+        if path.name == "hangs.npz":
+            let_go.wait(30)
+        return load(path, *shape)
+
+    monkeypatch.setattr(Policy, "load", hanging)
+    monkeypatch.setattr(embedded_engine, "LOAD_S", 0.2)
+
+    async def main() -> None:
+        engine = EmbeddedEngine(policy)
+        hangs, fifo = (engine.update_weights(tmp_path / name, 1) for name in ("hangs.npz", "fifo.npz"))
+        good = engine.update_weights(tmp_path / "new.npz", 2)
+        outcomes = await asyncio.gather(hangs, fifo, good, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [InvalidWeights, InvalidWeights, type(None)]
+        assert "could not be read within 0.2 s" in str(outcomes[0])
+        assert engine.weight_version == 2
+
+    try:
+        asyncio.run(main())
+    finally:
+        let_go.set()
+
+
+def test_a_file_that_hangs_kept_the_process_from_ending(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, pathlib, threading, uvloop\n"
+        "from prorl_zmq.inference.embedded_engine import EmbeddedEngine\n"
+        "from prorl_zmq.inference.policy import Policy, PolicyShape\n"
+        "engine = EmbeddedEngine(Policy.initial(PolicyShape(), 0))\n"
+        "Policy.load = lambda *_: threading.Event().wait()\n"
+        "async def main():\n"
+        "    update = asyncio.create_task(engine.update_weights(pathlib.Path('x'), 1))\n"
+        "    await asyncio.sleep(0.1)\n"
+        "    update.cancel()\n"
+        "uvloop.run(main())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30, cwd=tmp_path)

@@ -12,6 +12,7 @@ import zmq
 
 from prorl_zmq import codec
 from prorl_zmq.errors import DuplicateBackend, EndpointInUse, UnknownBackend
+from prorl_zmq.inference import host as host_module
 from prorl_zmq.inference.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.host import EngineHost
 from prorl_zmq.messages import (
@@ -250,6 +251,43 @@ def test_a_fault_of_the_engine_is_answered(in_world: InWorld) -> None:
         refused = await raw.receive(AnyEngineReply)
         assert refused.error.code == "internal_error"
         assert "boom" in refused.error.message
+
+    in_world(test)
+
+
+def test_an_update_that_hangs_kept_the_host_from_ending(in_world: InWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "UPDATES_S", 0.1)
+
+    async def test(world: Any) -> None:
+        async def hang(*_: Any) -> None:
+            await asyncio.Event().wait()
+
+        world.engine.update_weights = hang
+        raw = world.raw()
+        raw.send(b"", codec.encode(UpdateWeights("u1", "/hangs", 1)))
+        raw.send(b"", codec.encode(EngineHealth("h1")))
+        assert isinstance(await raw.receive(AnyEngineReply), EngineReady)
+        world.stop.set()
+        async with asyncio.timeout(5):
+            await world.running
+        refused = await raw.receive(AnyEngineReply)
+        assert (refused.request_id, refused.error.code) == ("u1", "engine_failed")
+
+    in_world(test)
+
+
+def test_a_malformed_request_left_an_entry_and_stole_the_answer_of_a_live_one(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        asker, thief = world.raw(), world.raw()
+        asker.send(b"", generate("g1", 2000), PROMPT.tobytes())
+        asker.send(b"", codec.encode(EngineHealth("h1")))
+        await asker.receive(AnyEngineReply)
+        for request_id in ("g1", "g2"):
+            thief.send(b"", generate(request_id), b"abc")
+            assert (await thief.receive(AnyEngineReply)).request_id == request_id
+        assert set(world.host._envelopes) == {"g1"}
+        assert isinstance(await asker.receive(AnyEngineReply), Generated)
+        assert world.host._envelopes == {}
 
     in_world(test)
 

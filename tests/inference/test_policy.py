@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -196,3 +197,16 @@ def test_files_that_are_no_weights_are_refused(policy: Policy, tmp_path: Path, c
     with pytest.raises(InvalidWeights, match=r"bad\.npz") as caught:
         Policy.load(path)
     assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "device"])
+def test_a_path_that_is_no_regular_file_blocked_its_reader(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "weights.npz"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(InvalidWeights, match="not a regular file"):
+        Policy.load(path)

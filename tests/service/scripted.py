@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from prorl_zmq.errors import SandboxFailed
+from prorl_zmq.errors import SandboxFailed, SandboxUnavailable
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.messages import Phase
 from prorl_zmq.stages.handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
@@ -41,8 +42,12 @@ class ScriptedHandler(AgentHandler[ScriptedInstance]):
     eval_in_sandbox = True
 
     async def init(self, phase: InitPhase[ScriptedInstance]) -> Carry:
-        if phase.instance.run == "bash":
-            await phase.create_sandbox()
+        if phase.instance.run in ("bash", "many files"):
+            sandbox = await phase.create_sandbox()
+            if phase.instance.run == "many files":
+                for number in range(20_000):
+                    (sandbox.workspace / str(number)).touch()
+                mark(phase.instance)
         return await act(phase.instance.init, phase.instance)
 
     async def run(self, phase: RunPhase[ScriptedInstance]) -> Carry:
@@ -63,7 +68,8 @@ class ScriptedHandler(AgentHandler[ScriptedInstance]):
 
     async def eval(self, phase: EvalPhase[ScriptedInstance]) -> Evaluation:
         await act(phase.instance.eval, phase.instance)
-        return Evaluation(0.5, {"pid": float(os.getpid())})
+        rewards = {"nan": math.nan, "text": "much"}
+        return Evaluation(rewards.get(phase.instance.eval, 0.5), {"pid": float(os.getpid())})
 
 
 def mark(instance: ScriptedInstance) -> None:
@@ -83,7 +89,7 @@ async def act(what: str, instance: ScriptedInstance) -> Carry:
     if what:
         mark(instance)
     match what:
-        case "sleep":
+        case "sleep" | "many files":
             await asyncio.sleep(600)
         case "raise":
             raise ValueError("the task's own code is wrong")
@@ -95,6 +101,12 @@ async def act(what: str, instance: ScriptedInstance) -> Carry:
             os.kill(os.getpid(), signal.SIGKILL)
         case "big carry":
             return {"big": "x" * (16 * 2**20)}
+        case "no carry":
+            return None  # type: ignore[return-value]
+        case "odd carry":
+            return {"a": {1: 2}}
+        case "long error":
+            raise SandboxUnavailable("x" * (8 * 2**20), kind=Path("/"))  # type: ignore[arg-type]
     return {"pid": os.getpid()}
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import uvloop
 import zmq
 
 from prorl_zmq import AsyncRolloutClient, Job, RolloutClient, codec, errors
+from prorl_zmq.brokers.journal import MemoryJournal
 from prorl_zmq.messages import Collect, Hello, Refused, Submit, Welcome, new_id
 from prorl_zmq.requests import read_reply
 
@@ -183,6 +186,57 @@ def test_clients_live_through_a_restart_of_the_broker(service: TestService) -> N
         assert sorted(trajectory.job_id for trajectory in [*first, *rest]) == sorted(ids)
         assert {trajectory.outcome for trajectory in [*first, *rest]} == {"completed"}
         assert client.submit(scripted())
+
+
+def test_jobs_of_a_journal_that_is_gone_are_said_to_be_lost(service: TestService) -> None:
+    """Silence would look like the end of the stream."""
+    with service.client() as client:
+        done = client.submit(scripted() for _ in range(3))
+        until(lambda: client.status().uncollected == 3, "three jobs to end")
+        first = client.collect(1)
+        lost = client.submit(scripted(run="sleep") for _ in range(2))
+        service.stop_broker("rollout")
+        service.journal = MemoryJournal()
+        service.start_rollout_broker()
+        with pytest.raises(errors.JobsLost) as caught:
+            list(client.stream(timeout_s=30))
+        missing = {*done, *lost} - {trajectory.job_id for trajectory in first}
+        assert caught.value.count == len(missing)
+        assert set(caught.value.job_ids.split()) == missing
+        again = client.submit(scripted())
+        assert [trajectory.job_id for trajectory in client.stream(timeout_s=30)] == again
+
+
+def test_id_that_comes_again_after_its_job_has_ended_is_a_job_of_its_own(service: TestService) -> None:
+    first, second = scripted(), scripted(eval="raise")
+    second = msgspec.structs.replace(second, job_id=first.job_id)
+    with service.client() as client:
+        client.submit(first)
+        assert [trajectory.outcome for trajectory in client.stream(timeout_s=20)] == ["completed"]
+        client.submit(second)
+        assert [trajectory.outcome for trajectory in client.stream(timeout_s=20)] == ["failed"]
+
+
+def test_client_that_closes_gives_back_what_it_had_not_handed_over(service: TestService) -> None:
+    with service.client(session="run-8") as first:
+        ids = first.submit(scripted() for _ in range(10))
+        until(lambda: first.status().uncollected == 10, "all jobs to end")
+        taken = next(iter(first.stream()))
+    with service.client(session="run-8") as second:
+        rest = [trajectory.job_id for trajectory in second.stream(timeout_s=5)]
+    assert sorted([taken.job_id, *rest]) == sorted(ids)
+
+
+def test_client_that_was_there_before_the_service(empty_service: TestService) -> None:
+    """The first sending's reply comes late and is dropped by REQ; the client must not mind."""
+    with empty_service.client() as client:
+        answers: list[object] = []
+        waiting = threading.Thread(target=lambda: answers.append(client.status(timeout_s=30)))
+        waiting.start()
+        waiting.join(6.0)
+        empty_service.start_rollout_broker()
+        waiting.join(30.0)
+        assert len(answers) == 1
 
 
 def test_no_service_is_a_timeout(tmp_path: Any) -> None:

@@ -80,7 +80,7 @@ class Served:
         self.lines.extend(iter(self.process.stderr.readline, ""))
 
 
-PRORL = [sys.executable, "-m", "prorl_zmq.cli", "prorl"]
+PRORL = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl"]
 
 
 @pytest.fixture(scope="module")

@@ -53,8 +53,33 @@ def test_phase_over_its_limit(service: TestService, phase: str) -> None:
     assert outcome_of(service, job) == ("timeout", "phase_timeout")
 
 
-def test_carry_that_does_not_fit_a_header_fails_the_job(service: TestService) -> None:
-    assert outcome_of(service, scripted(run="big carry")) == ("failed", "handler_failed")
+@pytest.mark.parametrize(
+    ("instance", "expected"),
+    [
+        ({"run": "big carry"}, ("failed", "handler_failed")),
+        ({"init": "no carry"}, ("failed", "handler_failed")),
+        ({"run": "odd carry"}, ("failed", "handler_failed")),
+        ({"eval": "nan"}, ("failed", "handler_failed")),
+        ({"eval": "text"}, ("failed", "handler_failed")),
+        ({"init": "long error"}, ("infrastructure_error", "sandbox_unavailable")),
+    ],
+)
+def test_handler_that_gives_what_cannot_be_passed_on(
+    service: TestService, instance: dict[str, str], expected: tuple[str, str]
+) -> None:
+    """Dropped by the broker, it would come back as a lost lease, three leases later."""
+    assert outcome_of(service, scripted(**instance)) == expected
+
+
+def test_slot_comes_back_when_closing_outlasts_the_heartbeat(service: TestService, tmp_path: Path) -> None:
+    """Each report has the broker say again that the job is to stop; that must not break into the closing."""
+    with service.client() as client:
+        ids = client.submit(scripted(run="many files", mark=str(tmp_path / f"mark-{n}")) for n in range(2))
+        until(lambda: all((tmp_path / f"mark-{n}").exists() for n in range(2)), "the files")
+        until(lambda: client.status().running["run"] == 2, "RUN to start")
+        client.cancel(ids)
+        until(lambda: all(stage.busy == 0 for stage in client.status().stages), "the slots to be free")
+        until(lambda: not list((service.folder / "sandboxes").iterdir()), "the sandboxes to be gone")
 
 
 def test_no_backend_is_an_error_after_the_wait_that_the_job_allows(service: TestService) -> None:

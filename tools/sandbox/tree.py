@@ -1,17 +1,24 @@
 """Whole folder trees that a hostile process wrote: copied and removed, whatever it left there.
 
-Both walks go breadth first over descriptors, so that neither a planted link, nor a tree deeper than Python's stack or
-the longest path, nor a folder without permissions stops them. Both have a time limit. They block: call them in threads.
+Both walks go over descriptors and take constant time and descriptors for each step, so that neither a planted link, nor
+a tree deeper than Python's stack or the longest path, nor a folder without permissions stops them. The copy goes depth
+first and comes back by `..`, which it checks to be the folder it came from; the removal flattens. Both have a time
+limit. They block: call them in threads.
+
+A tree that cannot be copied because of what is in it is its writer's fault, not the machine's: the error's `reason` is
+`tree` then, and only then.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
 import uuid
 from collections import deque
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,45 +32,55 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 16 * 2**20
 BATCH = 1024
 """Entries of a folder that are looked at between two reads of it while it is being emptied."""
+DEPTH_LIMIT = 1000
+"""Most levels of folders that are copied; more than the longest path of Linux can name with sensible names."""
+ENTRY_LIMIT = 200_000
+"""Most entries that are copied: what fits into the time limit with room for a busy machine."""
+TREE_ERRORS = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.ELOOP,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EEXIST,
+        errno.ENAMETOOLONG,
+        errno.ENXIO,
+        errno.EFBIG,
+        errno.EOVERFLOW,
+    }
+)
+"""What only the tree's own content can cause, once both of its roots are open."""
 
 
 def copy_tree(source: Path, target: Path, limit_bytes: int, timeout_s: float) -> None:
     """Copy the content of `source` into the empty folder `target`.
 
-    Symbolic links stay links; modes and times of files are kept, hard links and owners are not. FIFOs, sockets and
-    devices are left out: no check can want them, and opening one may block.
+    Symbolic links stay links and holes in files stay holes; modes and times of files are kept, hard links and owners
+    are not. FIFOs, sockets and devices are left out: no check can want them, and opening one may block.
 
     Raises:
-        SandboxFailed: it is larger than `limit_bytes` in all, takes longer than `timeout_s`, or the disk refuses it.
+        SandboxFailed: it holds more than `limit_bytes` of data in all or than `ENTRY_LIMIT` entries, is deeper than
+            `DEPTH_LIMIT`, or has what cannot be copied (`reason` is `tree`); it takes longer than `timeout_s`
+            (`reason` is `time`); or the disk refuses it (`reason` is `system`).
     """
-    deadline = time.monotonic() + timeout_s
-    folders: deque[tuple[str, ...]] = deque([()])
-    modes: list[tuple[tuple[str, ...], int]] = []
-    left = limit_bytes
+    name = source.parent.name
+    budget = _Budget(time.monotonic() + timeout_s, limit_bytes, ENTRY_LIMIT)
     try:
-        while folders:
-            parts = folders.popleft()
-            with open_folder(source, parts) as origin, open_folder(target, parts) as copy, os.scandir(origin) as found:
-                for entry in found:
-                    _check_time(deadline)
-                    with suppress(FileNotFoundError):  # it was removed since it was listed
-                        mode = entry.stat(follow_symlinks=False).st_mode
-                        if stat.S_ISLNK(mode):
-                            os.symlink(os.readlink(entry.name, dir_fd=origin), entry.name, dir_fd=copy)
-                        elif stat.S_ISDIR(mode):
-                            _grant(entry.name, origin, 0o700)
-                            os.mkdir(entry.name, 0o700, dir_fd=copy)
-                            folders.append((*parts, entry.name))
-                            modes.append(((*parts, entry.name), stat.S_IMODE(mode)))
-                        elif stat.S_ISREG(mode):
-                            left -= _copy_file(entry.name, origin, copy, left, deadline)
-        for (*parents, name), mode in reversed(modes):
-            with open_folder(target, parents) as folder:
-                os.chmod(name, mode & 0o777, dir_fd=folder)
-    except TimeoutError:
-        raise SandboxFailed(f"copying {source.parent.name} took longer than {timeout_s:g} s") from None
+        place = _Place(source, target)
     except OSError as error:
-        raise SandboxFailed(f"{source.parent.name} cannot be copied: {error.strerror}") from error
+        raise SandboxFailed(f"{name} cannot be copied: {error.strerror}", reason="system") from error
+    try:
+        _copy_folders(place, budget)
+    except TimeoutError:
+        raise SandboxFailed(f"copying {name} took longer than {timeout_s:g} s", reason="time") from None
+    except _TreeRefused as error:
+        raise SandboxFailed(f"{name} cannot be copied: {error}", reason="tree") from None
+    except OSError as error:
+        reason = "tree" if error.errno in TREE_ERRORS else "system"
+        raise SandboxFailed(f"{name} cannot be copied: {error.strerror}", reason=reason) from error
+    finally:
+        place.close()
 
 
 def remove_tree(path: Path, timeout_s: float) -> None:
@@ -82,8 +99,9 @@ def remove_tree(path: Path, timeout_s: float) -> None:
         with open_folder(rest, ()) as flat:
             folders = deque(os.listdir(flat))  # noqa: PTH208 - of the descriptor
             while folders:
+                _check_time(deadline)
                 name = folders.popleft()
-                _grant(name, flat, 0o700)
+                grant(name, flat, 0o700)
                 with _opened(name, flat) as folder:
                     folders += _empty(folder, flat, deadline)
                 os.rmdir(name, dir_fd=flat)
@@ -110,37 +128,25 @@ def _empty(folder: int, flat: int, deadline: float) -> list[str]:
             try:
                 os.rmdir(entry.name, dir_fd=folder)
             except OSError:
-                _grant(entry.name, folder, 0o700)  # a folder that one may not write cannot move either
+                grant(entry.name, folder, 0o700)  # a folder that one may not write cannot move either
                 moved.append(uuid.uuid4().hex)
                 os.rename(entry.name, moved[-1], src_dir_fd=folder, dst_dir_fd=flat)
 
 
-def _copy_file(name: str, origin: int, copy: int, limit_bytes: int, deadline: float) -> int:
-    _grant(name, origin, 0o400)
-    source = os.open(name, os.O_RDONLY | FILE_FLAGS, dir_fd=origin)
-    try:
-        status = os.fstat(source)
-        if not stat.S_ISREG(status.st_mode):
-            return 0  # it was replaced since it was listed
-        target = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=copy)
-        try:
-            size = 0
-            while count := os.sendfile(target, source, None, CHUNK_BYTES):
-                _check_time(deadline)
-                size += count
-                if size > limit_bytes:
-                    raise SandboxFailed("the sandbox's folder holds more than may be copied", reason="size")
-            os.fchmod(target, stat.S_IMODE(status.st_mode) & 0o777)
-            os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
-        finally:
-            os.close(target)
-    finally:
-        os.close(source)
-    return size
+def grant(name: str, folder: int | None, needed: int) -> int:
+    """Give the owner the permissions `needed` on an entry, if they lack; never through a symbolic link.
 
+    Args:
+        name: the entry in `folder`, or a path if that is None.
+        folder: a descriptor.
+        needed: bits of the owner's part of a mode.
 
-def _grant(name: str, folder: int, needed: int) -> None:
-    """Give the owner the permissions `needed` on an entry, if they lack; never through a symbolic link."""
+    Returns:
+        The entry's permissions as they were.
+
+    Raises:
+        OSError: there is no such entry, or it is another user's.
+    """
     entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         mode = os.fstat(entry).st_mode
@@ -149,6 +155,146 @@ def _grant(name: str, folder: int, needed: int) -> None:
             Path(f"/proc/self/fd/{entry}").chmod(stat.S_IMODE(mode) | needed)
     finally:
         os.close(entry)
+    return stat.S_IMODE(mode)
+
+
+class _TreeRefused(Exception):
+    """The tree has something that is not copied."""
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What the copy may still take."""
+
+    deadline: float
+    bytes: int
+    entries: int
+
+    def take_entry(self) -> None:
+        _check_time(self.deadline)
+        self.entries -= 1
+        if self.entries < 0:
+            raise _TreeRefused("it has more entries than may be copied")
+
+    def take_bytes(self, count: int) -> None:
+        _check_time(self.deadline)
+        self.bytes -= count
+        if self.bytes < 0:
+            raise _TreeRefused("it holds more than may be copied")
+
+
+class _Place:
+    """One folder of the source and its copy: owns a descriptor of each, and the way back up, which needs none."""
+
+    def __init__(self, source: Path, target: Path) -> None:
+        self.origin = os.open(source, FOLDER_FLAGS)
+        try:
+            self.copy = os.open(target, FOLDER_FLAGS)
+        except BaseException:
+            os.close(self.origin)
+            raise
+        self._above: list[tuple[os.stat_result, os.stat_result, int]] = []
+
+    @property
+    def depth(self) -> int:
+        return len(self._above)
+
+    def enter(self, name: str) -> None:
+        """Go into a folder of the source, and make its copy."""
+        mode = grant(name, self.origin, 0o700)
+        with _opened(name, self.origin) as origin:
+            os.mkdir(name, 0o700, dir_fd=self.copy)
+            with _opened(name, self.copy) as copy:
+                self._above.append((os.fstat(self.origin), os.fstat(self.copy), mode))
+                self._move(origin, copy)
+
+    def leave(self) -> None:
+        """Go back up, and give the finished copy its mode, with which it may be closed even to us."""
+        origin_above, copy_above, mode = self._above.pop()
+        with _opened("..", self.origin) as origin, _opened("..", self.copy) as copy:
+            if not (os.path.samestat(os.fstat(origin), origin_above) and os.path.samestat(os.fstat(copy), copy_above)):
+                raise _TreeRefused("its folders were moved while they were copied")
+            os.fchmod(self.copy, mode & 0o777)
+            self._move(origin, copy)
+
+    def close(self) -> None:
+        os.close(self.origin)
+        os.close(self.copy)
+
+    def _move(self, origin: int, copy: int) -> None:
+        os.dup2(origin, self.origin, inheritable=False)
+        os.dup2(copy, self.copy, inheritable=False)
+
+
+def _copy_folders(place: _Place, budget: _Budget) -> None:
+    waiting = [_copy_entries(place, budget)]
+    while waiting:
+        _check_time(budget.deadline)
+        if waiting[-1]:
+            if place.depth == DEPTH_LIMIT:
+                raise _TreeRefused(f"its folders are more than {DEPTH_LIMIT} levels deep")
+            with suppress(FileNotFoundError):  # it was removed since it was listed
+                place.enter(waiting[-1].pop())
+                waiting.append(_copy_entries(place, budget))
+        else:
+            waiting.pop()
+            if waiting:
+                place.leave()
+
+
+def _copy_entries(place: _Place, budget: _Budget) -> list[str]:
+    """Copy all of a folder but the folders in it, whose names are given back."""
+    folders: list[str] = []
+    with os.scandir(place.origin) as found:
+        for entry in found:
+            budget.take_entry()
+            with suppress(FileNotFoundError):  # it was removed since it was listed
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if stat.S_ISLNK(mode):
+                    os.symlink(os.readlink(entry.name, dir_fd=place.origin), entry.name, dir_fd=place.copy)
+                elif stat.S_ISDIR(mode):
+                    folders.append(entry.name)
+                elif stat.S_ISREG(mode):
+                    _copy_file(entry.name, place, budget)
+    return folders
+
+
+def _copy_file(name: str, place: _Place, budget: _Budget) -> None:
+    mode = grant(name, place.origin, 0o400)
+    source = os.open(name, os.O_RDONLY | FILE_FLAGS, dir_fd=place.origin)
+    try:
+        status = os.fstat(source)
+        if not stat.S_ISREG(status.st_mode):
+            return  # it was replaced since it was listed
+        target = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place.copy)
+        try:
+            os.ftruncate(target, status.st_size)
+            _copy_data(source, target, status.st_size, budget)
+            os.fchmod(target, mode & 0o777)
+            os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+
+
+def _copy_data(source: int, target: int, size: int, budget: _Budget) -> None:
+    """Copy what is data, up to `size`; what is not stays a hole, or an agent could blow a small file up to any size."""
+    end = 0
+    while end < size:
+        try:
+            start = os.lseek(source, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return  # only a hole is left
+            raise
+        end = min(os.lseek(source, start, os.SEEK_HOLE), size)
+        os.lseek(target, start, os.SEEK_SET)
+        while start < end and (count := os.sendfile(target, source, start, min(CHUNK_BYTES, end - start))):
+            budget.take_bytes(count)
+            start += count
+        if start < end:
+            return  # it was cut since it was opened
 
 
 @contextmanager
