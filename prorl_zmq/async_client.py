@@ -144,7 +144,7 @@ class AsyncRolloutClient:
                 raise outcome
 
     async def close(self) -> None:
-        """Acknowledge what was collected and give back the rest, if the service answers in a second; close the sockets."""
+        """Acknowledge what was collected, give back the rest (if the service answers in a second), and close."""
         if self._context.closed:
             return
         try:
@@ -234,9 +234,9 @@ class AsyncBackends:
         """Forget all backends."""
         await self.ask(ClearBackends(new_id()))
 
-    async def list(self) -> tuple[BackendStatus, ...]:
+    async def list(self, *, timeout_s: float | None = None) -> tuple[BackendStatus, ...]:
         """Describe all backends: state, weight version, assignments in flight."""
-        reply: BackendList = await self.ask(ListBackends(new_id()))
+        reply: BackendList = await self.ask(ListBackends(new_id()), timeout_s)
         return reply.backends
 
     async def ask(self, request: Any, timeout_s: float | None = None) -> Any:

@@ -206,7 +206,7 @@ class RolloutClient:
                 line.close()
 
     def close(self) -> None:
-        """Acknowledge what was collected and give back the rest, if the service answers in a second; close the sockets."""
+        """Acknowledge what was collected, give back the rest (if the service answers in a second), and close."""
         if self._context.closed:
             return
         try:
@@ -304,9 +304,9 @@ class Backends:
         """Forget all backends."""
         self.ask(ClearBackends(new_id()))
 
-    def list(self) -> tuple[BackendStatus, ...]:
+    def list(self, *, timeout_s: float | None = None) -> tuple[BackendStatus, ...]:
         """Describe all backends: state, weight version, assignments in flight."""
-        reply: BackendList = self.ask(ListBackends(new_id()))
+        reply: BackendList = self.ask(ListBackends(new_id()), timeout_s)
         return reply.backends
 
     def ask(self, request: Any, timeout_s: float | None = None) -> Any:

@@ -6,18 +6,18 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import types
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
-from prorl_zmq import Job, RolloutClient, errors
+from prorl_zmq import Job, RolloutClient, Sampling, errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,8 +56,9 @@ def environment(folder: Path) -> Iterator[dict[str, str]]:
     )
     try:
         with RolloutClient(f"ipc://{folder}/run/front_door", timeout_s=90) as client:
-            job = Job(task="math", instance={"problem": "1", "ground_truth": "1"}, backend_wait_s=60)
-            client.submit(msgspec.structs.replace(job, sampling=msgspec.structs.replace(job.sampling, max_tokens=4)))
+            client.submit(
+                Job(task="math", instance={"problem": "1", "ground_truth": "1"}, sampling=Sampling(max_tokens=4))
+            )
             assert [trajectory.outcome for trajectory in client.stream()] == ["completed"]
         yield environment
     finally:
@@ -97,12 +98,14 @@ QUICK_COMMANDS = {
     "prorl status --watch": (130,),
     "prorl cancel JOB": (1,),
     "prorl init": (0,),
-    "prorl backends list": (0,),
+    "prorl backends list --config topology.toml": (0,),
 }
 """Commands that end, and the exit codes that are right for them here (`--watch` is interrupted)."""
 SERVERS = (
     "prorl broker backend --config topology.toml",
     "prorl broker rollout --config topology.toml",
+    "prorl-stage --role init --connect tcp://127.0.0.1:5556 --node gpu-7",
+    "prorl-stage --role run --slots 32 --connect tcp://127.0.0.1:5556 --node gpu-7",
     "prorl-stage --role eval --slots 16 --connect tcp://127.0.0.1:5556 --node gpu-7",
     "prorl-engine --engine embedded --connect tcp://127.0.0.1:5557",
 )
@@ -123,16 +126,34 @@ def test_command(line: str, folder: Path, environment: dict[str, str]) -> None:
     assert process.returncode in QUICK_COMMANDS[line], out + err
 
 
-@pytest.mark.parametrize("line", SERVERS)
-def test_server(line: str, folder: Path) -> None:
-    """It comes up, and ends in good order when told to."""
-    subprocess.run([sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "init", "--force"], cwd=folder, check=True)
-    with started(line, folder, {**os.environ, "PRORL_RUN_DIR": str(folder / "alone")}) as process:
-        assert process.stderr is not None
-        assert re.search(r" I prorl\.", process.stderr.readline())
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
-    assert process.returncode == 0, out + err
+def test_pieces_that_are_started_alone_make_a_service(folder: Path) -> None:
+    """The README's topology over TCP, on ports that are free: a job passes, and each piece ends in good order."""
+    (tables,) = [block for block in blocks("toml") if "rollout_broker" in block]
+    alone = folder / "alone"
+    alone.mkdir()
+    ports = {number: str(free_port()) for number in ("5555", "5556", "5557")}
+
+    def moved(text: str) -> str:
+        return re.sub("|".join(ports), lambda match: ports[match[0]], text)
+
+    (alone / "topology.toml").write_text(moved(tables))
+    environment = {**os.environ, "PRORL_RUN_DIR": str(alone / "run")}
+    with ExitStack() as stack:
+        processes = [stack.enter_context(started(moved(line), alone, environment)) for line in SERVERS]
+        with RolloutClient(f"tcp://127.0.0.1:{ports['5555']}", timeout_s=60) as client:
+            client.submit(
+                Job(task="math", instance={"problem": "1", "ground_truth": "1"}, sampling=Sampling(max_tokens=4))
+            )
+            assert [trajectory.outcome for trajectory in client.stream(timeout_s=60)] == ["completed"]
+        for process in reversed(processes):
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=30)
+            assert process.returncode == 0, out + err
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def test_client_example(folder: Path, environment: dict[str, str]) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -60,6 +62,18 @@ prorl_stage.command("prorl-stage")(stage.stage)
 prorl_engine = _typer("An engine host.")
 prorl_engine.command("prorl-engine")(engine.engine)
 
+
+@prorl.callback(invoke_without_command=True)
+def _version(
+    show: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    if show:
+        print(f"prorl-zmq {version('prorl-zmq')}")
+        raise typer.Exit
+
+
+DEFAULT_ARGUMENTS = {"prorl": ["--help"], "prorl-stage": [], "prorl-engine": []}
+"""What a program does without arguments."""
 PROGRAMS = {"prorl": prorl, "prorl-stage": prorl_stage, "prorl-engine": prorl_engine}
 
 
@@ -69,7 +83,7 @@ def run(program: str, arguments: list[str]) -> int:
     logging.getLogger("prorl").setLevel(logging.INFO)
     command = typer.main.get_command(PROGRAMS[program])
     try:
-        code = command.main(arguments or ["--help"], prog_name=program, standalone_mode=False)
+        code = command.main(arguments or DEFAULT_ARGUMENTS[program], prog_name=program, standalone_mode=False)
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else program

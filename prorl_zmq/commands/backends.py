@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ..client import RolloutClient
 from ..messages import Backend
-from .options import Config, Connect, front_door_of
+from .options import Config, Connect, console, front_door_of
 
 if TYPE_CHECKING:
     from ..messages import BackendStatus
 
 commands = typer.Typer(help="List and change the inference backends.", rich_markup_mode=None)
+
+QUICK_S = 10.0
+"""How long commands that only ask something wait for the service."""
 
 BackendId = Annotated[str, typer.Argument(metavar="BACKEND", help="The backend's id, as `prorl backends list` shows.")]
 
@@ -23,8 +25,8 @@ BackendId = Annotated[str, typer.Argument(metavar="BACKEND", help="The backend's
 @commands.command("list")
 def list_(connect: Connect = None, config: Config = None) -> None:
     """List the backends: state, weight version, assignments in flight."""
-    with RolloutClient(front_door_of(connect, config)) as client:
-        Console().print(backend_table(client.backends.list()))
+    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
+        console().print(backend_table(client.backends.list()))
 
 
 @commands.command()
@@ -45,28 +47,28 @@ def add(
         chat_format=chat_format,
         weight_version=weight_version,
     )
-    with RolloutClient(front_door_of(connect, config)) as client:
+    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
         client.backends.add(backend)
 
 
 @commands.command()
 def drain(backend_id: BackendId, connect: Connect = None, config: Config = None) -> None:
     """Assign no more jobs to a backend; those that hold it keep it."""
-    with RolloutClient(front_door_of(connect, config)) as client:
+    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
         client.backends.drain(backend_id)
 
 
 @commands.command()
 def remove(backend_id: BackendId, connect: Connect = None, config: Config = None) -> None:
     """Forget a backend and the assignments on it."""
-    with RolloutClient(front_door_of(connect, config)) as client:
+    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
         client.backends.remove(backend_id)
 
 
 @commands.command()
 def clear(connect: Connect = None, config: Config = None) -> None:
     """Forget all backends."""
-    with RolloutClient(front_door_of(connect, config)) as client:
+    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
         client.backends.clear()
 
 
@@ -77,15 +79,15 @@ def set_version(
     config: Config = None,
 ) -> None:
     """Note that all backends serve these weights from now on."""
-    with RolloutClient(front_door_of(connect, config)) as client:
+    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
         client.set_weight_version(weight_version)
 
 
 def backend_table(backends: tuple[BackendStatus, ...]) -> Table:
     """Lay out the backends for the terminal."""
     table = Table(title="backends", title_justify="left")
-    for column in ("backend", "state"):
-        table.add_column(column)
+    table.add_column("backend", overflow="fold", no_wrap=False, min_width=12)
+    table.add_column("state")
     for column in ("in flight", "assigned", "weights"):
         table.add_column(column, justify="right")
     table.add_column("endpoint", overflow="fold")

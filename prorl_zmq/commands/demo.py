@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from ..errors import ConfigError
+from .options import console
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..demo.training import Summary
 
 SOLVED = 0.8
@@ -23,36 +26,37 @@ def demo(
     ),
     seed: Annotated[int, typer.Option(min=0, help="Of the tasks, the sampling and the training.")] = 0,
     steps: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Training steps. [default: as many as it takes]")
+        int | None, typer.Option(min=1, max=1000, help="Training steps. [default: 22, enough to solve the tasks]")
     ] = None,
     sandbox: Annotated[
         Literal["bubblewrap", "process"],
         typer.Option(help="What the agent's bash runs in; `process` is no isolation at all."),
     ] = "bubblewrap",
 ) -> None:
-    """Train a small policy to use bash, through the whole service, with GRPO: about a minute on two cores."""
+    """Train a small policy to use bash, through the whole service, with GRPO: one to two minutes on two cores."""
     from ..demo.display import Display, reward_curve
     from ..demo.grpo import GrpoSettings
     from ..demo.training import train
     from ..tools.sandbox.sandboxes import Sandboxes
 
-    console = Console()
+    screen = console()
     Sandboxes(sandbox, out / "sandboxes").check()
     if sandbox == "process":
-        console.print("Sandboxes are plain processes: what the policy runs is not isolated from this machine.")
+        screen.print("Sandboxes are plain processes: what the policy runs is not isolated from this machine.")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}") from error
+        reason = "it is not a folder" if out.exists() else error.strerror
+        raise ConfigError(f"--out {out}: {reason}") from error
     settings = GrpoSettings()
     if steps is not None:
         settings = replace(settings, steps=steps)
-    summary = train(out, seed, settings, sandbox, Display(settings.steps, console))
-    print(reward_curve(summary.rewards, settings.steps, console.width))
-    _conclude(console, summary, out)
+    summary = train(out, seed, settings, sandbox, Display(settings.steps, screen))
+    screen.print(Text.from_ansi(reward_curve(summary.rewards, settings.steps, screen.width)))
+    _conclude(screen, summary, out)
 
 
-def _conclude(console: Console, summary: Summary, out: Path) -> None:
+def _conclude(screen: Console, summary: Summary, out: Path) -> None:
     rate = summary.rollouts / summary.seconds
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(summary.outcomes.items()))
     lines = [
@@ -63,6 +67,6 @@ def _conclude(console: Console, summary: Summary, out: Path) -> None:
         "Next: `prorl serve` starts a service of your own, `prorl submit TASKS.jsonl` sends it jobs; see the README.",
     ]
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+        screen.print(line, highlight=False, soft_wrap=True)
     if summary.reward_last < SOLVED:
-        console.print(f"The reward did not reach {SOLVED}: give it more --steps.", highlight=False)
+        screen.print(f"The reward did not reach {SOLVED}: give it more --steps.", highlight=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import numpy as np
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -18,8 +18,8 @@ from rich.table import Table
 from ..client import RolloutClient
 from ..errors import ConfigError
 from ..messages import Job, Outcome, Phase
-from .backends import backend_table
-from .options import Config, Connect, front_door_of
+from .backends import QUICK_S, backend_table
+from .options import Config, Connect, console, front_door_of
 
 if TYPE_CHECKING:
     from ..messages import BackendStatus, ServiceStatus
@@ -31,14 +31,20 @@ ARRAYS = ("token_ids", "loss_mask", "logprobs", "weight_versions", "turns")
 def submit(
     tasks: Annotated[Path, typer.Argument(metavar="TASKS.jsonl", help='One job per line: {"task": …, "instance": …}.')],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write results.jsonl and one .npz of arrays per job there.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write results.jsonl (over an older one) and one .npz of arrays per job there."
+        ),
     ] = None,
     connect: Connect = None,
     config: Config = None,
 ) -> None:
-    """Submit jobs, wait until all have ended, and sum up. Ctrl-C cancels those that have not ended."""
+    """Submit jobs, wait until all have ended, and sum up. Ctrl-C cancels those that have not ended.
+
+    The exit code is 0 if all jobs have ended, whatever their outcomes, which the table shows.
+    """
     jobs = read_jobs(tasks)
-    console = Console(stderr=True)
+    progress_console = console(stderr=True)
     columns = (
         TextColumn("rollouts"),
         BarColumn(),
@@ -49,7 +55,10 @@ def submit(
     finished: list[Trajectory] = []
     if out is not None:
         _make_folder(out)
-    with RolloutClient(front_door_of(connect, config)) as client, Progress(*columns, console=console) as progress:
+    with (
+        RolloutClient(front_door_of(connect, config)) as client,
+        Progress(*columns, console=progress_console) as progress,
+    ):
         bar = progress.add_task("rollouts", total=len(jobs), note="")
         waiting = set(client.submit(jobs))
         try:
@@ -62,7 +71,7 @@ def submit(
         except KeyboardInterrupt:
             client.cancel(waiting)
             raise
-    Console().print(_summary(finished))
+    console().print(_summary(finished))
 
 
 def status(
@@ -71,11 +80,11 @@ def status(
     config: Config = None,
 ) -> None:
     """Show the stage processes, queues, outcomes and backends of a service."""
-    with RolloutClient(front_door_of(connect, config), timeout_s=5.0) as client:
+    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
         if not watch:
-            Console().print(status_tables(client.status(), client.backends.list()))
+            console().print(status_tables(client.status(), client.backends.list()))
             return
-        with Live(console=Console(), auto_refresh=False) as live:
+        with Live(console=console(), auto_refresh=False) as live:
             while True:
                 live.update(status_tables(client.status(), client.backends.list()), refresh=True)
                 threading.Event().wait(1.0)
@@ -87,7 +96,7 @@ def cancel(
     config: Config = None,
 ) -> None:
     """End jobs with outcome `cancelled`."""
-    with RolloutClient(front_door_of(connect, config)) as client:
+    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
         fates = client.cancel(job_ids)
     for job_id, fate in fates.items():
         print(f"{job_id}: {fate}")
@@ -102,16 +111,21 @@ def read_jobs(path: Path) -> list[Job]:
         ConfigError: it cannot be read, is empty, or a line is not a job; the error names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     jobs: list[Job] = []
+    line_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                jobs.append(msgspec.json.decode(line, type=Job))
+                job = msgspec.json.decode(line, type=Job)
             except msgspec.MsgspecError as error:
                 raise ConfigError(f"{path}, line {number}: {error}") from error
+            if job.job_id in line_of:
+                raise ConfigError(f"{path}, line {number}: job_id {job.job_id!r} is on line {line_of[job.job_id]} too")
+            line_of[job.job_id] = number
+            jobs.append(job)
     if not jobs:
         raise ConfigError(f"{path} has no jobs in it")
     return jobs

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from .options import console
 
 STYLES = {"ok": "green", "missing": "bold red", "optional": "yellow"}
 
@@ -18,14 +20,14 @@ def doctor() -> None:
     table.add_column("state")
     table.add_column("detail", overflow="fold")
     findings = []
-    console = Console()
-    with console.status("looking at this machine"):
+    screen = console()
+    with screen.status("looking at this machine"):
         for finding in examine():
             findings.append(finding)
-            table.add_row(finding.subject, f"[{STYLES[finding.state]}]{finding.state}[/]", finding.detail)
-    console.print(table)
+            table.add_row(finding.subject, Text(finding.state, STYLES[finding.state]), Text(finding.detail))
+    screen.print(table)
     missing = [finding.subject for finding in findings if finding.state == "missing"]
     if missing:
-        console.print(f"The default service needs: {', '.join(missing)}.")
+        screen.print(f"The default service needs: {', '.join(missing)}.")
         raise typer.Exit(1)
-    console.print("The default service can run here. Try: prorl demo")
+    screen.print("The default service can run here. Try: prorl demo")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
+from rich.console import Console
 
 from ..client import default_front_door
 from ..config import Topology, load_topology
@@ -28,6 +30,12 @@ Connect = Annotated[
         "run folder]",
     ),
 ]
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Give the console that commands print to; into a pipe or a file it cuts and breaks nothing."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else 200)
 
 
 def topology_of(config: Path | None, run_dir: Path | None, *, insecure: bool = False) -> Topology:

@@ -32,7 +32,7 @@ class Display:
     def __init__(self, steps: int, console: Console) -> None:
         self._steps = steps
         self._console = console
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._rewards: list[float] = []
         self._drawn_at = 0.0
 
@@ -75,10 +75,10 @@ class Display:
             busy, slots = sum(stage.busy for stage in stages), sum(stage.slots for stage in stages)
             table.add_row(phase.upper(), str(busy), str(slots), str(status.queued.get(phase, 0)))
         for backend in client.backends.list():
-            table.add_row(f"backend {backend.backend.backend_id}", f"{backend.in_flight} in flight")
-        table.add_row("groups", f"{groups_done} of {groups}")
-        table.add_row("reward", f"{self._rewards[-1]:.3f}" if self._rewards else "")
-        return Group(table, Text.from_ansi(reward_curve(self._rewards, self._steps, self._console.width)))
+            table.add_row(f"backend {backend.backend.backend_id}", str(backend.in_flight))
+        reward = f"; mean reward of the last step: {self._rewards[-1]:.3f}" if self._rewards else ""
+        line = f"groups finished: {groups_done} of {groups}{reward}"
+        return Group(table, line, Text.from_ansi(reward_curve(self._rewards, self._steps, self._console.width)))
 
 
 def reward_curve(rewards: list[float], steps: int, width: int) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -15,7 +16,6 @@ from ..errors import ConfigError, RequestTimeout
 from ..processes import ISOLATED, die_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from ..client import RolloutClient
@@ -96,7 +96,7 @@ class DemoService:
                 self._process.wait()
         self._run_dir.cleanup()
 
-    def wait_ready(self, client: RolloutClient, waiting_for: Callable[[str], None]) -> None:
+    def wait_ready(self, client: RolloutClient) -> None:
         """Wait until each stage and the engine have reported.
 
         Raises:
@@ -106,16 +106,12 @@ class DemoService:
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             if self._process is None or self._process.poll() is not None:
-                raise ConfigError(f"the service ended as it started; {self._logs}/*.log say why")
-            try:
-                status = client.status(timeout_s=1.0)
-                missing = {"init", "run", "eval"} - {str(stage.role) for stage in status.stages}
-                if not missing and client.backends.list():
+                raise ConfigError(f"the service ended as it started; {self._logs}/serve.log says why")
+            with suppress(RequestTimeout):
+                roles = {str(stage.role) for stage in client.status(timeout_s=1.0).stages}
+                if roles == {"init", "run", "eval"} and client.backends.list(timeout_s=1.0):
                     return
-                waiting_for(", ".join(sorted(missing)) or "the engine")
-            except RequestTimeout:
-                waiting_for("the brokers")
-            client.collect(1, wait_s=0.2)
+                client.collect(1, wait_s=0.2)
         raise RequestTimeout(
             f"the service was not ready within {START_S:g} s; see {self._logs}/*.log", timeout_s=START_S
         )

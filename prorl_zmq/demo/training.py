@@ -66,7 +66,7 @@ def train(out: Path, seed: int, settings: GrpoSettings, sandbox: str, display: D
     summary = Summary(seed=seed, sandbox=sandbox)
     display.say("starting the service: two brokers, INIT, RUN and EVAL, one engine")
     with DemoService(out, weights / "0.npz", sandbox) as service, RolloutClient(service.front_door) as client:
-        service.wait_ready(client, lambda _: None)
+        service.wait_ready(client)
         started = time.monotonic()
         with (out / "trajectories.jsonl").open("w", encoding="utf-8") as record, display:
             for step in range(settings.steps):

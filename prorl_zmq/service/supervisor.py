@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..config import Topology
     from ..messages import BackendStatus, ServiceStatus
 
+LOCK = "serve.lock"
 USAGE_ERROR = 2
 """Exit code of a child that cannot work with the settings it was given."""
 FIRST_PAUSE_S = 0.5
@@ -222,7 +223,7 @@ def _run_dir(path: Path) -> Iterator[None]:
                 f"{path} belongs to another user; name a folder of your own with --run-dir", key="run_dir"
             )
         path.chmod(0o700)
-        lock = (path / "serve.lock").open("w")
+        lock = (path / LOCK).open("w")
     except OSError as error:
         raise ConfigError(f"the run folder {path} cannot be used: {error.strerror}", key="run_dir") from error
     with lock:
@@ -232,10 +233,16 @@ def _run_dir(path: Path) -> Iterator[None]:
             raise EndpointInUse(
                 f"another service runs in {path}; stop it, or name another folder with --run-dir", endpoint=str(path)
             ) from None
+        _clear(path)  # of a service that was killed
         try:
             yield
         finally:
-            shutil.rmtree(path / "sandboxes", ignore_errors=True)
-            for left in path.iterdir():
-                if left.is_socket() or left.name.endswith(".lock"):
-                    left.unlink(missing_ok=True)
+            _clear(path)
+
+
+def _clear(path: Path) -> None:
+    """Remove what a service leaves in its run folder: sandboxes and sockets."""
+    shutil.rmtree(path / "sandboxes", ignore_errors=True)
+    for left in path.iterdir():
+        if left.is_socket() or (left.name.endswith(".lock") and left.name != LOCK):
+            left.unlink(missing_ok=True)
