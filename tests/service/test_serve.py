@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 START_S = 60.0
+ROOT = Path(__file__).resolve().parents[2]
 TOPOLOGY = """
 [rollout_broker]
 heartbeat_s = 0.2
@@ -43,8 +44,9 @@ class Served:
         self.run_dir = folder / "run"
         self.front_door = f"ipc://{self.run_dir}/front_door"
         self.lines: list[str] = []
+        # In the folder of the sources, whose prorl_zmq/ lacks the mapped packages: it must not hide the installed one.
         self.process = subprocess.Popen(
-            [*PRORL, "serve", *self.flags()], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            [*PRORL, "serve", *self.flags()], cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()

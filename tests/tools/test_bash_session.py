@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 import uuid
 from pathlib import Path
@@ -11,6 +13,7 @@ import uvloop
 
 from prorl_zmq.errors import SandboxFailed, ToolSessionLost
 from prorl_zmq.tools.bash_session import COMMAND_LIMIT_BYTES, BashResult, BashSession
+from prorl_zmq.tools.shell_process import ShellProcess
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -46,6 +49,13 @@ def use(
         assert descriptors() == before
 
     runner(main())
+
+
+@pytest.fixture
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests in which nothing but the end of bash can come of an interrupt: no machine is too busy for these."""
+    monkeypatch.setattr("prorl_zmq.tools.bash_session.INTERRUPT_LIMIT_S", 0.1)
+    monkeypatch.setattr("prorl_zmq.tools.bash_session.KILL_LIMIT_S", 0.1)
 
 
 Cases = list[tuple[str, str, int]]
@@ -181,7 +191,11 @@ def test_the_time_limit_interrupts_and_the_session_goes_on(sandboxes: Sandboxes,
     use(sandboxes, body, runner)
 
 
-def test_what_ignores_the_interrupt_is_killed_and_older_jobs_are_not(sandboxes: Sandboxes) -> None:
+def test_what_ignores_the_interrupt_is_killed_and_older_jobs_are_not(
+    sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prorl_zmq.tools.bash_session.INTERRUPT_LIMIT_S", 0.1)
+
     async def body(session: BashSession) -> None:
         await session.run("X=1; sleep 3600 &", LIMIT_S)
         result = await session.run("""bash -c 'trap "" INT; echo begun; while :; do sleep 1; done'""", 0.3)
@@ -193,6 +207,7 @@ def test_what_ignores_the_interrupt_is_killed_and_older_jobs_are_not(sandboxes: 
     use(sandboxes, body)
 
 
+@pytest.mark.usefixtures("short_limits")
 def test_a_shell_that_cannot_be_stopped_is_replaced(
     sandboxes: Sandboxes, survivors: Callable[[str], list[str]]
 ) -> None:
@@ -243,6 +258,7 @@ def test_cancellation_ends_the_command_first(
     use(sandboxes, body, runner)
 
 
+@pytest.mark.usefixtures("short_limits")
 def test_a_shell_lost_in_a_cancelled_call_is_told_by_the_next(sandboxes: Sandboxes) -> None:
     async def body(session: BashSession) -> None:
         with pytest.raises(TimeoutError):
@@ -301,6 +317,87 @@ def test_a_forged_status_of_another_action_is_not_taken(sandboxes: Sandboxes) ->
         forge = "for f in /proc/$$/fd/*; do [ -p $f ] && printf '%s' '999 0 /\\0' > $f; printf '1 0 /\\0' > $f; done"
         await session.run(forge + " 2>/dev/null", LIMIT_S)
         assert (await session.run("sleep 0.05; echo true; (exit 5)", LIMIT_S)).exit_code == 5
+
+    use(sandboxes, body)
+
+
+PLUMBING = ("eval", "builtin", "read", "printf", "return", "trap", "enable", "exit", "command", ":")
+
+
+@pytest.mark.parametrize(
+    "vandal",
+    [
+        "; ".join(f"alias {name}='echo A'" for name in (*PLUMBING, "unset", "__prorl_next", "__prorl_prompt")),
+        "alias {='echo A' if='echo A' '[[=echo A'",
+        *(f"function {name} {{ echo A; }}" for name in (*PLUMBING, "unset", "[")),
+        *(f"enable -n {name}" for name in (*PLUMBING, "unset")),
+        "function builtin { echo A; }; enable -n eval printf read",
+        "enable -n eval printf read return unset enable; enable -n builtin",
+        "set -e; function : { false; }; function builtin { false; }",
+        "__prorl_next() { echo A; }; __prorl_prompt() { echo A; }; unset -f __prorl_next __prorl_prompt",
+    ],
+)
+def test_no_alias_or_function_of_the_agents_takes_the_place_of_the_plumbing(sandboxes: Sandboxes, vandal: str) -> None:
+    """After `alias eval='echo A'` every later call printed A and ran nothing, for good."""
+
+    async def body(session: BashSession) -> None:
+        assert not (await session.run(f"X=1\n{vandal}", LIMIT_S)).restarted
+        for _ in range(2):
+            result = await session.run('/bin/echo "on $X $?"', LIMIT_S)
+            assert result == BashResult("on 1 0\n" if result.output != "on 1 1\n" else result.output, 0)
+
+    use(sandboxes, body)
+
+
+@pytest.mark.usefixtures("short_limits")
+@pytest.mark.parametrize(
+    "vandal",
+    [
+        "function unset { :; }; function builtin { echo A; }",
+        "function enable { :; }; enable -n builtin 2>/dev/null; command enable -n builtin eval",
+        "readonly __prorl_command=x",
+        "readonly __prorl_action=x",
+        "readonly PS1",
+    ],
+)
+def test_a_shell_that_was_spoilt_beyond_repair_is_replaced(sandboxes: Sandboxes, vandal: str) -> None:
+    async def body(session: BashSession) -> None:
+        await session.run("cd /usr", LIMIT_S)
+        assert (await session.run(vandal, 0.3)).restarted
+        assert await session.run("pwd", LIMIT_S) == BashResult("/usr\n", 0)
+
+    use(sandboxes, body)
+
+
+def test_a_workspace_without_permissions_is_entered_again(sandboxes: Sandboxes) -> None:
+    """After `chmod 000 ~` a service that is not root could start no shell there."""
+
+    async def body(session: BashSession) -> None:
+        assert (await session.run("chmod 000 ~; exit", LIMIT_S)).restarted
+        assert (await session.run("cd ~ && stat -c %a .", LIMIT_S)).output == "700\n"
+
+    use(sandboxes, body)
+
+
+def test_an_interrupt_before_bash_read_the_line_does_not_cost_the_shell(
+    sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The late line started a command that nobody interrupted any more, and the shell was killed for it."""
+    type_line = ShellProcess.begin
+
+    def interrupt_first(shell: ShellProcess, command: bytes) -> None:
+        if command.startswith(b"echo begun"):
+            os.kill(shell._shell_pid, signal.SIGINT)
+        type_line(shell, command)
+
+    monkeypatch.setattr(ShellProcess, "begin", interrupt_first)
+
+    async def body(session: BashSession) -> None:
+        await session.run("X=1", LIMIT_S)
+        for _ in range(4):
+            result = await session.run("echo begun; sleep 3600", 0)
+            assert (result.timed_out, result.restarted) == (True, False)
+        assert (await session.run("echo $X", LIMIT_S)).output == "1\n"
 
     use(sandboxes, body)
 

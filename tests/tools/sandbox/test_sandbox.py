@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 import uvloop
 
 from prorl_zmq.errors import SandboxFailed
+from prorl_zmq.tools.sandbox import tree
+from prorl_zmq.tools.sandbox.base import CHECK_ENVIRONMENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -197,8 +200,9 @@ def test_what_is_larger_than_the_limit_is_not_copied(sandboxes: Sandboxes, monke
         sandbox.write_file("small", b"x" * 600)
         await (await sandbox.copy("two")).close()
         sandbox.write_file("more", b"x" * 600)
-        with pytest.raises(SandboxFailed, match="more than may be copied"):
+        with pytest.raises(SandboxFailed, match="more than may be copied") as caught:
             await sandbox.copy("three")
+        assert caught.value.reason == "tree"
 
     use(sandboxes, body)
 
@@ -240,5 +244,101 @@ def test_a_sandbox_whose_folder_is_gone_fails_and_says_so(sandboxes: Sandboxes) 
             await sandbox.run(["true"], 10)
         with pytest.raises(SandboxFailed):
             sandbox.read_file("file")
+
+    use(sandboxes, body)
+
+
+def test_what_an_agent_planted_in_its_home_takes_no_part_in_a_check(sandboxes: Sandboxes) -> None:
+    """A `usercustomize.py` or `json.py` of the agent's could write the check's verdict."""
+    folder = f"python3.{sys.version_info.minor}"  # bubblewrap shows the host's /usr: its Python may be another
+    script = f"""
+        for version in {folder} $(python3 -c 'import sys; print("python%d.%d" % sys.version_info[:2])'); do
+            mkdir -p .local/lib/$version/site-packages
+            echo 'print("planted")' > .local/lib/$version/site-packages/usercustomize.py
+        done
+        echo 'print("planted")' > json.py; echo 'echo planted' | tee .bashrc .bash_profile > .profile
+        printf '[alias]\n\tplanted = !echo planted\n' > .gitconfig
+    """
+    check = "python3 -c 'import json'; python3 c/check.py; bash -lc true; git planted; echo $HOME $ADDED"
+
+    async def body(sandbox: Sandbox) -> None:
+        sandbox.write_file("c/check.py", b"import random")
+        sandbox.write_file("c/random.py", b"print('planted')")
+        assert (await sandbox.run(["bash", "-c", check], 20)).stdout.count(b"planted") > 0
+        assert (await sandbox.run(["bash", "-ec", script], 20)).exit_code == 0
+        result = await sandbox.run(["bash", "-c", check], 20, environment={**CHECK_ENVIRONMENT, "ADDED": "1"})
+        assert result.stdout == b"/nonexistent 1\n"
+
+    use(sandboxes, body)
+
+
+def test_a_workspace_without_permissions_is_run_in_and_copied(sandboxes: Sandboxes) -> None:
+    """After `chmod 000 /workspace` a service that is not root could neither enter nor copy it."""
+
+    async def body(sandbox: Sandbox) -> None:
+        sandbox.write_file("file", b"1")
+        for again in (
+            lambda: sandbox.run(["cat", "file"], 10),
+            lambda: sandbox.copy("two"),
+            lambda: asyncio.to_thread(sandbox.read_file, "file"),
+        ):
+            sandbox.workspace.chmod(0)
+            result = await again()
+            assert sandbox.workspace.stat().st_mode & 0o777 == 0o700
+            if hasattr(result, "close"):
+                await result.close()
+
+    use(sandboxes, body)
+
+
+def test_a_very_deep_tree_is_refused_at_once_and_a_deep_one_copied(
+    sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each folder was opened from the root: 5,000 nested ones took more than the copy's 60 s."""
+    nest = "import os\nfor _ in range({}): os.mkdir('d'); os.chdir('d')\nopen('bottom', 'w').write('1')"
+
+    async def body(sandbox: Sandbox) -> None:
+        assert (await sandbox.run(["python3", "-c", nest.format(tree.DEPTH_LIMIT)], 30)).exit_code == 0
+        await (await sandbox.copy("two")).close()
+        copied = sandbox.path.with_name("three")
+        copied.mkdir()
+        tree.copy_tree(sandbox.workspace, copied, 1, 60)
+        listing = await sandbox.run(["find", ".", "-name", "bottom"], 30)
+        assert listing.stdout.count(b"/") == tree.DEPTH_LIMIT + 1
+        assert sum(len(files) for *_, files in os.walk(copied)) == 1
+        tree.remove_tree(copied, 30)
+        assert (await sandbox.run(["bash", "-c", "mkdir top; mv d top"], 30)).exit_code == 0
+        with pytest.raises(SandboxFailed, match="levels deep") as caught:
+            await sandbox.copy("four")
+        assert caught.value.reason == "tree"
+        monkeypatch.setattr(tree, "ENTRY_LIMIT", 100)
+        with pytest.raises(SandboxFailed, match="more entries") as caught:
+            await sandbox.copy("four")
+        assert caught.value.reason == "tree"
+        monkeypatch.setattr("prorl_zmq.tools.sandbox.base.COPY_LIMIT_S", -1.0)
+        with pytest.raises(SandboxFailed, match="took longer") as caught:
+            await sandbox.copy("four")
+        assert caught.value.reason == "time"
+
+    use(sandboxes, body)
+
+
+def test_holes_of_a_sparse_file_stay_holes_in_a_copy(sandboxes: Sandboxes) -> None:
+    """`truncate -s 300M a` took 4 KiB in the workspace and 301 MiB in its copy."""
+    script = "truncate -s 300M a b empty; truncate -s 0 empty; printf x | dd of=b bs=1 seek=150000000 conv=notrunc"
+
+    async def body(sandbox: Sandbox) -> None:
+        assert (await sandbox.run(["bash", "-ec", script], 30)).exit_code == 0
+        copy = await sandbox.copy("two")
+        try:
+            for name in ("a", "b", "empty"):
+                ours, theirs = (copy.workspace / name).stat(), (sandbox.workspace / name).stat()
+                assert ours.st_size == theirs.st_size
+                assert ours.st_blocks * 512 < 2**20
+            with (copy.workspace / "b").open("rb") as file:
+                file.seek(149_999_999)
+                assert file.read(3) == b"\0x\0"
+        finally:
+            await copy.close()
 
     use(sandboxes, body)
