@@ -30,7 +30,7 @@ KILL_LIMIT_S = 0.5
 KILL_ROUNDS = 2
 SETTLE_LIMIT_S = 0.5
 SETTLE_ROUNDS = 4
-_KEEP_STATUS = b'(exit "$__prorl_status")'
+_KEEP_STATUS = b'(\\builtin exit "$__prorl_status")'
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,8 @@ class BashSession:
                 shell.begin(_KEEP_STATUS)
                 if stopped := await shell.wait(SETTLE_LIMIT_S):
                     break
+                # The interrupt came before bash had read the command's line, so the command runs only now.
+                shell.interrupt()
         if not stopped:
             shell.kill()
             await shell.wait(END_LIMIT_S)

@@ -11,9 +11,15 @@ prompt. The number ties a status to its action. Nobody polls: the terminal, the 
 A status says that bash is done, not that the terminal was read; reading it until it is empty is exact, because a read
 of a Linux terminal first flushes what its other side has written.
 
+The plumbing lives in readonly functions, whose bodies no later alias can change, and is called by quoted words, which
+are no aliases; what it uses of bash it calls through `builtin`, past functions. The prompt undoes a function called
+`builtin` and what `enable -n` took away, and it says the status by the very `builtin eval` that the next action
+needs: where that is beyond repair no status comes, so that the time limit replaces the shell.
+
 Its limits: `exec bash` and the like lose the session until the next restart; `set -x` also shows this plumbing; under
-`set -e` a last status other than 0 always ends bash, even that of `! true`; and a command that hunts through /proc can
-write a false status: never take a reward from the agent's own shell.
+`set -e` a last status other than 0 always ends bash, even that of `! true`; a DEBUG trap also runs between the words of
+the typed line; and a command that hunts through /proc can write a false status: never take a reward from the agent's
+own shell.
 """
 
 from __future__ import annotations
@@ -64,17 +70,25 @@ RESET_SIGNALS = (
 
 _OPENING = (
     "{{ unset HISTFILE; set +o history; __prorl_action=0; "
-    "__prorl_next() {{ IFS= read -r -d '' __prorl_action && IFS= read -r -d '' __prorl_command || __prorl_command=; "
-    'return "$__prorl_status"; }}; readonly -f __prorl_next; '
-    "PROMPT_COMMAND='{{ __prorl_status=$? __prorl_command=; PS0= PS1= PS2=; "
-    'builtin printf "%s %s %s\\0" "$__prorl_action" "$__prorl_status" "$PWD" >&{status}; }} 2>/dev/null\'; '
-    "readonly PROMPT_COMMAND; IFS= read -r -d '' __prorl_command <&{command}; "
+    "__prorl_next() {{ IFS= builtin read -r -d '' __prorl_action && IFS= builtin read -r -d '' __prorl_command "
+    '|| __prorl_command=; builtin return "$__prorl_status"; }}; '
+    "__prorl_prompt() {{ {{ __prorl_status=$? __prorl_command= PS0= PS1= PS2=; unset -f builtin; "
+    "builtin enable {needed} || enable builtin {needed} || __prorl_command=; }} >/dev/null && "
+    'builtin eval \'\\builtin printf "%s %s %s\\0" "$__prorl_action" "$__prorl_status" "$PWD" >&{status}\'; '
+    "}} 2>/dev/null; "
+    "readonly -f __prorl_next __prorl_prompt; PROMPT_COMMAND='\\__prorl_prompt'; readonly PROMPT_COMMAND; "
+    "IFS= read -r -d '' __prorl_command <&{command}; "
     'cd -- "$__prorl_command"; }} 2>/dev/null\n'
 )
-_ACTION = '__prorl_next <&{command} 2>/dev/null && :; eval "$__prorl_command" {command}<&- {status}>&-\n'
+_NEEDED = "enable eval printf read return unset"
+"""What the plumbing uses of bash."""
+_ACTION = (
+    "\\__prorl_next <&{command} 2>/dev/null && __prorl_status=0; "
+    '\\builtin eval "$__prorl_command" {command}<&- {status}>&-\n'
+)
 """An interrupt may end `__prorl_next` alone, so no command is left in its variable from one prompt to the next.
 It starts with a plain word: after a command with an open quote bash's parser takes no reserved word there (5.2).
-Under `set -e` only what is left of `&&` may fail, as the restored `$?` may."""
+Under `set -e` only what is left of `&&` may fail, as the restored `$?` may; right of it stands what needs no name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +133,7 @@ class ShellProcess:
         resources.callback(os.close, self._status_pipe)
         os.set_blocking(self._status_pipe, False)
         folder = self._sandbox.workspace
+        self._sandbox.unlock()
 
         def prepare() -> None:
             """Run in the child before bash: signals as at a login, two descriptors to keep, and a plain terminal."""
@@ -144,7 +159,7 @@ class ShellProcess:
         finally:
             os.close(status_end)
         resources.callback(_let_go, process)
-        self._opening = _OPENING.format(command=command_end, status=status_end).encode()
+        self._opening = _OPENING.format(command=command_end, status=status_end, needed=_NEEDED).encode()
         self._line = _ACTION.format(command=command_end, status=status_end).encode()
         self._terminal: int = process.fd
         self._terminal_open = True

@@ -1,7 +1,8 @@
 """The `shell` task: an instruction, files to start from, a bash tool, and a check script that gives the reward.
 
 EVAL never trusts the agent's sandbox: the check runs in a fresh one made from a copy of the agent's files, so nothing
-that the agent left running can take part, and a second evaluation finds what the first one found.
+that the agent left running can take part, and a second evaluation finds what the first one found. The script may read
+those files but must not run them, and its environment points no home and no start-up file at them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ...inference.chat import ChatMessage
 from ...messages import Phase, new_id
 from ...tools.bash import BashTool
 from ...tools.bash_session import BashSession
+from ...tools.sandbox.base import CHECK_ENVIRONMENT
 from ...trajectory import Role
 from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
 
@@ -68,14 +70,20 @@ class ShellHandler(AgentHandler[ShellInstance]):
         return {}
 
     async def eval(self, phase: EvalPhase[ShellInstance]) -> Evaluation:
-        """Run the check script on a copy of the agent's files."""
+        """Run the check script on a copy of the agent's files; files that no one could copy earn nothing."""
         agents = _present(phase.sandbox)
-        copy = await agents.copy(f"{phase.job.job_id}.check-{new_id()[:8]}")
+        try:
+            copy = await agents.copy(f"{phase.job.job_id}.check-{new_id()[:8]}")
+        except SandboxFailed as error:
+            if error.fields.get("reason") != "tree":
+                raise
+            return Evaluation(0.0, {"uncopyable_files": 1.0})
         try:
             result = await copy.run(
                 ["bash", "-c", phase.instance.check],
                 timeout_s=phase.job.limits.eval_s,
                 output_limit_bytes=CHECK_OUTPUT_LIMIT_BYTES,
+                environment=CHECK_ENVIRONMENT,
             )
         finally:
             await copy.close()

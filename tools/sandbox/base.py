@@ -14,6 +14,7 @@ import asyncio
 import re
 import shutil
 from abc import ABC, abstractmethod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ...errors import SandboxFailed
@@ -24,7 +25,7 @@ from . import files, tree
 from .execution import ExecResult, execute
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from typing import Self
 
@@ -36,6 +37,31 @@ COPY_LIMIT_BYTES = 4 * 2**30
 """Largest workspace that is copied."""
 COPY_LIMIT_S = 60.0
 CLOSE_LIMIT_S = 30.0
+CHECK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
+    {
+        "HOME": "/nonexistent",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPYCACHEPREFIX": "/nonexistent",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CONFIG_COUNT": "2",
+        "GIT_CONFIG_KEY_0": "core.fsmonitor",
+        "GIT_CONFIG_VALUE_0": "false",
+        "GIT_CONFIG_KEY_1": "core.hooksPath",
+        "GIT_CONFIG_VALUE_1": "/dev/null",
+    }
+)
+"""For `Sandbox.run` of a program that judges a workspace which somebody else wrote.
+
+A home in the workspace would let its writer choose what the judge's own programs load: `usercustomize.py` below
+`~/.local`, `.gitconfig`, `.bashrc`. So there is none; Python imports nothing from the working directory or a script's
+folder, nor cached bytecode (a planted one need not match its source); and git runs no program that a repository's
+configuration names as a hook or monitor. A judge that wants to import from the workspace says so: `PYTHONPATH=.`.
+Programs that read their configuration from the working directory itself (`conftest.py`, `Makefile`, git's filters) are
+not covered: such a judge still believes what it judges.
+"""
 
 
 class Sandbox(ABC):
@@ -94,23 +120,45 @@ class Sandbox(ABC):
             "MANPAGER": "cat",
         }
 
+    def unlock(self) -> None:
+        """Give the owner access to the workspace again: a command may have taken it, with `chmod 000 .`.
+
+        Call it before something is started from `argv`; `run`, `copy` and the file calls do so themselves.
+
+        Raises:
+            SandboxFailed: the workspace is gone, or is another user's.
+        """
+        try:
+            tree.grant(str(self.workspace), None, 0o700)
+        except OSError as error:
+            raise SandboxFailed(f"the workspace of {self.path.name} cannot be entered: {error.strerror}") from error
+
     async def run(
         self,
         command: Sequence[str],
         timeout_s: float,
         stdin: bytes = b"",
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
+        environment: Mapping[str, str] | None = None,
     ) -> ExecResult:
         """Run one command to its end, with pipes for its input and outputs.
 
         All that it started is killed at the end, at the time limit, and when the call is cancelled.
 
+        Args:
+            command: the program, by path or as found on `SEARCH_PATH`, and its arguments.
+            timeout_s: after that it is killed.
+            stdin: its whole input.
+            output_limit_bytes: how much is kept of each of its two outputs.
+            environment: variables that are added to `environment()`, or take the place of its own.
+
         Raises:
             SandboxFailed: the sandbox could not be started: the result says nothing about the command.
         """
+        self.unlock()
         return await execute(
             self.argv(command),
-            environment=self.environment(),
+            environment={**self.environment(), **(environment or {})},
             folder=self.workspace,
             stdin=stdin,
             timeout_s=timeout_s,
@@ -125,6 +173,7 @@ class Sandbox(ABC):
             SandboxFailed: `path` is not relative, leaves the workspace, leads through a symbolic link, or is no
                 regular file; or the disk refuses it.
         """
+        self.unlock()
         files.write_file(self.workspace, path, data, mode)
 
     def read_file(self, path: str, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
@@ -133,14 +182,17 @@ class Sandbox(ABC):
         Raises:
             SandboxFailed: as for `write_file`; or it is missing (`reason` is `missing`) or larger than `limit_bytes`.
         """
+        self.unlock()
         return files.read_file(self.workspace, path, limit_bytes)
 
     async def copy(self, name: str) -> Self:
         """Make a new sandbox of that name beside this one, with a copy of the workspace (see `tree.copy_tree`).
 
         Raises:
-            SandboxFailed: the name is not one or is taken, or the workspace is too large or takes too long to copy.
+            SandboxFailed: the name is not one or is taken; or the workspace cannot be copied, where `reason` is `tree`
+                if that is the fault of what commands left in it (too large, too deep), and `time` or `system` if not.
         """
+        self.unlock()
         new = type(self)(named(self.path.parent, name), self.handle.node)
         new.make()
         try:

@@ -25,7 +25,7 @@ from .base import Sandbox
 from .execution import ExecResult, execute
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 PROGRAM = "bwrap"
 DIRECTORY = "/workspace"
@@ -57,7 +57,7 @@ class BubblewrapSandbox(Sandbox):
 
     def argv(self, command: Sequence[str]) -> list[str]:
         """Give the host command line that runs `command` inside (see `Sandbox.argv`)."""
-        return [*self._namespaces(), "--", *_limiter(), *command]
+        return [*self._namespaces(self.environment()), "--", *_limiter(), *command]
 
     def kill(self, pid: int) -> None:
         """Kill the process namespace's first process; bubblewrap itself ends when the kernel has killed the rest."""
@@ -80,17 +80,20 @@ class BubblewrapSandbox(Sandbox):
         timeout_s: float,
         stdin: bytes = b"",
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
+        environment: Mapping[str, str] | None = None,
     ) -> ExecResult:
         """Run one command to its end (see `Sandbox.run`).
 
         Raises:
             SandboxFailed: bubblewrap did not get as far as to start the command; the message has its words.
         """
+        self.unlock()
+        inside = {**self.environment(), **(environment or {})}
         ours, theirs = os.pipe()
         try:
             result = await execute(
-                [*self._namespaces(), "--json-status-fd", str(theirs), "--", *_limiter(), *command],
-                environment=self.environment(),
+                [*self._namespaces(inside), "--json-status-fd", str(theirs), "--", *_limiter(), *command],
+                environment=self.environment(),  # bubblewrap's own; the command's is set inside
                 folder=self.workspace,
                 stdin=stdin,
                 timeout_s=timeout_s,
@@ -112,13 +115,13 @@ class BubblewrapSandbox(Sandbox):
             raise SandboxFailed(f"bubblewrap could not start a command: {reason or 'it said nothing'}")
         return result
 
-    def _namespaces(self) -> list[str]:
+    def _namespaces(self, environment: Mapping[str, str]) -> list[str]:
         etc = self.path / "etc"
         arguments = [PROGRAM, *_fixed_arguments(), "--bind", str(self.workspace), DIRECTORY, "--chdir", DIRECTORY]
         for name in ETC:
             arguments += ["--ro-bind", str(etc / name), f"/etc/{name}"]
         arguments.append("--clearenv")
-        for name, value in self.environment().items():
+        for name, value in environment.items():
             arguments += ["--setenv", name, value]
         return arguments
 

@@ -40,6 +40,7 @@ TREE_ERRORS = frozenset(
     {
         errno.EACCES,
         errno.EPERM,
+        errno.ENOENT,
         errno.ELOOP,
         errno.ENOTDIR,
         errno.EISDIR,
@@ -233,9 +234,11 @@ def _copy_folders(place: _Place, budget: _Budget) -> None:
         if waiting[-1]:
             if place.depth == DEPTH_LIMIT:
                 raise _TreeRefused(f"its folders are more than {DEPTH_LIMIT} levels deep")
-            with suppress(FileNotFoundError):  # it was removed since it was listed
+            try:
                 place.enter(waiting[-1].pop())
-                waiting.append(_copy_entries(place, budget))
+            except FileNotFoundError:
+                continue  # it was removed since it was listed
+            waiting.append(_copy_entries(place, budget))
         else:
             waiting.pop()
             if waiting:
