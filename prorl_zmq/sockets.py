@@ -82,6 +82,21 @@ def check_endpoint(endpoint: str) -> str:
     raise InvalidEndpoint(f"{endpoint!r} is not ipc://PATH or tcp://HOST:PORT", endpoint=endpoint)
 
 
+def endpoint_beside(peer: str, ipc_path: str) -> str:
+    """Give an endpoint to bind where `peer` (an endpoint too) is sure to reach it: ipc, or TCP on loopback.
+
+    Raises:
+        InvalidEndpoint: the peer is on another machine, so someone has to say which of our addresses it reaches.
+    """
+    if check_endpoint(peer).startswith("ipc://"):
+        return f"ipc://{ipc_path}"
+    if _is_loopback(peer.partition("://")[2].rpartition(":")[0]):
+        return "tcp://127.0.0.1:*"
+    raise InvalidEndpoint(
+        f"{peer} is on another machine; say with --bind tcp://HOST:* where it reaches us", endpoint=peer
+    )
+
+
 def bind(socket: zmq.Socket[bytes], endpoint: str, *, insecure: bool = False) -> str:
     """Bind `socket`, and give the endpoint that it got (`tcp://127.0.0.1:*` takes a free port).
 

@@ -38,7 +38,7 @@ from ..messages import (
     new_id,
 )
 from ..processes import stop_signals
-from ..sockets import MAX_FRAME_BYTES, bind, connect, open_socket
+from ..sockets import MAX_FRAME_BYTES, bind, connect, endpoint_beside, open_socket
 from ..tools.sandbox.sandboxes import Sandboxes
 from .backend_client import BackendClient
 from .phase_runner import PhaseRunner
@@ -73,7 +73,7 @@ class StageOptions:
     run_dir: Path
     """Folder for this process's socket and its node's sandboxes."""
     bind: str = ""
-    """Where to bind the PULL; empty: ipc in `run_dir` if `connect` is ipc, otherwise a free TCP port on loopback."""
+    """Where to bind the PULL, as the broker reaches it; empty: see `sockets.endpoint_beside`."""
     sandbox: Literal["bubblewrap", "process"] = "bubblewrap"
     insecure: bool = False
 
@@ -141,9 +141,7 @@ class StageProcess:
     def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         options = self._options
         inbox = open_socket(context, zmq.PULL)
-        where = options.bind or (
-            f"ipc://{options.run_dir}/{self.stage_id}" if options.connect.startswith("ipc") else "tcp://127.0.0.1:*"
-        )
+        where = options.bind or endpoint_beside(options.connect, f"{options.run_dir}/{self.stage_id}")
         self._endpoint = bind(inbox, where, insecure=options.insecure)
         outbox = open_socket(context, zmq.PUSH)
         connect(outbox, options.connect)
@@ -156,6 +154,7 @@ class StageProcess:
     async def _report_forever(self) -> None:
         started = time.monotonic()
         while True:
+            self._report_now.clear()
             if self._backends is None and not self._warned and time.monotonic() - started > UNANSWERED_S:
                 self._warned = True
                 log.warning("no answer from a rollout broker at %s; is it running there?", self._options.connect)
@@ -172,7 +171,6 @@ class StageProcess:
             self._send(report)
             if self._backends is not None and self._options.role == Phase.RUN:
                 self._backends.keep_alive()
-            self._report_now.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._report_now.wait(), self._heartbeat_s)
 

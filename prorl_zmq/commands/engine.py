@@ -9,6 +9,7 @@ import typer
 
 from ..config import Topology, default_run_dir, own_run_dir
 from ..messages import new_id
+from ..sockets import endpoint_beside
 from .options import Insecure, RunDir
 
 
@@ -43,7 +44,7 @@ def engine(
     folder = own_run_dir(run_dir if run_dir is not None else default_run_dir())
     backend_id = name or f"engine-{new_id()[:12]}"
     broker = connect if connect is not None else f"ipc://{folder}/{_BACKEND_BROKER}"
-    where = bind or (f"ipc://{folder}/{backend_id}" if broker.startswith("ipc") else "tcp://127.0.0.1:*")
+    where = bind or endpoint_beside(broker, f"{folder}/{backend_id}")
     run_engine_host(endpoint=where, backend_broker=broker, backend_id=backend_id, model=model, insecure=insecure)
 
 

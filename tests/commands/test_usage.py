@@ -63,6 +63,8 @@ def test_topology_file_that_is_not_there(tmp_path: Path) -> None:
         (("prorl-stage", "--role", "run", "--task", "chess"), "no installed package offers task chess"),
         (("prorl-stage", "--role", "run", "--connect", "tcp://nowhere"), "is not ipc://PATH or tcp://HOST:PORT"),
         (("prorl-stage", "--role", "run", "--bind", "tcp://0.0.0.0:*"), "--insecure"),
+        (("prorl-stage", "--role", "run", "--connect", "tcp://10.0.0.9:5556"), "say with --bind"),
+        (("prorl-engine", "--connect", "tcp://10.0.0.9:5557"), "say with --bind"),
         (("prorl-engine", "--engine", "gpt"), "'gpt' is not"),
     ],
 )
