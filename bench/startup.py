@@ -22,7 +22,7 @@ print(between - started, time.perf_counter() - between)
 def measure(quick: bool) -> list[Row]:
     runs = []
     for _ in range(5 if quick else 30):
-        done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+        done = subprocess.run([sys.executable, "-P", "-c", CODE], capture_output=True, text=True, check=True)
         runs.append([1e3 * float(part) for part in done.stdout.split()])
     before, ours = (statistics.median(column) for column in zip(*runs, strict=True))
     return [

@@ -71,7 +71,7 @@ def test_importing_the_client_brings_in_no_part_of_the_service() -> None:
         "prorl_zmq.RolloutClient('tcp://127.0.0.1:9').close(); "
         "print('\\n'.join(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     own = {name for name in loaded if name.startswith("prorl_zmq.")}
     assert not {name for name in own if name.split(".")[1] in {"brokers", "stages", "tools", "commands", "service"}}

@@ -159,7 +159,7 @@ def free_port() -> int:
 def test_client_example(folder: Path, environment: dict[str, str]) -> None:
     (example,) = [block for block in blocks("python") if "RolloutClient()" in block]
     done = subprocess.run(
-        [sys.executable, "-c", example], cwd=folder, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", example], cwd=folder, env=environment, capture_output=True, text=True, check=True
     )
     assert len(re.findall(r"^completed 0\.0 \(\d+,\) ", done.stdout, re.MULTILINE)) == 8
 

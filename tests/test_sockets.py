@@ -175,7 +175,9 @@ def test_a_second_process_on_a_live_endpoint_is_refused(
     transport: str, folder: Path, opened: Opened, router: zmq.Socket[bytes], other: zmq.Socket[bytes]
 ) -> None:
     wanted = f"ipc://{folder}/door" if transport == "ipc" else "tcp://127.0.0.1:*"
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, wanted], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-P", "-c", HOLDER, wanted], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     with holder:
         try:
             assert holder.stdout is not None

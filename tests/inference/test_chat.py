@@ -25,4 +25,4 @@ def test_an_unknown_format_is_refused_by_name(give: object) -> None:
 
 def test_the_brokers_check_a_format_without_loading_one() -> None:
     code = "import sys, prorl_zmq.brokers.backend_broker; sys.exit('prorl_zmq.inference.embedded_chat' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)

@@ -246,4 +246,4 @@ def test_a_file_that_hangs_kept_the_process_from_ending(tmp_path: Path) -> None:
         "    update.cancel()\n"
         "uvloop.run(main())\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30, cwd=tmp_path)
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=30, cwd=tmp_path)

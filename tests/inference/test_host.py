@@ -297,7 +297,7 @@ def test_two_hosts_on_one_endpoint_are_refused(tmp_path: Path, make_policy: Any)
     code = "import sys, time\n"
     code += "import zmq; from prorl_zmq.sockets import bind, open_socket\n"
     code += "bind(open_socket(zmq.Context(), zmq.ROUTER), sys.argv[1]); print('bound', flush=True); time.sleep(60)"
-    other = subprocess.Popen([sys.executable, "-c", code, endpoint], stdout=subprocess.PIPE)
+    other = subprocess.Popen([sys.executable, "-P", "-c", code, endpoint], stdout=subprocess.PIPE)
 
     async def main() -> None:
         with zmq.Context() as context:
@@ -330,7 +330,7 @@ def test_a_host_process_serves_and_ends_cleanly_on_sigterm(tmp_path: Path) -> No
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = open_socket(context, zmq.ROUTER)
     bind(router, f"ipc://{tmp_path}/broker")
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    process = subprocess.Popen([sys.executable, "-P", "-c", code, str(tmp_path)])
     try:
         seen: list[AnyBackendRequest] = []
         while process.poll() is None:

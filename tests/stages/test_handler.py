@@ -61,7 +61,9 @@ def load_with_entry_point(folder: Path, target: str) -> subprocess.CompletedProc
     (info / "entry_points.txt").write_text(f"[prorl_zmq.handlers]\necho = {target}\n")
     code = "from prorl_zmq.stages.handler import load_handlers; print(*load_handlers())"
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_users_package_adds_a_task(tmp_path: Path) -> None:
