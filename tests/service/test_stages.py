@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -13,9 +13,6 @@ import pytest
 from prorl_zmq import Job, PhaseLimits
 
 from .conftest import TestService, scripted, until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def outcome_of(service: TestService, job: Job) -> tuple[str, str]:
@@ -162,6 +159,25 @@ def test_cancellation_reaches_a_running_tool_call(service: TestService, sandbox_
         until(lambda: not _sleepers(seconds), "the tool call to end")
         until(lambda: all(stage.busy == 0 for stage in client.status().stages), "the slot to be free")
         until(lambda: not list((service.folder / "sandboxes").iterdir()), "the sandbox to be gone")
+        (trajectory,) = client.stream(timeout_s=20)
+    assert trajectory.outcome == "cancelled"
+
+
+def test_cancellation_reaches_a_running_generation(service: TestService, tmp_path: Path) -> None:
+    """The engine stops generating, the assignment is released, and the slot is free again."""
+    mark = tmp_path / "mark"
+    engine = str(Path(__file__).with_name("endless_engine.py"))
+    service.start(engine, service.backend_broker, f"ipc://{service.folder}/endless", str(mark))
+    job = scripted(run="converse")
+    with service.client() as client:
+        until(client.backends.list, "the engine to register")
+        client.submit(job)
+        until(lambda: mark.exists() and mark.read_text() == "generating", "the generation")
+        assert [status.in_flight for status in client.backends.list()] == [1]
+        client.cancel(job.job_id)
+        until(lambda: mark.read_text() == "aborted", "the generation to be aborted")
+        until(lambda: all(stage.busy == 0 for stage in client.status().stages), "the slot to be free")
+        until(lambda: [status.in_flight for status in client.backends.list()] == [0], "the release")
         (trajectory,) = client.stream(timeout_s=20)
     assert trajectory.outcome == "cancelled"
 
