@@ -45,8 +45,7 @@ class ScriptedHandler(AgentHandler[ScriptedInstance]):
         if phase.instance.run in ("bash", "many files"):
             sandbox = await phase.create_sandbox()
             if phase.instance.run == "many files":
-                for number in range(20_000):
-                    (sandbox.workspace / str(number)).touch()
+                await asyncio.to_thread(touch_many, sandbox.workspace)
                 mark(phase.instance)
         return await act(phase.instance.init, phase.instance)
 
@@ -75,6 +74,12 @@ class ScriptedHandler(AgentHandler[ScriptedInstance]):
 def mark(instance: ScriptedInstance) -> None:
     if instance.mark:
         Path(instance.mark).write_text(str(os.getpid()))
+
+
+def touch_many(folder: Path) -> None:
+    """Leave so many files that removing them outlasts several heartbeats."""
+    for number in range(12_000):
+        (folder / str(number)).touch()
 
 
 def first_time(instance: ScriptedInstance) -> bool:
