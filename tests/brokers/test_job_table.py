@@ -588,3 +588,17 @@ def test_an_id_that_is_used_again_is_not_found_in_the_queues_of_the_first_job() 
     table.submit("a")  # another job of that id, queued for INIT
     assert started(table.stage("run-1")) == []
     assert started(table.stage("init-2")) == [("init-2", "a", 1)]
+
+
+def test_a_silent_process_that_comes_back_with_a_cancelled_job_does_not_end_the_new_one_of_its_id() -> None:
+    table = Table()
+    table.stage("init-1")
+    table.submit()
+    table.tick(LEASE_S)
+    table.cancel("a")
+    table.submit()
+    actions = table.stage("init-1", running={"a": 1})
+    (start,) = [action for action in actions if isinstance(action, Start)]
+    assert start.command.attempt == 2
+    table.failed("init-1", attempt=1)
+    assert table.where() == (Phase.INIT, Place.HELD)

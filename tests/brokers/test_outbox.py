@@ -133,3 +133,12 @@ class LossyDelivery(RuleBasedStateMachine):
 
 
 TestLossyDelivery = LossyDelivery.TestCase
+
+
+def test_results_that_do_not_fit_one_header_come_one_reply_after_the_other() -> None:
+    outbox = outbox_of("a", "b", "c")
+    taken = outbox.take("s", "client", 10, now=0.0, limit_bytes=1)
+    assert [finished.result.job_id for finished in taken] == ["a"]
+    outbox.acknowledge("s", ["a"])
+    taken = outbox.take("s", "client", 10, now=0.0)
+    assert [finished.result.job_id for finished in taken] == ["b", "c"]

@@ -296,3 +296,25 @@ def test_the_memory_journal_keeps_what_has_not_ended_and_what_was_not_acknowledg
     assert journal.unfinished() == tuple(jobs)
     journal.acknowledged(["never heard of"])
     assert journal.uncollected() == ()
+
+
+def test_stage_events_that_once_ended_the_broker(topology: Topology, peers: Peers) -> None:
+    """Field names that no Struct can have, a carry too deep to be sent on, a reward that is no number."""
+    trainer = peers.trainer()
+    stages = {role: peers.stage(role) for role in Phase}
+    nested: dict[str, Any] = {}
+    for _ in range(900):
+        nested = {"a": nested}
+    with running(topology, MemoryJournal()):
+        for stage in stages.values():
+            stage.report()
+            stage.receive(StageWelcome)
+        odd = {"type": "stage_report", "stage_id": "odd", "role": "run", "node": "local", "slots": 1, "welcomed": True}
+        odd |= {"endpoint": stages[Phase.RUN].endpoint, "tasks": [{"name": "odd", "fields": {'a"b': "str"}}]}
+        stages[Phase.RUN].outbox.send(codec.pack(odd))
+        assert isinstance(trainer.ask(Submit("r", "s"), codec.encode(Job(task="math", instance={"n": 1}))), Accepted)
+        init = stages[Phase.INIT].receive(StartPhase)
+        deep = {"type": "phase_done", "stage_id": "init-1", "job_id": init.job_id, "attempt": 1, "phase": "init"}
+        stages[Phase.INIT].outbox.send(codec.pack(deep | {"carry": nested}))
+        stages[Phase.EVAL].done(init, reward=float("nan"))
+        assert trainer.ask(Status("status")).tasks == ("math",)

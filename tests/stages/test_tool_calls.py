@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.stages.tool_calls import MalformedCall, ToolCall, parse_tool_calls
+from prorl_zmq.stages.tool_calls import MAX_CALLS, MalformedCall, ToolCall, parse_tool_calls
 
 
 def test_text_without_a_call() -> None:
@@ -55,3 +55,22 @@ PIECES = ["<tool_call>", "</tool_call>", '{"name": "a"}', "{", "x", "\ud800"]
 def test_never_raises(text: str) -> None:
     for call in parse_tool_calls(text):
         assert isinstance(call, ToolCall | MalformedCall)
+
+
+def test_thousands_of_opening_marks_are_read_in_one_pass() -> None:
+    """A model that repeats one token must not freeze its stage process: 16,384 of them once took a minute."""
+    (call,) = parse_tool_calls("<tool_call>" * 100_000)
+    assert isinstance(call, MalformedCall)
+    assert "not closed" in call.feedback
+
+
+def test_json_that_is_nested_too_deep_is_feedback_and_no_error() -> None:
+    (call,) = parse_tool_calls('<tool_call>{"name": "a", "arguments": {"a": ' + "[" * 5000 + "</tool_call>")
+    assert isinstance(call, MalformedCall)
+
+
+def test_most_calls_of_a_turn() -> None:
+    calls = parse_tool_calls('<tool_call>{"name": "a"}</tool_call>' * 100)
+    assert calls[:MAX_CALLS] == [ToolCall("a")] * MAX_CALLS
+    (last,) = calls[MAX_CALLS:]
+    assert isinstance(last, MalformedCall)
