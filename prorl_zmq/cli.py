@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NEEDED = ("typer", "rich", "uvloop", "ptyprocess", "aiohttp", "matplotlib", "plotext", "threadpoolctl", "math_verify")
+NEEDED = (
+    *("typer", "rich", "uvloop", "ptyprocess", "aiohttp", "jinja2", "spython", "matplotlib", "plotext"),
+    *("threadpoolctl", "math_verify"),
+)
 """What the commands import, from the server extra."""
 
 USAGE_ERROR = 2

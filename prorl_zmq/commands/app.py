@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from .. import errors
-from . import backends, demo, engine, init, jobs, machine, service, stage
+from . import backends, demo, engine, images, init, jobs, machine, service, stage
 
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 CALLERS_FAULT = (
@@ -53,6 +53,7 @@ prorl.command("submit")(jobs.submit)
 prorl.command("status")(jobs.status)
 prorl.command("cancel")(jobs.cancel)
 prorl.add_typer(backends.commands, name="backends")
+prorl.add_typer(images.commands, name="image")
 prorl.command("doctor")(machine.doctor)
 prorl.add_typer(service.broker, name="broker")
 

@@ -1,0 +1,160 @@
+"""`prorl image`."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from ..errors import ConfigError
+from .options import console
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..tools.images.image_store import ImageStore
+
+commands = typer.Typer(
+    help="Build and keep the images that sandboxes start from. Try: "
+    "prorl image build ./rootfs --name mine, then prorl image list.",
+    rich_markup_mode=None,
+)
+
+Images = Annotated[
+    Path | None,
+    typer.Option("--images", metavar="FOLDER", help="Where images are kept. [default: ~/.cache/prorl/images]"),
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The image, as `prorl image list` shows.")]
+Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for another builder of it.")]
+
+
+@commands.command()
+def build(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="image.def, image.def.j2 (a template), a folder, image.sif, docker://IMAGE, or "
+            "debootstrap://SUITE?include=PACKAGE,…&variant=minbase (as root).",
+        ),
+    ],
+    name: Annotated[str, typer.Option("--name", "-n", help="What the image is called.")],
+    mode: Annotated[
+        Literal["scratch", "versioned", "lock"],
+        typer.Option(
+            help="When the image that is there will do. scratch: never. versioned: while source, base image and our "
+            "version are unchanged. lock: while source and lock file are."
+        ),
+    ] = "versioned",
+    lock: Annotated[
+        Path | None,
+        typer.Option("--lock", metavar="FILE", help="Dependency lock file; templates have its path as lock_file."),
+    ] = None,
+    format_: Annotated[
+        Literal["directory", "sif"],
+        typer.Option("--format", help="A folder, which starts fastest, or one compressed file."),
+    ] = "directory",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A variable of a template; may be repeated.")
+    ] = None,
+    mirror: Annotated[
+        str, typer.Option(help="Package mirror for debootstrap. [default: that of this machine's apt]")
+    ] = "",
+    timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long the build may take.")] = 3600.0,
+    wait: Wait = 3600.0,
+    images: Images = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that the building programs say.")] = False,
+) -> None:
+    """Build an image, or say why the one that is there will do; print its path.
+
+    Example: prorl image build python.def.j2 --set version=3.12 --name python --mode lock --lock requirements.txt
+    """
+    variables = _variables(settings or [])
+    # Temporary files are removed and programs ended on ^C; so it is on SIGTERM.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with _progress(verbose=verbose) as (say, heard):
+        built = _store(images).build(
+            source,
+            name,
+            mode=mode,
+            lock_file=lock,
+            format=format_,
+            variables=variables,
+            mirror=mirror,
+            timeout_s=timeout,
+            wait_s=wait,
+            say=say,
+            heard=heard,
+        )
+    print(built.image.path)
+
+
+@commands.command("list")
+def list_(images: Images = None) -> None:
+    """List the images."""
+    store = _store(images)
+    table = Table(title=f"images in {store.root}", title_justify="left")
+    table.add_column("image", overflow="fold")
+    table.add_column("format")
+    table.add_column("MB", justify="right")
+    table.add_column("mode")
+    table.add_column("built with")
+    table.add_column("from", overflow="fold")
+    found = store.list()
+    for image in found:
+        manifest, recipe = image.manifest, image.manifest.recipe
+        size_mb = f"{manifest.size_bytes / 1e6:.1f}"
+        table.add_row(image.name, recipe.format, size_mb, manifest.mode, recipe.version, escape(recipe.source))
+    if not found:
+        table.add_row("none", "", "", "", "", "build one with `prorl image build`")
+    console().print(table)
+
+
+@commands.command()
+def show(name: Name, images: Images = None) -> None:
+    """Print an image's path and what it was built from, as JSON."""
+    image = _store(images).show(name)
+    content = {"path": str(image.path), **msgspec.to_builtins(image.manifest)}
+    print(msgspec.json.format(msgspec.json.encode(content)).decode())
+
+
+@commands.command()
+def remove(name: Name, wait: Wait = 3600.0, images: Images = None) -> None:
+    """Remove an image. Sandboxes that use it keep its files until they end."""
+    with _progress(verbose=False) as (say, _):
+        if not _store(images).remove(name, wait_s=wait, say=say):
+            say(f"a sandbox still uses the files of {name}; the next build or removal of that name removes them")
+
+
+def _store(root: Path | None) -> ImageStore:
+    from ..tools.images.image_store import ImageStore, default_root
+
+    return ImageStore(default_root() if root is None else root)
+
+
+def _variables(settings: list[str]) -> dict[str, str]:
+    variables = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"--set {setting}: write NAME=VALUE", key="set")
+        variables[name] = value
+    return variables
+
+
+@contextmanager
+def _progress(*, verbose: bool) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """Give what takes our own lines, and what takes those of the building programs."""
+    screen = console(stderr=True)
+
+    def say(line: str) -> None:
+        screen.print(escape(line), highlight=False)
+
+    with screen.status("looking") as status:
+        yield say, (say if verbose else lambda line: status.update(escape(line[: max(20, screen.width - 4)])))

@@ -1,0 +1,1 @@
+"""Images: root filesystems that sandboxes start from, built once and kept."""

@@ -1,0 +1,303 @@
+"""Builds a source into a folder or a SIF file, by the programs that know how: apptainer, debootstrap, cp.
+
+A folder or a debootstrap first becomes a raw root filesystem, without what is in /dev, /proc and /sys: an unprivileged
+user may not copy device nodes, and every container brings its own. Then Apptainer puts its own files into a copy of it
+(without them it starts no instances) or packs it. Where Apptainer is not installed the raw one is the image, which is
+all that bubblewrap needs.
+
+Apptainer's command line is used, not spython's `build`: that calls sudo by default and gives None on failure.
+
+Left out on purpose: fakeroot for debootstrap, which is slow and needs packages of its own; a power failure between the
+end of a build and the disk's writing it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...errors import ConfigError, SandboxFailed, SandboxUnavailable
+from .build_lock import remove
+from .fingerprint import NOT_PART, file_digest
+from .image import read_manifest
+from .private_namespaces import root_lacks_capabilities
+from .program import run_program
+from .sources import DebootstrapSource, DefinitionSource, DirectorySource, RegistrySource, SifSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .definition import Definition
+    from .image import Format
+    from .private_namespaces import Namespaces
+    from .sources import Source
+
+RECIPE_VERSION = 1
+"""Raise it when images are built in another way, so that those that are there are built anew."""
+FILE_NAMES: dict[Format, str] = {"directory": "rootfs", "sif": "image.sif"}
+APPTAINER = ("apptainer", "singularity")
+COMPRESSION = ("--mksquashfs-args", "-comp zstd -Xcompression-level 3")
+"""4 s for 170 MB, where gzip, the default, takes 26 to 39 s (measured)."""
+MAKE_DEVICES = frozenset({"debootstrap", "yum", "dnf", "zypper", "arch", "busybox"})
+"""Bootstrap agents that need the real root."""
+SQUASHFS = re.compile(r"\|(\d+)-\d+ *\|FS \(Squashfs/\*System")
+"""Where the root filesystem begins, in bytes, in the table of contents of a SIF file."""
+LINES_KEPT = 100
+APT_LIMIT_S = 30.0
+
+
+@dataclass
+class Builder:
+    """Builds one image.
+
+    Args:
+        folder: an empty folder; the image will be in it, and all that is temporary.
+        lock: a descriptor that programs inherit (see `build_lock`).
+        timeout_s: how long all programs together may take.
+        heard: called with each line that a program prints.
+    """
+
+    folder: Path
+    lock: int
+    timeout_s: float
+    heard: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._deadline = time.monotonic() + self.timeout_s
+
+    def build(self, source: Source, format_: Format) -> Path:
+        """Build the image; give its path.
+
+        Raises:
+            ConfigError: the source cannot be an image.
+            SandboxUnavailable: this machine lacks what the source needs (`kind`), or root.
+            SandboxFailed: a program failed; the message has its last words.
+            OSError: the disk refuses it.
+        """
+        target = self.folder / FILE_NAMES[format_]
+        (self.folder / "tmp").mkdir(0o700)
+        match source:
+            case DirectorySource(path):
+                self._pack(self._copy(path), target, format_)
+            case DebootstrapSource():
+                self._pack(self._debootstrap(source), target, format_)
+            case DefinitionSource(definition):
+                file = self.folder / "image.def"
+                file.write_text(definition.text)
+                self._apptainer(target, format_, str(file), _namespaces(definition), definition.path.parent)
+            case SifSource(path):
+                self._from_sif(path, target, format_)
+            case RegistrySource(reference):
+                self._apptainer(target, format_, reference)
+        remove(self.folder / "tmp")
+        return target
+
+    def _copy(self, source: Path) -> Path:
+        if self.folder.resolve().is_relative_to(source.resolve()):
+            raise ConfigError(f"the images are kept inside {source}; keep them elsewhere with --images", key="images")
+        raw = self._raw()
+        entries = [str(entry) for entry in source.iterdir() if entry.name not in NOT_PART]
+        self._run(["cp", "--archive", "--reflink=auto", "--target-directory", str(raw), "--", *entries])
+        return raw
+
+    def _debootstrap(self, source: DebootstrapSource) -> Path:
+        if shutil.which("debootstrap") is None:
+            raise SandboxUnavailable("debootstrap is not installed; install its package", kind="debootstrap")
+        raw = self.folder / "raw"
+        arguments = ["--variant", source.variant] if source.variant != "standard" else []
+        if source.include:
+            arguments += ["--include", ",".join(source.include)]
+        mirror = source.mirror or _configured_mirror(source.suite)
+        positional = [source.suite, str(raw), *filter(None, [mirror])]
+        try:
+            self._run(["debootstrap", *arguments, *positional], "mount", private=mirror)
+        except SandboxFailed as error:
+            log = raw / "debootstrap" / "debootstrap.log"
+            words = _hidden(_tail(log), mirror) if log.is_file() else ""
+            raise SandboxFailed(f"{error.message}{' / ' if words else ''}{words}", **error.fields) from error
+        for package in (raw / "var/cache/apt/archives").glob("*.deb"):
+            package.unlink()
+        return self._without_devices(raw)
+
+    def _from_sif(self, sif: Path, target: Path, format_: Format) -> None:
+        table = check_sif_content(sif, self._run)
+        if format_ == "sif":
+            self._run(["cp", "--reflink=auto", "--", str(sif), str(target)])
+        elif os.geteuid() == 0 and (place := next(filter(None, map(SQUASHFS.search, table)), None)):
+            # Apptainer unpacks in a container, where root may lack what it needs to give files to their owners.
+            raw = self.folder / "raw"
+            self._run(["unsquashfs", "-quiet", "-no-progress", "-offset", place[1], "-dest", str(raw), str(sif)])
+            self._without_devices(raw).rename(target)
+        else:
+            self._apptainer(target, format_, str(sif))
+
+    def _without_devices(self, raw: Path) -> Path:
+        for name in NOT_PART:
+            remove(raw / name)
+        return self._raw()
+
+    def _raw(self) -> Path:
+        raw = self.folder / "raw"
+        for path in (raw, *(raw / name for name in NOT_PART)):
+            path.mkdir(0o755, exist_ok=True)
+        return raw
+
+    def _pack(self, raw: Path, target: Path, format_: Format) -> None:
+        if maker_of_raw(format_) == "copy":
+            raw.rename(target)
+            return
+        self._apptainer(target, format_, str(raw))
+        remove(raw)
+
+    def _apptainer(
+        self,
+        target: Path,
+        format_: Format,
+        source: str,
+        namespaces: Namespaces = "none",
+        folder: Path | None = None,
+    ) -> None:
+        flags = list(COMPRESSION) if format_ == "sif" else ["--sandbox"]
+        if format_ == "directory" and os.geteuid() != 0:
+            flags.append("--fix-perms")  # or its owner cannot remove it
+        self._run([apptainer(), "--nocolor", "build", *flags, str(target), source], namespaces, folder=folder)
+
+    def _run(
+        self, argv: list[str], namespaces: Namespaces = "none", *, folder: Path | None = None, private: str = ""
+    ) -> Sequence[str]:
+        """Run a program; give its last lines."""
+        lines: deque[str] = deque(maxlen=LINES_KEPT)
+
+        def heard(line: str) -> None:
+            lines.append(line)
+            self.heard(_hidden(line, private))
+
+        temporary = str(self.folder / "tmp")
+        # Temporary files of a killed program must be where the next build removes them.
+        names = ("TMPDIR", "APPTAINER_TMPDIR", "SINGULARITY_TMPDIR")
+        environment = {**os.environ, **dict.fromkeys(names, temporary), "LC_ALL": "C.UTF-8"}
+        try:
+            run_program(
+                argv,
+                folder=folder or self.folder,
+                environment=environment,
+                timeout_s=max(0.0, self._deadline - time.monotonic()),
+                heard=heard,
+                inherited=(self.lock,),
+                namespaces=namespaces,
+            )
+        except SandboxFailed as error:
+            raise SandboxFailed(_hidden(error.message, private), **error.fields) from None
+        return lines
+
+
+def check_possible(source: Source, format_: Format) -> str:
+    """Give what will put the image together: `apptainer`, or `copy`.
+
+    Raises:
+        SandboxUnavailable: this machine cannot build it (`kind`).
+    """
+    if isinstance(source, DebootstrapSource) and os.geteuid() != 0:
+        raise SandboxUnavailable(
+            f"{source} needs root, because debootstrap changes roots and makes devices; run it as root, or build from "
+            "docker://, a definition or a folder",
+            kind="debootstrap",
+        )
+    if isinstance(source, DebootstrapSource | DirectorySource):
+        return maker_of_raw(format_)
+    apptainer()
+    return "apptainer"
+
+
+def maker_of_raw(format_: Format) -> str:
+    """Give what makes an image of a root filesystem.
+
+    Raises:
+        SandboxUnavailable: it is Apptainer, and that is not installed.
+    """
+    if format_ == "directory" and not any(map(shutil.which, APPTAINER)):
+        return "copy"
+    apptainer()
+    return "apptainer"
+
+
+def apptainer() -> str:
+    """Give Apptainer's program.
+
+    Raises:
+        SandboxUnavailable: it is not installed (`kind`).
+    """
+    for name in APPTAINER:
+        if found := shutil.which(name):
+            return found
+    raise SandboxUnavailable(
+        "Apptainer is not installed, and this needs it; install the package apptainer. Without it, directory images "
+        "can be built from folders and debootstrap://",
+        kind="apptainer",
+    )
+
+
+def check_sif_content(sif: Path, run: Callable[[list[str]], Sequence[str]]) -> Sequence[str]:
+    """Make sure that a SIF file is what it was when it was built, as far as that can be known.
+
+    Returns:
+        Its table of contents, as Apptainer prints it.
+
+    Raises:
+        SandboxFailed: it is ours and changed since, or Apptainer cannot read its table of contents (a file without one
+            Apptainer would take for a definition, and run it).
+    """
+    with suppress(OSError, msgspec.MsgspecError):  # without a manifest it is not ours
+        wanted = read_manifest(sif).sif_digest
+        if wanted and file_digest(sif) != wanted:
+            raise SandboxFailed(f"{sif} is corrupt: its content is not what was built; build it anew", path=str(sif))
+    try:
+        return run([apptainer(), "--nocolor", "sif", "list", str(sif)])
+    except SandboxFailed as error:
+        raise SandboxFailed(f"{sif} is corrupt: Apptainer cannot read its table of contents", path=str(sif)) from error
+
+
+def _namespaces(definition: Definition) -> Namespaces:
+    if os.geteuid() != 0:
+        return "none"
+    if root_lacks_capabilities() and not any(agent in MAKE_DEVICES for agent, _ in definition.bases):
+        return "user"
+    return "mount"
+
+
+def _configured_mirror(suite: str) -> str:
+    """Give the mirror that apt has for a suite; empty if none, and then debootstrap has one of its own."""
+    lines: list[str] = []
+    listing = ["apt-get", "indextargets", "--format", "$(RELEASE) $(CODENAME) $(SUITE) $(REPO_URI)"]
+    with suppress(SandboxFailed):  # a machine without apt has none
+        run_program(
+            [*listing, "Created-By: Packages"],
+            folder=Path("/"),
+            environment=dict(os.environ),
+            timeout_s=APT_LIMIT_S,
+            heard=lines.append,
+        )
+    for line in lines:
+        *names, mirror = line.split(" ")
+        if suite in names:
+            return mirror
+    return ""
+
+
+def _hidden(text: str, private: str) -> str:
+    """Give a text without the mirror's address: it may hold a password, and errors and logs travel."""
+    return re.sub(re.escape(private.rstrip("/")) + "/?", "(mirror)/", text) if private else text
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return " / ".join(line.strip() for line in lines[-6:])

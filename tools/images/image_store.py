@@ -1,0 +1,273 @@
+"""A folder of images: built, found, listed, shown, removed.
+
+    ROOT/NAME                             link to the image; replaced in one step, so it is always absent or complete
+    ROOT/.NAME/lock                       held by who builds or removes (see `build_lock`)
+    ROOT/.NAME/building-ID/               an image that is being built; a leftover if nobody holds the lock
+    ROOT/.NAME/ID/rootfs or image.sif     the image
+    ROOT/.NAME/ID/manifest.json           what it was built from
+    ROOT/.NAME/ID/image.def               the definition, its template filled in, if there was one
+
+An image that is replaced or removed loses its name at once. Its files go when nobody holds it (`image.hold`): now, or
+at the next build or removal of that name.
+
+A builder may be killed at any moment: what it had started ends with it, the name keeps its old image or none, and the
+next build of the name removes what is left.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from ...errors import ConfigError, SandboxFailed
+from . import caching
+from .build_lock import BUILDING, LOCK, TRASH, locked
+from .builder import FILE_NAMES, RECIPE_VERSION, Builder, check_possible
+from .fingerprint import digest, file_digest, size_bytes
+from .image import MANIFEST, Format, Image, Manifest, Mode, Recipe, check_name, hold_alone, read_manifest
+from .sources import DefinitionSource, Source, parse_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from .build_lock import BuildFolder
+
+BUILD_LIMIT_S = 3600.0
+WAIT_LIMIT_S = 3600.0
+
+
+def nothing(line: str) -> None:
+    """Take a line and do nothing with it."""
+    del line
+
+
+def default_root() -> Path:
+    """Give where images are kept if nothing else is said: in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if Path(cache).is_absolute() else Path("~/.cache").expanduser()) / "prorl" / "images"
+
+
+class Built(NamedTuple):
+    """What a build came to."""
+
+    image: Image
+    reused: bool
+    """Nothing was built: the image that was there will do."""
+    reason: str
+    """Why it was built or used again."""
+
+
+class ImageStore:
+    """A folder of images; any number of processes may use it at one time.
+
+    Args:
+        root: the folder; made when the first image is built, for its owner alone.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+
+    def build(
+        self,
+        source: str,
+        name: str,
+        *,
+        mode: Mode = "versioned",
+        lock_file: Path | None = None,
+        format: Format = "directory",  # noqa: A002 - what it is called everywhere else
+        variables: Mapping[str, str] | None = None,
+        mirror: str = "",
+        timeout_s: float = BUILD_LIMIT_S,
+        wait_s: float = WAIT_LIMIT_S,
+        say: Callable[[str], None] = nothing,
+        heard: Callable[[str], None] = nothing,
+    ) -> Built:
+        """Build an image, or find that the one of that name will do.
+
+        Args:
+            source: see `sources`.
+            name: what the image is called; it takes the place of one that is there.
+            mode: see `caching`.
+            lock_file: the dependency lock file, for mode `lock`.
+            format: a folder or a SIF file.
+            variables: values for a template.
+            mirror: the package mirror for debootstrap.
+            timeout_s: how long the build may take.
+            wait_s: how long another process that builds the same image is waited for.
+            say: called with a line whenever there is something to know.
+            heard: called with each line that the building programs print.
+
+        Raises:
+            ConfigError: an argument is wrong (`key`).
+            SandboxUnavailable: this machine cannot build it (`kind`).
+            SandboxFailed: the build failed, or the disk refused it.
+        """
+        check_name(name)
+        if (mode == "lock") != (lock_file is not None):
+            raise ConfigError("mode lock and a lock file go together: --mode lock --lock FILE", key="lock")
+        parsed = parse_source(source, variables=variables, lock_file=lock_file, mirror=mirror)
+        recipe = make_recipe(parsed, format, lock_file)
+        seen = self.find(name)
+        with self._explained(name):
+            self.root.mkdir(0o700, parents=True, exist_ok=True)
+            with locked(self._folder(name), wait_s=wait_s, say=say) as folder:
+                there = self.find(name)
+                waited = there is not None and (seen is None or there.path != seen.path)
+                verdict = caching.decide(mode, recipe, there.manifest if there else None, waited=waited)
+                if there is not None and verdict.reuse:
+                    say(f"using {name} again: {verdict.reason}")
+                    return Built(there, reused=True, reason=verdict.reason)
+                say(f"building {name}: {verdict.reason}")
+                self._clear(name, folder)
+                started = time.monotonic()
+                with folder.building() as place:
+                    built = Builder(place, folder.descriptor, timeout_s, heard).build(parsed, format)
+                    manifest = Manifest(
+                        name=name,
+                        mode=mode,
+                        recipe=recipe,
+                        reason=verdict.reason,
+                        built_at_s=time.time(),
+                        took_s=round(time.monotonic() - started, 3),
+                        size_bytes=size_bytes(built),
+                        sif_digest=file_digest(built) if format == "sif" else "",
+                    )
+                    (place / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+                    complete = folder.path / place.name.removeprefix(BUILDING)
+                    place.rename(complete)
+                self._link(name, complete / built.name)
+                self._clear(name, folder)
+                return Built(Image(name, complete / built.name, manifest), reused=False, reason=verdict.reason)
+
+    def find(self, name: str) -> Image | None:
+        """Give the image of a name, None if there is none, or none that is whole.
+
+        Raises:
+            ConfigError: the name is none.
+        """
+        link = self.root / check_name(name)
+        with suppress(OSError, msgspec.MsgspecError):
+            path = link.resolve(strict=True)
+            return Image(name, path, read_manifest(path))
+        return None
+
+    def show(self, name: str) -> Image:
+        """Give the image of a name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        image = self.find(name)
+        if image is None:
+            raise ConfigError(f"there is no image {name} in {self.root}; see: prorl image list", key="name")
+        return image
+
+    def list(self) -> list[Image]:
+        """Give all images, by name.
+
+        Raises:
+            SandboxFailed: the folder cannot be read.
+        """
+        with self._explained("images"):
+            if not self.root.exists():
+                return []
+            names = sorted(each.name for each in self.root.iterdir() if each.is_symlink() and each.name[0] != ".")
+        return [image for name in names if (image := self.find(name))]
+
+    def remove(self, name: str, *, wait_s: float = WAIT_LIMIT_S, say: Callable[[str], None] = nothing) -> bool:
+        """Remove an image.
+
+        Args:
+            name: the image's name.
+            wait_s: how long a process that builds it is waited for.
+            say: called with a line whenever there is something to know.
+
+        Returns:
+            False if a sandbox still uses its files: then a later build or removal of the name removes them.
+
+        Raises:
+            ConfigError: there is none.
+            SandboxFailed: the disk refused it, or the wait was too long.
+        """
+        link = self.root / check_name(name)
+        with self._explained(name):
+            if not link.is_symlink() and not self._folder(name).is_dir():
+                raise ConfigError(f"there is no image {name} in {self.root}; see: prorl image list", key="name")
+            with locked(self._folder(name), wait_s=wait_s, say=say) as folder:
+                link.unlink(missing_ok=True)
+                all_gone = self._clear(name, folder)
+                folder.remove_if_empty()
+                return all_gone
+
+    def _folder(self, name: str) -> Path:
+        return self.root / f".{name}"
+
+    def _link(self, name: str, image: Path) -> None:
+        """Give the name to an image, in one step."""
+        fresh = image.parent / f"link-{secrets.token_hex(4)}"
+        fresh.symlink_to(image.relative_to(self.root))
+        fresh.rename(self.root / name)
+
+    def _clear(self, name: str, folder: BuildFolder) -> bool:
+        """Remove leftovers, and images without the name that nobody holds; give whether none is left."""
+        folder.clear()
+        with suppress(OSError):
+            current = (self.root / name).resolve(strict=True).parent
+            return self._clear_all_but(current, folder)
+        return self._clear_all_but(None, folder)
+
+    def _clear_all_but(self, current: Path | None, folder: BuildFolder) -> bool:
+        all_gone = True
+        for build in list(folder.path.iterdir()):
+            if build.name == LOCK or build.name.startswith((BUILDING, TRASH)) or build == current:
+                continue
+            images = [build / name for name in FILE_NAMES.values() if (build / name).exists()]
+            held = [hold_alone(image) for image in images]
+            if None in held:
+                all_gone = False
+            else:
+                folder.throw_away(build)
+            for each in held:
+                if each is not None:
+                    each.close()
+        return all_gone
+
+    @contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where = f" ({error.filename})" if error.filename else ""
+            raise SandboxFailed(f"{name} in {self.root}: {error.strerror or error}{where}") from error
+
+
+def make_recipe(source: Source, format_: Format, lock_file: Path | None) -> Recipe:
+    """Say what an image is made from, as it is now.
+
+    Raises:
+        ConfigError: the source or the lock file cannot be read.
+        SandboxUnavailable: this machine cannot build it.
+    """
+    maker = check_possible(source, format_)
+    try:
+        base = source.base()
+        lock = file_digest(lock_file) if lock_file is not None else ""
+    except OSError as error:
+        raise ConfigError(f"{error.filename or source}: {error.strerror}", key="source") from error
+    return Recipe(
+        source=str(source),
+        format=format_,
+        definition=digest(source.definition.text.encode()) if isinstance(source, DefinitionSource) else "",
+        base=base,
+        lock=lock,
+        maker=maker,
+        version=version("prorl-zmq"),
+        recipe_version=RECIPE_VERSION,
+    )

@@ -1,0 +1,79 @@
+"""Namespaces for building programs that root runs, so that they leave no mounts on the host and have what they need.
+
+- `mount`: what they mount is theirs, and gone when they are. A build that is killed in the middle of debootstrap would
+  leave /proc mounted in a folder that is removed next.
+- `user`: that, and a user namespace in which the first 65,536 users and groups are themselves. Root of a container
+  often lacks a few capabilities, and Apptainer then refuses to run `%post`; in a namespace of its own it has all.
+  Not all works there (making devices does not), so it is only for those who need it (`root_lacks_capabilities`).
+
+A map of all 2³² users would do too, but Apptainer would take itself for the real root then and mount what it may not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Literal
+
+Namespaces = Literal["none", "mount", "user"]
+
+CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
+MS_REC, MS_PRIVATE = 0x4000, 1 << 18
+IDS = 65536
+"""No more, see above."""
+
+
+def enter(namespaces: Namespaces) -> None:
+    """Move this process, which has one thread, into new namespaces.
+
+    Raises:
+        OSError: the system refuses it.
+    """
+    if namespaces == "none":
+        return
+    if namespaces == "user":
+        _enter_user_namespace()
+    _call("unshare", CLONE_NEWNS)
+    _call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+
+
+def root_lacks_capabilities() -> bool:
+    """Give whether this process is root without some of the capabilities that the kernel knows."""
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    permitted = next(
+        line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapPrm:")
+    )
+    return os.geteuid() == 0 and int(permitted, 16) != (1 << (last + 1)) - 1
+
+
+def _enter_user_namespace() -> None:
+    """Only a process outside may write such a map, so a child that stays there does."""
+    entered, tell = os.pipe()
+    writer = os.fork()
+    if writer == 0:
+        os.close(tell)
+        code = 1
+        try:
+            if os.read(entered, 1):
+                for kind in ("uid_map", "gid_map"):
+                    Path(f"/proc/{os.getppid()}/{kind}").write_text(f"0 0 {IDS}\n")
+                code = 0
+        finally:
+            os._exit(code)
+    os.close(entered)
+    try:
+        _call("unshare", CLONE_NEWUSER)
+        os.write(tell, b"1")
+    finally:
+        os.close(tell)
+        _, status = os.waitpid(writer, 0)
+    if status != 0:
+        raise OSError("the users of a namespace could not be set")
+
+
+def _call(function: str, *arguments: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, function)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{function}: {os.strerror(number)}")

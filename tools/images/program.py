@@ -1,0 +1,131 @@
+"""A program that builds something: run under a guard, its words heard line by line, its time limited.
+
+It gets no terminal and no input. It inherits the build's lock, so that the lock is free only when it and all that it
+started have ended (see `guard`). It has no part in the terminal's ^C: the builder gets that, and stops it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ...errors import SandboxFailed
+from ...processes import ISOLATED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from .private_namespaces import Namespaces
+
+GUARD = (sys.executable, *ISOLATED, "-m", f"{__package__}.guard")
+STOP_LIMIT_S = 10.0
+"""How long a guard may take to kill what it started."""
+CHUNK_BYTES = 64 * 1024
+LINE_LIMIT = 400
+"""Most characters of a line that are kept; a broken tool may print megabytes without an end of line."""
+LAST_LINES = 12
+"""How many of a failed program's last lines its error carries."""
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+CHATTER = re.compile(r"INFO: |WARNING: (Skipping mount|Error changing the container working directory)|\+ |I: ")
+"""Lines that explain no failure."""
+
+
+def run_program(
+    argv: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    timeout_s: float,
+    heard: Callable[[str], None],
+    inherited: Sequence[int] = (),
+    namespaces: Namespaces = "none",
+) -> None:
+    """Run a program to its end.
+
+    Args:
+        argv: the program and its arguments.
+        folder: where it runs.
+        environment: all of its environment.
+        timeout_s: it and all that it started are killed after so many seconds.
+        heard: called with each line that it prints, standard output and standard error as one.
+        inherited: descriptors that it and its children get.
+        namespaces: what it gets of its own (see `private_namespaces`).
+
+    Raises:
+        SandboxFailed: it failed (`exit_code`) or took too long; the message has its last words.
+    """
+    name = os.path.basename(argv[0])  # noqa: PTH119 - of an argument
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    with subprocess.Popen(
+        [*GUARD, namespaces, *map(str, inherited), "--", *argv],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=folder,
+        env=dict(environment),
+        pass_fds=inherited,
+        start_new_session=True,
+    ) as guard:
+        try:
+            for line in _lines(guard, time.monotonic() + timeout_s):
+                heard(line)
+                if not CHATTER.match(line):
+                    last.append(line)
+        except TimeoutError:
+            raise SandboxFailed(
+                f"{name} took longer than {round(timeout_s, 1):g} s and was stopped{_words(last)}"
+            ) from None
+        finally:
+            _stop(guard)
+    if guard.returncode != 0:
+        raise SandboxFailed(
+            f"{name} failed with exit code {guard.returncode}{_words(last)}", exit_code=guard.returncode
+        )
+
+
+def _lines(guard: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:
+    assert guard.stdout is not None
+    source = guard.stdout.fileno()
+    watched = select.poll()
+    watched.register(source, select.POLLIN)
+    rest = b""
+    while True:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not watched.poll(left_s * 1000):
+            raise TimeoutError
+        chunk = os.read(source, CHUNK_BYTES)
+        *lines, rest = re.split(rb"[\r\n]+", rest + chunk)
+        for line in lines if chunk else [rest]:
+            if text := _plain(line):
+                yield text
+        if not chunk:
+            return
+        rest = rest[:CHUNK_BYTES]
+
+
+def _plain(line: bytes) -> str:
+    text = COLOURS.sub("", line[: 4 * LINE_LIMIT].decode("utf-8", "replace"))[:LINE_LIMIT]
+    return "".join(each if each.isprintable() else " " for each in text).strip()
+
+
+def _words(last: deque[str]) -> str:
+    return f": {' / '.join(last)}" if last else "; it said nothing"
+
+
+def _stop(guard: subprocess.Popen[bytes]) -> None:
+    """Close the guard's input, upon which it kills what still runs, and wait for that."""
+    assert guard.stdin is not None
+    guard.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        guard.wait(STOP_LIMIT_S)
+        return
+    guard.kill()
+    guard.wait()

@@ -1,0 +1,215 @@
+"""What an image is built from, as it is written on a command line.
+
+- `image.def` or `image.def.j2`: an Apptainer definition, or a Jinja2 template of one.
+- `rootfs`: a folder with a root filesystem.
+- `image.sif`: a SIF file.
+- `docker://debian:12`: an image of a registry, through Apptainer; also `oras://` and `library://`.
+- `debootstrap://bookworm?include=python3,git&variant=minbase`: a Debian or Ubuntu from the package mirror that
+  the machine's apt has, as root.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from ...errors import ConfigError
+from .definition import SUFFIX, TEMPLATE_SUFFIX, Definition, load_definition
+from .fingerprint import digest, file_digest, tree_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+REGISTRIES = ("docker://", "oras://", "library://")
+DEBOOTSTRAP = "debootstrap://"
+SUITE_PATTERN = re.compile(r"[a-z][a-z0-9.-]{0,63}")
+PACKAGE_PATTERN = re.compile(r"[a-z0-9][a-z0-9+.-]*")
+VARIANTS = ("minbase", "buildd", "standard")
+MIRROR_PATTERN = re.compile(r"(https?|file|ftp)://?\S+")
+SIF_MAGIC = b"SIF_MAGIC"
+SIF_MAGIC_OFFSET_BYTES = 32
+
+
+@dataclass(frozen=True)
+class DirectorySource:
+    """A root filesystem in a folder."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def base(self) -> str:
+        """Give the identity of the base image."""
+        return tree_digest(self.path)
+
+
+@dataclass(frozen=True)
+class SifSource:
+    """A SIF file."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def base(self) -> str:
+        """Give the identity of the base image."""
+        return file_digest(self.path)
+
+
+@dataclass(frozen=True)
+class DefinitionSource:
+    """A definition."""
+
+    definition: Definition
+
+    def __str__(self) -> str:
+        return str(self.definition.path)
+
+    def base(self) -> str:
+        """Give the identity of the base images: of those of this machine by content, of others by reference."""
+        local = [_identity(path) for path in self.definition.local_bases()]
+        return digest(repr((self.definition.bases, local)).encode())
+
+
+@dataclass(frozen=True)
+class RegistrySource:
+    """An image of a registry, which Apptainer fetches."""
+
+    reference: str
+
+    def __str__(self) -> str:
+        return self.reference
+
+    def base(self) -> str:
+        """Give the identity of the base image: its reference. A tag that is moved is not noticed; a digest is."""
+        return self.reference
+
+
+@dataclass(frozen=True)
+class DebootstrapSource:
+    """A Debian or Ubuntu, installed from its packages.
+
+    Args:
+        suite: such as `bookworm`.
+        include: packages beside those of the variant.
+        variant: `minbase` (only what apt needs), `buildd`, or `standard`.
+        mirror: where the packages come from; empty: what this machine's apt has configured for the suite.
+    """
+
+    suite: str
+    include: tuple[str, ...] = ()
+    variant: str = "minbase"
+    mirror: str = ""
+
+    def __str__(self) -> str:
+        include = f"include={','.join(self.include)}&" if self.include else ""
+        return f"{DEBOOTSTRAP}{self.suite}?{include}variant={self.variant}"
+
+    def base(self) -> str:
+        """Give the identity of the base image: what was asked for. New versions of packages are not noticed."""
+        return str(self)
+
+
+Source = DirectorySource | SifSource | DefinitionSource | RegistrySource | DebootstrapSource
+
+
+def parse_source(
+    text: str, *, variables: Mapping[str, str] | None = None, lock_file: Path | None = None, mirror: str = ""
+) -> Source:
+    """Read what an image is to be built from.
+
+    Args:
+        text: as in the list above.
+        variables: values for a template.
+        lock_file: the dependency lock file, of which a template may know.
+        mirror: the package mirror for debootstrap.
+
+    Raises:
+        ConfigError: there is no such source, it is malformed, or an argument does not apply to it.
+    """
+    path = Path(text)
+    if path.name.endswith((SUFFIX, TEMPLATE_SUFFIX)) and "://" not in text:
+        _none_for_others(text, mirror=mirror)
+        return DefinitionSource(load_definition(path, variables or {}, lock_file))
+    _none_for_others(text, variables=variables)
+    if text.startswith(DEBOOTSTRAP):
+        return _parse_debootstrap(text, mirror)
+    _none_for_others(text, mirror=mirror)
+    if text.startswith(REGISTRIES):
+        if not re.fullmatch(r"[a-z]+://[^\s?]+", text):
+            raise ConfigError(f"{text!r} names no image", key="source")
+        return RegistrySource(text)
+    if "://" in text:
+        known = ", ".join((*REGISTRIES, DEBOOTSTRAP))
+        raise ConfigError(f"{text}: images come from {known}, a definition, a folder or a SIF file", key="source")
+    return _parse_path(path)
+
+
+def check_sif(path: Path) -> None:
+    """Make sure that a file is a SIF file by its first bytes. Apptainer takes any other for a definition, and runs it.
+
+    Raises:
+        ConfigError: it is none, or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(SIF_MAGIC_OFFSET_BYTES + len(SIF_MAGIC))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", key="source") from error
+    if start[SIF_MAGIC_OFFSET_BYTES:] != SIF_MAGIC:
+        raise ConfigError(
+            f"{path} is no SIF file (definitions are called NAME{SUFFIX} or NAME{TEMPLATE_SUFFIX})", key="source"
+        )
+
+
+def _parse_path(path: Path) -> Source:
+    if path.is_dir():
+        if not any((path / name).is_dir() for name in ("bin", "usr")):
+            raise ConfigError(f"{path} is no root filesystem: it has neither bin nor usr", key="source")
+        return DirectorySource(path.absolute())
+    if not path.exists():
+        raise ConfigError(f"there is no {path}; give a definition, a folder, a SIF file or docker://…", key="source")
+    check_sif(path)
+    return SifSource(path.absolute())
+
+
+def _parse_debootstrap(text: str, mirror: str) -> DebootstrapSource:
+    suite, _, query = text.removeprefix(DEBOOTSTRAP).partition("?")
+    if not SUITE_PATTERN.fullmatch(suite):
+        raise ConfigError(f"{text}: {suite!r} is no suite; write {DEBOOTSTRAP}bookworm", key="source")
+    # Not urllib's parse_qs, which takes the + of g++ for a space.
+    given = {}
+    for pair in filter(None, query.split("&")):
+        key, _, value = pair.partition("=")
+        if key not in ("include", "variant") or key in given:
+            raise ConfigError(f"{text}: {key!r} is not one of include, variant, each once", key="source")
+        given[key] = unquote(value)
+    include = tuple(sorted(filter(None, given.get("include", "").split(","))))
+    for package in include:
+        if not PACKAGE_PATTERN.fullmatch(package):
+            raise ConfigError(f"{text}: {package!r} is not the name of a package", key="source")
+    variant = given.get("variant", VARIANTS[0])
+    if variant not in VARIANTS:
+        raise ConfigError(f"{text}: {variant!r} is not one of {', '.join(VARIANTS)}", key="source")
+    if mirror and not MIRROR_PATTERN.fullmatch(mirror):
+        raise ConfigError("the mirror is not an address such as http://HOST/debian", key="mirror")
+    return DebootstrapSource(suite, include, variant, mirror)
+
+
+def _none_for_others(text: str, *, variables: Mapping[str, str] | None = None, mirror: str = "") -> None:
+    if variables:
+        raise ConfigError(f"{text} is no template (NAME{TEMPLATE_SUFFIX}), so there is nothing to set", key="set")
+    if mirror:
+        raise ConfigError(f"{text} needs no mirror; only {DEBOOTSTRAP}… has one", key="mirror")
+
+
+def _identity(path: Path) -> str:
+    try:
+        return tree_digest(path) if path.is_dir() else file_digest(path)
+    except OSError as error:
+        raise ConfigError(f"the base image {path} cannot be read: {error.strerror}", key="source") from error
