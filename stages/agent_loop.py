@@ -37,6 +37,8 @@ class StopReason(StrEnum):
 
     DONE = "done"
     """The policy ended a turn without calling a tool."""
+    FINISHED = "finished"
+    """The policy called a tool that ends the episode (see `Tool.ends_episode`)."""
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"
     """The conversation reached its limit; what no longer fitted was not added."""
@@ -52,8 +54,11 @@ class Episode:
     stop_reason: StopReason | None = None
     last_text: str = ""
     """The text of the policy's last turn."""
+    final_message: str | None = None
+    """What the policy said with the call that ended the episode, if there was one."""
     metrics: Counter[str] = field(default_factory=Counter)
-    """`turns`, `generated_tokens`, `tool_calls`, `malformed_tool_calls`."""
+    """`turns` and `generated_tokens`; `tool_calls`, all that could be read; `malformed_tool_calls`, which could not be
+    read or name no tool; `invalid_tool_arguments`, calls of a tool with arguments that it does not take."""
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds in the `engine` and in each tool (`tool.bash`)."""
 
@@ -119,7 +124,12 @@ class AgentLoop:
             calls = parse_tool_calls(self._episode.last_text)
             if not calls:
                 return StopReason.DONE
-            answers = [ChatMessage(Role.TOOL, await self._answer(call)) for call in calls]
+            answers: list[ChatMessage] = []
+            for call in calls:
+                answers.append(ChatMessage(Role.TOOL, await self._answer(call)))
+                if self._episode.final_message is not None:
+                    # The policy will read nothing more, so the answers are not added.
+                    return StopReason.FINISHED
             ending = self._chat.end_of_turn(generation.token_ids)
             if len(ending) + self._trajectory.tokens > self._limits.max_tokens:
                 return StopReason.MAX_TOKENS
@@ -156,12 +166,15 @@ class AgentLoop:
             return f"There is no tool {call.name!r}. The tools are: {', '.join(self._tools) or 'none'}."
         started = time.monotonic()
         try:
-            return await tool(call.arguments, self._limits.tool_call_s)
+            text = await tool(call.arguments, self._limits.tool_call_s)
         except ToolArgumentsInvalid as error:
-            self._episode.metrics["malformed_tool_calls"] += 1
+            self._episode.metrics["invalid_tool_arguments"] += 1
             return str(error)
         finally:
             self._episode.spent(f"tool.{call.name}", started)
+        if tool.ends_episode:
+            self._episode.final_message = text
+        return text
 
     def _add_message(self, message: ChatMessage) -> bool:
         """Append a message; false, and no change, if it does not fit."""

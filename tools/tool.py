@@ -19,6 +19,10 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 A = TypeVar("A", bound=Arguments)
 
+REFERENCE = "#/$defs/"
+USAGE_DEPTH = 3
+"""How deep arguments within arguments are spelt out for a model that got them wrong."""
+
 
 class ToolArgumentsInvalid(ValueError):
     """The model called a tool with arguments that it does not take; the text tells it what to change."""
@@ -33,15 +37,18 @@ class Tool(ABC, Generic[A]):
     """What the model is told."""
     takes: type[A]
     """The arguments."""
+    ends_episode: ClassVar[bool] = False
+    """A call that succeeds ends the episode, and its text is the episode's `final_message`."""
 
     @property
     def parameters(self) -> dict[str, Any]:
         """The arguments as a JSON schema of an object."""
-        (_,), components = msgspec.json.schema_components((self.takes,), ref_template="#/$defs/{name}")
+        (_,), components = msgspec.json.schema_components((self.takes,), ref_template=REFERENCE + "{name}")
         schema = dict(components.pop(self.takes.__name__))
         # The model needs neither; they are the words of this code for other code.
         schema.pop("title", None)
         schema.pop("description", None)
+        schema["properties"] = {name: _for_model(about) for name, about in schema["properties"].items()}
         return {**schema, "$defs": components} if components else schema
 
     def schema(self) -> dict[str, Any]:
@@ -84,5 +91,40 @@ class Tool(ABC, Generic[A]):
         """End what the tool holds; may be called again."""
 
     def _usage(self) -> str:
-        properties = self.parameters["properties"]
-        return "{" + ", ".join(f'"{name}": {about.get("type", "…")}' for name, about in properties.items()) + "}"
+        schema = self.parameters
+        return _words(schema, schema.get("$defs", {}))
+
+
+def _for_model(about: dict[str, Any]) -> dict[str, Any]:
+    """Describe an argument as chat templates expect it.
+
+    The null that stands for an argument left out goes, since models would write it; and each choice of texts says that
+    it is text.
+    """
+    if "enum" in about and all(isinstance(value, str) for value in about["enum"]):
+        return {"type": "string", **about}
+    if about.get("default", ...) is not None:
+        return about
+    plain = {key: value for key, value in about.items() if key not in ("anyOf", "default")}
+    kinds = [_for_model(kind) for kind in about.get("anyOf", ()) if kind != {"type": "null"}]
+    return {**plain, **kinds[0]} if len(kinds) == 1 else {**plain, "anyOf": kinds}
+
+
+def _words(about: dict[str, Any], components: dict[str, Any], depth: int = 0) -> str:
+    """Put a JSON schema into few words, such as `{"path": string, "lines"?: [integer, …]}`."""
+    if "$ref" in about and depth < USAGE_DEPTH:
+        return _words(components[about["$ref"].removeprefix(REFERENCE)], components, depth + 1)
+    if "enum" in about:
+        return " | ".join(msgspec.json.encode(value).decode() for value in about["enum"])
+    if "anyOf" in about:
+        return " | ".join(_words(kind, components, depth) for kind in about["anyOf"])
+    if about.get("type") == "array":
+        return f"[{_words(about.get('items', {}), components, depth)}, …]"
+    if "properties" in about:
+        required = about.get("required", ())
+        parts = (
+            f'"{name}"{"" if name in required else "?"}: {_words(kind, components, depth)}'
+            for name, kind in about["properties"].items()
+        )
+        return "{" + ", ".join(parts) + "}"
+    return str(about.get("type", "…"))

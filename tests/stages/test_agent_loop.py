@@ -18,6 +18,7 @@ from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.inference.engine import Generation
 from prorl_zmq.messages import EpisodeLimits, Sampling, VersionSpan
 from prorl_zmq.stages.agent_loop import AgentLoop, Episode, StopReason
+from prorl_zmq.tools.finish import FinishTool
 from prorl_zmq.tools.tool import Arguments, Tool
 from prorl_zmq.trajectory import Role, array_views
 
@@ -76,7 +77,7 @@ class ScriptedEngine:
 
 def run(engine: ScriptedEngine, limits: EpisodeLimits | None = None, sampling: Sampling | None = None) -> Episode:
     episode = Episode()
-    loop = AgentLoop(engine, CHAT, [Echo()], sampling or Sampling(), limits or EpisodeLimits(), episode)
+    loop = AgentLoop(engine, CHAT, [Echo(), FinishTool()], sampling or Sampling(), limits or EpisodeLimits(), episode)
     asyncio.run(loop.run(OPENING))
     return episode
 
@@ -137,20 +138,44 @@ def test_each_prompt_begins_with_all_that_went_before(turns: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "said", "counted"),
     [
-        ("<tool_call>{</tool_call>", "could not be read"),
-        ('<tool_call>{"name": "ls"}</tool_call>', "There is no tool 'ls'. The tools are: echo."),
-        ('<tool_call>{"name": "echo", "arguments": {"txt": "a"}}</tool_call>', "text"),
-        ('<tool_call>{"name": "echo", "arguments": {"text": 7}}</tool_call>', "text"),
+        ("<tool_call>{</tool_call>", "could not be read", "malformed_tool_calls"),
+        (
+            '<tool_call>{"name": "ls"}</tool_call>',
+            "There is no tool 'ls'. The tools are: echo, finish.",
+            "malformed_tool_calls",
+        ),
+        ('<tool_call>{"name": "echo", "arguments": {"txt": "a"}}</tool_call>', "text", "invalid_tool_arguments"),
+        ('<tool_call>{"name": "echo", "arguments": {"text": 7}}</tool_call>', "text", "invalid_tool_arguments"),
+        ('<tool_call>{"name": "finish", "arguments": {}}</tool_call>', "message", "invalid_tool_arguments"),
     ],
 )
-def test_wrong_call_is_answered_with_what_was_wrong(text: str, said: str) -> None:
+def test_wrong_call_is_answered_with_what_was_wrong(text: str, said: str, counted: str) -> None:
     engine = ScriptedEngine(text, "done")
     episode = run(engine)
     assert said in CHAT.decode(engine.prompts[1][len(engine.prompts[0]) :])
-    assert episode.metrics["malformed_tool_calls"] == 1
+    wrong = {name: episode.metrics[name] for name in ("malformed_tool_calls", "invalid_tool_arguments")}
+    assert wrong == {"malformed_tool_calls": 0, "invalid_tool_arguments": 0, counted: 1}
     assert episode.stop_reason == StopReason.DONE
+    assert episode.final_message is None
+
+
+def test_finish_ends_the_episode_and_what_comes_after_it_is_not_done() -> None:
+    finish = '<tool_call>{"name": "finish", "arguments": {"message": "It is 3."}}</tool_call>'
+    engine = ScriptedEngine(CALL, CALL + finish + CALL + finish, "never asked for")
+    episode = run(engine)
+    assert episode.stop_reason == StopReason.FINISHED
+    assert episode.final_message == "It is 3."
+    assert episode.metrics["tool_calls"] == 3
+    assert len(engine.prompts) == 2
+    assert [Role(code) for code in arrays_of(episode).turns[-2:, 2]] == [Role.TOOL, Role.ASSISTANT]
+
+
+def test_empty_message_ends_the_episode_too() -> None:
+    episode = run(ScriptedEngine('<tool_call>{"name": "finish", "arguments": {"message": ""}}</tool_call>'))
+    assert episode.stop_reason == StopReason.FINISHED
+    assert episode.final_message == ""
 
 
 def test_most_turns() -> None:

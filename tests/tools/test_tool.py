@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
+import pytest
 from msgspec import Meta
 
-from prorl_zmq.tools.tool import Arguments, Tool
+from prorl_zmq.tools.tool import Arguments, Tool, ToolArgumentsInvalid
 
 
 class Range(msgspec.Struct):
@@ -46,3 +47,50 @@ def test_the_schema_is_made_from_the_arguments() -> None:
 def test_a_call_gets_checked_arguments() -> None:
     text = asyncio.run(View()({"path": "a", "lines": {"first": 2}}, 5))
     assert text == "a Range(first=2, last=-1) 5"
+
+
+class Many(Arguments, frozen=True):
+    first: Literal["a", "b"]
+    second: list[int] | None = None
+    third: int | str = 3
+    fourth: int | str | None = None
+    fifth: tuple[Range, ...] = ()
+    sixth: dict[str, int] = msgspec.field(default_factory=dict)
+    seventh: Tree | None = None
+
+
+class Tree(msgspec.Struct):
+    below: list[Tree] = []
+
+
+class Takes(Tool[Many]):
+    name = "many"
+    description = "Takes much."
+    takes = Many
+
+    async def call(self, arguments: Many, timeout_s: float) -> str:
+        return str(arguments)
+
+    async def close(self) -> None:
+        pass
+
+
+def test_arguments_that_may_be_left_out_are_shown_without_null() -> None:
+    properties = Takes().parameters["properties"]
+    assert properties["first"] == {"type": "string", "enum": ["a", "b"]}
+    assert properties["second"] == {"type": "array", "items": {"type": "integer"}}
+    assert properties["third"] == {"anyOf": [{"type": "integer"}, {"type": "string"}], "default": 3}
+    assert properties["fourth"] == {"anyOf": [{"type": "integer"}, {"type": "string"}]}
+    assert properties["seventh"] == {"$ref": "#/$defs/Tree"}
+    assert Takes().check({"first": "a", "second": None}) == Many("a")
+
+
+def test_wrong_arguments_are_told_with_what_the_tool_takes() -> None:
+    with pytest.raises(ToolArgumentsInvalid) as caught:
+        Takes().check({"first": "a", "fifth": [{"first": "x"}]})
+    assert str(caught.value) == (
+        "wrong arguments for many: Expected `int`, got `str` - at `$.fifth[0].first`; it takes "
+        '{"first": "a" | "b", "second"?: [integer, …], "third"?: integer | string, "fourth"?: integer | string, '
+        '"fifth"?: [{"first": integer, "last"?: integer}, …], "sixth"?: object, '
+        '"seventh"?: {"below"?: [{"below"?: [{"below"?: […, …]}, …]}, …]}}'
+    )

@@ -1,0 +1,123 @@
+"""Excerpts of a text file, as the model reads them: numbered lines in the form of `cat -n`, and what is left out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from .encoding import LATIN_1, UTF_8, is_latin_1
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .encoding import Encoding
+    from .text_file import TextFile
+
+VIEW_LIMIT = 64 * 1024
+"""Most characters of one view."""
+SNIPPET_LIMIT = 8 * 1024
+"""Most characters that show what an edit did."""
+SNIPPET_LINES = 4
+"""Lines before and after an edit that are shown with it."""
+COUNT_LIMIT_BYTES = 16 * 2**20
+"""Largest file whose lines are counted for the model."""
+
+
+class Rows(NamedTuple):
+    """Numbered lines."""
+
+    text: str
+    following: int
+    """The first line that is not shown."""
+    cut: bool
+    """The last line shown is too long to be shown whole."""
+
+
+def number(lines: Sequence[str], first: int, limit: int) -> Rows:
+    """Number as many lines as fit into `limit` characters: whole ones, or the beginning of the first."""
+    rows: list[str] = []
+    room = limit
+    for line, text in enumerate(lines, first):
+        row = f"{line:6}\t{text.removesuffix(chr(13))}\n"
+        room -= len(row)
+        if room < 0:
+            cut = not rows
+            return Rows("".join(rows) or row[:limit] + "\n", line + cut, cut)
+        rows.append(row)
+    return Rows("".join(rows), first + len(lines), cut=False)
+
+
+def view(file: TextFile, view_range: Sequence[int] | None) -> str:
+    """Show a range of lines, or the whole file as far as it fits.
+
+    Raises:
+        Refused: the range begins after the end of the file, or there is something in it that is no text.
+    """
+    first, last = view_range or (1, -1)
+    path = file.place.path
+    offset = file.line_start(first)
+    limit_bytes = VIEW_LIMIT * file.encoding.unit
+    data = file.read(offset, limit_bytes + file.encoding.unit)
+    if not data:
+        if first == 1:
+            return f"{path} is empty."
+        raise file.no_line_after(first - 1)
+    at_end = len(data) <= limit_bytes
+    encoding = _shown_as(file, data, at_end=at_end)
+    available = encoding.decode(data).split("\n")
+    # What comes after the last line end is no line, or not a whole one, which is shown only if it is the first.
+    partial = len(available) == 1 and not at_end
+    if len(available) > 1 and not (at_end and available[-1]):
+        available.pop()
+    rows = number(available if last == -1 else available[: last - first + 1], first, VIEW_LIMIT)
+    cut = rows.cut or partial
+    text = f"{path}, as cat -n shows it:\n{rows.text}"
+    if "\N{REPLACEMENT CHARACTER}" in rows.text:
+        text += f"[\N{REPLACEMENT CHARACTER} stands for bytes that are not {encoding.name}; edits keep them]\n"
+    ended = at_end and rows.following == first + len(available)
+    if not cut and (ended if last == -1 else rows.following > last):
+        return text
+    notes = []
+    if cut:
+        notes.append(f"line {rows.following - 1} is cut, as it is too long to be shown whole; see more of it with bash")
+    if not ended:
+        notes.append(f"see more with view_range [{rows.following}, {rows.following + 199}]")
+    return f"{text}[{'; '.join([*notes, _whole(file)])}]\n"
+
+
+def snippet(file: TextFile, offset: int, line: int, old: bytes, new: bytes) -> str:
+    """Show the lines around an edit that put `new` in the place of `old`.
+
+    Args:
+        file: as it was before.
+        offset: where.
+        line: in which line.
+        old: what was there.
+        new: what is there now.
+    """
+    reach = SNIPPET_LIMIT * file.encoding.unit
+    begin = max(file.start, offset - reach)
+    before, after = file.read(begin, offset - begin), file.read(offset + len(old), reach)
+    at_end = len(after) < reach
+    encoding = _shown_as(file, before + new + after, at_end=at_end)
+    head = encoding.decode(before).split("\n")
+    if begin > file.start and len(head) > 1:
+        head = head[1:]  # a piece of a line
+    head = head[-SNIPPET_LINES - 1 :]
+    changed = encoding.decode(new)
+    lines = ("\n".join(head) + changed + encoding.decode(after)).split("\n")
+    if len(lines) > len(head) and not (at_end and lines[-1]):
+        lines.pop()
+    last = len(head) + changed.count("\n") + SNIPPET_LINES
+    rows = number(lines[:last], line - len(head) + 1, SNIPPET_LIMIT)
+    return rows.text if not rows.cut and rows.following > line + changed.count("\n") else f"{rows.text}[cut here]\n"
+
+
+def _shown_as(file: TextFile, data: bytes, *, at_end: bool) -> Encoding:
+    """Give the encoding in which a piece is shown: what the BOM says, else what fits."""
+    return LATIN_1 if file.encoding is UTF_8 and is_latin_1(data, at_end=at_end) else file.encoding
+
+
+def _whole(file: TextFile) -> str:
+    if file.stamp.size > COUNT_LIMIT_BYTES:
+        return f"the file has {file.stamp.size} bytes"
+    return f"the file has {file.lines_from(file.start)} lines"

@@ -1,0 +1,84 @@
+"""`EditHistory`: what the editor needs to take edits back, newest first, for each path.
+
+It has no I/O and belongs to one execution server; when that ends, nothing can be undone any more. It is bounded in
+number and in bytes, and forgets the edits of the path that was edited longest ago first. Paths are told apart as they
+are written, after the working directory is put before relative ones: an edit made through a symbolic link is undone
+under the link's name.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from .outcome import EditOutcome, Undo
+
+EDITS_PER_PATH = 20
+HISTORY_LIMIT_BYTES = 8 * 2**20
+OVERHEAD_BYTES = 500
+"""What an edit costs besides the text that it replaced, about; so the limit in bytes bounds the number of edits too."""
+
+
+class EditHistory:
+    """The edits that can be taken back.
+
+    Args:
+        directory: the working directory, from which relative paths go out.
+        limit_bytes: most memory for all edits, about.
+    """
+
+    def __init__(self, directory: str, limit_bytes: int = HISTORY_LIMIT_BYTES) -> None:
+        self._directory = directory
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._edits: dict[str, list[Undo]] = {}
+        """By path; the path that was edited last comes last."""
+
+    def last(self, path: str) -> Undo | None:
+        """Give what takes back the last edit of a path, if there is one."""
+        edits = self._edits.get(self._key(path))
+        return edits[-1] if edits else None
+
+    def record(self, outcome: EditOutcome) -> None:
+        """Take note of what a call of the editor did."""
+        key = self._key(outcome.path)
+        if outcome.undone:
+            self._take_back(key, outcome)
+        if outcome.undo is not None:
+            edits = self._edits.pop(key, [])
+            self._edits[key] = edits
+            edits.append(outcome.undo)
+            self._size_bytes += _size_bytes(outcome.undo)
+            if len(edits) > EDITS_PER_PATH:
+                self._forget(key)
+            while self._size_bytes > self._limit_bytes:
+                self._forget(next(iter(self._edits)))
+
+    def _take_back(self, key: str, outcome: EditOutcome) -> None:
+        edits = self._edits.get(key)
+        if not edits:
+            return
+        undone = edits.pop()
+        self._size_bytes -= _size_bytes(undone)
+        if not edits:
+            del self._edits[key]
+        elif outcome.now is not None and edits[-1].after == undone.before:
+            # The file is again what the edit before left, but was written anew.
+            edits[-1] = msgspec.structs.replace(edits[-1], after=outcome.now)
+
+    def _forget(self, key: str) -> None:
+        """Drop the oldest edit of a path."""
+        edits = self._edits[key]
+        self._size_bytes -= _size_bytes(edits.pop(0))
+        if not edits:
+            del self._edits[key]
+
+    def _key(self, path: str) -> str:
+        return posixpath.normpath(posixpath.join(self._directory, path))
+
+
+def _size_bytes(undo: Undo) -> int:
+    return len(undo.old) + OVERHEAD_BYTES

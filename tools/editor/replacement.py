@@ -1,0 +1,126 @@
+"""A part of a file replaced, whatever the file's size: written anew beside it, then renamed over it.
+
+So a full disk or a kill leaves the old file as it was, and no reader sees half an edit. The new file has no name until
+it is complete, where the file system can do that, so a kill leaves nothing behind. Mode and, where the system lets us,
+owner are kept; hard links are broken by the rename, and extended attributes are not kept.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from .outcome import Stamp, Undo
+from .refusal import Refused
+from .text_file import stamp_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .place import Place
+    from .text_file import TextFile
+
+COPY_BYTES = 2**26
+
+
+def replace(file: TextFile, offset: int, old: bytes, new: bytes) -> Undo:
+    """Put `new` in the place of `old`, which is at `offset`.
+
+    Returns:
+        What takes it back.
+
+    Raises:
+        Refused: another process changed the file meanwhile.
+        OSError: the disk refuses it. The file is as it was in both cases.
+    """
+    place, source = file.place, file.descriptor
+    with _sibling(place.folder) as (target, name):
+        _copy(source, target, 0, offset)
+        _write(target, new)
+        _copy(source, target, offset + len(old), file.stamp.size)
+        if (file.status.st_uid, file.status.st_gid) != (os.geteuid(), os.getegid()):
+            with suppress(PermissionError):
+                os.fchown(target, file.status.st_uid, file.status.st_gid)
+        os.fchmod(target, stat.S_IMODE(file.status.st_mode))
+        named = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
+        if stamp_of(named) != file.stamp or not os.path.samestat(named, file.status):
+            raise Refused(f"{place.path} was changed by another process during the edit; view it and try again.")
+        if not _is_named(target):
+            os.link(f"/proc/self/fd/{target}", name, dst_dir_fd=place.folder)
+        os.rename(name, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+        return Undo(offset, old, len(new), file.stamp, stamp_of(os.fstat(target)))
+
+
+def create(place: Place, content: bytes) -> Undo:
+    """Make a new file.
+
+    Raises:
+        OSError: it exists, or the disk refuses it; then there is none.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    target = os.open(place.name, flags, 0o666, dir_fd=place.folder)
+    try:
+        _write(target, content)
+        return Undo(0, b"", len(content), None, stamp_of(os.fstat(target)))
+    except OSError:
+        os.unlink(place.name, dir_fd=place.folder)
+        raise
+    finally:
+        os.close(target)
+
+
+def take_back(file: TextFile, undo: Undo) -> Stamp | None:
+    """Undo an edit.
+
+    Returns:
+        The file after that; None if it is removed.
+
+    Raises:
+        Refused: the file was changed since the edit.
+        OSError: the disk refuses it. The file is as it was in both cases.
+    """
+    if file.stamp != undo.after:
+        raise Refused(
+            f"{file.place.path} was changed after its last edit with this tool, so that cannot be undone; "
+            "view the file and edit it."
+        )
+    if undo.before is None:
+        os.unlink(file.place.name, dir_fd=file.place.folder)
+        return None
+    return replace(file, undo.offset, file.read(undo.offset, undo.new_bytes), undo.old).after
+
+
+@contextmanager
+def _sibling(folder: int) -> Iterator[tuple[int, str]]:
+    """Give a new empty file, and the name that it has or can get; nothing of that name stays behind."""
+    name = f".edit-{secrets.token_hex(8)}"
+    try:
+        if not os.access("/proc/self/fd", os.X_OK):
+            raise OSError
+        target = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    except OSError:
+        target = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        yield target, name
+    finally:
+        os.close(target)
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+
+
+def _is_named(file: int) -> bool:
+    return os.fstat(file).st_nlink > 0
+
+
+def _copy(source: int, target: int, start: int, end: int) -> None:
+    while start < end and (count := os.sendfile(target, source, start, min(COPY_BYTES, end - start))):
+        start += count
+
+
+def _write(target: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(target, view) :]

@@ -1,0 +1,208 @@
+"""`TextFile`: an open regular file of any size, read in pieces: its lines, its encoding, and where a text is in it.
+
+It is read with `pread` and not mapped: another process may cut the file at any time, and a mapped page that is gone
+kills its reader.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from .encoding import LATIN_1, UTF_8, encoding_of_bom, is_latin_1
+from .outcome import Stamp
+from .refusal import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .place import Place
+
+CHUNK_BYTES = 2**20
+HEAD_BYTES = 2**16
+"""The part of a file that tells how it ends its lines."""
+OPEN_FLAGS = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where a text is."""
+
+    offset: int
+    line: int
+    """Counted from 1."""
+
+
+@contextmanager
+def open_text(place: Place, *, write: bool = False) -> Iterator[TextFile]:
+    """Open the text file at a place, and close it at the end.
+
+    Args:
+        place: where.
+        write: make sure that it may be written.
+
+    Raises:
+        Refused: it is no regular file, or no text.
+        OSError: it is not there, or may not be opened.
+    """
+    # Looked at first: to open a device can do things.
+    _check_kind(os.stat(place.name, dir_fd=place.folder, follow_symlinks=False).st_mode, place.path)
+    descriptor = os.open(place.name, OPEN_FLAGS | (os.O_RDWR if write else os.O_RDONLY), dir_fd=place.folder)
+    try:
+        status = os.fstat(descriptor)
+        _check_kind(status.st_mode, place.path)
+        yield TextFile(place, descriptor, status)
+    finally:
+        os.close(descriptor)
+
+
+class TextFile:
+    """An open text file. Offsets are in bytes from the start of the file, and so count its BOM."""
+
+    def __init__(self, place: Place, descriptor: int, status: os.stat_result) -> None:
+        self.place = place
+        self.descriptor = descriptor
+        self.status = status
+        self._head = os.pread(descriptor, HEAD_BYTES, 0)
+        self.encoding = encoding_of_bom(self._head)
+        self._check_text(self._head if self.encoding.unit == 1 else b"")
+        if self.encoding.unit > 1 and (status.st_size % 2 or "\0" in self.encoding.decode(self._head)):
+            raise self._binary()
+
+    @property
+    def stamp(self) -> Stamp:
+        """What the file was when it was opened."""
+        return stamp_of(self.status)
+
+    @property
+    def start(self) -> int:
+        """Where the text begins: after the BOM."""
+        return len(self.encoding.bom)
+
+    @cached_property
+    def crlf(self) -> bool:
+        """The file ends its lines with CR and LF; told by the first."""
+        first = self.encoding.find(self._head, self.encoding.newline, 0)
+        return first >= 0 and self._head[:first].endswith(self.encoding.encode("\r"))
+
+    def translated(self, text: str) -> str:
+        """Give text with line ends as the file has them."""
+        return text.replace("\r\n", "\n").replace("\n", "\r\n") if self.crlf else text
+
+    def settle_encoding(self) -> None:
+        """Tell Latin-1 from UTF-8 by the first piece that is not plain ASCII; a BOM says it anyway."""
+        if self.encoding is UTF_8:
+            for _, chunk in self.chunks():
+                if not chunk.isascii():
+                    self.encoding = LATIN_1 if is_latin_1(chunk, at_end=len(chunk) < CHUNK_BYTES) else UTF_8
+                    return
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Read up to `count` bytes; fewer only at the end of the file."""
+        data = os.pread(self.descriptor, count, offset)
+        while data and len(data) < count and (more := os.pread(self.descriptor, count - len(data), offset + len(data))):
+            data += more
+        return data
+
+    def chunks(self, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Read the file from `offset` on, in pieces with where they are.
+
+        Raises:
+            Refused: a piece is no text.
+        """
+        while chunk := self.read(offset, CHUNK_BYTES):
+            self._check_text(chunk)
+            yield offset, chunk
+            offset += len(chunk)
+
+    def find(self, pattern: bytes, limit: int) -> list[Match]:
+        """Find a text, as `bytes.count` counts it: the next match begins after the one before.
+
+        Args:
+            pattern: the text, encoded; not empty.
+            limit: most matches to find.
+        """
+        matches: list[Match] = []
+        window, base, line = b"", self.start, 1
+        for _, chunk in self.chunks(self.start):
+            window += chunk
+            after = counted = 0
+            while (at := self.encoding.find(window, pattern, after)) >= 0:
+                line += self.encoding.newlines(window, counted, at)
+                counted = at
+                matches.append(Match(base + at, line))
+                if len(matches) == limit:
+                    return matches
+                after = at + len(pattern)
+            # A match may begin in what stays; a code unit stays whole.
+            kept = max(after, len(window) - len(pattern) + 1, 0)
+            kept -= kept % self.encoding.unit
+            line += self.encoding.newlines(window, counted, kept)
+            window, base = window[kept:], base + kept
+        return matches
+
+    def line_start(self, line: int) -> int:
+        """Give where a line begins, counted from 1; the line after the last begins at the end of the file.
+
+        Raises:
+            Refused: the file has fewer lines.
+        """
+        missing, offset, ended = line - 1, self.start, True
+        if not missing:
+            return offset
+        for begin, chunk in self.chunks(offset):
+            found = self.encoding.newlines(chunk, 0, len(chunk))
+            if found >= missing:
+                return begin + next(islice(self.encoding.line_starts(chunk), missing - 1, None))
+            missing -= found
+            offset, ended = begin + len(chunk), chunk.endswith(self.encoding.newline)
+        if missing == 1 and not ended:
+            return offset
+        raise self.no_line_after(line - 1 - missing + (not ended))
+
+    def line_of(self, offset: int) -> int:
+        """Give the line, counted from 1, that an offset is in."""
+        line = 1
+        for begin, chunk in self.chunks(self.start):
+            line += self.encoding.newlines(chunk, 0, max(min(len(chunk), offset - begin), 0))
+            if begin + len(chunk) >= offset:
+                break
+        return line
+
+    def lines_from(self, offset: int) -> int:
+        """Count the lines from `offset`, the start of one, to the end of the file."""
+        count, ended = 0, True
+        for _, chunk in self.chunks(offset):
+            count += self.encoding.newlines(chunk, 0, len(chunk))
+            ended = chunk.endswith(self.encoding.newline)
+        return count + (not ended)
+
+    def no_line_after(self, last: int) -> Refused:
+        """Give the refusal of a line that is not there."""
+        return Refused(f"{self.place.path} has no line after line {last}.")
+
+    def _check_text(self, chunk: bytes) -> None:
+        if self.encoding.unit == 1 and b"\0" in chunk:
+            raise self._binary()
+
+    def _binary(self) -> Refused:
+        return Refused(
+            f"{self.place.path} is not a text file: it has NUL bytes or half characters in it. Look at it with bash."
+        )
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """Give what tells this state of a file from others."""
+    return Stamp(status.st_size, status.st_mtime_ns)
+
+
+def _check_kind(mode: int, path: str) -> None:
+    if stat.S_ISDIR(mode):
+        raise Refused(f"{path} is a directory; only view works on directories.")
+    if not stat.S_ISREG(mode):
+        raise Refused(f"{path} is not a regular file but a device, FIFO or socket; only regular files can be edited.")
