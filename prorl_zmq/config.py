@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from .errors import ConfigError, ProrlError
-from .messages import JOB_LIMIT_BYTES, Count, Identifier, Phase, Seconds
+from .messages import JOB_LIMIT_BYTES, Count, Identifier, Phase, SandboxKind, Seconds
 from .sockets import check_endpoint
 
 
@@ -82,8 +82,11 @@ class EngineSettings(Section, frozen=True):
 class SandboxSettings(Section, frozen=True):
     """`[sandbox]`: what the tools of a job act in."""
 
-    kind: Literal["bubblewrap", "process"] = "bubblewrap"
+    kind: SandboxKind = "bubblewrap"
     """`process` is no isolation at all, and has to be asked for by name."""
+    image: str = ""
+    """The root filesystem of sandboxes whose task names none: a directory, or a SIF file (kind `apptainer`, which
+    needs one). Empty: the host's /usr, or for `process` the host itself."""
 
 
 class Topology(Section, frozen=True):

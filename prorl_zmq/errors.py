@@ -232,6 +232,12 @@ class SandboxUnavailable(ProrlError):
     code = "sandbox_unavailable"
 
 
+class SandboxLimitExceeded(ProrlError):
+    """What the agent ran used more than its sandbox may (`limit` names which), so the sandbox was ended."""
+
+    code = "sandbox_limit_exceeded"
+
+
 class ToolSessionLost(ProrlError):
     """A tool session (a live bash) ended and could not be started again."""
 

@@ -135,10 +135,14 @@ class Job(Part, frozen=True, kw_only=True):
     """How many times the job is started before a loss is final."""
 
 
+SandboxKind = Literal["apptainer", "bubblewrap", "process"]
+"""What a sandbox is made of; `process` is no isolation at all."""
+
+
 class SandboxHandle(Part, frozen=True):
     """Where a sandbox lives, as plain data: enough for another process of the same node to attach to it."""
 
-    kind: Literal["bubblewrap", "process"]
+    kind: SandboxKind
     path: str
     """The sandbox's own directory on its node."""
     node: Identifier = "local"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from ..inference.chat import ChatMessage
     from ..messages import Job
-    from ..tools.sandbox.base import Sandbox
+    from ..tools.sandbox.sandbox import Sandbox
+    from ..tools.sandbox.specification import SandboxSpec
     from ..tools.tool import Tool
     from .agent_loop import Episode
 
@@ -53,7 +54,7 @@ class InitPhase(Generic[Instance]):
 
     job: Job
     instance: Instance
-    create_sandbox: Callable[[], Awaitable[Sandbox]]
+    create_sandbox: Callable[[SandboxSpec], Awaitable[Sandbox]]
     """Makes the job's sandbox; the service closes it when the job no longer needs it."""
 
 
@@ -224,6 +225,8 @@ def load_handlers(names: Iterable[str] = ()) -> dict[str, AgentHandler[Any]]:
 
 
 def _type_name(hint: Any) -> str:
+    if get_origin(hint) is tuple and get_origin(get_args(hint)[0]) is Literal:
+        hint = list[str]
     names = {
         str: "str",
         int: "int",

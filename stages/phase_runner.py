@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from ..inference.client import EngineClient
     from ..inference.engine import Generation
     from ..messages import Backend, Job, Sampling, StartPhase
-    from ..tools.sandbox.base import Sandbox
+    from ..tools.sandbox.sandbox import Sandbox
     from ..tools.sandbox.sandboxes import Sandboxes
+    from ..tools.sandbox.specification import SandboxSpec
     from ..tools.tool import Tool
     from .backend_client import BackendClient
+    from .custody import Custody
 
 log = logging.getLogger("prorl.stage")
 
@@ -53,6 +55,7 @@ class PhaseRunner:
         sandboxes: makes and finds sandboxes of this node.
         backends: the line to the backend broker.
         engines: the line to the engine hosts.
+        custody: takes the sandbox that is handed on.
     """
 
     def __init__(
@@ -64,7 +67,9 @@ class PhaseRunner:
         sandboxes: Sandboxes,
         backends: BackendClient,
         engines: EngineClient,
+        custody: Custody,
     ) -> None:
+        self._custody = custody
         self._stage_id = stage_id
         self._command = command
         self._job = job
@@ -91,8 +96,11 @@ class PhaseRunner:
         except BaseException as error:  # noqa: BLE001 - the boundary between the task's code and the service
             event = self._failed(self._failure_of(error, limit_s, timed_out=timer.expired()))
             closing = True
-        if closing:
-            await to_the_end(self._close_sandbox())
+        if self._sandbox is not None:
+            if closing and self._command.phase != Phase.EVAL:
+                await to_the_end(self._close_sandbox(self._sandbox))
+            else:
+                self._custody.keep(self._sandbox)
         return event, self._block()
 
     # The three phases -------------------------------------------------------------------------------------------------
@@ -100,7 +108,7 @@ class PhaseRunner:
     async def _phase(self) -> PhaseDone:
         instance = self._handler.parse_instance(self._job)
         if self._command.sandbox is not None:
-            self._sandbox = self._sandboxes.attach(self._command.sandbox)
+            self._sandbox = await self._sandboxes.attach(self._command.sandbox)
         match self._command.phase:
             case Phase.INIT:
                 carry = await self._handler.init(InitPhase(self._job, instance, self._create_sandbox))
@@ -125,9 +133,9 @@ class PhaseRunner:
                 evaluation = self._handler.final_result(self._job, await self._handler.eval(phase))
                 return self._done({}, reward=float(evaluation.reward), metrics=evaluation.metrics)
 
-    async def _create_sandbox(self) -> Sandbox:
+    async def _create_sandbox(self, spec: SandboxSpec) -> Sandbox:
         if self._sandbox is None:
-            self._sandbox = await self._sandboxes.create(f"{self._job.job_id}.{self._command.attempt}")
+            self._sandbox = await self._sandboxes.create(f"{self._job.job_id}.{self._command.attempt}", spec)
         return self._sandbox
 
     async def _assigned(self) -> Backend:
@@ -166,13 +174,11 @@ class PhaseRunner:
         phase = self._command.phase
         return phase == Phase.INIT or (phase == Phase.RUN and self._handler.eval_in_sandbox)
 
-    async def _close_sandbox(self) -> None:
-        sandbox, self._sandbox = self._sandbox, None
-        if sandbox is not None and self._command.phase != Phase.EVAL:
-            try:
-                await sandbox.close()
-            except (ProrlError, OSError) as error:
-                log.warning("job %s: its sandbox could not be closed: %s", self._job.job_id, error)
+    async def _close_sandbox(self, sandbox: Sandbox) -> None:
+        try:
+            await sandbox.close()
+        except (ProrlError, OSError) as error:
+            log.warning("job %s: its sandbox could not be closed: %s", self._job.job_id, error)
 
     def _done(self, carry: Carry, reward: float | None = None, metrics: dict[str, float] | None = None) -> PhaseDone:
         return PhaseDone(

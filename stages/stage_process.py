@@ -16,7 +16,7 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -41,13 +41,14 @@ from ..processes import stop_signals
 from ..sockets import MAX_FRAME_BYTES, bind, connect, endpoint_beside, open_socket
 from ..tools.sandbox.sandboxes import Sandboxes
 from .backend_client import BackendClient
+from .custody import Custody
 from .phase_runner import PhaseRunner
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
 
-    from ..messages import StageEvent
+    from ..messages import SandboxKind, StageEvent
     from ..sockets import Frame
     from .handler import AgentHandler
 
@@ -74,7 +75,9 @@ class StageOptions:
     """Folder for this process's socket and its node's sandboxes."""
     bind: str = ""
     """Where to bind the PULL, as the broker reaches it; empty: see `sockets.endpoint_beside`."""
-    sandbox: Literal["bubblewrap", "process"] = "bubblewrap"
+    sandbox: SandboxKind = "bubblewrap"
+    image: str = ""
+    """The root filesystem of sandboxes whose task names none."""
     insecure: bool = False
 
 
@@ -104,7 +107,8 @@ class StageProcess:
         self._options = options
         self._handlers = handlers
         self._tasks = tuple(handler.describe() for handler in handlers.values())
-        self._sandboxes = Sandboxes(options.sandbox, options.run_dir / "sandboxes", options.node)
+        self._sandboxes = Sandboxes(options.sandbox, options.run_dir / "sandboxes", options.node, options.image)
+        self._custody = Custody()
         self._running: dict[str, _Running] = {}
         self._errands: set[asyncio.Task[None]] = set()
         self._heartbeat_s = FIRST_REPORT_S
@@ -184,6 +188,8 @@ class StageProcess:
             _, stuck = await asyncio.wait(tasks, timeout=SHUTDOWN_S)
             if stuck:
                 log.warning("%d phases did not stop within %g s", len(stuck), SHUTDOWN_S)
+        await self._custody.release()
+        self._sandboxes.close()
         for handler in self._handlers.values():
             await handler.close()
         if self._backends is not None:
@@ -236,7 +242,9 @@ class StageProcess:
         if self._backends is None:
             raise AssertionError("a phase came before the broker's welcome")
         handler = self._handlers[job.task]
-        runner = PhaseRunner(self.stage_id, command, job, handler, self._sandboxes, self._backends, self._engines)
+        runner = PhaseRunner(
+            self.stage_id, command, job, handler, self._sandboxes, self._backends, self._engines, self._custody
+        )
         event, block = await runner.run()
         if self._running.get(command.job_id) is running:
             del self._running[command.job_id]
@@ -244,7 +252,8 @@ class StageProcess:
 
     async def _close_sandbox(self, command: CloseSandbox) -> None:
         try:
-            await self._sandboxes.attach(command.sandbox).close()
+            sandbox = await self._sandboxes.attach(command.sandbox)
+            await sandbox.close()
         except (ProrlError, OSError) as error:
             log.info("sandbox %s was not closed: %s", command.sandbox.path, error)
 

@@ -1,7 +1,9 @@
 """The benchmarks run and say what they promise to say. Whether a timed target holds is not for a test to tell."""
 
+import importlib.util
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parent.parent / "bench"
-NAMES = ("frontdoor", "startup", "fetch", "overlap", "dispatch", "assign")
+NAMES = ("frontdoor", "startup", "fetch", "overlap", "dispatch", "assign", "tools")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
 
@@ -19,11 +21,18 @@ def quick(name: str, json_path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
+PEERS = {"fetch": ("fastapi", "httpx", "uvicorn"), "tools": ("swerex", "libtmux", "bashlex", "ipykernel")}
+PROGRAMS = {"tools": ("tmux", "bwrap")}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_reports_positive_finite_figures(name, tmp_path):
-    if name == "fetch":
-        for module in ("fastapi", "httpx", "uvicorn"):
-            pytest.importorskip(module, reason="bench/fetch.py compares with FastAPI: install the extra [bench]")
+    for module in PEERS.get(name, ()):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"bench/{name}.py compares with {module}: install the extra [bench]")
+    for program in PROGRAMS.get(name, ()):
+        if shutil.which(program) is None:
+            pytest.skip(f"bench/{name}.py runs {program}: install its Debian package")
 
     done = quick(name, tmp_path / "report.json")
 

@@ -6,16 +6,41 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
+from .keys import typed
 from .tool import Arguments, Tool, ToolArgumentsInvalid
 
 if TYPE_CHECKING:
     from .bash_session import BashResult, BashSession
 
+INPUT_WAIT_S = 1.0
+"""How long a call with input waits by default: most programs that read input go on reading."""
+
 
 class BashArguments(Arguments, frozen=True):
     """What the bash tool takes."""
 
-    command: Annotated[str, Meta(description="The bash command; it may have several lines.")]
+    command: Annotated[str | None, Meta(description="The bash command; it may have several lines.")] = None
+    input: Annotated[
+        str | None,
+        Meta(
+            description=(
+                "Instead of a command: what to type to the command that is still running, exactly as it stands. Keys "
+                "are written <enter>, <tab>, <esc>, <up>, <down>, <backspace>, <ctrl-c>, <ctrl-d> (end of input), "
+                "<ctrl-z> and so on. An empty text types nothing and only waits."
+            )
+        ),
+    ] = None
+    wait_s: Annotated[
+        float | None,
+        Meta(
+            ge=0,
+            description=(
+                "Come back after this many seconds with the output so far, and leave the command running, so that you "
+                "can give it input. Left out, a command is waited for until it ends or its time is over, and input "
+                f"waits {INPUT_WAIT_S:g} s."
+            ),
+        ),
+    ] = None
 
 
 class BashTool(Tool[BashArguments]):
@@ -29,7 +54,8 @@ class BashTool(Tool[BashArguments]):
     description = (
         "Runs a command in a bash session that stays open: the working directory, variables and functions are kept "
         "from one call to the next. Gives what the terminal shows and the exit code if it is not 0. "
-        "There is no input: use commands that ask nothing."
+        "For a program that asks for input, give `wait_s` with the command, then answer it in calls with `input`. "
+        "One command runs at a time."
     )
     takes = BashArguments
 
@@ -37,9 +63,19 @@ class BashTool(Tool[BashArguments]):
         self._session = session
 
     async def call(self, arguments: BashArguments, timeout_s: float) -> str:
-        """Run the command and describe what came of it (see `Tool.__call__`)."""
+        """Run the command, or give it input, and describe what came of it (see `Tool.__call__`)."""
+        command, text, wait_s = arguments.command, arguments.input, arguments.wait_s
         try:
-            result = await self._session.run(arguments.command, timeout_s)
+            if command is not None and text is None:
+                result = await self._session.run(command, timeout_s, wait_s)
+            elif text is not None and not command:
+                result = await self._session.send(typed(text), timeout_s, INPUT_WAIT_S if wait_s is None else wait_s)
+            elif command is None:
+                raise ValueError("give either `command`, or `input` for the command that is still running")
+            else:
+                raise ValueError(
+                    "give `command` or `input`, not both; run the command with `wait_s` first, then give the input"
+                )
         except ValueError as error:
             raise ToolArgumentsInvalid(f"wrong arguments for {self.name}: {error}") from error
         return render(result, timeout_s)
@@ -52,12 +88,20 @@ class BashTool(Tool[BashArguments]):
 def render(result: BashResult, timeout_s: float) -> str:
     """Give a result as the model reads it: the output, then a line in brackets for each thing to know."""
     notes = []
+    if result.running:
+        notes.append(
+            "[still running; give it input with `input`, wait on with an empty `input`, or end it with <ctrl-c>]"
+        )
+    if result.not_sent:
+        notes.append("[the command had ended before this input, which was not typed]")
     if result.timed_out:
         notes.append(f"[timed out after {timeout_s:g} s; the command was stopped]")
     elif result.exit_code:
         notes.append(f"[exit code {result.exit_code}]")
     if result.restarted:
         notes.append("[the shell was restarted; variables, functions and jobs are lost, directory and files are kept]")
+    if result.background:
+        notes.append(f"[before this command, jobs in the background wrote:]\n{result.background}")
     if not notes and not result.output:
         return "[no output]"
     output = result.output

@@ -4,14 +4,21 @@ Directory, variables, functions, aliases and `$?` stay from one call to the next
 `ShellProcess` at a time. Where bash itself ends (`exit`, a kill, a command that nothing else stops), the result says so
 and the next call starts another in the same directory. No call lasts much longer than its limit, and a cancelled one
 has ended its command before the cancellation goes on.
+
+A command that talks with its user is `run` with a `wait_s`: then the call gives what there is by then, and the command
+goes on; `send` types on its terminal, or just waits on. Nothing is given twice. One command runs at a time.
+
+What jobs in the background write while no command runs comes with the next command's result, apart from its output.
+While one runs, nobody can tell on a terminal who wrote what.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ..errors import ProrlError, ToolSessionLost
 from .output import OUTPUT_LIMIT_BYTES, HeadTail
@@ -19,10 +26,14 @@ from .processes import to_the_end
 from .shell_process import END_LIMIT_S, ShellProcess
 
 if TYPE_CHECKING:
-    from .sandbox.base import Sandbox
+    from .sandbox.container import Container
 
 COMMAND_LIMIT_BYTES = 4 * 2**20
 """Longest command."""
+INPUT_LIMIT_BYTES = 64 * 1024
+"""Longest input of one `send`."""
+BACKGROUND_LIMIT_BYTES = 4 * 1024
+"""How much of the output between two commands is kept."""
 INTERRUPT_LIMIT_S = 1.0
 """How long a command may take to end after ^C."""
 KILL_LIMIT_S = 0.5
@@ -33,36 +44,45 @@ SETTLE_ROUNDS = 4
 _KEEP_STATUS = b'(\\builtin exit "$__prorl_status")'
 
 
-@dataclass(frozen=True, slots=True)
-class BashResult:
-    """What became of one command."""
+class BashResult(msgspec.Struct, frozen=True):
+    """What became of one command, or of it up to now."""
 
     output: str
-    """What the terminal showed, stdout and stderr as they came; the head and tail of it if it was longer than the
-    limit, with a note between them; bytes that are not UTF-8 are replaced."""
+    """What the terminal showed, stdout and stderr as they came, since the last call; the head and tail of it if it was
+    longer than the limit, with a note between them; bytes that are not UTF-8 are replaced."""
     exit_code: int
-    """0 to 255; 128 + the signal's number if one ended it."""
+    """0 to 255; 128 + the signal's number if one ended it; 0 while it runs."""
     timed_out: bool = False
     """It was interrupted, or killed, at the time limit."""
     restarted: bool = False
     """Bash ended, with this command or while the one before was cancelled: only the directory and files were kept."""
     dropped_bytes: int = 0
     """Bytes of output that were left out."""
+    running: bool = False
+    """It has not ended: `BashSession.send` goes on with it."""
+    not_sent: bool = False
+    """It had ended before what was to be sent to it."""
+    background: str = ""
+    """What the terminal showed between the commands before and this one: jobs in the background wrote it. Cut as
+    `output` is."""
 
 
 class BashSession:
     """A live bash: `start` it, `run` commands one at a time, `close` it.
 
     Args:
-        sandbox: where it runs; must outlive the session.
+        container: where it runs; must outlive the session.
         output_limit_bytes: how much of each command's output is kept.
     """
 
-    def __init__(self, sandbox: Sandbox, output_limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
-        self._sandbox = sandbox
+    def __init__(self, container: Container, output_limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
+        self._container = container
         self._output = HeadTail(output_limit_bytes)
+        self._background = HeadTail(BACKGROUND_LIMIT_BYTES)
         self._shell: ShellProcess | None = None
-        self._directory = sandbox.directory
+        self._directory = container.directory
+        self._running = False
+        """A command has begun, and its end was not given yet."""
         self._restarted = False
         """Bash ended in a cancelled call; the next result says it."""
         self._closed = False
@@ -72,20 +92,22 @@ class BashSession:
         """Start bash. Without it, the first `run` does.
 
         Raises:
-            SandboxFailed: it did not come to its prompt.
+            SandboxFailed: it did not come to its prompt; `reason` is `image` where the image has no bash.
         """
         async with self._one_at_a_time:
             await self._living()
 
-    async def run(self, command: str, timeout_s: float) -> BashResult:
+    async def run(self, command: str, timeout_s: float, wait_s: float | None = None) -> BashResult:
         """Run one command, of any number of lines, and wait for its end; jobs in the background may go on.
 
         Args:
             command: bash; an incomplete one is an error of bash's.
             timeout_s: then it is interrupted; what does not end is killed.
+            wait_s: if it is not done then, give what there is; it goes on running. None: wait for its end.
 
         Raises:
-            ValueError: the command has a NUL or is longer than `COMMAND_LIMIT_BYTES`; nothing was run.
+            ValueError: the command has a NUL or is longer than `COMMAND_LIMIT_BYTES`, or the one before still runs;
+                nothing was run.
             ToolSessionLost: the session is closed, or bash could not be started again.
         """
         data = command.encode("utf-8", "replace")
@@ -94,22 +116,46 @@ class BashSession:
         if len(data) > COMMAND_LIMIT_BYTES:
             raise ValueError(f"the command has {len(data)} bytes; at most {COMMAND_LIMIT_BYTES} are taken")
         async with self._one_at_a_time:
+            if self._running:
+                raise ValueError("the command before still runs; send it input, wait for its end, or interrupt it")
             try:
                 shell = await self._living()
             except ProrlError as error:
                 raise ToolSessionLost(f"the bash session is lost: {error.message}") from error
+            shell.read()
+            self._background.append(self._output.content())
+            self._output.clear()
             shell.begin(data)
-            try:
-                timed_out = not await shell.wait(timeout_s)
-                if timed_out:
-                    await self._stop(shell)
-            except asyncio.CancelledError:
-                await to_the_end(self._abandon(shell))
-                raise
-            return await to_the_end(self._result(shell, timed_out=timed_out))
+            self._running = True
+            return await self._wait(shell, timeout_s, wait_s)
+
+    async def send(self, data: bytes, timeout_s: float, wait_s: float | None = None) -> BashResult:
+        r"""Type on the running command's terminal, and wait for its end.
+
+        Args:
+            data: text and keys as a terminal sends them: `b"\x03"` is ^C. Empty: only wait.
+            timeout_s: as for `run`.
+            wait_s: as for `run`.
+
+        Raises:
+            ValueError: no command is running, or there are more than `INPUT_LIMIT_BYTES`; nothing was sent.
+            ToolSessionLost: the session is closed.
+        """
+        if len(data) > INPUT_LIMIT_BYTES:
+            raise ValueError(f"the input has {len(data)} bytes; at most {INPUT_LIMIT_BYTES} are taken")
+        async with self._one_at_a_time:
+            if self._closed:
+                raise ToolSessionLost("the bash session is closed")
+            shell = self._shell
+            if not self._running or shell is None:
+                raise ValueError("no command is running; there is nothing to send this to")
+            not_sent = bool(data) and shell.done
+            if not shell.done:
+                shell.type(data)
+            return await self._wait(shell, timeout_s, wait_s, not_sent=not_sent)
 
     async def close(self) -> None:
-        """End bash and all that it started; a running call gets `ToolSessionLost`. May be called again.
+        """End bash and all that it started; a call in progress gets `ToolSessionLost`. May be called again.
 
         Raises:
             SandboxFailed: it did not end when killed.
@@ -126,8 +172,27 @@ class BashSession:
             raise ToolSessionLost("the bash session is closed")
         if self._shell is None:
             self._output.clear()
-            self._shell = await ShellProcess.start(self._sandbox, self._output, self._directory)
+            await self._container.living()
+            self._shell = await ShellProcess.start(self._container, self._output, self._directory)
         return self._shell
+
+    async def _wait(
+        self, shell: ShellProcess, timeout_s: float, wait_s: float | None, *, not_sent: bool = False
+    ) -> BashResult:
+        """Wait for the end of the running command, or for `wait_s`."""
+        gives_back = wait_s is not None and wait_s < timeout_s
+        try:
+            ended = await shell.wait(wait_s if gives_back and wait_s is not None else timeout_s)
+            if not ended and gives_back:
+                shell.read()
+                output, dropped = self._output.take(more=True)
+                return self._told(BashResult(output, 0, dropped_bytes=dropped, running=True))
+            if not ended:
+                await self._stop(shell)
+        except asyncio.CancelledError:
+            await to_the_end(self._abandon(shell))
+            raise
+        return await to_the_end(self._result(shell, timed_out=not ended, not_sent=not_sent))
 
     async def _stop(self, shell: ShellProcess) -> None:
         """End the running command: by ^C, else by killing what it started, else by killing bash."""
@@ -142,7 +207,7 @@ class BashSession:
         status = shell.status() if stopped else None
         if status is not None:
             # An interrupt may reach bash when the command has just ended; then it shows at the prompt, and takes what
-            # is typed there with it. One empty action more, and nothing of it is left for the next call.
+            # is sent there with it. One empty action more, and nothing of it is left for the next call.
             self._directory = status.directory
             for _ in range(SETTLE_ROUNDS):
                 shell.begin(_KEEP_STATUS)
@@ -158,31 +223,40 @@ class BashSession:
         """End the running command of a cancelled call, with its result."""
         await self._stop(shell)
         with suppress(ToolSessionLost):
-            result = await self._result(shell, timed_out=False)
+            result = await self._result(shell, timed_out=False, not_sent=False)
             self._restarted = result.restarted
 
-    async def _result(self, shell: ShellProcess, *, timed_out: bool) -> BashResult:
+    async def _result(self, shell: ShellProcess, *, timed_out: bool, not_sent: bool) -> BashResult:
         status = shell.status()
+        exit_word = False
         if status is None:
+            exit_word = shell.is_bash
             code = await self._end(shell)
+            exit_word = exit_word and not 128 < code <= 192
         else:
             code = status.code
             self._directory = status.directory
+        self._running = False
         if self._closed:
             raise ToolSessionLost("the bash session was closed while a command ran")
-        content = self._output.content()
-        if status is None and not 128 < code <= 192:
-            content = content.removesuffix(b"exit\n")  # an interactive bash's own word at `exit`
+        output, dropped = self._output.take(more=False)
+        if exit_word:
+            output = output.removesuffix("exit\n")  # an interactive bash's own word at `exit`
         result = BashResult(
-            content.decode("utf-8", "replace"),
+            output,
             code,
             timed_out,
             restarted=status is None or self._restarted,
-            dropped_bytes=self._output.dropped_bytes,
+            dropped_bytes=dropped,
+            not_sent=not_sent,
         )
-        self._output.clear()
         self._restarted = False
-        return result
+        return self._told(result)
+
+    def _told(self, result: BashResult) -> BashResult:
+        """Add what was written before the command."""
+        background, _ = self._background.take(more=False)
+        return msgspec.structs.replace(result, background=background) if background else result
 
     async def _end(self, shell: ShellProcess) -> int:
         self._shell = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+
 OUTPUT_LIMIT_BYTES = 64 * 1024
 """Default limit on the output of one command that is kept."""
 
@@ -44,3 +46,19 @@ class HeadTail:
         self._head.clear()
         self._tail.clear()
         self._total = 0
+
+    def take(self, *, more: bool) -> tuple[str, int]:
+        """Forget everything, and give it as text, and how many bytes are left out of that.
+
+        Bytes that are not UTF-8 are replaced, and so is a character that the cut has split.
+
+        Args:
+            more: more of the same output will come; a character whose last bytes are still to come waits for them.
+        """
+        dropped = self.dropped_bytes
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(self.content(), final=not more)
+        begun, _ = decoder.getstate()
+        self.clear()
+        self.append(begun)
+        return text, dropped

@@ -36,6 +36,7 @@ class Child:
         """Its number may be another process's by now."""
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self._loop.create_future()
+        self._exit_code = -1
         self._pidfd = os.pidfd_open(pid)
         self._loop.add_reader(self._pidfd, self._on_end)
 
@@ -49,11 +50,16 @@ class Child:
         self._end.add_done_callback(lambda _: callback())
 
     def reap(self) -> int:
-        """Take the ended child's exit code, 128 + the signal's number if one ended it, as a shell counts."""
-        _, status = os.waitpid(self.pid, 0)
-        self.reaped = True
-        code = os.waitstatus_to_exitcode(status)
-        return code if code >= 0 else 128 - code
+        """Take the ended child's exit code, 128 + the signal's number if one ended it, as a shell counts.
+
+        May be called again.
+        """
+        if not self.reaped:
+            _, status = os.waitpid(self.pid, 0)
+            self.reaped = True
+            code = os.waitstatus_to_exitcode(status)
+            self._exit_code = code if code >= 0 else 128 - code
+        return self._exit_code
 
     def close(self) -> None:
         """Stop watching; may be called again."""

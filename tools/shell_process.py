@@ -1,47 +1,55 @@
 r"""One interactive bash on a terminal of its own, with two private descriptors beside it.
 
-    terminal      what the commands read and write; ECHO and ONLCR are off, so their output comes as they wrote it
-    command file  a memory file: `NUMBER \0 COMMAND \0`, written by us, read by bash
-    status pipe   `NUMBER STATUS DIRECTORY \0`, written by bash's PROMPT_COMMAND, read by us
+    terminal        what the commands read and write; ECHO and ONLCR are off, so their output comes as they wrote it
+    control socket  lines that bash reads at its prompt, from us; `[TRAP] \0 NUMBER STATUS FLAGS DIRECTORY \0` at each
+                    prompt, to us: the ERR trap, if there is one, `$?`, `$-`
+    command file    a memory file: `NUMBER \0 COMMAND \0`, written by us, read by bash
 
-For each action one fixed line is typed: it reads the command file, restores `$?`, and evals the command with both
-descriptors closed. So no command is ever typed or quoted, none can end the line early, and no output can be taken for a
-prompt. The number ties a status to its action. Nobody polls: the terminal, the pipe and the process's end are events.
+At its prompt bash's standard input is the control socket, and while a command runs it is the terminal. So no command is
+ever typed or quoted, none can end the line early, no output can be taken for a prompt, what a command left unread of its
+input is never run, and nobody else who reads the terminal can take bash's line. The one fixed line per action reads the
+command file, restores `$?`, and evals the command. Nobody polls: the terminal, the socket and the process's end are
+events.
+
+Both private descriptors are closed when bash executes a program. A socket cannot be opened through /proc, and the
+kernel stamps each write to it with the writer's number: only bash itself is heard, and only with its action's number.
 
 A status says that bash is done, not that the terminal was read; reading it until it is empty is exact, because a read
 of a Linux terminal first flushes what its other side has written.
 
-The plumbing lives in readonly functions, whose bodies no later alias can change, and is called by quoted words, which
-are no aliases; what it uses of bash it calls through `builtin`, past functions. The prompt undoes a function called
-`builtin` and what `enable -n` took away, and it says the status by the very `builtin eval` that the next action
-needs: where that is beyond repair no status comes, so that the time limit replaces the shell.
+What bash is given to do this is in `shell_text`. Where bash is beyond repair no status comes, so that the time limit
+replaces it.
 
-Its limits: `exec bash` and the like lose the session until the next restart; `set -x` also shows this plumbing; under
-`set -e` a last status other than 0 always ends bash, even that of `! true`; a DEBUG trap also runs between the words of
-the typed line; and a command that hunts through /proc can write a false status: never take a reward from the agent's
-own shell.
+Its limits: `exec bash` loses the session until the next restart; standard input is the terminal again at each command;
+`set -x` and a DEBUG trap also show the `eval`; and a command that calls the plumbing itself can say that it is done,
+with whatever status: never take a reward from the agent's own shell.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import resource
 import signal
+import socket
+import struct
 import termios
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ptyprocess import PtyProcess
-
 from ..errors import SandboxFailed
-from .processes import Child, descendants, kill, to_the_end
+from .processes import PROC, descendants, kill, to_the_end
+from .shell_text import PrivateFiles, action_line, evaluated, opening_line
 
 if TYPE_CHECKING:
     from .output import HeadTail
-    from .sandbox.base import Sandbox
+    from .sandbox.container import Container
 
-BASH = ("/bin/bash", "--norc", "--noprofile", "--noediting", "-i")
+BASH = ("/bin/sh", "-c", 'exec "$@"', "sh", "bash", "--norc", "--noprofile", "--noediting", "-i")
+"""Bash is looked for along the PATH: not every image has it in /bin."""
+NOT_FOUND = 127
 DIMENSIONS = (50, 120)
 """Rows and columns of the terminal."""
 START_LIMIT_S = 20.0
@@ -53,42 +61,10 @@ READS = 16
 DRAIN_READS = 64
 """More than a terminal holds: a background job that writes for ever must not keep us reading for ever."""
 STATUS_LIMIT_BYTES = 64 * 1024
-"""A status is a number, a code and a path; a pipe that holds more without an end is not bash's."""
-RESET_SIGNALS = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGPIPE,
-    signal.SIGTERM,
-    signal.SIGCHLD,
-    signal.SIGTSTP,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-    signal.SIGXFSZ,
-)
-"""Python ignores SIGPIPE, and a service in the background SIGINT; what is ignored at exec stays so in all children."""
-
-_OPENING = (
-    "{{ unset HISTFILE; set +o history; __prorl_action=0; "
-    "__prorl_next() {{ IFS= builtin read -r -d '' __prorl_action && IFS= builtin read -r -d '' __prorl_command "
-    '|| __prorl_command=; builtin return "$__prorl_status"; }}; '
-    "__prorl_prompt() {{ {{ __prorl_status=$? __prorl_command= PS0= PS1= PS2=; unset -f builtin; "
-    "builtin enable {needed} || enable builtin {needed} || __prorl_command=; }} >/dev/null && "
-    'builtin eval \'\\builtin printf "%s %s %s\\0" "$__prorl_action" "$__prorl_status" "$PWD" >&{status}\'; '
-    "}} 2>/dev/null; "
-    "readonly -f __prorl_next __prorl_prompt; PROMPT_COMMAND='\\__prorl_prompt'; readonly PROMPT_COMMAND; "
-    "IFS= read -r -d '' __prorl_command <&{command}; "
-    'cd -- "$__prorl_command"; }} 2>/dev/null\n'
-)
-_NEEDED = "enable eval printf read return unset"
-"""What the plumbing uses of bash."""
-_ACTION = (
-    "\\__prorl_next <&{command} 2>/dev/null && __prorl_status=0; "
-    '\\builtin eval "$__prorl_command" {command}<&- {status}>&-\n'
-)
-"""An interrupt may end `__prorl_next` alone, so no command is left in its variable from one prompt to the next.
-It starts with a plain word: after a command with an open quote bash's parser takes no reserved word there (5.2).
-Under `set -e` only what is left of `&&` may fail, as the restored `$?` may; right of it stands what needs no name."""
+"""A status is a number, a code and a path; what is longer without an end is not bash's."""
+PRIVATE_FROM = 900
+"""Bash's private descriptors have numbers from here, where no script picks its own; at most half the limit on them."""
+_CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,101 +76,89 @@ class Status:
 
 
 class ShellProcess:
-    """One bash: owns its process, terminal, command file and status pipe. Made by `start`, ended by `close`.
+    """One bash: owns its process, terminal, control socket and command file. Made by `start`, ended by `close`.
 
     Args:
-        sandbox: where it runs.
+        container: where it runs.
         output: takes all that the terminal shows, also between actions.
     """
 
-    def __init__(self, sandbox: Sandbox, output: HeadTail) -> None:
-        self._sandbox = sandbox
+    def __init__(self, container: Container, output: HeadTail) -> None:
+        self._container = container
         self._output = output
         self._loop = asyncio.get_running_loop()
         self._action = 0
         self._interrupted = False
+        self._traps_errors = self._minds_status = False
+        """What a failing command sets off, as of the last prompt."""
         self._pending = b""
+        self._input = bytearray()
+        """Waits for room in the terminal."""
+        self._typed = False
+        """The terminal may hold input that nobody has read."""
         self._done: asyncio.Future[Status | None] = self._loop.create_future()
-        self._shell_pid = 0
         self._before: frozenset[int] = frozenset()
         with ExitStack() as resources:
-            try:
-                self._open(resources)
-            except Exception as error:
-                # ptyprocess passes on what its child met as whatever class has that name.
-                raise SandboxFailed(f"bash cannot be started in a sandbox: {error}") from error
+            self._open(resources)
             self._resources = resources.pop_all()
 
     def _open(self, resources: ExitStack) -> None:
         """Open the descriptors, start bash and watch it; what was opened is closed with `resources`."""
-        self._command_file = command_end = os.memfd_create("command")
-        resources.callback(os.close, command_end)
-        self._status_pipe, status_end = os.pipe()
-        resources.callback(os.close, self._status_pipe)
-        os.set_blocking(self._status_pipe, False)
-        folder = self._sandbox.workspace
-        self._sandbox.unlock()
-
-        def prepare() -> None:
-            """Run in the child before bash: signals as at a login, two descriptors to keep, and a plain terminal."""
-            # Not by spawn's own cwd: where that fails, ptyprocess 0.7 leaves a second copy of this program running.
-            os.chdir(folder)
-            for number in RESET_SIGNALS:
-                signal.signal(number, signal.SIG_DFL)
-            os.set_inheritable(command_end, True)
-            os.set_inheritable(status_end, True)
-            modes = termios.tcgetattr(0)
-            modes[1] &= ~termios.ONLCR
-            modes[3] &= ~termios.ECHO
-            termios.tcsetattr(0, termios.TCSANOW, modes)
-
-        try:
-            process = PtyProcess.spawn(
-                self._sandbox.argv(BASH),
-                env=self._sandbox.environment(),
-                preexec_fn=prepare,
-                dimensions=DIMENSIONS,
-                pass_fds=(command_end, status_end),
-            )
-        finally:
-            os.close(status_end)
-        resources.callback(_let_go, process)
-        self._opening = _OPENING.format(command=command_end, status=status_end, needed=_NEEDED).encode()
-        self._line = _ACTION.format(command=command_end, status=status_end).encode()
-        self._terminal: int = process.fd
+        self._control, theirs = socket.socketpair()
+        resources.callback(self._control.close)
+        self._control.setblocking(False)
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._command_file = os.memfd_create("command")
+        resources.callback(os.close, self._command_file)
+        with theirs, ExitStack() as passed:
+            lowest = min(PRIVATE_FROM, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+            ends = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, lowest) for each in (theirs.fileno(), self._command_file)]
+            for end in ends:
+                passed.callback(os.close, end)
+            self._child, self._terminal = self._container.terminal(BASH, "", ends, DIMENSIONS)
+        resources.callback(os.close, self._terminal)
+        files = PrivateFiles(*ends, *range(max(ends) + 1, max(ends) + 6))
+        self._opening = opening_line(files)
+        self._line = action_line(files)
         self._terminal_open = True
         self._modes = termios.tcgetattr(self._terminal)
+        self._modes[0] &= ~termios.IXON  # ^S is a key of editors; as a stop of the output it would only hang a command
         os.set_blocking(self._terminal, False)
-        self._child = Child(process.pid)
-        resources.callback(self._child.close)
         self._child.when_ended(self._on_end)
-        self._loop.add_reader(self._status_pipe, self._on_status)
-        resources.callback(self._loop.remove_reader, self._status_pipe)
+        self._loop.add_reader(self._control, self._on_status)
+        resources.callback(self._loop.remove_reader, self._control)
         self._loop.add_reader(self._terminal, self._on_terminal)
         resources.callback(self._close_terminal)
 
     @classmethod
-    async def start(cls, sandbox: Sandbox, output: HeadTail, directory: str) -> ShellProcess:
+    async def start(cls, container: Container, output: HeadTail, directory: str) -> ShellProcess:
         """Start bash in `directory`, or in the workspace if that is gone; what it says before is forgotten.
 
         Raises:
             SandboxFailed: it did not come to its prompt; the message has its words.
         """
-        shell = cls(sandbox, output)
+        shell = cls(container, output)
         try:
             shell._write_command_file(directory.encode("utf-8", "surrogateescape") + b"\0")
-            os.write(shell._terminal, shell._opening)
+            with suppress(OSError):  # it has ended already: that is an event of its own
+                os.write(shell._terminal, shell._opening)
             if not await shell.wait(START_LIMIT_S):
                 raise SandboxFailed(f"bash did not come to its prompt within {START_LIMIT_S:g} s")
             if shell._done.result() is None:
                 words = output.content().decode("utf-8", "replace").strip()
+                if shell._child.reap() == NOT_FOUND:
+                    raise SandboxFailed(f"the image has no bash: {words}", reason="image")
                 raise SandboxFailed(f"bash ended before its first prompt: {words or 'it said nothing'}")
-            shell._shell_pid = sandbox.inner_pid(shell._child.pid)
         except BaseException:
             await to_the_end(shell.close())
             raise
         output.clear()
         return shell
+
+    @property
+    def done(self) -> bool:
+        """Whether the last action, if any, has ended."""
+        return self._done.done()
 
     def begin(self, command: bytes) -> None:
         """Start one action; `wait` for it. The one before must be done."""
@@ -204,11 +168,19 @@ class ShellProcess:
         if self._child.ended:
             self._done.set_result(None)
             return
-        self._before = frozenset(descendants(self._shell_pid))
-        self._write_command_file(b"%d\0%b\0" % (self._action, command))
+        self._before = frozenset(self._container.processes())
+        self._write_command_file(b"%d\0%b\0" % (self._action, evaluated(command, minds_status=self._minds_status)))
         with suppress(OSError):  # it ends just now: the process's end is an event of its own
+            self._forget_input()
             termios.tcsetattr(self._terminal, termios.TCSANOW, self._modes)
-            os.write(self._terminal, self._line)
+            self._control.send(self._line)
+
+    def type(self, data: bytes) -> None:
+        """Type on the terminal, for the running command; what it has no room for waits until there is some."""
+        self._typed = True
+        if data and not self._input:
+            self._loop.add_writer(self._terminal, self._on_room)
+        self._input += data
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait at most so long for the action's end; give whether it came."""
@@ -219,38 +191,55 @@ class ShellProcess:
         """Give the ended action's status; None if the shell itself ended."""
         return self._done.result()
 
+    def read(self) -> None:
+        """Read what the terminal holds now."""
+        self._on_terminal(DRAIN_READS)
+
+    @property
+    def is_bash(self) -> bool:
+        """Whether the ended process, not yet reaped, was bash to its end: it may have executed another program."""
+        with suppress(OSError):
+            return (PROC / str(self._child.pid) / "comm").read_bytes() == b"bash\n"
+        return False
+
     def interrupt(self) -> None:
         """Do what ^C does: interrupt the terminal's foreground processes, whatever modes the terminal is in."""
         self._interrupted = True
+        if not self._child.ended:
+            kill(self._child.pid, number=signal.SIGCONT)  # it may have stopped itself
         with suppress(OSError):
             group = os.tcgetpgrp(self._terminal)
             if group > 1:  # 0: nobody is in the foreground, and to killpg our own processes
                 os.killpg(group, signal.SIGINT)
 
     def kill_new(self) -> None:
-        """Kill what was started below bash since the action began, and interrupt bash, so that it starts no more."""
+        """Kill what was started inside since the action began, and interrupt bash, so that it starts no more.
+
+        What an older job started meanwhile is the older job's.
+        """
         if self._child.ended:
             return
-        kill(*(pid for pid in descendants(self._shell_pid) if pid not in self._before))
-        kill(self._shell_pid, number=signal.SIGINT)
+        older = {each for pid in self._before if pid != self._child.pid for each in descendants(pid)}
+        kill(*(pid for pid in self._container.processes() if pid not in self._before and pid not in older))
+        kill(self._child.pid, number=signal.SIGCONT)
+        kill(self._child.pid, number=signal.SIGINT)
 
     def kill(self) -> None:
         """Kill bash and all that it started, at once; `close` waits for their end."""
         if not self._child.reaped:
-            self._sandbox.kill(self._child.pid)
+            self._container.kill(self._child.pid)
 
     async def close(self) -> int:
         """Kill what still runs, wait for its end, free the descriptors; give bash's exit code.
 
         Raises:
-            SandboxFailed: it did not end within `END_LIMIT_S`.
+            SandboxFailed: it did not end (see `Container.end`).
         """
         self.kill()
-        ended = await self._child.wait(END_LIMIT_S)
-        self._resources.close()
-        if not ended:
-            raise SandboxFailed(f"a shell did not end within {END_LIMIT_S:g} s of being killed")
-        return self._child.reap()
+        try:
+            return await self._container.end(self._child)
+        finally:
+            self._resources.close()
 
     def _write_command_file(self, content: bytes) -> None:
         os.ftruncate(self._command_file, 0)
@@ -258,6 +247,25 @@ class ShellProcess:
         while view:
             view = view[os.pwrite(self._command_file, view, len(content) - len(view)) :]
         os.lseek(self._command_file, 0, os.SEEK_SET)
+
+    def _forget_input(self) -> None:
+        """Drop what was typed for the command before and not read: it is not meant for the next one."""
+        if self._input:
+            self._loop.remove_writer(self._terminal)
+            self._input.clear()
+        if self._typed:
+            self._typed = False
+            termios.tcflush(self._terminal, termios.TCOFLUSH)
+
+    def _on_room(self) -> None:
+        try:
+            del self._input[: os.write(self._terminal, self._input)]
+        except BlockingIOError:
+            return
+        except OSError:  # EIO: nobody holds its other side any more
+            self._input.clear()
+        if not self._input:
+            self._loop.remove_writer(self._terminal)
 
     def _on_terminal(self, reads: int = READS) -> None:
         for _ in range(reads):
@@ -275,11 +283,15 @@ class ShellProcess:
 
     def _on_status(self) -> None:
         try:
-            data = os.read(self._status_pipe, READ_BYTES)
+            data, stamps, _, _ = self._control.recvmsg(READ_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
         except BlockingIOError:
             return
+        except ConnectionResetError:  # bash ended, or closed it, with a line unread
+            data = b""
         if not data:
-            self._loop.remove_reader(self._status_pipe)
+            self._loop.remove_reader(self._control)
+            return
+        if not any(_CREDENTIALS.unpack(stamp)[0] == self._child.pid for _, _, stamp in stamps):
             return
         *frames, self._pending = (self._pending + data).split(b"\0")
         for frame in frames:
@@ -289,13 +301,16 @@ class ShellProcess:
             self.kill()
 
     def _take_status(self, frame: bytes) -> None:
-        number, _, rest = frame.decode("utf-8", "surrogateescape").partition(" ")
-        code, _, directory = rest.partition(" ")
+        if not frame or frame.startswith(b"trap "):
+            self._traps_errors = bool(frame)
+            return
+        number, code, flags, directory = (frame.decode("utf-8", "surrogateescape").split(" ", 3) + [""] * 3)[:4]
         # An interrupt that comes late makes a second prompt, and so a second status of an action that is done; one that
-        # comes early takes the typed line with it, and all that is seen of the action is that second status.
+        # comes early takes the line with it, and all that is seen of the action is that second status.
         expected = {str(self._action), str(self._action - 1)} if self._interrupted else {str(self._action)}
         if number in expected and code.isdecimal() and not self._done.done():
             self._on_terminal(DRAIN_READS)
+            self._minds_status = self._traps_errors or "e" in flags
             self._done.set_result(Status(int(code) & 0xFF, directory))
 
     def _on_end(self) -> None:
@@ -307,9 +322,4 @@ class ShellProcess:
         if self._terminal_open:
             self._terminal_open = False
             self._loop.remove_reader(self._terminal)
-
-
-def _let_go(process: PtyProcess) -> None:
-    process.fileobj.close()
-    # PtyProcess.close would sleep for 0.1 s; all that it does is done here.
-    process.closed = True
+            self._loop.remove_writer(self._terminal)

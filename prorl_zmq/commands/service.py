@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import typer
 
 from ..config import own_run_dir
+from ..messages import SandboxKind
 from .options import Config, Insecure, RunDir, topology_of
 
 broker = typer.Typer(help="One broker alone, for a service that is spread over nodes.", rich_markup_mode=None)
@@ -20,8 +21,16 @@ def serve(
     config: Config = None,
     run_dir: RunDir = None,
     sandbox: Annotated[
-        Literal["bubblewrap", "process"] | None,
+        SandboxKind | None,
         typer.Option(help="What tools act in; `process` is no isolation at all. [default: the topology file's]"),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Root filesystem of sandboxes whose task names none; apptainer needs one, and `prorl image build` "
+            "makes it. [default: the topology file's]",
+        ),
     ] = None,
     insecure: Insecure = False,
     log_dir: Annotated[
@@ -35,6 +44,8 @@ def serve(
     topology = topology_of(config, run_dir, insecure=insecure)
     if sandbox is not None:
         topology = msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, kind=sandbox))
+    if image is not None:
+        topology = msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, image=image))
     Sandboxes(topology.sandbox.kind, topology.run_dir / "sandboxes", topology.service.node).check()
     if topology.sandbox.kind == "process":
         print("prorl serve: sandboxes are plain processes: what the model runs is not isolated", file=sys.stderr)

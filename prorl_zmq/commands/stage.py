@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from ..config import Topology, default_run_dir, own_run_dir
-from ..messages import Phase
+from ..messages import Phase, SandboxKind
 from .options import Insecure, RunDir
 
 
@@ -32,8 +32,15 @@ def stage(
         ),
     ] = "",
     sandbox: Annotated[
-        Literal["bubblewrap", "process"], typer.Option(help="What tools act in; `process` is no isolation at all.")
+        SandboxKind, typer.Option(help="What tools act in; `process` is no isolation at all.")
     ] = "bubblewrap",
+    image: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="Root filesystem of sandboxes whose task names none: a directory, or a SIF file for apptainer.",
+        ),
+    ] = "",
     task: Annotated[
         list[str] | None, typer.Option(help="Serve only this task; may be repeated. [default: all installed]")
     ] = None,
@@ -55,6 +62,7 @@ def stage(
         run_dir=folder,
         bind=bind,
         sandbox=sandbox,
+        image=image,
         insecure=insecure,
     )
     process = StageProcess(options, load_handlers(task or ()))

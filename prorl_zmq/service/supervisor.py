@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import shutil
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +21,10 @@ from typing import TYPE_CHECKING
 from ..async_client import AsyncRolloutClient
 from ..errors import ConfigError, EndpointInUse, ProrlError
 from ..processes import ISOLATED, die_with_parent, stop_signals
+from ..tools.sandbox.sweeping import sweep
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from ..config import Topology
@@ -76,7 +76,7 @@ def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
         for _ in range(stage.processes):
             name = f"{stage.role}-{sum(plan.name.startswith(stage.role) for plan in plans)}"
             arguments = ["prorl-stage", "--role", stage.role, "--slots", str(stage.slots), "--connect", stage_events]
-            place = ["--node", service.node, "--sandbox", topology.sandbox.kind]
+            place = ["--node", service.node, "--sandbox", topology.sandbox.kind, "--image", topology.sandbox.image]
             plans.append(ChildPlan(name, (*arguments, *place, *shared), 2))
     return plans
 
@@ -105,19 +105,23 @@ class Supervisor:
             ConfigError: a child cannot work with its settings.
             EndpointInUse: another service runs in this run folder.
         """
-        with _run_dir(self._topology.run_dir), stop_signals(self.stop):
-            keepers = [asyncio.create_task(self._keep(plan)) for plan in self._plans]
-            ready = asyncio.create_task(self._announce(on_ready))
-            try:
-                await self._stopping.wait()
-            finally:
-                ready.cancel()
-                for keeper in keepers:
-                    keeper.cancel()
-                await asyncio.gather(ready, *keepers, return_exceptions=True)
-                await self._end_children()
+        async with _run_dir(self._topology.run_dir):
+            with stop_signals(self.stop):
+                await self._serve(on_ready)
         if self._usage_error:
             raise ConfigError(f"{self._usage_error} cannot work with its settings; its log says why")
+
+    async def _serve(self, on_ready: Callable[[], None]) -> None:
+        keepers = [asyncio.create_task(self._keep(plan)) for plan in self._plans]
+        ready = asyncio.create_task(self._announce(on_ready))
+        try:
+            await self._stopping.wait()
+        finally:
+            ready.cancel()
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(ready, *keepers, return_exceptions=True)
+            await self._end_children()
 
     def stop(self) -> None:
         """End `run` in good order."""
@@ -213,8 +217,8 @@ class Supervisor:
                     await child.wait()
 
 
-@contextlib.contextmanager
-def _run_dir(path: Path) -> Iterator[None]:
+@contextlib.asynccontextmanager
+async def _run_dir(path: Path) -> AsyncIterator[None]:
     """Own the run folder: private to this user, held by one service at a time, and without sandboxes afterwards."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -233,16 +237,16 @@ def _run_dir(path: Path) -> Iterator[None]:
             raise EndpointInUse(
                 f"another service runs in {path}; stop it, or name another folder with --run-dir", endpoint=str(path)
             ) from None
-        _clear(path)  # of a service that was killed
+        await _clear(path)  # of a service that was killed
         try:
             yield
         finally:
-            _clear(path)
+            await _clear(path)
 
 
-def _clear(path: Path) -> None:
+async def _clear(path: Path) -> None:
     """Remove what a service leaves in its run folder: sandboxes and sockets."""
-    shutil.rmtree(path / "sandboxes", ignore_errors=True)
+    await sweep(path / "sandboxes")
     for left in path.iterdir():
         if left.is_socket() or (left.name.endswith(".lock") and left.name != LOCK):
             left.unlink(missing_ok=True)

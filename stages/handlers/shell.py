@@ -1,4 +1,4 @@
-"""The `shell` task: an instruction, files to start from, a bash tool, and a check script that gives the reward.
+"""The `shell` task: an instruction, files to start from, tools to work with, and a check script that gives the reward.
 
 EVAL never trusts the agent's sandbox: the check runs in a fresh one made from a copy of the agent's files, so nothing
 that the agent left running can take part, and a second evaluation finds what the first one found. The script may read
@@ -14,14 +14,14 @@ import msgspec
 from ...errors import HandlerFailed, PhaseTimeout, SandboxFailed
 from ...inference.chat import ChatMessage
 from ...messages import Phase, new_id
-from ...tools.bash import BashTool
-from ...tools.bash_session import BashSession
-from ...tools.sandbox.base import CHECK_ENVIRONMENT
+from ...tools.sandbox.sandbox import CHECK_ENVIRONMENT
+from ...tools.sandbox.specification import SandboxSpec
+from ...tools.toolbox import Toolbox, ToolName
 from ...trajectory import Role
 from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
 
 if TYPE_CHECKING:
-    from ...tools.sandbox.base import Sandbox
+    from ...tools.sandbox.sandbox import Sandbox
 
 SYSTEM_MESSAGE = "Work in bash."
 """Followed by the description of the tools."""
@@ -39,6 +39,10 @@ class ShellInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     1.0, or X if the last line that it prints is `reward: X`, with X from 0 to 1."""
     files: dict[str, str] = {}
     """Text files to place in the working directory before the agent starts: relative path to content."""
+    image: str = ""
+    """The sandbox's root filesystem, a path on the node; empty: the service's default."""
+    tools: tuple[ToolName, ...] = ("bash",)
+    """What the agent may call."""
 
 
 class ShellHandler(AgentHandler[ShellInstance]):
@@ -49,24 +53,21 @@ class ShellHandler(AgentHandler[ShellInstance]):
     eval_in_sandbox = True
 
     async def init(self, phase: InitPhase[ShellInstance]) -> Carry:
-        """Make the sandbox and place the files."""
-        sandbox = await phase.create_sandbox()
-        for path, content in phase.instance.files.items():
-            sandbox.write_file(path, content.encode())
-        return {}
+        """Make the sandbox, place the files, and start the tool sessions, so that RUN's first call need not wait."""
+        instance = phase.instance
+        sandbox = await phase.create_sandbox(SandboxSpec(image=instance.image))
+        if instance.files:
+            await sandbox.write_files({path: content.encode() for path, content in instance.files.items()})
+        return {"sessions": await Toolbox(sandbox, instance.tools).start()}
 
     async def run(self, phase: RunPhase[ShellInstance]) -> Carry:
-        """Let the agent work with bash until it stops calling it."""
-        session = BashSession(_present(phase.sandbox))
-        try:
-            await session.start()
-            tools = [BashTool(session)]
-            system = f"{SYSTEM_MESSAGE} {await phase.describe_tools(tools)}".strip()
-            await phase.converse(
-                [ChatMessage(Role.SYSTEM, system), ChatMessage(Role.USER, phase.instance.instruction)], tools
-            )
-        finally:
-            await session.close()
+        """Let the agent work with its tools until it stops calling them."""
+        instance = phase.instance
+        tools = Toolbox(_present(phase.sandbox), instance.tools).tools(phase.carry["sessions"])
+        system = f"{SYSTEM_MESSAGE} {await phase.describe_tools(tools)}".strip()
+        await phase.converse([ChatMessage(Role.SYSTEM, system), ChatMessage(Role.USER, instance.instruction)], tools)
+        for tool in tools:
+            await tool.close()
         return {}
 
     async def eval(self, phase: EvalPhase[ShellInstance]) -> Evaluation:
@@ -79,7 +80,7 @@ class ShellHandler(AgentHandler[ShellInstance]):
                 raise
             return Evaluation(0.0, {"uncopyable_files": 1.0})
         try:
-            result = await copy.run(
+            result = await copy.exec(
                 ["bash", "-c", phase.instance.check],
                 timeout_s=phase.job.limits.eval_s,
                 output_limit_bytes=CHECK_OUTPUT_LIMIT_BYTES,

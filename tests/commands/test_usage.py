@@ -52,7 +52,7 @@ def test_topology_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("prorl", "serve", "--sandbox", "docker"), "'docker' is not one of 'bubblewrap', 'process'"),
+        (("prorl", "serve", "--sandbox", "docker"), "'docker' is not one of 'apptainer', 'bubblewrap', 'process'"),
         (("prorl", "train"), "No such command 'train'"),
         (("prorl", "status", "--wach"), "No such option"),
         (("prorl", "submit"), "Missing argument 'TASKS.jsonl'"),

@@ -18,7 +18,7 @@ from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.messages import Phase
 from prorl_zmq.stages.handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
 from prorl_zmq.stages.stage_process import StageOptions, StageProcess
-from prorl_zmq.tools.bash_session import BashSession
+from prorl_zmq.tools.sandbox.specification import SandboxSpec
 from prorl_zmq.trajectory import Role
 
 
@@ -43,7 +43,7 @@ class ScriptedHandler(AgentHandler[ScriptedInstance]):
 
     async def init(self, phase: InitPhase[ScriptedInstance]) -> Carry:
         if phase.instance.run in ("bash", "many files"):
-            sandbox = await phase.create_sandbox()
+            sandbox = await phase.create_sandbox(SandboxSpec())
             if phase.instance.run == "many files":
                 await asyncio.to_thread(touch_many, sandbox.workspace)
                 mark(phase.instance)
@@ -52,9 +52,8 @@ class ScriptedHandler(AgentHandler[ScriptedInstance]):
     async def run(self, phase: RunPhase[ScriptedInstance]) -> Carry:
         if phase.instance.run == "bash":
             assert phase.sandbox is not None
-            session = BashSession(phase.sandbox)
+            session = await phase.sandbox.bash()
             try:
-                await session.start()
                 result = await session.run(phase.instance.command, timeout_s=600)
                 return {"output": result.output}
             finally:

@@ -86,7 +86,15 @@ def test_entry_point_that_gives_no_handler(target: str, said: str, tmp_path: Pat
 
 def test_handler_announces_the_fields_of_its_instances() -> None:
     assert ShellHandler().describe() == Task(
-        "shell", fields={"instruction": "str", "check": "str", "files": "dict[str, str]"}, optional=("files",)
+        "shell",
+        fields={
+            "instruction": "str",
+            "check": "str",
+            "files": "dict[str, str]",
+            "image": "str",
+            "tools": "list[str]",
+        },
+        optional=("files", "image", "tools"),
     )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from prorl_zmq.tools.sandbox.base import Sandbox
+    from prorl_zmq.tools.sandbox.sandbox import Sandbox
 
 PYTHON_CHECK = "/usr/bin/python3 -c \"import json, sys; sys.exit(open('answer.txt').read() != '42')\""
 
@@ -43,6 +43,7 @@ def judge(kind: str, folder: Path, check: str, leave: Callable[[Path], None]) ->
             return await ShellHandler().eval(EvalPhase(job, ShellInstance("", check), {}, sandbox))
         finally:
             await sandbox.close()
+            sandboxes.close()
             assert list((folder / "sandboxes").iterdir()) == []
 
     return asyncio.run(run())

@@ -2,30 +2,91 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import rootfs
 
-from prorl_zmq.tools.sandbox.bubblewrap import bubblewrap_problem
+from prorl_zmq.tools.sandbox.kinds import make_container, problem_with
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from prorl_zmq.messages import SandboxKind
+    from prorl_zmq.tools.sandbox.container import Container
 
 
-@pytest.fixture(params=["bubblewrap", "process"])
+@pytest.fixture(params=["apptainer", "bubblewrap", "process"])
 def kind(request: pytest.FixtureRequest) -> Any:
     """A kind of sandbox; skipped where this machine cannot make it."""
-    if request.param == "bubblewrap" and (problem := bubblewrap_problem()):
+    if problem := problem_with(request.param):
         pytest.skip(problem)
     return request.param
 
 
 @pytest.fixture
-def sandboxes(kind: Any, tmp_path: Path) -> Sandboxes:
-    return Sandboxes(kind, tmp_path / "sandboxes")
+def image(kind: SandboxKind) -> str:
+    """The image of sandboxes of that kind, where it needs one."""
+    return str(rootfs.root_filesystem()) if kind == "apptainer" else ""
+
+
+@pytest.fixture
+def root_filesystem() -> Path:
+    """A Debian with Python; not to be changed."""
+    return rootfs.root_filesystem()
+
+
+@pytest.fixture
+def small_image(tmp_path: Path) -> Path:
+    """A root filesystem of a few programs, this test's own."""
+    return rootfs.tiny_root_filesystem(tmp_path / "small")
+
+
+@pytest.fixture(scope="session")
+def sif(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small root filesystem as a SIF file."""
+    folder = tmp_path_factory.mktemp("sif")
+    image = folder / "image.sif"
+    tiny = rootfs.tiny_root_filesystem(folder / "small")
+    subprocess.run(["apptainer", "--quiet", "build", str(image), str(tiny)], check=True, capture_output=True)
+    image.chmod(0o644)
+    return str(image)
+
+
+@pytest.fixture
+def sandboxes(kind: SandboxKind, image: str, tmp_path: Path) -> Iterator[Sandboxes]:
+    """Sandboxes of that kind, with execution servers of their own."""
+    made = Sandboxes(kind, tmp_path / "sandboxes", image=image)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def live_container(
+    kind: SandboxKind, image: str, tmp_path: Path
+) -> Callable[[], contextlib.AbstractAsyncContextManager[Container]]:
+    """Start a container of that kind in this very process, without an execution server."""
+
+    @contextlib.asynccontextmanager
+    async def live() -> AsyncIterator[Container]:
+        path = tmp_path / "container"
+        for name in ("workspace", "tmp"):
+            (path / name).mkdir(parents=True, exist_ok=True)
+        container = make_container(kind, path, SandboxSpec(image=image))
+        await container.start()
+        try:
+            yield container
+        finally:
+            await container.close()
+            container.reap_orphans()
+
+    return live
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -18,7 +19,9 @@ from prorl_zmq.tools.shell_process import ShellProcess
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+    from prorl_zmq.tools.sandbox.container import Container
+
+    LiveContainer = Callable[[], contextlib.AbstractAsyncContextManager[Container]]
 
 # Python 3.12 warns of every fork of a process with threads; ptyprocess forks.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -28,24 +31,25 @@ LIMIT_S = 20.0
 
 
 def use(
-    sandboxes: Sandboxes, body: Callable[[BashSession], Awaitable[None]], runner: Callable[..., object] = asyncio.run
+    live_container: LiveContainer,
+    body: Callable[[BashSession], Awaitable[None]],
+    runner: Callable[..., object] = asyncio.run,
 ) -> None:
-    """Run `body` on a session in a new sandbox, and see that no descriptor is left open."""
+    """Run `body` on a session in a new container, and see that no descriptor is left open."""
 
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
     async def main() -> None:
         before = descriptors()
-        sandbox = await sandboxes.create("one")
-        session = BashSession(sandbox)
-        try:
-            await session.start()
-            await body(session)
-        finally:
-            await session.close()
-            await session.close()
-            await sandbox.close()
+        async with live_container() as container:
+            session = BashSession(container)
+            try:
+                await session.start()
+                await body(session)
+            finally:
+                await session.close()
+                await session.close()
         assert descriptors() == before
 
     runner(main())
@@ -111,20 +115,20 @@ CASES: dict[str, Cases] = {
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
 @pytest.mark.parametrize("name", CASES)
-def test_results(sandboxes: Sandboxes, name: str, runner: Callable[..., object]) -> None:
+def test_results(live_container: LiveContainer, name: str, runner: Callable[..., object]) -> None:
     async def body(session: BashSession) -> None:
         for command, output, code in CASES[name]:
             result = await session.run(command, LIMIT_S)
             expected = BashResult(result.output if output is None else output, code)
             assert result == expected, command
 
-    use(sandboxes, body, runner)
+    use(live_container, body, runner)
 
 
 @pytest.mark.parametrize(
     "command", ["echo 'a", 'echo "a', "echo `a", "echo a |", "if true; then", "f() {", "(", "for i in", "case x in"]
 )
-def test_an_incomplete_command_is_an_error_and_spoils_nothing(sandboxes: Sandboxes, command: str) -> None:
+def test_an_incomplete_command_is_an_error_and_spoils_nothing(live_container: LiveContainer, command: str) -> None:
     """After an open quote bash 5.2's parser took no reserved word at the next line, and the session was lost."""
 
     async def body(session: BashSession) -> None:
@@ -134,10 +138,10 @@ def test_an_incomplete_command_is_an_error_and_spoils_nothing(sandboxes: Sandbox
         assert "unexpected" in result.output
         assert await session.run("{ echo on; }", LIMIT_S) == BashResult("on\n", 0)
 
-    use(sandboxes, body)
+    use(live_container, body)
 
 
-def test_output_beyond_the_limit_is_cut_in_the_middle(sandboxes: Sandboxes) -> None:
+def test_output_beyond_the_limit_is_cut_in_the_middle(live_container: LiveContainer) -> None:
     async def body(session: BashSession) -> None:
         result = await session.run("echo first; yes 123456789 | head -c 5000000; echo last", LIMIT_S)
         assert result.output.startswith("first\n123456789\n")
@@ -148,10 +152,10 @@ def test_output_beyond_the_limit_is_cut_in_the_middle(sandboxes: Sandboxes) -> N
         exact = "x" * 65_000
         assert (await session.run("printf 'x%.0s' {1..65000}", LIMIT_S)).output == exact
 
-    use(sandboxes, body)
+    use(live_container, body)
 
 
-def test_a_command_larger_than_a_pipe(sandboxes: Sandboxes) -> None:
+def test_a_command_larger_than_a_pipe(live_container: LiveContainer) -> None:
     async def body(session: BashSession) -> None:
         text = "0123456789" * 30_000
         result = await session.run(f"X={text}; echo ${{#X}}", LIMIT_S)
@@ -161,10 +165,10 @@ def test_a_command_larger_than_a_pipe(sandboxes: Sandboxes) -> None:
                 await session.run(command, LIMIT_S)
         assert (await session.run("echo on", LIMIT_S)).output == "on\n"
 
-    use(sandboxes, body)
+    use(live_container, body)
 
 
-def test_a_job_in_the_background_goes_on(sandboxes: Sandboxes) -> None:
+def test_a_job_in_the_background_goes_on(live_container: LiveContainer) -> None:
     async def body(session: BashSession) -> None:
         result = await session.run("mkfifo ~/go; { read < ~/go; echo late; } & echo now", LIMIT_S)
         assert result.output.endswith("\nnow\n")  # before it is bash's `[1] 123`
@@ -175,11 +179,13 @@ def test_a_job_in_the_background_goes_on(sandboxes: Sandboxes) -> None:
         assert result.exit_code == 143
         assert result.dropped_bytes > 0
 
-    use(sandboxes, body)
+    use(live_container, body)
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
-def test_the_time_limit_interrupts_and_the_session_goes_on(sandboxes: Sandboxes, runner: Callable[..., object]) -> None:
+def test_the_time_limit_interrupts_and_the_session_goes_on(
+    live_container: LiveContainer, runner: Callable[..., object]
+) -> None:
     async def body(session: BashSession) -> None:
         await session.run("cd /usr; X=1", LIMIT_S)
         for command in ("echo begun; sleep 3600; echo no", "while :; do :; done", "stty raw -isig; sleep 3600", "cat"):
@@ -188,11 +194,11 @@ def test_the_time_limit_interrupts_and_the_session_goes_on(sandboxes: Sandboxes,
             assert "no" not in result.output
             assert await session.run("pwd; echo $X", LIMIT_S) == BashResult("/usr\n1\n", 0), command
 
-    use(sandboxes, body, runner)
+    use(live_container, body, runner)
 
 
 def test_what_ignores_the_interrupt_is_killed_and_older_jobs_are_not(
-    sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+    live_container: LiveContainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("prorl_zmq.tools.bash_session.INTERRUPT_LIMIT_S", 0.1)
 
@@ -204,12 +210,12 @@ def test_what_ignores_the_interrupt_is_killed_and_older_jobs_are_not(
         result = await session.run("echo $X; jobs", LIMIT_S)
         assert result.output.startswith("1\n[1]+  Running")
 
-    use(sandboxes, body)
+    use(live_container, body)
 
 
 @pytest.mark.usefixtures("short_limits")
 def test_a_shell_that_cannot_be_stopped_is_replaced(
-    sandboxes: Sandboxes, survivors: Callable[[str], list[str]]
+    live_container: LiveContainer, survivors: Callable[[str], list[str]]
 ) -> None:
     mark = f"3600.{uuid.uuid4().int}"
 
@@ -220,10 +226,10 @@ def test_a_shell_that_cannot_be_stopped_is_replaced(
         assert survivors(mark) == []
         assert await session.run("pwd; echo $X", LIMIT_S) == BashResult("/usr\n\n", 0)
 
-    use(sandboxes, body)
+    use(live_container, body)
 
 
-def test_the_end_of_bash_itself_is_told_and_the_directory_kept(sandboxes: Sandboxes) -> None:
+def test_the_end_of_bash_itself_is_told_and_the_directory_kept(live_container: LiveContainer) -> None:
     async def body(session: BashSession) -> None:
         await session.run("cd /usr", LIMIT_S)
         assert await session.run("echo bye; exit 3", LIMIT_S) == BashResult("bye\n", 3, restarted=True)
@@ -235,13 +241,13 @@ def test_the_end_of_bash_itself_is_told_and_the_directory_kept(sandboxes: Sandbo
         await session.run("rm -r ~/gone; exit", LIMIT_S)
         assert await session.run("cd; pwd", LIMIT_S) == BashResult(result.output.replace("/gone", ""), 0)
 
-    use(sandboxes, body)
+    use(live_container, body)
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
 @pytest.mark.parametrize("trap", ["", "trap '' INT; "])
 def test_cancellation_ends_the_command_first(
-    sandboxes: Sandboxes, survivors: Callable[[str], list[str]], runner: Callable[..., object], trap: str
+    live_container: LiveContainer, survivors: Callable[[str], list[str]], runner: Callable[..., object], trap: str
 ) -> None:
     mark = f"3600.{uuid.uuid4().int}"
 
@@ -255,21 +261,21 @@ def test_cancellation_ends_the_command_first(
         assert survivors(mark) == []
         assert await session.run("pwd; echo $X", LIMIT_S) == BashResult("/usr\n1\n", 0)
 
-    use(sandboxes, body, runner)
+    use(live_container, body, runner)
 
 
 @pytest.mark.usefixtures("short_limits")
-def test_a_shell_lost_in_a_cancelled_call_is_told_by_the_next(sandboxes: Sandboxes) -> None:
+def test_a_shell_lost_in_a_cancelled_call_is_told_by_the_next(live_container: LiveContainer) -> None:
     async def body(session: BashSession) -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(session.run("trap '' INT; while :; do :; done", 3600), 0.3)
         assert await session.run("echo on", LIMIT_S) == BashResult("on\n", 0, restarted=True)
         assert await session.run("echo on", LIMIT_S) == BashResult("on\n", 0)
 
-    use(sandboxes, body)
+    use(live_container, body)
 
 
-def test_closing_leaves_nothing(sandboxes: Sandboxes, survivors: Callable[[str], list[str]]) -> None:
+def test_closing_leaves_nothing(live_container: LiveContainer, survivors: Callable[[str], list[str]]) -> None:
     mark = f"3600.{uuid.uuid4().int}"
 
     async def body(session: BashSession) -> None:
@@ -284,12 +290,14 @@ def test_closing_leaves_nothing(sandboxes: Sandboxes, survivors: Callable[[str],
         with pytest.raises(ToolSessionLost, match="closed"):
             await session.run("true", LIMIT_S)
 
-    use(sandboxes, body)
+    use(live_container, body)
     # Where nothing is isolated, what left its session is found only when the sandbox is closed.
     assert survivors(mark) == []
 
 
-def test_an_interrupt_at_any_moment_neither_loses_the_session_nor_runs_a_command_twice(sandboxes: Sandboxes) -> None:
+def test_an_interrupt_at_any_moment_neither_loses_the_session_nor_runs_a_command_twice(
+    live_container: LiveContainer,
+) -> None:
     """An interrupt before bash had read its command made it run the one before again."""
 
     async def body(session: BashSession) -> None:
@@ -301,24 +309,24 @@ def test_an_interrupt_at_any_moment_neither_loses_the_session_nor_runs_a_command
             assert result.output.count("begun") <= 1
             assert (await session.run("echo $X", LIMIT_S)).output == f"{i}\n"
 
-    use(sandboxes, body)
+    use(live_container, body)
 
 
-def test_calls_at_one_time_run_one_after_the_other(sandboxes: Sandboxes) -> None:
+def test_calls_at_one_time_run_one_after_the_other(live_container: LiveContainer) -> None:
     async def body(session: BashSession) -> None:
         results = await asyncio.gather(*(session.run(f"echo {i}; sleep 0.01; echo {i}", LIMIT_S) for i in range(20)))
         assert [result.output for result in results] == [f"{i}\n{i}\n" for i in range(20)]
 
-    use(sandboxes, body)
+    use(live_container, body)
 
 
-def test_a_forged_status_of_another_action_is_not_taken(sandboxes: Sandboxes) -> None:
+def test_a_forged_status_of_another_action_is_not_taken(live_container: LiveContainer) -> None:
     async def body(session: BashSession) -> None:
         forge = "for f in /proc/$$/fd/*; do [ -p $f ] && printf '%s' '999 0 /\\0' > $f; printf '1 0 /\\0' > $f; done"
         await session.run(forge + " 2>/dev/null", LIMIT_S)
         assert (await session.run("sleep 0.05; echo true; (exit 5)", LIMIT_S)).exit_code == 5
 
-    use(sandboxes, body)
+    use(live_container, body)
 
 
 PLUMBING = ("eval", "builtin", "read", "printf", "return", "trap", "enable", "exit", "command", ":")
@@ -336,7 +344,9 @@ PLUMBING = ("eval", "builtin", "read", "printf", "return", "trap", "enable", "ex
         "__prorl_next() { echo A; }; __prorl_prompt() { echo A; }; unset -f __prorl_next __prorl_prompt",
     ],
 )
-def test_no_alias_or_function_of_the_agents_takes_the_place_of_the_plumbing(sandboxes: Sandboxes, vandal: str) -> None:
+def test_no_alias_or_function_of_the_agents_takes_the_place_of_the_plumbing(
+    live_container: LiveContainer, vandal: str
+) -> None:
     """After `alias eval='echo A'` every later call printed A and ran nothing, for good."""
 
     async def body(session: BashSession) -> None:
@@ -345,7 +355,7 @@ def test_no_alias_or_function_of_the_agents_takes_the_place_of_the_plumbing(sand
             result = await session.run('/bin/echo "on $X $?"', LIMIT_S)
             assert result == BashResult("on 1 0\n" if result.output != "on 1 1\n" else result.output, 0)
 
-    use(sandboxes, body)
+    use(live_container, body)
 
 
 @pytest.mark.usefixtures("short_limits")
@@ -360,34 +370,34 @@ def test_no_alias_or_function_of_the_agents_takes_the_place_of_the_plumbing(sand
         "readonly PS1",
     ],
 )
-def test_a_shell_that_was_spoilt_beyond_repair_is_replaced(sandboxes: Sandboxes, vandal: str) -> None:
+def test_a_shell_that_was_spoilt_beyond_repair_is_replaced(live_container: LiveContainer, vandal: str) -> None:
     async def body(session: BashSession) -> None:
         await session.run("cd /usr", LIMIT_S)
         assert (await session.run(vandal, 0.3)).restarted
         assert await session.run("pwd", LIMIT_S) == BashResult("/usr\n", 0)
 
-    use(sandboxes, body)
+    use(live_container, body)
 
 
-def test_a_workspace_without_permissions_is_entered_again(sandboxes: Sandboxes) -> None:
+def test_a_workspace_without_permissions_is_entered_again(live_container: LiveContainer) -> None:
     """After `chmod 000 ~` a service that is not root could start no shell there."""
 
     async def body(session: BashSession) -> None:
         assert (await session.run("chmod 000 ~; exit", LIMIT_S)).restarted
         assert (await session.run("cd ~ && stat -c %a .", LIMIT_S)).output == "700\n"
 
-    use(sandboxes, body)
+    use(live_container, body)
 
 
 def test_an_interrupt_before_bash_read_the_line_does_not_cost_the_shell(
-    sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+    live_container: LiveContainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The late line started a command that nobody interrupted any more, and the shell was killed for it."""
     type_line = ShellProcess.begin
 
     def interrupt_first(shell: ShellProcess, command: bytes) -> None:
         if command.startswith(b"echo begun"):
-            os.kill(shell._shell_pid, signal.SIGINT)
+            os.kill(shell._child.pid, signal.SIGINT)
         type_line(shell, command)
 
     monkeypatch.setattr(ShellProcess, "begin", interrupt_first)
@@ -399,10 +409,10 @@ def test_an_interrupt_before_bash_read_the_line_does_not_cost_the_shell(
             assert (result.timed_out, result.restarted) == (True, False)
         assert (await session.run("echo $X", LIMIT_S)).output == "1\n"
 
-    use(sandboxes, body)
+    use(live_container, body)
 
 
-def test_a_session_that_cannot_start_says_why(sandboxes: Sandboxes) -> None:
+def test_a_session_that_cannot_start_says_why(live_container: LiveContainer) -> None:
     async def main() -> None:
         sandbox = await sandboxes.create("one")
         await sandbox.close()

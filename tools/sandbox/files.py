@@ -1,38 +1,47 @@
-"""Single files of a folder whose content a hostile process wrote, read and written without leaving the folder.
+"""Single files of a sandbox, read and written by a process that has joined its container.
 
-A path is opened component by component, relative to the folder before it, and symbolic links are refused. So a link
-planted between a check and its use changes nothing: there is no check, only the open. Only regular files are opened: a
-FIFO would block the service.
+A relative path is one of the workspace. It is opened component by component, relative to the folder before it, and
+symbolic links are refused: whoever wants a file of the agent's gets that file, not what a planted link names. There is
+no check that a link could outrun, only the open. An absolute path may lead through links: it cannot leave the
+container. Where there is none (kind `process`), an absolute path must be below the workspace, and is treated as if it
+were relative. Only regular files are opened: a FIFO would block for ever.
 """
 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
+import tarfile
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import SandboxFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def read_file(root: Path, path: str, limit_bytes: int) -> bytes:
-    """Read a regular file below `root`.
+def read(root: str, home: str, path: str, limit_bytes: int) -> bytes:
+    """Read a regular file.
+
+    Args:
+        root: what absolute paths must be below (see `Container.root`).
+        home: what relative paths are below.
+        path: the file.
+        limit_bytes: more is refused.
 
     Raises:
-        SandboxFailed: the path leaves the folder, leads through a symbolic link, is no regular file, is missing
-            (`reason` is `missing`), or is larger than `limit_bytes`.
+        SandboxFailed: the path has `..`, leaves the workspace, leads through a symbolic link (`reason` is `link`), is
+            no regular file, is missing (`reason` is `missing`), or is larger than `limit_bytes` (`reason` is `size`).
     """
-    parts = split_path(path)
-    with _explained(path), open_folder(root, parts[:-1]) as folder:
-        file = os.open(parts[-1], os.O_RDONLY | FILE_FLAGS, dir_fd=folder)
+    with _explained(path), _parent(root, home, path) as (folder, name, follow):
+        file = os.open(name, os.O_RDONLY | (FILE_FLAGS & ~os.O_NOFOLLOW if follow else FILE_FLAGS), dir_fd=folder)
         with os.fdopen(file, "rb", buffering=0) as content:
             _check_regular(file, path)
             data = bytearray()
@@ -43,37 +52,81 @@ def read_file(root: Path, path: str, limit_bytes: int) -> bytes:
     return bytes(data)
 
 
-def write_file(root: Path, path: str, data: bytes, mode: int) -> None:
-    """Write a regular file below `root`, with the folders that lead to it.
+def write(root: str, home: str, contents: Mapping[str, bytes], mode: int) -> None:
+    """Write regular files, with the folders that lead to them (see `read`).
 
     Raises:
-        SandboxFailed: the path leaves the folder, leads through a symbolic link or is no regular file, or the disk
-            refuses it.
+        SandboxFailed: as for `read`; or the disk refuses it.
     """
-    parts = split_path(path)
-    with _explained(path), open_folder(root, parts[:-1], create=True) as folder:
-        file = os.open(parts[-1], os.O_WRONLY | os.O_CREAT | FILE_FLAGS, 0o600, dir_fd=folder)
-        with os.fdopen(file, "wb") as content:
-            _check_regular(file, path)
-            content.truncate(0)
-            content.write(data)
-            os.fchmod(file, mode)
+    for path, data in contents.items():
+        with _explained(path), _parent(root, home, path, create=True) as (folder, name, follow):
+            flags = os.O_WRONLY | os.O_CREAT | (FILE_FLAGS & ~os.O_NOFOLLOW if follow else FILE_FLAGS)
+            file = os.open(name, flags, 0o600, dir_fd=folder)
+            with os.fdopen(file, "wb") as content:
+                _check_regular(file, path)
+                content.truncate(0)
+                content.write(data)
+                os.fchmod(file, mode)
+
+
+def unpack(root: str, home: str, path: str, archive: bytes) -> None:
+    """Unpack a tar archive below the folder `path`, which is made if it is missing; `.` is the workspace (see `read`).
+
+    Raises:
+        SandboxFailed: as for `write`; or the archive is none, or has what leaves the folder.
+    """
+    target = path if path != "." else home
+    if path != ".":
+        with _explained(path), _parent(root, home, f"{path}/.unpack", create=True) as (folder, _, _):
+            target = f"/proc/self/fd/{os.dup(folder)}"
+    with _explained(path):
+        try:
+            with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as content:
+                content.extractall(target, filter="data")
+        except tarfile.TarError as error:
+            raise SandboxFailed(f"the archive for {path} cannot be unpacked: {error}", path=path) from error
 
 
 def split_path(path: str) -> list[str]:
     """Give the components of a relative path.
 
     Raises:
-        SandboxFailed: it is absolute, empty, or has a `..` or a NUL.
+        SandboxFailed: it is empty, or has a `..` or a NUL.
     """
     parts = [part for part in path.split("/") if part not in ("", ".")]
-    if path.startswith("/") or not parts or ".." in parts or "\0" in path:
+    if not parts or ".." in parts or "\0" in path:
         raise SandboxFailed(
-            f"{path!r} is not a path inside the sandbox; give one relative to the working directory, without '..'",
+            f"{path!r} is not a path inside the sandbox; give a plain one, without '..'",
             path=path,
             reason="path",
         )
     return parts
+
+
+@contextmanager
+def _parent(root: str, home: str, path: str, *, create: bool = False) -> Iterator[tuple[int, str, bool]]:
+    """Open the folder that a path's last component is in; give it, that name, and whether links are followed."""
+    absolute = path.startswith("/")
+    if absolute and root != "/" and not path.startswith(f"{root}/"):
+        raise SandboxFailed(
+            f"{path!r} is not a path inside the sandbox; give one relative to the workspace, or below {root}",
+            path=path,
+            reason="path",
+        )
+    follow = absolute and root == "/"
+    *parts, name = split_path(path.removeprefix(root).lstrip("/") if absolute else path)
+    if follow:
+        folder = "/" + "/".join(parts)
+        if create:
+            os.makedirs(folder, 0o755, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield descriptor, name, True
+        finally:
+            os.close(descriptor)
+    else:
+        with open_folder(Path(root if absolute else home), parts, create=create) as descriptor:
+            yield descriptor, name, False
 
 
 @contextmanager

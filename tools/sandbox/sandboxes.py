@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from ...errors import SandboxFailed, SandboxUnavailable
-from .base import NAME, named
-from .bubblewrap import BubblewrapSandbox, bubblewrap_problem
-from .process import ProcessSandbox
+import msgspec
+
+from ...errors import ErrorInfo, SandboxFailed, SandboxUnavailable, from_info
+from ...processes import ISOLATED
+from ..execution.client import ExecutionClient
+from ..execution.messages import ServerOrder
+from ..processes import to_the_end
+from . import tree
+from .kinds import problem_with
+from .sandbox import CLOSE_LIMIT_S, LEASE_S, NAME, Sandbox
+from .specification import SandboxSpec
 
 if TYPE_CHECKING:
-    from ...messages import SandboxHandle
-    from .base import Sandbox
+    from ...messages import SandboxHandle, SandboxKind
 
-KINDS: dict[str, type[Sandbox]] = {cls.kind: cls for cls in (BubblewrapSandbox, ProcessSandbox)}
+START_LIMIT_S = 180.0
+"""Longest time to a ready sandbox; a SIF file may have to be unpacked first."""
+REPORT_BYTES = 64 * 1024
+SPEC = "spec.json"
 
 
 class Sandboxes:
-    """Makes sandboxes of one kind below one folder. Holds nothing open, so it needs no closing.
+    """Makes sandboxes of one kind below one folder; `close` it.
 
     Args:
-        kind: `bubblewrap`, or `process` for no isolation at all.
+        kind: `apptainer`, `bubblewrap`, or `process` for no isolation at all.
         root: the folder that holds the sandboxes; made private (0700) if it is not there.
         node: the node's name, as in sandbox handles.
+        image: the root filesystem of sandboxes that name none.
+        lease_s: how long a sandbox outlives a holder that died.
     """
 
-    def __init__(self, kind: Literal["bubblewrap", "process"], root: Path, node: str = "local") -> None:
+    def __init__(
+        self, kind: SandboxKind, root: Path, node: str = "local", image: str = "", lease_s: float = LEASE_S
+    ) -> None:
         self.kind = kind
         self.root = root.absolute()
         self.node = node
+        self._image = image
+        self._lease_s = lease_s
+        self._line: socket.socket | None = None
 
     def check(self) -> None:
         """Try whether this machine can make the kind. Blocks for about 10 ms: for a process's start.
@@ -37,30 +60,70 @@ class Sandboxes:
         Raises:
             SandboxUnavailable: it cannot; the message says what to do (`kind`).
         """
-        problem = bubblewrap_problem() if self.kind == "bubblewrap" else None
-        if problem is not None:
+        if (problem := problem_with(self.kind)) is not None:
             raise SandboxUnavailable(problem, kind=self.kind)
 
-    async def create(self, name: str) -> Sandbox:
-        """Make an empty sandbox; the caller closes it.
+    async def create(self, name: str, spec: SandboxSpec | None = None) -> Sandbox:
+        """Make a sandbox with an empty workspace; the caller closes it, or hands it on.
 
         Args:
             name: unique on this node, such as the job's id and attempt; letters, digits, `.`, `_` and `-`.
+            spec: how to make it.
 
         Raises:
-            SandboxFailed: the name is not one or is taken, or the disk refuses the folder.
+            SandboxFailed: the name is not one or is taken, the disk refuses the folder, the image is missing or unfit,
+                or the container did not start.
         """
-        path = named(self.root, name)
+        return await self.start(self.make_folder(name), spec or SandboxSpec())
+
+    def make_folder(self, name: str) -> Path:
+        """Make a sandbox's folders, for `start`.
+
+        Raises:
+            SandboxFailed: the name is not one or is taken, or the disk refuses the folders.
+        """
+        if not NAME.fullmatch(name):
+            raise SandboxFailed(f"{name!r} is no name for a sandbox; use up to 128 of A-Z a-z 0-9 . _ -")
+        path = self.root / name
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise SandboxFailed(f"the sandboxes' folder {self.root} cannot be made: {error.strerror}") from error
-        sandbox = KINDS[self.kind](path, self.node)
-        sandbox.make()
-        return sandbox
+        try:
+            path.mkdir(0o700)
+        except FileExistsError:
+            raise SandboxFailed(f"a sandbox called {name} exists already; close it first") from None
+        except OSError as error:
+            raise SandboxFailed(f"the sandbox {path} cannot be made: {error.strerror}") from error
+        try:
+            (path / "workspace").mkdir(0o700)
+            (path / "tmp").mkdir()
+            (path / "tmp").chmod(0o1777)
+        except OSError as error:
+            shutil.rmtree(path, ignore_errors=True)
+            raise SandboxFailed(f"the sandbox {path} cannot be made: {error.strerror}") from error
+        return path
 
-    def attach(self, handle: SandboxHandle) -> Sandbox:
-        """Find a sandbox that any process of this node made; the caller closes it, unless another one does.
+    async def start(self, path: Path, spec: SandboxSpec) -> Sandbox:
+        """Start the container and the execution server of a new folder; what does not start leaves nothing.
+
+        Raises:
+            SandboxFailed: see `create`.
+        """
+        if not spec.image and self.kind != "process":
+            spec = msgspec.structs.replace(spec, image=self._image)
+        try:
+            (path / SPEC).write_bytes(msgspec.json.encode(spec))
+            await self._spawn(path, spec)
+            return await self._connected(path, spec)
+        except BaseException as error:
+            await to_the_end(asyncio.to_thread(tree.remove_tree, path, CLOSE_LIMIT_S))
+            if isinstance(error, OSError):
+                raise SandboxFailed(f"the sandbox {path} cannot be made: {error.strerror}") from error
+            raise
+
+    async def attach(self, handle: SandboxHandle) -> Sandbox:
+        """Take over a sandbox that any process of this node made; the caller closes it, or hands it on.
 
         Raises:
             SandboxFailed: it is of another node or kind, not below this root, or gone.
@@ -72,7 +135,67 @@ class Sandboxes:
             raise SandboxFailed(f"the sandbox {path.name} is of kind {handle.kind}; this process allows {self.kind}")
         if path.parent != self.root or not NAME.fullmatch(path.name):
             raise SandboxFailed(f"{path} is not a sandbox's folder below {self.root}")
-        sandbox = KINDS[self.kind](path, self.node)
-        if path.is_symlink() or not sandbox.workspace.is_dir():
-            raise SandboxFailed(f"the sandbox {path.name} is gone")
+        try:
+            spec = msgspec.json.decode((path / SPEC).read_bytes(), type=SandboxSpec)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise SandboxFailed(f"the sandbox {path.name} is gone") from error
+        return await self._connected(path, spec)
+
+    def close(self) -> None:
+        """Let go of the process that starts execution servers; it ends with the last of them."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    async def _connected(self, path: Path, spec: SandboxSpec) -> Sandbox:
+        client = await ExecutionClient.connect(path)
+        sandbox = Sandbox(client, path, spec, self, self._lease_s)
+        try:
+            await sandbox.take()
+        except BaseException:
+            client.close()
+            raise
         return sandbox
+
+    async def _spawn(self, path: Path, spec: SandboxSpec) -> None:
+        order = msgspec.msgpack.encode(ServerOrder(str(path), self.kind, spec))
+        report, report_end = os.pipe()
+        try:
+            self._send(order, report_end)
+        finally:
+            os.close(report_end)
+        with os.fdopen(report, "rb", buffering=0) as pipe:
+            loop = asyncio.get_running_loop()
+            said: asyncio.Future[None] = loop.create_future()
+            loop.add_reader(report, lambda: None if said.done() else said.set_result(None))
+            try:
+                async with asyncio.timeout(START_LIMIT_S):
+                    await said
+            except TimeoutError:
+                raise SandboxFailed(f"the sandbox {path.name} was not ready within {START_LIMIT_S:g} s") from None
+            finally:
+                loop.remove_reader(report)
+            words = pipe.read(REPORT_BYTES)
+        if words != b"\n":
+            if not words:
+                raise SandboxFailed(f"the execution server of the sandbox {path.name} died as it started")
+            raise from_info(msgspec.json.decode(words, type=ErrorInfo))
+
+    def _send(self, order: bytes, report: int) -> None:
+        """Send an order to the spawner, which is started first if there is none, or it died."""
+        if self._line is not None:
+            with contextlib.suppress(OSError):
+                socket.send_fds(self._line, [order], [report])
+                return
+            self._line.close()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            spawner = subprocess.Popen(
+                [sys.executable, *ISOLATED, "-m", "prorl_zmq.tools.execution.spawner", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        spawner.returncode = 0  # it outlives this object on purpose
+        self._line = ours
+        socket.send_fds(ours, [order], [report])

@@ -87,30 +87,44 @@ def copy_tree(source: Path, target: Path, limit_bytes: int, timeout_s: float) ->
 def remove_tree(path: Path, timeout_s: float) -> None:
     """Remove a folder and all below it. It is gone under its name at once; a call after a failed one goes on.
 
+    Several processes may remove one folder at a time.
+
     Raises:
         SandboxFailed: it takes longer than `timeout_s`, or the disk refuses it; the rest lies in `.NAME.removed`.
     """
     deadline = time.monotonic() + timeout_s
     rest = path.with_name(f".{path.name}.removed")
     try:
-        with suppress(FileExistsError):
-            rest.mkdir(0o700)
-        with suppress(FileNotFoundError):
-            path.rename(rest / uuid.uuid4().hex)
-        with open_folder(rest, ()) as flat:
-            folders = deque(os.listdir(flat))  # noqa: PTH208 - of the descriptor
-            while folders:
+        while True:
+            try:
+                _remove(path, rest, deadline)
+                return
+            except OSError as error:
+                # Another process has removed something that was looked at here, or has moved something there.
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY) or isinstance(error, TimeoutError):
+                    raise
                 _check_time(deadline)
-                name = folders.popleft()
-                grant(name, flat, 0o700)
-                with _opened(name, flat) as folder:
-                    folders += _empty(folder, flat, deadline)
-                os.rmdir(name, dir_fd=flat)
-        rest.rmdir()
     except TimeoutError:
         raise SandboxFailed(f"removing {path.name} took longer than {timeout_s:g} s; the rest is in {rest}") from None
     except OSError as error:
         raise SandboxFailed(f"{path.name} cannot be removed: {error}; the rest is in {rest}") from error
+
+
+def _remove(path: Path, rest: Path, deadline: float) -> None:
+    with suppress(FileExistsError):
+        rest.mkdir(0o700)
+    with suppress(FileNotFoundError):
+        path.rename(rest / uuid.uuid4().hex)
+    with open_folder(rest, ()) as flat:
+        folders = deque(os.listdir(flat))  # noqa: PTH208 - of the descriptor
+        while folders:
+            _check_time(deadline)
+            name = folders.popleft()
+            grant(name, flat, 0o700)
+            with _opened(name, flat) as folder:
+                folders += _empty(folder, flat, deadline)
+            os.rmdir(name, dir_fd=flat)
+    rest.rmdir()
 
 
 def _empty(folder: int, flat: int, deadline: float) -> list[str]:

@@ -1,81 +1,39 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from prorl_zmq.errors import SandboxFailed, SandboxUnavailable
 from prorl_zmq.tools.sandbox import bubblewrap
-from prorl_zmq.tools.sandbox.bubblewrap import bubblewrap_problem
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from prorl_zmq.tools.sandbox.execution import ExecResult
 
-needs_bubblewrap = pytest.mark.skipif(bubblewrap_problem() is not None, reason=str(bubblewrap_problem()))
+@pytest.mark.parametrize("kind", ["bubblewrap"], indirect=True)
+def test_an_images_directory_is_its_root(sandboxes: Sandboxes, root_filesystem: Path) -> None:
+    async def main() -> None:
+        sandbox = await sandboxes.create("one", SandboxSpec(image=str(root_filesystem)))
+        result = await sandbox.exec(["sh", "-c", "cat /etc/debian_version; ls -d /var /workspace; whoami; pwd"], 60)
+        expected = (root_filesystem / "etc" / "debian_version").read_bytes() + b"/var\n/workspace\nagent\n/workspace\n"
+        assert result.stdout == expected
+        await sandbox.close()
 
-
-def run_inside(root: Path, script: str) -> ExecResult:
-    async def main() -> ExecResult:
-        sandbox = await Sandboxes("bubblewrap", root).create("one")
-        try:
-            return await sandbox.run(["bash", "-c", script], 20)
-        finally:
-            await sandbox.close()
-
-    return asyncio.run(main())
+    asyncio.run(main())
 
 
-@needs_bubblewrap
-def test_nothing_of_the_host_is_inside(tmp_path: Path) -> None:
-    (tmp_path / "host").write_text("secret")
-    result = run_inside(
-        tmp_path / "root",
-        f"cat {tmp_path}/host; ls /; ls /tmp /etc; whoami; id -u; hostname; cat /proc/[0-9]*/comm | sort -u",
-    )
-    words = result.stdout.decode().split()
-    assert "secret" not in words
-    assert not {"root", "home", "var", "sys", "run", "work"} & set(words)
-    assert {"agent", "1000", "sandbox", "bwrap", "bash", "cat"} <= set(words)
+@pytest.mark.parametrize("kind", ["bubblewrap"], indirect=True)
+@pytest.mark.parametrize("spec", [SandboxSpec(fakeroot=True), SandboxSpec(writable="disk")])
+def test_what_it_cannot_do_is_said(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+    async def main() -> None:
+        with pytest.raises(SandboxFailed, match="use apptainer"):
+            await sandboxes.create("one", spec)
 
-
-@needs_bubblewrap
-def test_there_is_no_network(tmp_path: Path) -> None:
-    result = run_inside(tmp_path, "tail -n +3 /proc/net/dev; exec 3<>/dev/tcp/1.1.1.1/53")
-    assert result.stdout.split()[0] == b"lo:"
-    assert len(result.stdout.splitlines()) == 1
-    assert b"Network is unreachable" in result.stderr
-
-
-@needs_bubblewrap
-def test_nothing_of_the_system_is_writable_even_for_a_service_of_root(tmp_path: Path) -> None:
-    """Once /proc/sys/kernel/core_pattern was: a way to run programs on the host. Asked here, never written."""
-    result = run_inside(
-        tmp_path,
-        "find /proc/sys /proc/irq /proc/bus /proc/sysrq-trigger /usr /etc -type f -writable; "
-        "grep -i '^Cap[EPB]' /proc/self/status",
-    )
-    lines = result.stdout.decode().splitlines()
-    assert [line.split()[1] for line in lines] == ["0" * 16] * 3
-
-
-@needs_bubblewrap
-def test_a_single_process_has_limits(tmp_path: Path) -> None:
-    result = run_inside(tmp_path, "ulimit -v; ulimit -f; ulimit -u; ulimit -c")
-    if os.access(bubblewrap.LIMITER, os.X_OK):
-        assert result.stdout.split() == [b"4194304", b"1048576", b"512", b"0"]
-
-
-@needs_bubblewrap
-def test_a_sandbox_that_does_not_start_is_not_a_failed_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bubblewrap exits with 1 then, as a check script does that says no."""
-    monkeypatch.setattr(bubblewrap, "_fixed_arguments", lambda: ("--ro-bind", "/nowhere-at-all", "/usr"))
-    with pytest.raises(SandboxFailed, match=r"could not start a command: .*nowhere-at-all"):
-        run_inside(tmp_path, "true")
+    asyncio.run(main())
 
 
 def test_a_machine_without_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

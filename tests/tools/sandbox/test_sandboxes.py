@@ -8,22 +8,32 @@ import pytest
 
 from prorl_zmq.errors import SandboxFailed
 from prorl_zmq.messages import SandboxHandle
-from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+from prorl_zmq.tools.sandbox.sandboxes import SPEC, Sandboxes
+from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
-def test_another_process_attaches_by_the_handle(sandboxes: Sandboxes) -> None:
+def test_another_process_attaches_by_the_handle(sandboxes: Sandboxes, image: str) -> None:
     async def main() -> None:
         sandbox = await sandboxes.create("job-1.2")
         assert stat.S_IMODE(sandboxes.root.stat().st_mode) == 0o700
-        sandbox.write_file("file", b"1")
-        other = Sandboxes(sandboxes.kind, sandboxes.root).attach(sandbox.handle)
-        assert (await other.run(["cat", "file"], 10)).stdout == b"1"
+        await sandbox.write_file("file", b"1")
+        bash = await sandbox.bash()
+        await bash.run("X=1", 20)
+        other = await Sandboxes(sandboxes.kind, sandboxes.root).attach(sandbox.handle)
+        assert (await other.exec(["cat", "file"], 20)).stdout == b"1"
+        assert (await other.bash_session(bash.number).run("echo $X", 20)).output == "1\n"
+        assert other.spec == SandboxSpec(image=image)
+        assert not sandbox.held
+        with pytest.raises(SandboxFailed, match="is gone"):
+            await bash.run("true", 20)
+        sandbox.release()
         await other.close()
         with pytest.raises(SandboxFailed, match="is gone"):
-            sandboxes.attach(sandbox.handle)
+            await sandboxes.attach(sandbox.handle)
 
     asyncio.run(main())
 
@@ -39,34 +49,75 @@ def test_a_taken_name_is_refused(tmp_path: Path) -> None:
     async def main() -> None:
         sandboxes = Sandboxes("process", tmp_path)
         sandbox = await sandboxes.create("one")
-        sandbox.write_file("file", b"")
+        await sandbox.write_file("file", b"")
         with pytest.raises(SandboxFailed, match="exists already"):
             await sandboxes.create("one")
-        assert sandbox.read_file("file") == b""
+        assert await sandbox.read_file("file") == b""
+        await sandbox.close()
+        sandboxes.close()
 
     asyncio.run(main())
 
 
 def test_foreign_handles_are_refused(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    (tmp_path / "outside" / "workspace").mkdir(parents=True)
-    (root / "one" / "workspace").mkdir(parents=True)
-    (root / "link").symlink_to(tmp_path / "outside")
-    sandboxes = Sandboxes("process", root, "node-1")
-    for message, handle in {
-        "on node node-2": SandboxHandle("process", str(root / "one"), "node-2"),
-        "allows process": SandboxHandle("bubblewrap", str(root / "one"), "node-1"),
-        "not a sandbox's folder": SandboxHandle("process", str(tmp_path / "outside"), "node-1"),
-        "not a sandbox's": SandboxHandle("process", str(root / ".."), "node-1"),
-        "link is gone": SandboxHandle("process", str(root / "link"), "node-1"),
-        "two is gone": SandboxHandle("process", str(root / "two"), "node-1"),
-    }.items():
-        with pytest.raises(SandboxFailed, match=message):
-            sandboxes.attach(handle)
-    assert sandboxes.attach(SandboxHandle("process", str(root / "one"), "node-1")).path == root / "one"
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / SPEC).write_text("{}")
+    root.mkdir()
+    (root / "link").symlink_to(outside)
+
+    async def main() -> None:
+        sandboxes = Sandboxes("process", root, "node-1")
+        for message, handle in {
+            "on node node-2": SandboxHandle("process", str(root / "one"), "node-2"),
+            "allows process": SandboxHandle("bubblewrap", str(root / "one"), "node-1"),
+            "not a sandbox's folder": SandboxHandle("process", str(outside), "node-1"),
+            "not a sandbox's": SandboxHandle("process", str(root / ".."), "node-1"),
+            "link is gone": SandboxHandle("process", str(root / "link"), "node-1"),
+            "two is gone": SandboxHandle("process", str(root / "two"), "node-1"),
+        }.items():
+            with pytest.raises(SandboxFailed, match=message):
+                await sandboxes.attach(handle)
+
+    asyncio.run(main())
 
 
 def test_a_disk_that_refuses_is_a_sandbox_failed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SandboxFailed, match="cannot be made"):
         asyncio.run(Sandboxes("process", tmp_path / "file").create("one"))
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path, "there is no image"),
+        (lambda path: path.mkdir() or path, "could not start|not a root filesystem"),
+        (lambda path: path.write_bytes(b"hsqs" + bytes(5000)) and path, "could not start|takes directories only"),
+    ],
+    ids=["missing", "empty folder", "corrupt"],
+)
+def test_an_image_that_is_none_is_said(
+    sandboxes: Sandboxes, tmp_path: Path, make: Callable[[Path], Path], message: str
+) -> None:
+    image = make(tmp_path / "image.sif")
+
+    async def main() -> None:
+        with pytest.raises(SandboxFailed, match=message):
+            await sandboxes.create("one", SandboxSpec(image=str(image)))
+        assert list(sandboxes.root.iterdir()) == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["apptainer"], indirect=True)
+def test_apptainer_without_an_image_says_what_to_do(sandboxes: Sandboxes) -> None:
+    async def main() -> None:
+        bare = Sandboxes("apptainer", sandboxes.root)
+        with pytest.raises(SandboxFailed, match="needs an image"):
+            await bare.create("one")
+        bare.close()
+
+    asyncio.run(main())

@@ -1,0 +1,360 @@
+"""The execution server as a whole: leases, kills of each process, limits, and what a client may send."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from prorl_zmq.errors import EndpointInUse, ProrlError, SandboxFailed, SandboxLimitExceeded, ToolSessionLost
+from prorl_zmq.tools.execution import messages
+from prorl_zmq.tools.execution.client import ExecutionClient
+from prorl_zmq.tools.execution.server import LOCK, SOCKET, ExecutionServer
+from prorl_zmq.tools.processes import children
+from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+from prorl_zmq.tools.sandbox.specification import Bind, Limits, SandboxSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from prorl_zmq.messages import SandboxKind
+    from prorl_zmq.tools.sandbox.sandbox import Sandbox
+
+LIMIT_S = 30.0
+
+
+def use(sandboxes: Sandboxes, body: Callable[[Sandbox], Awaitable[None]], spec: SandboxSpec | None = None) -> None:
+    async def main() -> None:
+        sandbox = await sandboxes.create("one", spec)
+        try:
+            await body(sandbox)
+        finally:
+            await sandbox.close()
+        assert list(sandboxes.root.iterdir()) == []
+
+    asyncio.run(main())
+
+
+async def gone(path: Path, limit_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + limit_s
+    while path.exists():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.02)
+    return True
+
+
+def server_pid(sandbox: Sandbox) -> int:
+    """Ask the kernel who is at the other end of the sandbox's socket."""
+    with socket.socket(socket.AF_UNIX) as line:
+        folder = os.open(sandbox.path, os.O_PATH)
+        try:
+            line.connect(f"/proc/self/fd/{folder}/{SOCKET}")
+        finally:
+            os.close(folder)
+        return int.from_bytes(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+
+
+def runtime_pids(server: int) -> list[int]:
+    found = [server]
+    for pid in found:
+        found += children(pid)
+    return found[1:]
+
+
+# Leases ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sandbox_that_nobody_holds_ends_with_its_lease(
+    kind: SandboxKind, image: str, tmp_path: Path, survivors: Callable[[str], list[str]]
+) -> None:
+    mark = f"3600.{uuid.uuid4().int}"
+
+    async def main() -> None:
+        sandboxes = Sandboxes(kind, tmp_path / "sandboxes", image=image, lease_s=0.5)
+        sandbox = await sandboxes.create("one")
+        bash = await sandbox.bash()
+        await bash.run(f"setsid sleep {mark} & sleep {mark} &", LIMIT_S)
+        await asyncio.sleep(1.5)
+        assert sandbox.held  # it is renewed as long as it is held
+        sandbox.release()
+        assert await gone(sandbox.path)
+        sandboxes.close()
+
+    asyncio.run(main())
+    assert survivors(mark) == []
+    assert survivors(str(tmp_path)) == []
+
+
+def test_whoever_takes_a_sandbox_cuts_the_holder_off(sandboxes: Sandboxes) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        call = asyncio.ensure_future(sandbox.exec(["sleep", "3600"], 3600))
+        await asyncio.sleep(0.3)
+        other = await sandboxes.attach(sandbox.handle)
+        with pytest.raises(SandboxFailed, match="is gone"):
+            await call
+        assert (await other.exec(["true"], LIMIT_S)).exit_code == 0
+        again = await sandboxes.attach(other.handle)
+        await again.close()
+
+    use(sandboxes, body)
+
+
+# Kills ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", ["server", "runtime", "first inside", "holder"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_kill_of_any_process_leaves_nothing(
+    sandboxes: Sandboxes, victim: str, number: int, tmp_path: Path, survivors: Callable[[str], list[str]]
+) -> None:
+    """Of each: the server, the runtime, the namespaces' first process, the shell that holds them."""
+    depth = ["server", "runtime", "first inside", "holder"].index(victim)
+    if depth and sandboxes.kind == "process":
+        pytest.skip("plain processes have no container")
+    mark = f"3600.{uuid.uuid4().int}"
+
+    async def main() -> None:
+        sandbox = await sandboxes.create("one")
+        server = server_pid(sandbox)
+        chain = [server]
+        while below := children(chain[-1]):
+            chain.append(below[0])
+        bash = await sandbox.bash()
+        await bash.run(f"(trap '' TERM HUP; setsid sleep {mark}) & sleep {mark} &", LIMIT_S)
+        os.kill(chain[depth], number)
+        if depth == 0:
+            assert await gone(sandbox.path)
+            with pytest.raises(SandboxFailed):
+                await sandbox.exec(["true"], LIMIT_S)
+        else:
+            result = await bash.run("sleep 3600", 3)
+            assert result.restarted or (result.timed_out and number == signal.SIGTERM)  # which some of them ignore
+            assert (await bash.run("echo on", LIMIT_S)).output == "on\n"
+        await sandbox.close()
+
+    asyncio.run(main())
+    assert survivors(mark) == []
+    assert survivors(str(tmp_path)) == []
+
+
+HOLD = """
+import asyncio, sys
+from pathlib import Path
+from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+
+async def main():
+    sandboxes = Sandboxes(sys.argv[1], Path(sys.argv[2]), image=sys.argv[3], lease_s=1.0)
+    sandbox = await sandboxes.create("one")
+    bash = await sandbox.bash()
+    await bash.run(f"setsid sleep {sys.argv[4]} & sleep {sys.argv[4]} &", 30)
+    print("ready", flush=True)
+    await bash.run(f"sleep {sys.argv[4]}", 3600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("victims", ["holder", "holder and spawner", "holder, spawner and server"])
+def test_a_kill_of_the_holder_leaves_nothing(
+    kind: SandboxKind, image: str, tmp_path: Path, victims: str, survivors: Callable[[str], list[str]]
+) -> None:
+    """Of the stage process alone, and together with what it started."""
+    if kind == "process" and "server" in victims:
+        pytest.skip("nobody is left to find plain processes")
+    mark = f"3600.{uuid.uuid4().int}"
+    root = tmp_path / "sandboxes"
+    holder = subprocess.Popen(
+        [sys.executable, "-P", "-c", HOLD, kind, str(root), image, mark], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "ready\n"
+    (spawner,) = children(holder.pid)
+    (server,) = children(spawner)
+    holder.kill()
+    if "spawner" in victims:
+        os.kill(spawner, signal.SIGKILL)
+    if "server" in victims:
+        os.kill(server, signal.SIGKILL)
+    holder.wait()
+    holder.stdout.close()
+    assert survivors(mark) == []
+    if "server" not in victims:
+        assert asyncio.run(gone(root / "one"))
+    assert survivors(str(root)) == []
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+def test_an_agent_that_kills_all_it_can_costs_only_its_processes(sandboxes: Sandboxes) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        bash = await sandbox.bash()
+        await bash.run("echo 1 > file; cd /usr", LIMIT_S)
+        result = await bash.run("kill -9 -1; sleep 3600", LIMIT_S)
+        assert result.restarted  # bash spares itself, but not its container
+        assert (await bash.run("cat ~/file", LIMIT_S)).output == "1\n"
+        assert (await sandbox.exec(["cat", "file"], LIMIT_S)).stdout == b"1\n"
+
+    use(sandboxes, body)
+
+
+# Limits ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        pytest.param("bomb() { bomb | bomb & }; bomb; sleep 20", id="forks"),
+        pytest.param(
+            "for i in 1 2 3 4 5 6 7 8; do python3 -c 'x = bytes(10**8); input()' & done; sleep 20", id="memory"
+        ),
+    ],
+)
+def test_a_bomb_ends_its_sandbox_and_not_the_node(
+    sandboxes: Sandboxes, image: str, bomb: str, survivors: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    """Without a limit for all processes together the first needs the whole table, and the second 800 MB."""
+    limits = Limits(memory_bytes=400 * 2**20, processes=64)
+
+    async def body(sandbox: Sandbox) -> None:
+        bash = await sandbox.bash()
+        try:
+            result = await bash.run(bomb.replace("input()", "import time; time.sleep(20)"), 5)
+            # As a user the kernel itself refuses the forks; the session comes back.
+            assert os.geteuid() != 0 or "sleep" not in result.output
+            assert "forks" in bomb or "fork" in result.output or result.timed_out
+        except SandboxLimitExceeded as error:
+            assert error.limit in {"processes", "memory_bytes"}
+            with pytest.raises(SandboxLimitExceeded):
+                await sandbox.exec(["true"], LIMIT_S)
+
+    use(sandboxes, body, SandboxSpec(limits=limits))
+    assert survivors(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+def test_a_single_process_has_limits(sandboxes: Sandboxes) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        result = await sandbox.exec(["bash", "-c", "ulimit -v; ulimit -f; ulimit -u; ulimit -c"], LIMIT_S)
+        assert result.stdout.split() == [b"4194304", b"1048576", b"512", b"0"]
+        result = await sandbox.exec(["python3", "-c", "bytes(8 * 2**30)"], LIMIT_S)
+        assert b"MemoryError" in result.stderr
+        result = await sandbox.exec(["truncate", "-s", "2G", "file"], LIMIT_S)
+        assert result.exit_code == 153 or b"too large" in result.stderr
+
+    use(sandboxes, body)
+
+
+# What clients send ----------------------------------------------------------------------------------------------------
+
+
+def test_two_servers_on_one_socket(tmp_path: Path) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        assert (sandbox.path / LOCK).exists()
+        second = ExecutionServer(sandbox.path, "process", SandboxSpec())
+        with pytest.raises(EndpointInUse, match="already serves"):
+            await second.run(lambda: None)
+        assert (await sandbox.exec(["true"], LIMIT_S)).exit_code == 0
+
+    sandboxes = Sandboxes("process", tmp_path / "sandboxes")
+    use(sandboxes, body)
+    sandboxes.close()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"\x05\0\0\0" + bytes(8) + b"hello", messages.FRAME.pack(2**32 - 1, 1), messages.FRAME.pack(9, 1) + b"123"],
+    ids=["nothing", "no request", "too large", "cut off"],
+)
+def test_garbage_on_the_socket_harms_nobody(tmp_path: Path, garbage: bytes) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        with socket.socket(socket.AF_UNIX) as line:
+            folder = os.open(sandbox.path, os.O_PATH)
+            line.connect(f"/proc/self/fd/{folder}/{SOCKET}")
+            os.close(folder)
+            line.sendall(garbage)
+            assert (await sandbox.exec(["echo", "on"], LIMIT_S)).stdout == b"on\n"
+        assert (await sandbox.exec(["echo", "on"], LIMIT_S)).stdout == b"on\n"
+
+    sandboxes = Sandboxes("process", tmp_path / "sandboxes")
+    use(sandboxes, body)
+    sandboxes.close()
+
+
+def test_sessions_that_are_closed_or_were_never_there_say_so(tmp_path: Path) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        bash = await sandbox.bash()
+        await bash.close()
+        await bash.close()
+        for session in (bash, sandbox.bash_session(99), sandbox.cell_session(99)):
+            with pytest.raises(ToolSessionLost):
+                await session.run("1", LIMIT_S)
+
+    sandboxes = Sandboxes("process", tmp_path / "sandboxes")
+    use(sandboxes, body)
+    sandboxes.close()
+
+
+def test_a_cancelled_call_has_ended_its_command(sandboxes: Sandboxes, survivors: Callable[[str], list[str]]) -> None:
+    mark = f"3600.{uuid.uuid4().int}"
+
+    async def body(sandbox: Sandbox) -> None:
+        bash = await sandbox.bash()
+        await bash.run("X=1", LIMIT_S)
+        for call in (bash.run(f"sleep {mark}", 3600), sandbox.exec(["sleep", mark], 3600)):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(call, 0.3)
+            assert survivors(mark) == []
+        assert (await bash.run("echo $X", LIMIT_S)).output == "1\n"
+
+    use(sandboxes, body)
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+def test_binds_environment_and_directory_are_as_asked(sandboxes: Sandboxes, image: str, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "file").write_text("1")
+    spec = SandboxSpec(
+        image=image,
+        binds=(Bind(str(shared), "/mnt" if image else "/data"), Bind(str(shared), "/workspace/rw", writable=True)),
+        environment={"ADDED": "2"},
+        directory="/usr/bin",
+    )
+    place = spec.binds[0].target
+
+    async def body(sandbox: Sandbox) -> None:
+        script = f"cat {place}/file; pwd; echo $ADDED; echo 3 > /workspace/rw/new && cat {place}/new; touch {place}/no"
+        result = await sandbox.exec(["sh", "-c", script], LIMIT_S)
+        assert result.stdout == b"1/usr/bin\n2\n3\n"
+        assert b"Read-only" in result.stderr
+        assert (await (await sandbox.bash()).run("pwd", LIMIT_S)).output == "/usr/bin\n"
+
+    use(sandboxes, body, spec)
+    assert not (shared / "no").exists()
+
+
+def test_a_client_of_a_dead_server_is_told_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        sandboxes = Sandboxes("process", tmp_path / "sandboxes")
+        sandbox = await sandboxes.create("one")
+        call = asyncio.ensure_future(sandbox.exec(["sleep", "3600"], 3600))
+        await asyncio.sleep(0.2)
+        os.kill(server_pid(sandbox), signal.SIGKILL)
+        with pytest.raises(ProrlError, match="is gone"):
+            await asyncio.wait_for(call, 10)
+        with pytest.raises(SandboxFailed):
+            await ExecutionClient.connect(sandbox.path)
+        await sandbox.close()
+        sandboxes.close()
+
+    asyncio.run(main())

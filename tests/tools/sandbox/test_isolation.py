@@ -1,0 +1,171 @@
+"""What a command inside can see, reach and change, and what it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from prorl_zmq.tools.sandbox.specification import SandboxSpec
+
+if TYPE_CHECKING:
+    from prorl_zmq.messages import SandboxKind
+    from prorl_zmq.tools.execution.command import ExecResult
+    from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+
+pytestmark = pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+
+
+def run_inside(sandboxes: Sandboxes, script: str, spec: SandboxSpec | None = None) -> ExecResult:
+    async def main() -> ExecResult:
+        sandbox = await sandboxes.create("one", spec)
+        try:
+            return await sandbox.exec(["bash", "-c", script], 60)
+        finally:
+            await sandbox.close()
+
+    return asyncio.run(main())
+
+
+def test_nothing_of_the_host_is_inside(sandboxes: Sandboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRORL_TEST_SECRET", "secret")
+    (tmp_path / "host").write_text("secret")
+    result = run_inside(
+        sandboxes, f"cat {tmp_path}/host; env; cat /proc/*/environ; ls -A /tmp /root /home; ls /proc; id -u"
+    )
+    words = result.stdout.decode(errors="replace")
+    assert "secret" not in words
+    numbers = [word for word in words.split() if word.isdecimal()]
+    assert len(numbers) < 20  # its own processes only
+    assert os.geteuid() == 0 or "0" not in numbers
+
+
+def test_there_is_no_network(sandboxes: Sandboxes) -> None:
+    result = run_inside(sandboxes, "tail -n +3 /proc/net/dev; exec 3<>/dev/tcp/1.1.1.1/53")
+    assert result.stdout.split()[0] == b"lo:"
+    assert len(result.stdout.splitlines()) == 1
+    assert b"Network is unreachable" in result.stderr
+
+
+def test_nothing_of_the_system_is_writable_even_for_a_service_of_root(sandboxes: Sandboxes) -> None:
+    """Once /proc/sys/kernel/core_pattern was: a way to run programs on the host. Asked here, never written."""
+    result = run_inside(
+        sandboxes,
+        "for place in /proc/*; do case $place in *[0-9]|*/self|*/thread-self) ;; *) echo $place;; esac; done | "
+        "xargs -I% find % -type f -writable; find /sys /etc /usr/bin -type f -writable | "
+        "grep -vxE '/etc/(passwd|group|resolv.conf|hosts)'; "  # which Apptainer writes for each container
+        "grep -i '^Cap[EPBIA]' /proc/self/status; grep NoNewPrivs /proc/self/status",
+    )
+    lines = [line.split()[-1] for line in result.stdout.decode().splitlines()]
+    assert lines == ["0" * 16] * 5 + ["1"]
+
+
+def test_commands_have_no_descriptors_but_their_own(sandboxes: Sandboxes) -> None:
+    assert run_inside(sandboxes, "ls /proc/self/fd | tr '\\n' ' '").stdout == b"0 1 2 3 "
+
+
+def test_root_inside_is_no_root_outside(sandboxes: Sandboxes, image: str) -> None:
+    if sandboxes.kind == "bubblewrap":
+        pytest.skip("it has no root inside")
+    script = "id -u; echo 1 > /usr/bin/new && cat /usr/bin/new; chown 0:0 /workspace; test -w /proc/sys/kernel/hostname"
+    result = run_inside(sandboxes, script, SandboxSpec(image=image, fakeroot=True, writable="disk"))
+    assert result.stdout == b"0\n1\n"
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize("writable", ["disk", "memory", "no"])
+def test_changes_of_the_image_are_the_sandboxs_own(sandboxes: Sandboxes, image: str, writable: str) -> None:
+    if sandboxes.kind == "bubblewrap":
+        pytest.skip("its image is always read-only")
+    spec = SandboxSpec(image=image, writable=writable, fakeroot=True)  # type: ignore[arg-type]
+    result = run_inside(sandboxes, "echo 1 > /usr/bin/new; cat /usr/bin/new", spec)
+    assert result.stdout == (b"" if writable == "no" else b"1\n")
+    assert run_inside(sandboxes, "cat /usr/bin/new", spec).exit_code == 1
+
+
+UNPRIVILEGED = """
+import asyncio, os, sys
+from pathlib import Path
+from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+from prorl_zmq.tools.sandbox.specification import Limits, SandboxSpec
+
+async def main():
+    sandboxes = Sandboxes(sys.argv[1], Path(sys.argv[3]) / "sandboxes", image=sys.argv[2])
+    specs = [SandboxSpec()]
+    if sys.argv[1] == "apptainer":
+        specs.append(SandboxSpec(image=sys.argv[4], fakeroot=True, writable="disk"))
+    for spec in specs:
+        sandbox = await sandboxes.create("one", spec)
+        bash = await sandbox.bash()
+        result = await bash.run("cd /tmp; X=1; echo $UID; (echo new > /usr/bin/new) 2>/dev/null && cat /usr/bin/new", 60)
+        print(result.output.split(), flush=True)
+        print((await bash.run("pwd; echo $X; ls /proc/sys/kernel/hostname", 60)).output.split())
+        await sandbox.write_file("a/b", b"1")
+        print((await sandbox.exec(["cat", "a/b"], 60)).stdout)
+        await sandbox.close()
+    sandbox = await sandboxes.create("two", SandboxSpec(limits=Limits(processes=40)))
+    bash = await sandbox.bash()
+    result = await bash.run("for i in {1..100}; do sleep 10 & done", 60)
+    print("refused" if "fork" in result.output else result)
+    await sandbox.close()
+    print(os.listdir(sandboxes.root))
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def as_nobody() -> list[str]:
+    """Give the command line of a Python that an unprivileged user can run, with this one's packages."""
+    if os.geteuid() != 0:
+        pytest.skip("all other tests run as an unprivileged user already")
+    packages = {"PYTHONPATH": ":".join(filter(None, sys.path))}
+    for python in (sys.executable, "/usr/bin/python3"):
+        command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", python]
+        # It must be able to start itself: this first start still has root's rights over folders.
+        again = "import subprocess, sys; subprocess.run([sys.executable, '-P', '-c', 'import uvloop'], check=True)"
+        probe = [*command, "-P", "-c", f"import prorl_zmq.tools.sandbox.sandboxes; {again}"]
+        if subprocess.run(probe, env=packages, capture_output=True, check=False).returncode == 0:
+            return command
+    pytest.skip("no Python that an unprivileged user can run has these packages")
+
+
+@pytest.mark.parametrize("form", ["directory", "SIF"])
+def test_an_unprivileged_user_can_do_it_all(
+    kind: SandboxKind,
+    image: str,
+    tmp_path: Path,
+    form: str,
+    request: pytest.FixtureRequest,
+    as_nobody: list[str],
+    small_image: Path,
+) -> None:
+    """SIF: without /dev/fuse for users it is unpacked, once. Root inside may change what this user owns outside."""
+    subprocess.run(["chown", "-R", "65534:65534", small_image], check=True)
+    if form == "SIF":
+        if kind == "bubblewrap":
+            pytest.skip("it takes directories only")
+        image = request.getfixturevalue("sif")
+        for folder in Path(image).parents[:3]:
+            folder.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)  # pytest's own are private
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, 65534, 65534)
+    done = subprocess.run(
+        [*as_nobody, "-P", "-c", UNPRIVILEGED, kind, image, str(home), str(small_image)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        env={"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": ":".join(filter(None, sys.path))},
+    )
+    plain = ["['65534']" if kind == "apptainer" else "['1000']", "['/tmp', '1', '/proc/sys/kernel/hostname']", "b'1'"]
+    fake = ["['0', 'new']", *plain[1:]] if kind == "apptainer" else []
+    assert done.stdout.splitlines() == [*plain, *fake, "refused", "[]"], done.stderr

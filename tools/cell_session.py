@@ -1,0 +1,266 @@
+"""A persistent interpreter in a sandbox that runs cells, for an agent's tool calls: what is common to all kinds.
+
+State stays from one cell to the next. The session owns one `CellProcess` at a time. Where that ends (`exit()`, a crash,
+a cell that nothing else stops), the result says so and the next call starts another in the same directory. No call
+lasts much longer than its limit, and a cancelled one has ended its cell before the cancellation goes on.
+
+What a thread or a process in the background writes belongs to the cell that runs at that time; between cells it is
+dropped, so that it is not taken for the next one's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import ProrlError, ToolSessionLost
+from .cell import CODE_LIMIT_BYTES, CellResult, Images
+from .output import OUTPUT_LIMIT_BYTES, HeadTail
+from .processes import descendants, kill, to_the_end
+
+if TYPE_CHECKING:
+    from .processes import Child
+    from .sandbox.container import Container
+
+START_LIMIT_S = 60.0
+"""How long an interpreter may take to its first cell; a first IPython import from a cold disk takes seconds."""
+INTERRUPT_LIMIT_S = 1.0
+"""How long a cell may take to end after an interrupt."""
+KILL_LIMIT_S = 0.5
+"""How long it may take after its new children were killed."""
+KILL_ROUNDS = 2
+END_LIMIT_S = 10.0
+"""Longest time that a killed interpreter may take to end."""
+
+
+class CellOutcome(NamedTuple):
+    """What an interpreter said at a cell's end."""
+
+    error: str
+    """The exception's name, or nothing."""
+    directory: str
+    """Its working directory; empty if it has none, or did not say."""
+
+
+class CellProcess(ABC):
+    """One interpreter: owns its process and the ways to it. Started by its session, ended by `close`.
+
+    Args:
+        container: where it runs.
+        output: takes all that is written, also between cells.
+        images: takes the images.
+    """
+
+    def __init__(self, container: Container, output: HeadTail, images: Images) -> None:
+        self.fault = ""
+        """Why it was ended from this side, if it was: it did what it must not."""
+        self._container = container
+        self._output = output
+        self._images = images
+        self._child: Child
+        self._loop = asyncio.get_running_loop()
+        self._before: frozenset[int] = frozenset()
+        """The processes below it before the cell began."""
+        self._done: asyncio.Future[CellOutcome | None] = self._loop.create_future()
+        """The cell is done; None if the process ended."""
+        self._freed = False
+        """Its descriptors are closed; their numbers may be others' by now."""
+
+    @abstractmethod
+    def begin(self, code: str) -> None:
+        """Start one cell; `wait` for it. The one before must be done."""
+
+    @abstractmethod
+    async def close(self) -> int:
+        """Kill what still runs, wait for its end, free the descriptors; give the exit code.
+
+        Raises:
+            SandboxFailed: it did not end.
+        """
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait at most so long for the cell's end; give whether it came."""
+        await asyncio.wait((self._done,), timeout=timeout_s)
+        return self._done.done()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the interpreter has ended."""
+        return self._child.ended
+
+    def outcome(self) -> CellOutcome | None:
+        """Give the ended cell's outcome; None if the interpreter itself ended."""
+        return self._done.result()
+
+    def interrupt(self) -> None:
+        """Do what ^C does: interrupt the interpreter and what the cell has started, but nothing older."""
+        if not self._child.ended:
+            kill(self._child.pid, *self._new(), number=signal.SIGINT)
+
+    def kill_new(self) -> None:
+        """Kill what the cell has started, and interrupt the interpreter, so that it starts no more."""
+        if not self._child.ended:
+            kill(*self._new())
+            kill(self._child.pid, number=signal.SIGINT)
+
+    def kill(self) -> None:
+        """Kill the interpreter and all that it started, at once; `close` waits for their end."""
+        if not self._child.reaped:
+            self._container.kill(self._child.pid)
+
+    def _new(self) -> list[int]:
+        return [pid for pid in descendants(self._child.pid) if pid not in self._before]
+
+    def _spoil(self, fault: str) -> None:
+        """End an interpreter that a cell has turned against its own session."""
+        self.fault = fault
+        self.kill()
+
+
+class CellSession(ABC):
+    """A live interpreter: `start` it, `run` cells one at a time, `close` it.
+
+    Args:
+        container: where it runs; must outlive the session.
+        output_limit_bytes: how much of each cell's text is kept.
+    """
+
+    def __init__(self, container: Container, output_limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
+        self._container = container
+        self._output = HeadTail(output_limit_bytes)
+        self._images = Images()
+        self._process: CellProcess | None = None
+        self._directory = ""
+        self._restarted = False
+        """The interpreter ended in a cancelled call; the next result says it."""
+        self._closed = False
+        self._one_at_a_time = asyncio.Lock()
+
+    @abstractmethod
+    async def _started(self) -> CellProcess:
+        """Start an interpreter in `self._directory`, ready and warm.
+
+        Raises:
+            SandboxFailed: it could not; the message says what to do.
+        """
+
+    async def start(self) -> None:
+        """Start the interpreter. Without it, the first `run` does.
+
+        Raises:
+            SandboxFailed: it could not be started; the message says what to do.
+            ToolSessionLost: the session is closed.
+        """
+        async with self._one_at_a_time:
+            await self._living()
+
+    async def run(self, code: str, timeout_s: float) -> CellResult:
+        """Run one cell and wait for its end; threads and processes in the background may go on.
+
+        Args:
+            code: of any number of lines; an incomplete one is an error of the interpreter's.
+            timeout_s: then it is interrupted; if that does not end it, the interpreter is killed.
+
+        Raises:
+            ValueError: the code is longer than `CODE_LIMIT_BYTES`; nothing was run.
+            ToolSessionLost: the session is closed, or the interpreter could not be started again.
+        """
+        size = len(code.encode("utf-8", "replace"))
+        if size > CODE_LIMIT_BYTES:
+            raise ValueError(f"the code has {size} bytes; at most {CODE_LIMIT_BYTES} are taken")
+        async with self._one_at_a_time:
+            try:
+                process = await self._living()
+            except ProrlError as error:
+                raise ToolSessionLost(f"the Python session is lost: {error.message}") from error
+            process.begin(code)
+            try:
+                timed_out = not await process.wait(timeout_s)
+                if timed_out:
+                    await self._stop(process)
+            except asyncio.CancelledError:
+                await to_the_end(self._abandon(process))
+                raise
+            return await to_the_end(self._result(process, timed_out=timed_out))
+
+    async def close(self) -> None:
+        """End the interpreter and all that it started; a running call gets `ToolSessionLost`. May be called again.
+
+        Raises:
+            SandboxFailed: it did not end when killed.
+        """
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
+        async with self._one_at_a_time:
+            if self._process is not None:
+                await to_the_end(self._end(self._process))
+
+    async def _living(self) -> CellProcess:
+        if self._closed:
+            raise ToolSessionLost("the Python session is closed")
+        if self._process is not None and self._process.ended:
+            # Between two cells, such as by a fault in a thread.
+            await to_the_end(self._end(self._process))
+            self._restarted = True
+        if self._process is None:
+            await self._container.living()
+            self._process = await self._started()
+        return self._process
+
+    async def _stop(self, process: CellProcess) -> None:
+        """End the running cell: by an interrupt, else by killing what it started, else by killing the interpreter."""
+        process.interrupt()
+        stopped = await process.wait(INTERRUPT_LIMIT_S)
+        for _ in range(KILL_ROUNDS):
+            if not stopped:
+                process.kill_new()
+                stopped = await process.wait(KILL_LIMIT_S)
+        if not stopped:
+            process.kill()
+            await process.wait(END_LIMIT_S)
+
+    async def _abandon(self, process: CellProcess) -> None:
+        """End the running cell of a cancelled call, with its result."""
+        await self._stop(process)
+        with suppress(ToolSessionLost):
+            self._restarted = (await self._result(process, timed_out=False)).restarted
+
+    async def _result(self, process: CellProcess, *, timed_out: bool) -> CellResult:
+        outcome = process.outcome()
+        ended = ""
+        if outcome is None:
+            code = await self._end(process)
+            ended = process.fault or _way(code)
+        elif outcome.directory:
+            self._directory = outcome.directory
+        if self._closed:
+            raise ToolSessionLost("the Python session was closed while a cell ran")
+        restarted = outcome is None or self._restarted
+        self._restarted = False
+        return CellResult(
+            self._output.content().decode("utf-8", "replace"),
+            self._images.content(),
+            error=outcome.error if outcome else "",
+            timed_out=timed_out,
+            restarted=restarted,
+            ended=ended,
+            dropped_bytes=self._output.dropped_bytes,
+            dropped_images=self._images.dropped,
+        )
+
+    async def _end(self, process: CellProcess) -> int:
+        self._process = None
+        return await process.close()
+
+
+def _way(code: int) -> str:
+    """Say how a process ended, by its exit code as a shell counts."""
+    if 128 < code <= 192:
+        with suppress(ValueError):
+            number = signal.Signals(code - 128)
+            return f"it was killed by signal {number.value} ({number.name})"
+    return f"it exited with code {code}"

@@ -1,0 +1,171 @@
+"""One command run to its end over pipes: input, output in bounded memory, a time limit, and nothing left behind.
+
+`execute` ends when the command's own process ends, not when its pipes close: a job that it left in the background
+cannot hold the caller. What was written before the end is in the pipes by then, so reading them empty is exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import IO, TYPE_CHECKING
+
+import msgspec
+
+from ..output import HeadTail
+from ..processes import to_the_end
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..processes import Child
+    from ..sandbox.container import Container
+
+READ_BYTES = 64 * 1024
+DRAIN_BYTES = 2 * 2**20
+"""More than a pipe ever holds: a background job that writes for ever must not keep us reading for ever."""
+
+
+class ExecResult(msgspec.Struct, frozen=True):
+    """What became of one command."""
+
+    exit_code: int
+    """0 to 255; 128 + the signal's number if one ended it; 127 if there is no such program, 126 if it cannot run."""
+    stdout: bytes
+    """Its head and tail, with a note between them if it was longer than the limit."""
+    stderr: bytes
+    timed_out: bool
+    """It was killed at the time limit."""
+    dropped_bytes: int = 0
+    """Bytes of both outputs that were left out."""
+
+
+async def execute(
+    container: Container,
+    argv: Sequence[str],
+    *,
+    stdin: bytes,
+    timeout_s: float,
+    output_limit_bytes: int,
+    environment: Mapping[str, str],
+    directory: str,
+) -> ExecResult:
+    """Run a command inside, in a process session of its own; see `Sandbox.exec`.
+
+    Raises:
+        SandboxFailed: it could not be started, or did not end when killed.
+    """
+    await container.living()
+    stdin_end, writer = _pipe("w") if stdin else (os.open(os.devnull, os.O_RDONLY), None)
+    stdout_end, stdout = _pipe("r")
+    stderr_end, stderr = _pipe("r")
+    try:
+        child = container.spawn(
+            argv, stdin=stdin_end, stdout=stdout_end, stderr=stderr_end, environment=environment, directory=directory
+        )
+    except OSError as error:
+        for pipe in (writer, stdout, stderr):
+            if pipe is not None:
+                pipe.close()
+        missing = isinstance(error, FileNotFoundError)
+        problem = f"{argv[0]}: {'no such program' if missing else error.strerror}\n"
+        return ExecResult(127 if missing else 126, b"", problem.encode(), timed_out=False)
+    finally:
+        for descriptor in (stdin_end, stdout_end, stderr_end):
+            os.close(descriptor)
+    readers = (_Reader(stdout, output_limit_bytes), _Reader(stderr, output_limit_bytes))
+    pipes = [*readers, *([_Writer(writer, stdin)] if writer is not None else [])]
+    try:
+        timed_out, code = await _run(container, child, timeout_s)
+        for reader in readers:
+            reader.drain()
+    finally:
+        for end in pipes:
+            end.close()
+    outputs = [reader.output for reader in readers]
+    dropped = sum(output.dropped_bytes for output in outputs)
+    return ExecResult(code, outputs[0].content(), outputs[1].content(), timed_out, dropped)
+
+
+async def _run(container: Container, child: Child, timeout_s: float) -> tuple[bool, int]:
+    try:
+        timed_out = not await child.wait(timeout_s)
+    except BaseException:
+        await to_the_end(container.end(child))
+        raise
+    return timed_out, await to_the_end(container.end(child))
+
+
+def _pipe(ours: str) -> tuple[int, IO[bytes]]:
+    """Make a pipe: the command's end, and ours, which is read or written."""
+    read, write = os.pipe()
+    mine, theirs = (read, write) if ours == "r" else (write, read)
+    os.set_blocking(mine, False)
+    return theirs, os.fdopen(mine, f"{ours}b", buffering=0)
+
+
+class _Pipe:
+    """One pipe to the command: owns it, and is called when it is ready."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+        self._descriptor = pipe.fileno()
+        self._loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        if not self._pipe.closed:
+            self._unwatch()
+            self._pipe.close()
+
+    def _unwatch(self) -> None:
+        raise NotImplementedError
+
+
+class _Reader(_Pipe):
+    """Reads one output of the command as it comes."""
+
+    def __init__(self, pipe: IO[bytes], limit_bytes: int) -> None:
+        super().__init__(pipe)
+        self.output = HeadTail(limit_bytes)
+        self._loop.add_reader(self._descriptor, self._read)
+
+    def drain(self) -> None:
+        """Read what is in the pipe now."""
+        left = DRAIN_BYTES
+        while left > 0 and not self._pipe.closed and (count := self._read()):
+            left -= count
+
+    def _unwatch(self) -> None:
+        self._loop.remove_reader(self._descriptor)
+
+    def _read(self) -> int:
+        try:
+            data = os.read(self._descriptor, READ_BYTES)
+        except BlockingIOError:
+            return 0
+        if not data:
+            self.close()
+        self.output.append(data)
+        return len(data)
+
+
+class _Writer(_Pipe):
+    """Writes the command's input as it is read, then closes the pipe."""
+
+    def __init__(self, pipe: IO[bytes], data: bytes) -> None:
+        super().__init__(pipe)
+        self._data = memoryview(data)
+        self._loop.add_writer(self._descriptor, self._write)
+
+    def _unwatch(self) -> None:
+        self._loop.remove_writer(self._descriptor)
+
+    def _write(self) -> None:
+        try:
+            self._data = self._data[os.write(self._descriptor, self._data) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._data = self._data[:0]
+        if not self._data:
+            self.close()

@@ -1,0 +1,245 @@
+"""What a sandbox's client and its execution server say to each other: one class per verb; to read it is the protocol.
+
+A frame is 4 bytes of length, 8 of a number that the client counts up, and one MessagePack map. Every request has one
+reply of the same number: the answer that its class names, or `Failed`. `Cancel` is none: the request of its number ends
+at once, and that one's reply says so.
+
+Both sides are of one user and one release, and the socket lies in the sandbox's own folder, which is 0700.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, ClassVar
+
+import msgspec
+
+from ...errors import ErrorInfo
+from ...messages import SandboxKind
+from ..bash_session import BashResult
+from ..cell import CellResult
+from ..editor.arguments import EditorArguments
+from ..editor.outcome import EditOutcome
+from ..ipython_session import IPythonChoice
+from ..sandbox.specification import SandboxSpec
+from .command import ExecResult
+
+FRAME = struct.Struct("<IQ")
+UPLOAD_LIMIT_BYTES = 256 * 2**20
+FRAME_LIMIT_BYTES = UPLOAD_LIMIT_BYTES + 2**20
+
+
+class ServerOrder(msgspec.Struct, frozen=True):
+    """One execution server to start."""
+
+    path: str
+    kind: SandboxKind
+    spec: SandboxSpec
+
+
+class Request(msgspec.Struct, frozen=True, tag=True):
+    """Base of all requests."""
+
+    answer: ClassVar[type[Any]]
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The request was not done, or not to its end."""
+
+    error: ErrorInfo
+
+
+class Done(msgspec.Struct, frozen=True):
+    """It was done; there is nothing else to say."""
+
+
+class Content(msgspec.Struct, frozen=True):
+    """A file's content."""
+
+    data: bytes
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A tool session is live."""
+
+    session: int
+
+
+class Take(Request, frozen=True):
+    """Hold the sandbox from now on; whoever held it before is cut off."""
+
+    answer = Done
+    lease_s: float
+    """The server ends the sandbox if nothing is heard for so long."""
+
+
+class Renew(Request, frozen=True):
+    """Go on holding the sandbox."""
+
+    answer = Done
+
+
+class Exec(Request, frozen=True):
+    """Run one command to its end (see `Sandbox.exec`)."""
+
+    answer = ExecResult
+    command: tuple[str, ...]
+    timeout_s: float
+    stdin: bytes
+    output_limit_bytes: int
+    environment: dict[str, str]
+    directory: str
+
+
+class ReadFile(Request, frozen=True):
+    """Read a regular file."""
+
+    answer = Content
+    path: str
+    limit_bytes: int
+
+
+class WriteFiles(Request, frozen=True):
+    """Write regular files, with the folders that lead to them."""
+
+    answer = Done
+    files: dict[str, bytes]
+    mode: int
+
+
+class Upload(Request, frozen=True):
+    """Unpack a tar archive below a folder."""
+
+    answer = Done
+    path: str
+    archive: bytes
+
+
+class StartBash(Request, frozen=True):
+    """Start a bash."""
+
+    answer = Opened
+
+
+class RunBash(Request, frozen=True):
+    """Run a command in a bash."""
+
+    answer = BashResult
+    session: int
+    command: str
+    timeout_s: float
+
+
+class StartIPython(Request, frozen=True):
+    """Start an IPython shell."""
+
+    answer = Opened
+    python: str
+    ipython: IPythonChoice
+
+
+class RunCell(Request, frozen=True):
+    """Run a cell in an IPython shell or a kernel."""
+
+    answer = CellResult
+    session: int
+    code: str
+    timeout_s: float
+
+
+class Edit(Request, frozen=True):
+    """View or change a file as the editor tool does."""
+
+    answer = EditOutcome
+    arguments: EditorArguments
+    timeout_s: float
+
+
+class CloseSession(Request, frozen=True):
+    """End a tool session."""
+
+    answer = Done
+    session: int
+
+
+class Close(Request, frozen=True):
+    """End the sandbox and remove it."""
+
+    answer = Done
+
+
+class Cancel(Request, frozen=True):
+    """End the request of the same number."""
+
+    answer = Done
+
+
+AnyRequest = (
+    Take
+    | Renew
+    | Exec
+    | ReadFile
+    | WriteFiles
+    | Upload
+    | StartBash
+    | RunBash
+    | StartIPython
+    | RunCell
+    | Edit
+    | CloseSession
+    | Close
+    | Cancel
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
+
+
+def frame(number: int, content: msgspec.Struct) -> bytes:
+    """Pack a request or a reply into a frame."""
+    packed = _encoder.encode(content)
+    return FRAME.pack(len(packed), number) + packed
+
+
+def reply_frame(number: int, reply: msgspec.Struct) -> bytes:
+    """Pack a reply into a frame; its first byte tells `Failed` from an answer."""
+    packed = (b"E" if isinstance(reply, Failed) else b"V") + _encoder.encode(reply)
+    return FRAME.pack(len(packed), number) + packed
+
+
+def request_of(packed: bytes) -> AnyRequest:
+    """Unpack a request.
+
+    Raises:
+        msgspec.MsgspecError: it is none.
+    """
+    return _requests.decode(packed)
+
+
+def reply_of(packed: bytes, answer: type[Any]) -> Any:
+    """Unpack the reply to a request with that `answer`; a `Failed` where it was not done.
+
+    Raises:
+        msgspec.MsgspecError: it is neither.
+    """
+    return msgspec.msgpack.decode(memoryview(packed)[1:], type=Failed if packed[:1] == b"E" else answer)
+
+
+def take_frames(received: bytearray) -> list[tuple[int, bytes]]:
+    """Take the whole frames off the front of what was received: their numbers and what they hold."""
+    frames = []
+    start = 0
+    while len(received) - start >= FRAME.size:
+        length, number = FRAME.unpack_from(received, start)
+        end = start + FRAME.size + length
+        if len(received) < end:
+            break
+        frames.append((number, bytes(received[start + FRAME.size : end])))
+        start = end
+    del received[:start]
+    return frames
+
+
+def too_large(received: bytearray) -> bool:
+    """Say whether the frame that is being received is larger than any may be."""
+    return len(received) >= FRAME.size and FRAME.unpack_from(received)[0] > FRAME_LIMIT_BYTES

@@ -1,0 +1,329 @@
+"""The execution server: one small process per sandbox that owns its container and tool sessions.
+
+It is outside the container. Inside, it would need an interpreter in every image, and the model could stop it, trace it
+and read what it holds; outside, it needs only `/bin/sh` in the image, and the model cannot see it. A terminal's program
+joins the container on its own (see `sandbox.container`), so being outside costs nothing per action.
+
+    Unix stream socket SANDBOX/server.sock    clients: the stage processes of the node that work with the sandbox
+
+One client holds the sandbox, by `Take`, and renews its lease; when the lease lapses, whoever died or hung, the server
+ends the container, removes the sandbox's folder and ends. When the server itself is killed, the kernel kills the
+container's runtime (`namespaced`), and the spawner removes what is left.
+
+It has one thread and starts no other, since it forks. It keeps nothing on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from ...errors import Cancelled, EndpointInUse, InternalError, ProrlError, SandboxFailed, ToolSessionLost
+from ..bash_session import BashSession
+from ..cell_session import CellSession
+from ..editor.editing import apply
+from ..editor.history import EditHistory
+from ..editor.outcome import EditOutcome
+from ..ipython_session import IPythonSession
+from ..sandbox import files, tree
+from ..sandbox.kinds import make_container
+from . import messages
+from .command import execute
+from .watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ...messages import SandboxKind
+    from ..sandbox.specification import SandboxSpec
+
+SOCKET = "server.sock"
+LOCK = "server.lock"
+FIRST_LEASE_S = 60.0
+"""How long a new server waits for the first client."""
+FILE_LIMIT_S = 60.0
+"""How long a file call may take."""
+REMOVE_LIMIT_S = 30.0
+BACKLOG = 16
+
+log = logging.getLogger("prorl.sandbox")
+
+
+class ExecutionServer:
+    """Serves one sandbox; `run` returns when it has ended.
+
+    Args:
+        path: the sandbox's own folder.
+        kind: of sandbox.
+        spec: how to make it.
+    """
+
+    def __init__(self, path: Path, kind: SandboxKind, spec: SandboxSpec) -> None:
+        self._path = path
+        self._container = make_container(kind, path, spec)
+        self._sessions: dict[int, BashSession | CellSession] = {}
+        self._opened = 0
+        self._edits = EditHistory(self._container.directory)
+        self._editing = asyncio.Lock()
+        self._tasks: dict[tuple[_Connection, int], asyncio.Task[None]] = {}
+        self._holder: _Connection | None = None
+        self._connections: set[_Connection] = set()
+        self._lease_s = FIRST_LEASE_S
+        self._lapse: asyncio.TimerHandle | None = None
+        self._broken: ProrlError | None = None
+        """Why the container was ended for good."""
+
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        """Start the container, serve until the lease lapses, a client closes the sandbox, or SIGTERM; then end it all.
+
+        Raises:
+            EndpointInUse: another server serves this sandbox.
+            SandboxFailed: the container did not start, or could not be ended.
+        """
+        loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
+        with (self._path / LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                message = f"another server already serves the sandbox {self._path.name}"
+                raise EndpointInUse(message, endpoint=str(self._path / SOCKET)) from None
+            loop.add_signal_handler(signal.SIGTERM, self._end)
+            try:
+                await self._container.start()
+                await self._serve(on_ready)
+            finally:
+                await self._close()
+
+    async def _serve(self, on_ready: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        # The path may be longer than a socket's may be; this process has no other use for its folder.
+        os.chdir(self._path)
+        with suppress(FileNotFoundError):
+            os.unlink(SOCKET)  # noqa: PTH108 - relative on purpose; the lock says that nobody serves it
+        server = await loop.create_unix_server(partial(_Connection, self), SOCKET, backlog=BACKLOG)
+        watch = Watch(self._container, self._break)
+        self._renew()
+        watch.start()
+        try:
+            on_ready()
+            await self._ended
+        finally:
+            watch.stop()
+            if self._lapse is not None:
+                self._lapse.cancel()
+            server.close()
+
+    async def _close(self) -> None:
+        """End the container and remove the folder; then tell whoever asked for it."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        if self._tasks:
+            self._container.kill_all()
+            await asyncio.wait(self._tasks.values())
+        try:
+            await self._container.close()
+        finally:
+            tree.remove_tree(self._path, REMOVE_LIMIT_S)
+            for connection in list(self._connections):
+                connection.finish()
+            await asyncio.sleep(0)  # a turn of the loop, for these words to go out
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _break(self, error: ProrlError) -> None:
+        """End the container for good, and answer every request with `error` from now on."""
+        log.warning("sandbox %s: %s", self._path.name, error)
+        self._broken = error
+        self._container.kill_all()
+
+    def _renew(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._lapse is not None:
+            self._lapse.cancel()
+        self._lapse = loop.call_later(self._lease_s, self._end)
+
+    # What clients ask -------------------------------------------------------------------------------------------------
+
+    def connected(self, connection: _Connection) -> None:
+        """Know a new client."""
+        self._connections.add(connection)
+
+    def disconnected(self, connection: _Connection) -> None:
+        """End what a client that is gone had asked for."""
+        self._connections.discard(connection)
+        for (owner, _), task in list(self._tasks.items()):
+            if owner is connection:
+                task.cancel()
+
+    def requested(self, connection: _Connection, number: int, packed: bytes) -> None:
+        """Start on a request, or end one."""
+        try:
+            request = messages.request_of(packed)
+        except msgspec.MsgspecError as error:
+            failure = InternalError(f"the execution server cannot read a request: {error}")
+            connection.reply(number, messages.Failed(failure.info()))
+            return
+        key = (connection, number)
+        if isinstance(request, messages.Cancel):
+            if key in self._tasks:
+                self._tasks[key].cancel()
+            return
+        if isinstance(request, messages.Renew):
+            if connection is self._holder:
+                self._renew()
+            connection.reply(number, messages.Done())
+            return
+        task = self._tasks[key] = asyncio.get_running_loop().create_task(self._answer(connection, number, request))
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+    async def _answer(self, connection: _Connection, number: int, request: messages.AnyRequest) -> None:
+        reply: msgspec.Struct
+        try:
+            reply = await self._do(connection, number, request)
+        except asyncio.CancelledError:
+            reply = messages.Failed(Cancelled("the call was stopped").info())
+        except ProrlError as error:
+            reply = messages.Failed((self._broken or error).info())
+        except ValueError as error:
+            reply = messages.Failed(SandboxFailed(str(error), reason="argument").info())
+        except Exception as error:
+            log.exception("sandbox %s: %s", self._path.name, type(request).__name__)
+            message = f"the execution server met {type(error).__name__}: {error}"
+            reply = messages.Failed(InternalError(message).info())
+        if self._broken is not None and not isinstance(request, messages.Close):
+            reply = messages.Failed(self._broken.info())
+        connection.reply(number, reply)
+
+    async def _do(self, connection: _Connection, number: int, request: Any) -> msgspec.Struct:
+        container = self._container
+        if self._broken is not None and not isinstance(request, messages.Close | messages.Take):
+            raise self._broken
+        match request:
+            case messages.Exec():
+                return await execute(
+                    container,
+                    request.command,
+                    stdin=request.stdin,
+                    timeout_s=request.timeout_s,
+                    output_limit_bytes=request.output_limit_bytes,
+                    environment=request.environment,
+                    directory=request.directory,
+                )
+            case messages.RunBash():
+                return await self._bash(request.session).run(request.command, request.timeout_s)
+            case messages.RunCell():
+                return await self._cells(request.session).run(request.code, request.timeout_s)
+            case messages.Edit():
+                return await self._edit(request)
+            case messages.StartBash():
+                return await self._open(BashSession(container))
+            case messages.StartIPython():
+                return await self._open(IPythonSession(container, python=request.python, ipython=request.ipython))
+            case messages.CloseSession():
+                if (closing := self._sessions.pop(request.session, None)) is not None:
+                    await closing.close()
+            case messages.ReadFile():
+                read = partial(files.read, container.root, container.home, request.path, request.limit_bytes)
+                return messages.Content(await container.call(read, FILE_LIMIT_S, bytes))
+            case messages.WriteFiles():
+                write = partial(files.write, container.root, container.home, request.files, request.mode)
+                await container.call(write, FILE_LIMIT_S)
+            case messages.Upload():
+                unpack = partial(files.unpack, container.root, container.home, request.path, request.archive)
+                await container.call(unpack, FILE_LIMIT_S)
+            case messages.Take():
+                self._take(connection, request.lease_s)
+            case messages.Close():
+                connection.finish_with(number, messages.Done())
+                self._end()
+                await asyncio.get_running_loop().create_future()  # `_close` cancels this, and replies at the very end
+        return messages.Done()
+
+    def _take(self, connection: _Connection, lease_s: float) -> None:
+        before, self._holder = self._holder, connection
+        if before is not None and before is not connection:
+            before.drop()
+        self._lease_s = lease_s
+        self._renew()
+
+    async def _open(self, session: BashSession | CellSession) -> messages.Opened:
+        await session.start()
+        self._opened += 1
+        self._sessions[self._opened] = session
+        return messages.Opened(self._opened)
+
+    def _bash(self, number: int) -> BashSession:
+        session = self._sessions.get(number)
+        if not isinstance(session, BashSession):
+            raise ToolSessionLost("this bash session is closed")
+        return session
+
+    def _cells(self, number: int) -> CellSession:
+        session = self._sessions.get(number)
+        if not isinstance(session, CellSession):
+            raise ToolSessionLost("this Python session is closed")
+        return session
+
+    async def _edit(self, request: messages.Edit) -> EditOutcome:
+        container, arguments = self._container, request.arguments
+        async with self._editing:
+            work = partial(apply, arguments, self._edits.last(arguments.path), container.root, container.directory)
+            try:
+                outcome: EditOutcome = await container.call(work, request.timeout_s, EditOutcome)
+            except SandboxFailed as error:
+                if error.fields.get("reason") not in ("time", "killed"):
+                    raise
+                return EditOutcome(arguments.path, f"Nothing was done: {error.message}.", ok=False)
+            self._edits.record(outcome)
+            return outcome
+
+
+class _Connection(asyncio.Protocol):
+    """One client."""
+
+    def __init__(self, server: ExecutionServer) -> None:
+        self._server = server
+        self._received = bytearray()
+        self._last: bytes = b""
+        """What it is told when all is done."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._server.connected(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        del error
+        self._server.disconnected(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        for number, packed in messages.take_frames(self._received):
+            self._server.requested(self, number, packed)
+        if messages.too_large(self._received):
+            self.drop()
+
+    def reply(self, number: int, reply: msgspec.Struct) -> None:
+        if not self._last and not self._transport.is_closing():
+            self._transport.write(messages.reply_frame(number, reply))
+
+    def finish_with(self, number: int, reply: msgspec.Struct) -> None:
+        self._last = messages.reply_frame(number, reply)
+
+    def finish(self) -> None:
+        self._transport.write(self._last)
+        self._transport.close()
+
+    def drop(self) -> None:
+        self._transport.abort()

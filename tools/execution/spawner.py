@@ -1,0 +1,152 @@
+"""Starts execution servers by forking a process that has everything imported: 3 ms instead of 200, and shared memory.
+
+    SEQPACKET socket, inherited    ← a stage process: what to serve, and a pipe that is told when it is ready
+
+A server lives on when the stage process that asked for it dies, until its lease lapses; so does this process, until its
+last server has ended. It adopts what a killed server leaves behind: those processes it kills, that folder it removes.
+It has one thread and no event loop before the fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+import uvloop
+
+from ...errors import ErrorInfo, InternalError, ProrlError
+from ..processes import children, kill
+from ..sandbox import namespaces, tree
+from .messages import ServerOrder
+from .server import REMOVE_LIMIT_S, ExecutionServer
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+REQUEST_LIMIT_BYTES = 128 * 1024
+"""What a datagram between two processes may hold, with room to spare."""
+
+log = logging.getLogger("prorl.sandbox")
+
+
+class Spawner:
+    """Forks servers until the other side closes the line and the last server has ended."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._servers: dict[int, Path] = {}
+        self._cleaners: set[int] = set()
+
+    def run(self) -> None:
+        """Serve orders."""
+        namespaces.become_subreaper()
+        wake, wake_end = os.pipe()
+        for descriptor in (wake, wake_end):
+            os.set_blocking(descriptor, False)
+        signal.signal(signal.SIGCHLD, _ignore)
+        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # it ends with its line
+        gc.freeze()
+        open_line = True
+        while open_line or self._servers or self._cleaners:
+            watched: list[int | socket.socket] = [wake, self._line] if open_line else [wake]
+            ready, _, _ = select.select(watched, [], [])
+            if wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake, 4096)
+                self._reap()
+            if self._line in ready:
+                open_line = self._take_order()
+
+    def _take_order(self) -> bool:
+        packed, descriptors, _, _ = socket.recv_fds(self._line, REQUEST_LIMIT_BYTES, 1)
+        if not packed:
+            return False
+        order = msgspec.msgpack.decode(packed, type=ServerOrder)
+        pid = os.fork()
+        if pid == 0:
+            self._line.close()
+            signal.set_wakeup_fd(-1)
+            _serve(order, descriptors[0])
+        os.close(descriptors[0])
+        self._servers[pid] = Path(order.path)
+        return True
+
+    def _reap(self) -> None:
+        """Reap what ended; kill what a server that was killed has left behind."""
+        for pid in children(os.getpid()):
+            if pid not in self._servers and pid not in self._cleaners:
+                kill(pid)
+            with contextlib.suppress(ChildProcessError):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    self._cleaners.discard(pid)
+                    path = self._servers.pop(pid, None)
+                    if path is not None and status != 0:
+                        self._clean(path, status)
+
+    def _clean(self, path: Path, status: int) -> None:
+        log.warning("the execution server of %s ended with %d", path.name, os.waitstatus_to_exitcode(status))
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                tree.remove_tree(path, REMOVE_LIMIT_S)
+            os._exit(0)
+        self._cleaners.add(pid)
+
+
+def _serve(order: ServerOrder, report: int) -> NoReturn:
+    """In a forked child: be an execution server, and tell `report` an empty line when ready, else what was wrong."""
+    code = 1
+    try:
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        server = ExecutionServer(Path(order.path), order.kind, order.spec)
+
+        def on_ready() -> None:
+            os.write(report, b"\n")
+            os.close(report)
+
+        try:
+            uvloop.run(server.run(on_ready))
+            code = 0
+        except ProrlError as error:
+            _tell(report, error.info())
+            code = 0
+        except BaseException as error:
+            log.exception("an execution server failed")
+            _tell(report, InternalError(f"an execution server failed: {type(error).__name__}: {error}").info())
+    finally:
+        os._exit(code)
+
+
+def _tell(report: int, error: ErrorInfo) -> None:
+    with contextlib.suppress(OSError):
+        os.write(report, msgspec.json.encode(error))
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Have SIGCHLD wake `select`, which an ignored signal would not."""
+    del number, frame
+
+
+def main() -> None:
+    """Serve the line whose descriptor is the first argument."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    with socket.socket(fileno=int(sys.argv[1])) as line:
+        Spawner(line).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Watches what all processes of a sandbox use together, since a limit of the kernel's is for each of them alone.
+
+It looks at them at intervals, since nothing tells us of an allocation. A sandbox that is over a limit is ended; what
+the node may lose until then is what a process can take in one interval. At the same times it reaps what the server has
+adopted: the event loop keeps the signal of a child's end to itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ...errors import SandboxLimitExceeded
+from ..processes import PROC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...errors import ProrlError
+    from ..sandbox.container import Container
+
+INTERVAL_S = 0.25
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+
+
+class Watch:
+    """Looks at a container's processes until it is stopped.
+
+    Args:
+        container: whose; plain processes have no limits.
+        on_exceeded: called once, with what was exceeded.
+    """
+
+    def __init__(self, container: Container, on_exceeded: Callable[[ProrlError], None]) -> None:
+        self._container = container
+        self._on_exceeded = on_exceeded
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Look from now on."""
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._look)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._container.reap_orphans()
+        error = self._excess() if self._container.kind != "process" else None
+        if error is None:
+            self.start()
+        else:
+            self._on_exceeded(error)
+
+    def _excess(self) -> ProrlError | None:
+        limits = self._container.spec.limits
+        found = self._container.processes()
+        if len(found) > limits.processes:
+            message = f"the sandbox had {len(found)} processes at one time; at most {limits.processes} are allowed"
+            return SandboxLimitExceeded(message, limit="processes")
+        used = sum(map(_resident_bytes, found))
+        if used > limits.memory_bytes:
+            message = f"the sandbox used {used >> 20} MiB of memory; at most {limits.memory_bytes >> 20} are allowed"
+            return SandboxLimitExceeded(message, limit="memory_bytes")
+        return None
+
+
+def _resident_bytes(pid: int) -> int:
+    with suppress(OSError, IndexError):
+        _, _, shared, *_ = fields = (PROC / str(pid) / "statm").read_bytes().split()
+        return (int(fields[1]) - int(shared)) * PAGE_BYTES
+    return 0

@@ -1,0 +1,88 @@
+"""The ipython tool: one persistent Python (or another kernel), as the model sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+from msgspec import Meta
+
+from .cell import png_dimensions
+from .tool import Arguments, Tool, ToolArgumentsInvalid
+
+if TYPE_CHECKING:
+    from .cell import CellResult
+
+
+class IPythonArguments(Arguments, frozen=True):
+    """What the ipython tool takes."""
+
+    code: Annotated[str, Meta(description="Python code; it may have several lines.")]
+
+
+class Cells(Protocol):
+    """What runs the cells: a session, or the way to one in another process."""
+
+    async def run(self, code: str, timeout_s: float) -> CellResult:
+        """Run one cell (see `CellSession.run`)."""
+
+    async def close(self) -> None:
+        """End the session."""
+
+
+class IPythonTool(Tool[IPythonArguments]):
+    """Runs cells in a session, and owns that session.
+
+    Args:
+        session: closed with the tool.
+    """
+
+    name = "ipython"
+    description = (
+        "Runs Python code in a session that stays open: variables, imports and functions are kept from one call to "
+        "the next. Gives what the code writes, the value of its last expression, and tracebacks. "
+        "There is no input: input() fails."
+    )
+    takes = IPythonArguments
+
+    def __init__(self, session: Cells) -> None:
+        self._session = session
+
+    async def call(self, arguments: IPythonArguments, timeout_s: float) -> str:
+        """Run the code and describe what came of it (see `Tool.__call__`)."""
+        try:
+            result = await self._session.run(arguments.code, timeout_s)
+        except ValueError as error:
+            raise ToolArgumentsInvalid(f"wrong arguments for {self.name}: {error}") from error
+        return render(result, timeout_s)
+
+    async def close(self) -> None:
+        """End the session (see `Tool.close`)."""
+        await self._session.close()
+
+
+def render(result: CellResult, timeout_s: float) -> str:
+    """Give a result as the model reads it: the text, then a line in brackets for each thing to know."""
+    notes = [f"[image: PNG, {_dimensions(image)}, {_size(len(image))}]" for image in result.images]
+    if result.dropped_images:
+        notes.append(f"[images left out: {result.dropped_images}]")
+    if result.timed_out:
+        notes.append(f"[timed out after {timeout_s:g} s; the code was stopped]")
+    if result.ended and not result.timed_out:
+        notes.append(f"[the Python process ended: {result.ended}]")
+    if result.restarted:
+        notes.append("[Python was restarted; variables and imports are lost, files are kept]")
+    if not notes and not result.text:
+        return f"[{result.error}]" if result.error else "[no output]"
+    text = result.text
+    if notes and text and not text.endswith("\n"):
+        text += "\n"
+    return text + "\n".join(notes)
+
+
+def _dimensions(image: bytes) -> str:
+    width, height = png_dimensions(image) or (0, 0)
+    return f"{width}x{height}"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{max(1, round(size_bytes / 1000))} kB"

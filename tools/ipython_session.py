@@ -1,0 +1,331 @@
+"""A persistent Python in a sandbox, driven directly: IPython's shell in a child process, over a Unix socket.
+
+Jupyter's messaging would cost several times the cell (`bench/tools.py`). The other side, and what goes over the socket
+and the pipe, is in `ipython_driver`; its text is handed to the image's own interpreter through a descriptor, so the
+image needs Python 3.8 and nothing else. Nothing of IPython is imported on this side.
+
+A D says that a cell is done, not that the pipe was read; what is in the pipe at that moment was written before it, so
+exactly that much is read. The cell's code can write to the socket what it likes: a frame with another number is
+ignored, one with its own number spoils its own result, and what is no frame costs it the interpreter.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import sys
+import termios
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from ..errors import SandboxFailed
+from .cell_session import START_LIMIT_S, CellOutcome, CellProcess, CellSession
+from .output import OUTPUT_LIMIT_BYTES
+from .processes import descendants, to_the_end
+
+if TYPE_CHECKING:
+    from .cell import Images
+    from .output import HeadTail
+    from .sandbox.container import Container
+
+IPythonChoice = Literal["fallback", "require"]
+HEADER = struct.Struct("!IIc")
+CELL, READY, FAILED, IMAGE, DONE = b"C", b"R", b"F", b"I", b"D"
+FRAME_LIMIT_BYTES = 9 * 2**20
+"""Longest frame from the driver: an image; it sends none longer than 8 MiB."""
+READ_BYTES = 256 * 1024
+READS = 16
+"""Most reads before the loop's other callbacks get their turn."""
+NUMBERS = 2**32
+_BOOTSTRAP = (
+    "import sys; sys.version_info >= (3, 8) or sys.exit('Python 3.8 or newer is needed; this is ' + sys.version); "
+    "sys.path[:] = filter(None, sys.path); "  # so that no file of the workspace takes the place of a module of ours
+    "import os, builtins, linecache; source = os.fdopen(int(sys.argv[1]), 'rb').read().decode(); "
+    "linecache.cache['<ipython driver>'] = (len(source), None, source.splitlines(True), '<ipython driver>'); "
+    "names = {'__name__': 'prorl_ipython_driver', '__builtins__': dict(vars(builtins))}; "
+    "exec(compile(source, '<ipython driver>', 'exec'), names); "
+    "names['main'](int(sys.argv[2]), need_ipython=sys.argv[3] == 'require')"
+)
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The content of a D."""
+
+    error: str
+    directory: str
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The content of an R."""
+
+    python: str
+    ipython: str
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The content of an F."""
+
+    words: str
+
+
+class PythonProcess(CellProcess):
+    """One Python with our driver in it. Made by `start`.
+
+    Args:
+        container: see `CellProcess`.
+        output: see `CellProcess`.
+        images: see `CellProcess`.
+        python: the interpreter, by path or as found in the container's PATH.
+        ipython: whether to go on without IPython.
+        directory: where it starts.
+    """
+
+    def __init__(
+        self,
+        container: Container,
+        output: HeadTail,
+        images: Images,
+        python: str,
+        ipython: IPythonChoice,
+        directory: str,
+    ) -> None:
+        super().__init__(container, output, images)
+        self.ready: Ready | None = None
+        self._number = 0
+        self._received = bytearray()
+        self._unsent = memoryview(b"")
+        self._failed = ""
+        with ExitStack() as resources:
+            self._open(resources, python, ipython, directory)
+            self._resources = resources.pop_all()
+
+    def _open(self, resources: ExitStack, python: str, ipython: IPythonChoice, directory: str) -> None:
+        self._control, theirs = socket.socketpair()
+        resources.enter_context(self._control)
+        self._pipe, written = os.pipe()
+        resources.callback(os.close, self._pipe)
+        with ExitStack() as for_child:
+            for_child.enter_context(theirs)
+            for_child.callback(os.close, written)
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for_child.callback(os.close, nothing)
+            source = os.memfd_create("driver")
+            for_child.callback(os.close, source)
+            os.write(source, _driver_source())
+            os.lseek(source, 0, os.SEEK_SET)
+            argv = (python, "-c", _BOOTSTRAP, str(source), str(theirs.fileno()), ipython)
+            try:
+                self._child = self._container.spawn(
+                    argv,
+                    stdin=nothing,
+                    stdout=written,
+                    stderr=written,
+                    directory=directory,
+                    pass_fds=(source, theirs.fileno()),
+                )
+            except OSError as error:
+                raise SandboxFailed(
+                    f"the sandbox has no Python: {python} cannot be started ({error.strerror}); use an image with "
+                    "Python 3.8 or newer, or name its interpreter",
+                    reason="python",
+                ) from error
+        self._control.setblocking(False)
+        os.set_blocking(self._pipe, False)
+        self._child.when_ended(self._on_end)
+        self._loop.add_reader(self._control, self._on_control)
+        resources.callback(self._loop.remove_reader, self._control)
+        resources.callback(self._loop.remove_writer, self._control)
+        self._loop.add_reader(self._pipe, self._on_pipe)
+        resources.callback(self._loop.remove_reader, self._pipe)
+
+    @classmethod
+    async def start(
+        cls,
+        container: Container,
+        output: HeadTail,
+        images: Images,
+        python: str,
+        ipython: IPythonChoice,
+        directory: str,
+    ) -> PythonProcess:
+        """Start Python, and wait until its shell is ready and warm; what is written before is forgotten.
+
+        Raises:
+            SandboxFailed: there is no Python, or it is too old, or IPython is required and missing (`reason`).
+        """
+        output.clear()
+        process = cls(container, output, images, python, ipython, directory)
+        try:
+            if not await process.wait(START_LIMIT_S):
+                raise SandboxFailed(f"{python} did not get ready within {START_LIMIT_S:g} s", reason="time")
+            if process._failed:
+                raise SandboxFailed(
+                    f"IPython cannot be used in the sandbox ({process._failed}); install it in the image "
+                    '(pip install ipython), or allow plain Python with ipython="fallback"',
+                    reason="ipython",
+                )
+            if process.ready is None:
+                words = output.content().decode("utf-8", "replace").strip()
+                raise SandboxFailed(f"{python} ended as it started: {words or 'it said nothing'}", reason="python")
+        except BaseException:
+            await to_the_end(process.close())
+            raise
+        return process
+
+    def begin(self, code: str) -> None:
+        """Start one cell (see `CellProcess.begin`)."""
+        self._number = (self._number + 1) % NUMBERS
+        self._done = self._loop.create_future()
+        self._drain()
+        self._output.clear()
+        self._images.clear()
+        if self._child.ended:
+            self._done.set_result(None)
+            return
+        self._before = frozenset(descendants(self._child.pid))
+        content = code.encode("utf-8", "replace")
+        self._unsent = memoryview(HEADER.pack(len(content), self._number, CELL) + content)
+        self._send()
+
+    async def close(self) -> int:
+        """End it (see `CellProcess.close`)."""
+        try:
+            return await self._container.end(self._child)
+        finally:
+            self._freed = True
+            self._resources.close()
+
+    def _send(self) -> None:
+        try:
+            sent = self._control.send(self._unsent)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # it ends just now, which is an event of its own
+            sent = len(self._unsent)
+        self._unsent = self._unsent[sent:]
+        if self._unsent:
+            self._loop.add_writer(self._control, self._send)
+        else:
+            self._loop.remove_writer(self._control)
+
+    def _on_pipe(self) -> None:
+        for _ in range(READS):
+            try:
+                data = os.read(self._pipe, READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self._loop.remove_reader(self._pipe)
+                return
+            self._output.append(data)
+
+    def _drain(self) -> None:
+        """Read what is in the pipe now, and no more: something in the background may write for ever."""
+        size = bytearray(4)
+        fcntl.ioctl(self._pipe, termios.FIONREAD, size)
+        left = int.from_bytes(size, sys.byteorder)
+        while left:
+            data = os.read(self._pipe, left)
+            self._output.append(data)
+            left -= len(data)
+
+    def _on_control(self) -> None:
+        for _ in range(READS):
+            try:
+                data = self._control.recv(READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                # It ends, or a cell has closed it; then its end, or the time limit, comes next.
+                self._loop.remove_reader(self._control)
+                return
+            self._received += data
+            self._take_frames()
+
+    def _take_frames(self) -> None:
+        while len(self._received) >= HEADER.size:
+            length, number, kind = HEADER.unpack_from(self._received)
+            if length > FRAME_LIMIT_BYTES or kind not in (READY, FAILED, IMAGE, DONE):
+                self._received.clear()
+                self._spoil("it wrote to the descriptor by which it is controlled")
+                return
+            end = HEADER.size + length
+            if len(self._received) < end:
+                return
+            content = bytes(self._received[HEADER.size : end])
+            del self._received[:end]
+            if number == self._number and not (self._done.done() or self.fault):
+                self._take(kind, content)
+
+    def _take(self, kind: bytes, content: bytes) -> None:
+        """Take a frame of the running cell, or of the start."""
+        try:
+            if kind == IMAGE:
+                self._images.append(content)
+            elif kind == DONE:
+                done = msgspec.json.decode(content, type=Done)
+                self._drain()
+                self._done.set_result(CellOutcome(done.error, done.directory))
+            elif kind == READY:
+                self.ready = msgspec.json.decode(content, type=Ready)
+                self._done.set_result(CellOutcome("", ""))
+            else:
+                self._failed = msgspec.json.decode(content, type=Failed).words
+        except msgspec.DecodeError:
+            self._spoil("it wrote to the descriptor by which it is controlled")
+
+    def _on_end(self) -> None:
+        if self._freed:
+            return
+        # What it said before it ended was sent before, but may not have been read.
+        self._on_control()
+        self._drain()
+        if not self._done.done():
+            self._done.set_result(None)
+
+
+class IPythonSession(CellSession):
+    """A live Python: IPython's shell, or plain `exec` where the image has no IPython (see `CellSession`).
+
+    Args:
+        container: where it runs; must outlive the session.
+        python: its interpreter, by path or as found in the container's PATH; empty: `python3`, or this process's own
+            where nothing is isolated.
+        ipython: `require` makes an image without IPython an error at the start.
+        output_limit_bytes: how much of each cell's text is kept.
+    """
+
+    def __init__(
+        self,
+        container: Container,
+        *,
+        python: str = "",
+        ipython: IPythonChoice = "fallback",
+        output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
+    ) -> None:
+        super().__init__(container, output_limit_bytes)
+        self._python = python or (sys.executable if container.kind == "process" else "python3")
+        self._ipython: IPythonChoice = ipython
+        self.ipython_version = ""
+        """Known once it has started; empty if the image has no IPython."""
+
+    async def _started(self) -> CellProcess:
+        process = await PythonProcess.start(
+            self._container, self._output, self._images, self._python, self._ipython, self._directory
+        )
+        assert process.ready is not None
+        self.ipython_version = process.ready.ipython
+        return process
+
+
+@cache
+def _driver_source() -> bytes:
+    return Path(__file__).with_name("ipython_driver.py").read_bytes()

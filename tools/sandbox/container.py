@@ -1,0 +1,460 @@
+"""A container: where a sandbox's commands run, as its execution server holds it.
+
+A container is started once. Processes then join it by fork, `setns` and `exec` (about 5 ms), so it needs nothing in the
+image but `/bin/sh`, and their descriptors, terminals included, are the server's own. The process that holds a container
+adopts all orphans below it, so everything that was started is found again, and has no threads, so that it may fork.
+
+When that process dies, the kernel kills the container's runtime and with it all that runs inside. When the container
+dies (an agent may kill its first process), `living` starts it again over the same files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import sys
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
+
+import msgspec
+from ptyprocess import PtyProcess
+
+from ...errors import ErrorInfo, ProrlError, SandboxFailed, from_info
+from ..processes import Child, children, descendants, kill, to_the_end
+from . import namespaces, terminal, tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from ...messages import SandboxKind
+    from .specification import SandboxSpec
+
+T = TypeVar("T")
+
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+RESULT_LIMIT_BYTES = 256 * 2**20
+"""Largest result of a `call`."""
+READ_BYTES = 256 * 1024
+KILL_LIMIT_S = 10.0
+"""Longest time that a killed process may take to end."""
+KILL_ROUNDS = 20
+"""How often processes are looked for again that were started while the others were killed."""
+RESET_SIGNALS = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGPIPE,
+    signal.SIGTERM,
+    signal.SIGCHLD,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGXFSZ,
+)
+"""Python ignores SIGPIPE, and a service in the background SIGINT; what is ignored at exec stays so in all children."""
+STANDARD_ENVIRONMENT = {
+    "PATH": SEARCH_PATH,
+    "USER": "agent",
+    "LOGNAME": "agent",
+    "SHELL": "/bin/bash",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "MANPAGER": "cat",
+}
+
+
+class Container(ABC):
+    """Where a sandbox's commands run. `start` it, `close` it.
+
+    Args:
+        path: the sandbox's own folder.
+        spec: how to make it.
+    """
+
+    kind: ClassVar[SandboxKind]
+
+    def __init__(self, path: Path, spec: SandboxSpec) -> None:
+        self.path = path
+        self.spec = spec
+        self.workspace = path / "workspace"
+        """The host's folder that commands see as the workspace."""
+        self._spawned: dict[int, Child] = {}
+
+    # What the kinds say -----------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def home(self) -> str:
+        """The workspace's path as commands see it."""
+
+    @property
+    @abstractmethod
+    def root(self) -> str:
+        """The folder, as commands see it, that file calls stay below."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start it.
+
+        Raises:
+            SandboxFailed: it did not start; the message has the runtime's words.
+        """
+
+    @abstractmethod
+    async def living(self) -> None:
+        """Start it again if it ended.
+
+        Raises:
+            SandboxFailed: see `start`.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Kill everything that runs inside and wait for its end; may be called again.
+
+        Raises:
+            SandboxFailed: something did not end within `KILL_LIMIT_S`.
+        """
+
+    @abstractmethod
+    def processes(self) -> list[int]:
+        """Give all processes of the sandbox's commands, in the host's numbers."""
+
+    @abstractmethod
+    def _join(self, report: int, *, limited: bool) -> None:
+        """In a forked child: become a process of the container, without rights; write its number to `report`.
+
+        Raises:
+            OSError: the container is gone, or the kernel refuses.
+        """
+
+    # What all share ---------------------------------------------------------------------------------------------------
+
+    @property
+    def directory(self) -> str:
+        """Where commands start."""
+        return self.spec.directory or self.home
+
+    def environment(self) -> dict[str, str]:
+        """Give the environment of commands: none of the host's variables."""
+        return {**STANDARD_ENVIRONMENT, "HOME": self.home, **self.spec.environment}
+
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        environment: Mapping[str, str] | None = None,
+        directory: str = "",
+        pass_fds: Sequence[int] = (),
+    ) -> Child:
+        """Start a program inside, in a process session of its own; the caller closes what this gives.
+
+        Args:
+            argv: the program, by path or as found in the environment's PATH, and its arguments.
+            stdin: the host's descriptor for its standard input; so `stdout` and `stderr`.
+            stdout: see `stdin`.
+            stderr: see `stdin`.
+            environment: variables that are added to `environment()`, or take the place of its own.
+            directory: where it starts; empty: `directory`.
+            pass_fds: descriptors that it inherits under their numbers.
+
+        Raises:
+            FileNotFoundError, PermissionError: there is no such program, or it cannot be executed.
+            SandboxFailed: the container is gone.
+        """
+
+        def run(report: int) -> None:
+            self._join(report, limited=True)
+            self._enter_directory(directory)
+            os.setsid()
+            for target, source in enumerate((stdin, stdout, stderr)):
+                os.dup2(source, target)
+            for descriptor in pass_fds:
+                os.set_inheritable(descriptor, True)
+            _exec(argv, {**self.environment(), **(environment or {})})
+
+        self.unlock()
+        return self._forked(run)
+
+    def terminal(
+        self, argv: Sequence[str], directory: str, pass_fds: Sequence[int], dimensions: tuple[int, int]
+    ) -> tuple[Child, int]:
+        """Start a program inside on a terminal of its own, with plain modes; give it and our side of the terminal.
+
+        Raises:
+            SandboxFailed: the container or the program is gone; the message has the reason.
+        """
+        self.unlock()
+        ours, report = os.pipe()
+        # PtyProcess closes all descriptors but those it is told of.
+        kept = sorted({*pass_fds, report, *self._kept()})
+
+        def prepare() -> None:
+            _reset_signals()
+            terminal.give_up()
+            self._join(report, limited=True)
+            terminal.take()
+            self._enter_directory(directory)
+            for descriptor in pass_fds:
+                os.set_inheritable(descriptor, True)
+
+        try:
+            process = PtyProcess.spawn(
+                list(argv),
+                env=self.environment(),
+                preexec_fn=prepare,
+                dimensions=dimensions,
+                pass_fds=kept,
+            )
+        except Exception as error:
+            # ptyprocess passes on what its child met as whatever class has that name.
+            os.close(ours)
+            raise SandboxFailed(f"{argv[0]} cannot be started in a sandbox: {error}") from error
+        finally:
+            os.close(report)
+        inner, _, _ = _reported(ours)
+        if inner:
+            os.waitpid(process.pid, 0)
+        descriptor = os.dup(process.fd)
+        process.fileobj.close()
+        process.closed = True  # PtyProcess.close would sleep for 0.1 s
+        return self._register(inner or process.pid), descriptor
+
+    async def call(self, function: Callable[[], T], timeout_s: float, returns: type[T] | Any = Any) -> T:
+        """Run a plain function in a forked child that has joined the container, with no more rights than a command.
+
+        Args:
+            function: sees the container's files; what it changes in memory is lost.
+            timeout_s: then it is killed.
+            returns: the type of its result, which msgspec must be able to encode.
+
+        Raises:
+            SandboxFailed: the container is gone, the time is over (`reason` is `time`), or a command killed the child
+                (`killed`).
+            ProrlError: the function raised it.
+        """
+        await self.living()
+        self.unlock()
+        ours, result = os.pipe()
+        try:
+            child = self._forked(lambda report: self._call(function, report, result))
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(result)
+        try:
+            content = await _read_all(ours, timeout_s)
+        finally:
+            os.close(ours)
+            await to_the_end(self.end(child))
+        if content is None:
+            raise SandboxFailed(f"a file operation did not end within {timeout_s:g} s", reason="time")
+        if not content:
+            raise SandboxFailed("a process that worked on the sandbox's files was killed", reason="killed")
+        if content[:1] == b"E":
+            raise from_info(msgspec.msgpack.decode(content[1:], type=ErrorInfo))
+        value: T = msgspec.msgpack.decode(content[1:], type=returns)
+        return value
+
+    def kill(self, pid: int) -> None:
+        """Kill a not yet reaped process, all below it, and all of its process session."""
+        killed: set[int] = set()
+        for _ in range(KILL_ROUNDS):
+            found = {pid, *descendants(pid), *(each for each in self.processes() if _session(each) == pid)} - killed
+            if not found:
+                return
+            kill(*found)
+            killed |= found
+        self.kill_all()  # it starts new ones faster than they can be killed
+
+    def kill_all(self) -> None:
+        """Kill all that runs inside."""
+        for _ in range(KILL_ROUNDS):
+            if not (found := self.processes()):
+                return
+            kill(*found)
+
+    async def end(self, child: Child) -> int:
+        """Kill what is left of a process that `spawn` or `terminal` gave, wait for its end; give its exit code.
+
+        Raises:
+            SandboxFailed: it did not end within `KILL_LIMIT_S`.
+        """
+        if not child.reaped:
+            self.kill(child.pid)
+        try:
+            if not await child.wait(KILL_LIMIT_S):
+                raise SandboxFailed(f"process {child.pid} did not end within {KILL_LIMIT_S:g} s of being killed")
+            return child.reap()
+        finally:
+            child.close()
+            self._spawned.pop(child.pid, None)
+
+    def reap_orphans(self) -> None:
+        """Reap the ended processes that this one adopted; for the owner of SIGCHLD to call."""
+        for pid in children(os.getpid()):
+            if pid not in self._spawned and pid not in self._runtime_pids():
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+    def unlock(self) -> None:
+        """Give the owner access to the workspace again: a command may have taken it, with `chmod 000 .`.
+
+        Raises:
+            SandboxFailed: the workspace is gone, or is another user's.
+        """
+        try:
+            tree.grant(str(self.workspace), None, 0o700)
+        except OSError as error:
+            raise SandboxFailed(f"the workspace of {self.path.name} cannot be entered: {error.strerror}") from error
+
+    def _runtime_pids(self) -> frozenset[int]:
+        return frozenset()
+
+    def _kept(self) -> tuple[int, ...]:
+        """Give the descriptors that `_join` needs."""
+        return ()
+
+    def _forked(self, run: Callable[[int], None]) -> Child:
+        """Fork, and run `run` in the child until it executes a program or closes the report; give what it became."""
+        ours, report = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _child(run, report)
+        os.close(report)
+        inner, number, problem = _reported(ours)
+        if inner:
+            os.waitpid(pid, 0)  # it has forked and ended; its child is ours now
+        if problem:
+            os.waitpid(inner or pid, 0)
+            if number:
+                raise OSError(number, problem)
+            raise SandboxFailed(f"a process could not join its sandbox: {problem}")
+        return self._register(inner or pid)
+
+    def _register(self, pid: int) -> Child:
+        child = self._spawned[pid] = Child(pid)
+        return child
+
+    def _enter_directory(self, directory: str) -> None:
+        for path in (directory, self.directory, self.home):
+            with suppress(OSError):
+                os.chdir(path)
+                return
+        os.chdir("/")
+
+    def _limit(self, *, address_space: bool) -> None:
+        """In a forked child: take the limits on."""
+        limits = self.spec.limits
+        for kind, value in {
+            resource.RLIMIT_AS: limits.memory_bytes if address_space else None,
+            resource.RLIMIT_NPROC: limits.processes,
+            resource.RLIMIT_FSIZE: limits.file_bytes,
+            resource.RLIMIT_CORE: 0,
+        }.items():
+            if value is not None:
+                _, hard = resource.getrlimit(kind)
+                value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+                resource.setrlimit(kind, (value, value))
+        with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:  # noqa: PTH123 - between fork and exec
+            score.write("500")  # if the node runs out of memory, a sandbox is the one to lose some
+
+    def _call(self, function: Callable[[], Any], report: int, result: int) -> None:
+        self._join(report, limited=False)
+        self._enter_directory("")
+        # Nothing of the server's may be within reach of what a file of the agent's can do to this process.
+        os.dup2(result, 3)
+        os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        result = 3
+        try:
+            content = b"V" + msgspec.msgpack.encode(function())
+        except ProrlError as error:
+            content = b"E" + msgspec.msgpack.encode(error.info())
+        except Exception as error:  # noqa: BLE001 - the boundary to the waiting process
+            content = b"E" + msgspec.msgpack.encode(SandboxFailed(f"{type(error).__name__}: {error}").info())
+        with os.fdopen(result, "wb") as pipe:
+            pipe.write(content)
+
+
+def _child(run: Callable[[int], None], report: int) -> NoReturn:
+    """Run `run` in a forked child; nothing that it raises may get out."""
+    try:
+        _reset_signals()
+        # From here on the files of `sys.path` are the agent's.
+        sys.meta_path.clear()
+        run(report)
+    except _ExecFailed as error:
+        os.write(report, f"{error.errno} {error.strerror}".encode())
+    except BaseException as error:  # noqa: BLE001
+        with suppress(OSError):
+            os.write(report, f"0 {type(error).__name__}: {error}".encode())
+    finally:
+        os._exit(127)
+
+
+class _ExecFailed(OSError):
+    pass
+
+
+def _exec(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    try:
+        os.execvpe(argv[0], list(argv), dict(environment))  # noqa: S606
+    except OSError as error:
+        raise _ExecFailed(error.errno, error.strerror) from None
+
+
+def _reset_signals() -> None:
+    for number in RESET_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _reported(pipe: int) -> tuple[int, int, str]:
+    """Read what a forked child said: its child's number, if it forked; an error number, if `exec` failed; the error."""
+    with os.fdopen(pipe, "rb") as reports:
+        lines = reports.read().decode("utf-8", "replace")
+    pid, rest = lines.split("\n", 1) if "\n" in lines else ("", lines)
+    number, _, problem = rest.partition(" ")
+    return int(pid or 0), int(number or 0), problem
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
+async def _read_all(pipe: int, timeout_s: float) -> bytes | None:
+    """Read a pipe to its end; None if that does not come in time, or there is too much."""
+    loop = asyncio.get_running_loop()
+    content = bytearray()
+    ended: asyncio.Future[None] = loop.create_future()
+    os.set_blocking(pipe, False)
+
+    def read() -> None:
+        try:
+            data = os.read(pipe, READ_BYTES)
+        except BlockingIOError:
+            return
+        content.extend(data)
+        if (not data or len(content) > RESULT_LIMIT_BYTES) and not ended.done():
+            loop.remove_reader(pipe)
+            ended.set_result(None)
+
+    loop.add_reader(pipe, read)
+    try:
+        await asyncio.wait((ended,), timeout=timeout_s)
+    finally:
+        loop.remove_reader(pipe)
+    return bytes(content) if ended.done() and len(content) <= RESULT_LIMIT_BYTES else None

@@ -1,0 +1,243 @@
+"""Containers of Linux namespaces: a runtime (Apptainer, bubblewrap) makes them, and a shell holds them.
+
+    execution server ── runtime ── first process of the namespaces ── /bin/sh, which waits for a line that never comes
+                    └── commands, which have joined
+
+The shell's input is a pipe from this process, and the kernel signals the runtime when this process dies: either way the
+namespaces' first process ends, and with it, by the kernel, all others. Limits are those of each process; for all of
+them together see `execution.watch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+from abc import abstractmethod
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from ...errors import SandboxFailed
+from ..images.image import hold
+from ..processes import PROC, Child, children, descendants, kill
+from . import namespaces
+from .container import KILL_LIMIT_S, SEARCH_PATH, Container
+
+if TYPE_CHECKING:
+    from ..images.image import Hold
+    from .specification import SandboxSpec
+
+WORKSPACE = "/workspace"
+"""The workspace as commands see it."""
+HOLD = ("/bin/sh", "-c", "echo ready; read -r line")
+START_LIMIT_S = 60.0
+WORDS_BYTES = 4096
+"""How much of the runtime's words an error has."""
+RUNTIME_VARIABLES = frozenset(
+    {"PATH", "HOME", "TMPDIR", "APPTAINER_TMPDIR", "APPTAINER_CACHEDIR", "APPTAINER_CONFIGDIR", "XDG_RUNTIME_DIR"}
+)
+"""All that a runtime sees of this process's environment. A part of it lives inside, where commands can read that."""
+DROPPED_PREFIXES = ("APPTAINER", "SINGULARITY", "PROMPT_COMMAND", "PS1", "PWD", "OLDPWD", "SHLVL", "LD_")
+"""Variables of the holding shell that are the runtime's, not the image's."""
+
+
+class NamespacedContainer(Container):
+    """A container whose commands join namespaces that a runtime made."""
+
+    death_signal: ClassVar[int] = signal.SIGKILL
+    """What the kernel sends the runtime when this process dies."""
+
+    def __init__(self, path: Path, spec: SandboxSpec) -> None:
+        super().__init__(path, spec)
+        self._runtime: Child | None = None
+        self._pidfd = -1
+        self._flags = 0
+        self._line = -1
+        """The pipe to the holding shell."""
+        self._image: Hold | None = None
+        """Keeps the image's files; the runtime outlives a killed server by a moment, and no longer."""
+        self._environment: dict[str, str] = {}
+        """The image's own."""
+
+    @property
+    def home(self) -> str:
+        """The workspace as commands see it."""
+        return WORKSPACE
+
+    @property
+    def root(self) -> str:
+        """All that commands see."""
+        return "/"
+
+    @abstractmethod
+    def _runtime_argv(self, image: Path | None) -> list[str]:
+        """Give the host command line that runs a program inside, the program left out.
+
+        Args:
+            image: the root filesystem, where the spec names one.
+
+        Raises:
+            SandboxFailed: the image is unfit.
+        """
+
+    def environment(self) -> dict[str, str]:
+        """Give the environment of commands: the image's, the standard one but for PATH, the task's over both."""
+        path = self._environment.get("PATH", SEARCH_PATH)
+        return {**self._environment, **super().environment(), "PATH": path, **self.spec.environment}
+
+    async def start(self) -> None:
+        """Start the runtime, and wait for its container (see `Container.start`)."""
+        namespaces.become_subreaper()
+        if self.spec.image and self._image is None:
+            self._image = hold(Path(self.spec.image))
+        argv = [*self._runtime_argv(self._image.path if self._image is not None else None), *HOLD]
+        log = self.path / "runtime.log"
+        ready, ready_end = os.pipe()
+        line_end, self._line = os.pipe()
+        parent, number = os.getpid(), self.death_signal
+        try:
+            with log.open("wb") as words:
+                process = subprocess.Popen(  # noqa: ASYNC220 - only the start blocks, about a millisecond
+                    argv,
+                    stdin=line_end,
+                    stdout=ready_end,
+                    stderr=words,
+                    env={name: value for name, value in os.environ.items() if name in RUNTIME_VARIABLES},
+                    start_new_session=True,
+                    preexec_fn=lambda: namespaces.die_with_parent(number, parent),  # noqa: PLW1509 - there are no threads
+                )
+        except OSError as error:
+            os.close(ready)
+            self._let_go()
+            raise SandboxFailed(f"{argv[0]} cannot be started: {error.strerror}") from error
+        finally:
+            os.close(ready_end)
+            os.close(line_end)
+        process.returncode = 0  # it is waited for by its number; Popen must not
+        self._runtime = Child(process.pid)
+        try:
+            await self._hold(ready)
+        except BaseException:
+            await self.close()
+            raise
+        finally:
+            os.close(ready)
+
+    async def living(self) -> None:
+        """Start it again if it ended (see `Container.living`)."""
+        if self._runtime is None or _ended(self._pidfd):
+            await self.close()
+            await self.start()
+
+    async def close(self) -> None:
+        """Kill the namespaces' first process, so the kernel kills all others (see `Container.close`)."""
+        runtime = self._runtime
+        if runtime is None:
+            self._let_image_go()
+            return
+        kill(*(children(runtime.pid) or [runtime.pid]))
+        # The namespaces' first process cannot end before the others are reaped, and those that joined are ours.
+        for child in list(self._spawned.values()):
+            if await child.wait(KILL_LIMIT_S):
+                child.reap()
+        if not await runtime.wait(KILL_LIMIT_S):
+            self.kill_all()
+            kill(runtime.pid)
+            if not await runtime.wait(KILL_LIMIT_S):
+                raise SandboxFailed(f"a container did not end within {2 * KILL_LIMIT_S:g} s of being killed")
+        runtime.reap()
+        runtime.close()
+        self._runtime = None
+        self._let_go()
+        self._let_image_go()
+
+    def processes(self) -> list[int]:
+        """Give all processes of commands: those that joined, what is below them, and what was orphaned inside."""
+        found: dict[int, None] = {}
+        for pid in self._spawned:
+            if (PROC / str(pid)).exists():
+                found.update(dict.fromkeys((pid, *descendants(pid))))
+        if self._runtime is not None:
+            for first in children(self._runtime.pid):
+                found.update(dict.fromkeys(descendants(first)[1:]))
+        return list(found)
+
+    def kill_all(self) -> None:
+        """Kill the namespaces' first process: the kernel kills all others, however many are being started."""
+        if self._runtime is not None and not self._runtime.ended:
+            kill(*children(self._runtime.pid))
+
+    def _join(self, report: int, *, limited: bool) -> None:
+        namespaces.hide()
+        namespaces.enter(self._pidfd, self._flags)
+        child = os.fork()
+        if child:
+            os.write(report, b"%d\n" % child)
+            os._exit(0)
+        self._limit(address_space=limited)
+        if not self.spec.fakeroot:
+            namespaces.drop_capabilities()
+        namespaces.forbid_new_privileges()
+
+    def _kept(self) -> tuple[int, ...]:
+        return (self._pidfd,)
+
+    def _runtime_pids(self) -> frozenset[int]:
+        return frozenset() if self._runtime is None else frozenset({self._runtime.pid})
+
+    async def _hold(self, ready: int) -> None:
+        """Wait for the holding shell, and take hold of its namespaces."""
+        assert self._runtime is not None
+        if not await _says(ready, self._runtime, START_LIMIT_S):
+            with (self.path / "runtime.log").open("rb") as log:
+                words = log.read(WORDS_BYTES).decode("utf-8", "replace").strip()
+            problem = words or f"it said nothing within {START_LIMIT_S:g} s"
+            raise SandboxFailed(f"{self.kind} could not start a container: {problem}", reason="start")
+        holder = self._runtime.pid
+        while below := children(holder):
+            holder = below[0]
+        try:
+            self._pidfd = os.pidfd_open(holder)
+            self._flags = namespaces.different(holder)
+            variables = (PROC / str(holder) / "environ").read_bytes().decode("utf-8", "surrogateescape")
+        except OSError as error:
+            raise SandboxFailed(f"a container of {self.kind} ended as it started: {error.strerror}") from error
+        pairs = (variable.partition("=") for variable in variables.split("\0") if variable)
+        self._environment = {name: value for name, _, value in pairs if not name.startswith(DROPPED_PREFIXES)}
+
+    def _let_image_go(self) -> None:
+        if self._image is not None:
+            self._image.close()
+            self._image = None
+
+    def _let_go(self) -> None:
+        for descriptor in (self._pidfd, self._line):
+            with suppress(OSError):
+                os.close(descriptor)
+        self._pidfd = self._line = -1
+
+
+def _ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], 0)[0])
+
+
+async def _says(ready: int, runtime: Child, timeout_s: float) -> bool:
+    """Wait for the first line of the holding shell; give whether it came before the runtime's end or the limit."""
+    loop = asyncio.get_running_loop()
+    said: asyncio.Future[bool] = loop.create_future()
+
+    def read() -> None:
+        loop.remove_reader(ready)
+        if not said.done():
+            said.set_result(os.read(ready, 64).startswith(b"ready"))
+
+    loop.add_reader(ready, read)
+    runtime.when_ended(lambda: None if said.done() else said.set_result(False))
+    try:
+        await asyncio.wait((said,), timeout=timeout_s)
+    finally:
+        loop.remove_reader(ready)
+    return said.done() and said.result()

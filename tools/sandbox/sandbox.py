@@ -1,0 +1,322 @@
+"""A sandbox as a stage process has it: the client of the sandbox's execution server.
+
+    ROOT/NAME/              the sandbox's own folder, 0700: `handle.path`
+    ROOT/NAME/workspace/    what its commands see as their working directory
+    ROOT/NAME/tmp/          what they see as /tmp
+    ROOT/NAME/server.sock   the execution server's
+
+Whoever made or attached to a sandbox holds it: its lease is renewed as long as this process's loop runs, until it is
+handed on (`release`), closed, or attached to by somebody else. If nobody holds it the server ends it, and all in it.
+What a command may do to its workspace is anything: the host's side never follows a link that it planted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import tarfile
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from ...errors import SandboxFailed
+from ...messages import SandboxHandle
+from ..execution import messages
+from ..execution.remote import RemoteBash, RemoteCells
+from ..output import OUTPUT_LIMIT_BYTES
+from ..processes import to_the_end
+from . import tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from ...messages import SandboxKind
+    from ..editor.arguments import EditorArguments
+    from ..editor.outcome import EditOutcome
+    from ..execution.client import ExecutionClient
+    from ..execution.command import ExecResult
+    from ..ipython_session import IPythonChoice
+    from .sandboxes import Sandboxes
+    from .specification import SandboxSpec
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+"""What a sandbox may be called. No name starts with a dot: those are for what is being removed."""
+READ_LIMIT_BYTES = 16 * 2**20
+COPY_LIMIT_BYTES = 4 * 2**30
+"""Largest workspace that is copied."""
+COPY_LIMIT_S = 60.0
+CLOSE_LIMIT_S = 30.0
+LEASE_S = 30.0
+"""How long a sandbox outlives a holder that died or hangs."""
+RENEWALS = 3
+"""How often a lease is renewed in its time."""
+CHECK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
+    {
+        "HOME": "/nonexistent",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPYCACHEPREFIX": "/nonexistent",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CONFIG_COUNT": "2",
+        "GIT_CONFIG_KEY_0": "core.fsmonitor",
+        "GIT_CONFIG_VALUE_0": "false",
+        "GIT_CONFIG_KEY_1": "core.hooksPath",
+        "GIT_CONFIG_VALUE_1": "/dev/null",
+    }
+)
+"""For `Sandbox.exec` of a program that judges a workspace which somebody else wrote.
+
+A home in the workspace would let its writer choose what the judge's own programs load: `usercustomize.py` below
+`~/.local`, `.gitconfig`, `.bashrc`. So there is none; Python imports nothing from the working directory or a script's
+folder, nor cached bytecode (a planted one need not match its source); and git runs no program that a repository's
+configuration names as a hook or monitor. A judge that wants to import from the workspace says so: `PYTHONPATH=.`.
+Programs that read their configuration from the working directory itself (`conftest.py`, `Makefile`, git's filters) are
+not covered: such a judge still believes what it judges.
+"""
+
+
+class Sandbox:
+    """Where the tools of one job act. Made by `Sandboxes.create`, found again by `Sandboxes.attach`.
+
+    Args:
+        client: the line to its execution server; closed with the sandbox.
+        path: the sandbox's own folder.
+        spec: how it was made.
+        sandboxes: what made it.
+        lease_s: how long it outlives a holder that died.
+    """
+
+    def __init__(
+        self, client: ExecutionClient, path: Path, spec: SandboxSpec, sandboxes: Sandboxes, lease_s: float
+    ) -> None:
+        self._client = client
+        self._sandboxes = sandboxes
+        self._lease_s = lease_s
+        self._renewal: asyncio.TimerHandle | None = None
+        self._lost: Callable[[], None] | None = None
+        self.spec = spec
+        self.path = path
+        self.workspace = path / "workspace"
+        """The host's folder that commands see as the workspace."""
+        self.handle = SandboxHandle(sandboxes.kind, str(path), sandboxes.node)
+        """Enough for another process of the node to attach to this sandbox."""
+
+    @property
+    def kind(self) -> SandboxKind:
+        """What it is made of."""
+        return self.handle.kind
+
+    @property
+    def directory(self) -> str:
+        """The path of the workspace as commands see it."""
+        return str(self.workspace) if self.kind == "process" else "/workspace"
+
+    @property
+    def held(self) -> bool:
+        """Whether this process still holds it."""
+        return not self._client.closed
+
+    async def take(self) -> None:
+        """Hold it, and go on renewing the lease.
+
+        Raises:
+            SandboxFailed: it is gone.
+        """
+        await self._client.ask(messages.Take(self._lease_s))
+        self._client.when_lost(self._on_lost)
+        self._renew_later()
+
+    def when_lost(self, callback: Callable[[], None]) -> None:
+        """Call back once when this process no longer holds it, unless it let go or closed it itself."""
+        self._lost = callback
+
+    async def exec(
+        self,
+        command: Sequence[str],
+        timeout_s: float,
+        stdin: bytes = b"",
+        output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
+        environment: Mapping[str, str] | None = None,
+        directory: str = "",
+    ) -> ExecResult:
+        """Run one command to its end, with pipes for its input and outputs.
+
+        Its process session is killed at the end, at the time limit, and when the call is cancelled.
+
+        Args:
+            command: the program, by path or as found in PATH, and its arguments.
+            timeout_s: after that it is killed.
+            stdin: its whole input.
+            output_limit_bytes: how much is kept of each of its two outputs.
+            environment: variables that are added to the sandbox's, or take the place of its own.
+            directory: where it starts; empty: where all commands start.
+
+        Raises:
+            SandboxFailed: the sandbox is gone: the result says nothing about the command.
+            SandboxLimitExceeded: the sandbox was ended, since its commands used too much.
+        """
+        request = messages.Exec(
+            tuple(command), timeout_s, stdin, output_limit_bytes, dict(environment or {}), directory
+        )
+        result: ExecResult = await self._client.ask(request)
+        return result
+
+    async def bash(self) -> RemoteBash:
+        """Start a bash; the caller closes it, or the sandbox does.
+
+        Raises:
+            SandboxFailed: it did not come to its prompt, or the image has none; the message has its words.
+        """
+        opened: messages.Opened = await self._client.ask(messages.StartBash())
+        return self.bash_session(opened.session)
+
+    def bash_session(self, number: int) -> RemoteBash:
+        """Give the bash of that number, which this or another process started."""
+        return RemoteBash(self._client, number)
+
+    async def ipython(self, python: str = "", ipython: IPythonChoice = "fallback") -> RemoteCells:
+        """Start an IPython shell (see `ipython_session.IPythonSession`).
+
+        Args:
+            python: the interpreter; empty: `python3`, or for kind `process` this process's own.
+            ipython: `require`: an image without IPython is an error; `fallback`: it gets a plain Python shell.
+
+        Raises:
+            SandboxFailed: the image has no Python, or not what is required.
+        """
+        opened: messages.Opened = await self._client.ask(messages.StartIPython(python, ipython))
+        return self.cell_session(opened.session)
+
+    def cell_session(self, number: int) -> RemoteCells:
+        """Give the session of that number, which this or another process started."""
+        return RemoteCells(self._client, number)
+
+    async def edit(self, arguments: EditorArguments, timeout_s: float) -> EditOutcome:
+        """View or change a file as the editor tool does (see `editor.editing.apply`).
+
+        Raises:
+            SandboxFailed: the sandbox is gone, or the time is over.
+        """
+        outcome: EditOutcome = await self._client.ask(messages.Edit(arguments, timeout_s))
+        return outcome
+
+    async def read_file(self, path: str, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
+        """Read a regular file; a relative path is one of the workspace (see `files.read`).
+
+        Raises:
+            SandboxFailed: the path has `..` or leads through a symbolic link; or the file is missing (`reason` is
+                `missing`), not regular, or larger than `limit_bytes`.
+        """
+        content: messages.Content = await self._client.ask(messages.ReadFile(path, limit_bytes))
+        return content.data
+
+    async def write_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """Write a regular file, with the folders that lead to it (see `read_file`).
+
+        Raises:
+            SandboxFailed: as for `read_file`; or the disk refuses it.
+        """
+        await self.write_files({path: data}, mode)
+
+    async def write_files(self, files: Mapping[str, bytes], mode: int = 0o644) -> None:
+        """Write several files at once; cheaper than one after the other (see `write_file`)."""
+        await self._client.ask(messages.WriteFiles(dict(files), mode))
+
+    async def upload(self, source: Path, path: str = ".") -> None:
+        """Copy a file or folder of the host into the folder `path`; `.` is the workspace.
+
+        Modes and symbolic links are kept, owners are not.
+
+        Raises:
+            SandboxFailed: the source is missing or larger than `messages.UPLOAD_LIMIT_BYTES`; or as for `write_file`.
+        """
+        archive = await asyncio.to_thread(_archive, source)
+        await self._client.ask(messages.Upload(path, archive))
+
+    async def copy(self, name: str) -> Sandbox:
+        """Make a new sandbox like this one under that name, with a copy of the workspace (see `tree.copy_tree`).
+
+        What was changed elsewhere, such as in the image, is not copied.
+
+        Raises:
+            SandboxFailed: the name is not one or is taken; or the workspace cannot be copied, where `reason` is `tree`
+                if that is the fault of what commands left in it (too large, too deep), and `time` or `system` if not.
+        """
+        path = self._sandboxes.make_folder(name)
+        try:
+            tree.grant(str(self.workspace), None, 0o700)  # a command may have closed it to us
+            await to_the_end(
+                asyncio.to_thread(tree.copy_tree, self.workspace, path / "workspace", COPY_LIMIT_BYTES, COPY_LIMIT_S)
+            )
+        except BaseException:
+            await to_the_end(asyncio.to_thread(tree.remove_tree, path, CLOSE_LIMIT_S))
+            raise
+        return await self._sandboxes.start(path, self.spec)
+
+    def release(self) -> None:
+        """Let go of it: somebody else attaches to it within its lease, or it ends."""
+        self._stop_renewing()
+        self._client.close()
+
+    async def close(self) -> None:
+        """End all that runs in the sandbox, and remove it with its content; may be called again.
+
+        Raises:
+            SandboxFailed: it is not done within `CLOSE_LIMIT_S`.
+        """
+        await to_the_end(self._close())
+
+    async def _close(self) -> None:
+        self._stop_renewing()
+        try:
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                await self._client.ask(messages.Close())
+        except TimeoutError:
+            raise SandboxFailed(f"the sandbox {self.path.name} did not end within {CLOSE_LIMIT_S:g} s") from None
+        except SandboxFailed:
+            # Its server is gone, and may have left its folder.
+            await asyncio.to_thread(tree.remove_tree, self.path, CLOSE_LIMIT_S)
+        finally:
+            self._client.close()
+            await self._client.wait_closed()
+
+    def _renew_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._renewal = loop.call_later(self._lease_s / RENEWALS, self._renew)
+
+    def _renew(self) -> None:
+        self._client.tell(messages.Renew())
+        self._renew_later()
+
+    def _on_lost(self) -> None:
+        self._stop_renewing()
+        if self._lost is not None:
+            self._lost()
+
+    def _stop_renewing(self) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+
+
+def _archive(source: Path) -> bytes:
+    content = io.BytesIO()
+    try:
+        with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            for path in sorted(source.iterdir()) if source.is_dir() else [source]:
+                archive.add(path, path.name, filter=_checked(content))
+    except OSError as error:
+        raise SandboxFailed(f"{source} cannot be uploaded: {error.strerror}", path=str(source)) from error
+    return content.getvalue()
+
+
+def _checked(content: io.BytesIO) -> Any:
+    def check(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        if content.tell() + entry.size > messages.UPLOAD_LIMIT_BYTES:
+            limit = messages.UPLOAD_LIMIT_BYTES
+            raise SandboxFailed(f"an upload may have {limit} bytes; bind a folder, or build an image", reason="size")
+        return entry
+
+    return check

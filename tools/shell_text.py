@@ -1,0 +1,108 @@
+r"""The bash side of `shell_process`: the words that bash is given, and nothing of files or processes.
+
+`__prorl_next` takes the next command from the command file. `__prorl_prompt` says the status: at the end of the action's
+line, and, where an error or an interrupt ended that line early, as PROMPT_COMMAND; `__prorl_mend` does so after a
+command has closed its output. Their calls stand in groups whose output is covered, which neither `set -x` nor a DEBUG
+trap shows; only `eval` stands alone.
+
+The functions are readonly, so no later alias changes them, and call what they use of bash through `builtin`, past the
+agent's functions; the prompt undoes aliases of reserved words, functions called `builtin` or `exec`, and what `enable -n` took
+away.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_NEEDED = "enable eval exec jobs printf read return trap unalias unset"
+"""What the plumbing uses of bash."""
+_OPENING = (
+    # Bash moves what a redirection covers to descriptor 10, to be closed at exec, and its copies are closed then, too.
+    "{{ exec {f.control}>&10; }} {f.control_end}>&-; {{ exec {f.command}<&10; }} {f.command_end}<&-; "
+    "{{ exec {f.terminal}>&10; }} 0<&-; exec {f.control_end}>&- {f.command_end}<&-; "
+    "{{ unset HISTFILE MAILCHECK; set +o history; __prorl_action=0 __prorl_status=0 __prorl_code=0 __prorl_said=; "
+    "__prorl_next() {{ __prorl_said= __prorl_code=0; exec 0<&{f.terminal}; "
+    "IFS= builtin read -r -d '' -u {f.command} __prorl_action && "
+    "IFS= builtin read -r -d '' -u {f.command} __prorl_command || __prorl_command=; "
+    'builtin return "$__prorl_status"; }}; '
+    "__prorl_prompt() {{ __prorl_last=$?; if [[ $__prorl_said ]]; then __prorl_said=; else "
+    "unset -f builtin exec; builtin enable {needed} || enable builtin {needed}; builtin unalias '{{' '}}'; "
+    "__prorl_status=$__prorl_last; [[ $__prorl_status != 0 ]] || __prorl_status=$__prorl_code; "
+    "__prorl_command= PS0= PS1= PS2= PROMPT_COMMAND='{prompt_command}'; exec 0<&{f.control}; "
+    # Bash would tell of ended jobs when it reads its next line: with another command's output. First, those that run.
+    "builtin jobs -nr; builtin jobs -n >&{f.spare_err}; "
+    'builtin trap -p ERR >&{f.control}; builtin eval \'\\builtin printf "\\0%s %s %s %s\\0" '
+    '"$__prorl_action" "$__prorl_status" "$-" "${{PWD-}}" >&{f.control}\'; '
+    "__prorl_said=${{1-}}; fi; }}; "
+    "__prorl_mend() {{ exec >&{f.terminal} 2>&{f.terminal}; {{ __prorl_prompt; }} {covered}; }}; "
+    "readonly -f __prorl_next __prorl_prompt __prorl_mend; "
+    "IFS= read -r -d '' -u {f.command} __prorl_command; cd -- \"$__prorl_command\"; "
+    "PROMPT_COMMAND='{prompt_command}'; }} 2>/dev/null\n"
+)
+_LINE = (
+    "{{ \\__prorl_next; }} >/dev/null 2>&1 && {{ [[ 1 ]]; }} >/dev/null 2>&1; "
+    '\\builtin eval "$__prorl_command"; '
+    "{{ \\__prorl_prompt 1; }} {covered} || \\__prorl_mend\n"
+)
+"""Under `set -e` only what is left of `&&` may fail, as the restored `$?` may."""
+_PROMPT_COMMAND = "{{ \\__prorl_prompt; }} {covered} || \\__prorl_mend"
+_COVERED = "{f.spare_out}>&1 {f.spare_err}>&2 >/dev/null 2>&1"
+"""Fails where one of the two is closed."""
+_STATUS_KEPT = b"\n{ __prorl_code=$?; } >/dev/null 2>&1"
+_MINDS_STATUS = re.compile(rb"\bset\s+-|errexit|\bERR\b")
+"""What may put them on in the command itself."""
+_GOES_ON = re.compile(
+    rb"(?:\\|[|&(]|\(\s*\)|\bfunction\s+\S+|\b(?:for|select)\s+\w+(?:\s+in\b[^;\n]*)?;?)\s*(?:#[^\n]*\s*)*\Z"
+)
+"""The end of a command that would take what comes behind it as its own."""
+_HERE_DOCUMENT = re.compile(rb"<<-?[ \t]*(['\"\\]?)([\w.]+)\1")
+
+
+class PrivateFiles(NamedTuple):
+    """Bash's private descriptors: the two that it inherits, and the numbers of those it makes."""
+
+    control_end: int
+    command_end: int
+    control: int
+    command: int
+    terminal: int
+    spare_out: int
+    spare_err: int
+
+
+def opening_line(files: PrivateFiles) -> bytes:
+    """Give what a new bash is typed: it sets the plumbing up, and enters the directory that the command file holds."""
+    covered = _COVERED.format(f=files)
+    prompt_command = _PROMPT_COMMAND.format(covered=covered)
+    return _OPENING.format(f=files, needed=_NEEDED, covered=covered, prompt_command=prompt_command).encode()
+
+
+def action_line(files: PrivateFiles) -> bytes:
+    """Give the line that makes bash, at its prompt, run what the command file holds."""
+    return _LINE.format(covered=_COVERED.format(f=files)).encode()
+
+
+def evaluated(command: bytes, *, minds_status: bool) -> bytes:
+    """Give the text to `eval` for a command.
+
+    A last status other than 0 is that of `eval`, too, and so trips `set -e` where the command alone does not (as
+    `false && true`), and an ERR trap twice. There the text goes on to keep the status and end well, unless the command
+    might take that in.
+
+    Args:
+        command: bash.
+        minds_status: `set -e` or an ERR trap is on.
+    """
+    if not minds_status and not _MINDS_STATUS.search(command):
+        return command
+    if _GOES_ON.search(command) or not _here_documents_end(command):
+        return command
+    return command + _STATUS_KEPT
+
+
+def _here_documents_end(command: bytes) -> bool:
+    lines = {line.strip(b"\t") for line in command.split(b"\n")}
+    found = _HERE_DOCUMENT.findall(command)
+    begun = command.count(b"<<") - command.count(b"<<<")
+    return len(found) >= begun and all(word in lines for _, word in found)

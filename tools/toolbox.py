@@ -1,0 +1,69 @@
+"""The tools of one job: made for its sandbox by their names, in INIT the sessions, in RUN the tools on them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import SandboxFailed
+from .bash import BashTool
+from .editor_tool import EditorTool
+from .finish import FinishTool
+from .ipython import IPythonTool
+from .think import ThinkTool
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from .execution.remote import RemoteSession
+    from .sandbox.sandbox import Sandbox
+    from .tool import Tool
+
+ToolName = Literal["bash", "ipython", "str_replace_editor", "think", "finish"]
+
+
+class Toolbox:
+    """Makes tools.
+
+    Args:
+        sandbox: what they act in.
+        names: which.
+    """
+
+    def __init__(self, sandbox: Sandbox, names: Sequence[ToolName]) -> None:
+        self._sandbox = sandbox
+        self._names = tuple(dict.fromkeys(names))
+
+    async def start(self) -> dict[str, int]:
+        """Start the sessions that the tools need; give their numbers by the tools' names, for `tools`.
+
+        Raises:
+            SandboxFailed: a session did not start: the image has no bash, or no Python.
+        """
+        starts: dict[str, Callable[[], Awaitable[RemoteSession]]] = {
+            "bash": self._sandbox.bash,
+            "ipython": self._sandbox.ipython,
+        }
+        wanted = [name for name in self._names if name in starts]
+        sessions = await asyncio.gather(*(starts[name]() for name in wanted))
+        return {name: session.number for name, session in zip(wanted, sessions, strict=True)}
+
+    def tools(self, sessions: Mapping[str, int]) -> list[Tool[Any]]:
+        """Make the tools on sessions that `start` gave, in this process or another one."""
+        return [self._tool(name, sessions) for name in self._names]
+
+    def _tool(self, name: ToolName, sessions: Mapping[str, int]) -> Tool[Any]:
+        try:
+            match name:
+                case "bash":
+                    return BashTool(self._sandbox.bash_session(sessions["bash"]))
+                case "ipython":
+                    return IPythonTool(self._sandbox.cell_session(sessions["ipython"]))
+                case "str_replace_editor":
+                    return EditorTool(self._sandbox)
+                case "think":
+                    return ThinkTool()
+                case "finish":
+                    return FinishTool()
+        except KeyError:
+            raise SandboxFailed(f"the session of the tool {name} was not started") from None
