@@ -238,6 +238,12 @@ class SandboxLimitExceeded(ProrlError):
     code = "sandbox_limit_exceeded"
 
 
+class InvalidToolCall(ProrlError):
+    """A tool session was asked for what it does not take, such as a command with a NUL; nothing was done."""
+
+    code = "invalid_tool_call"
+
+
 class ToolSessionLost(ProrlError):
     """A tool session (a live bash) ended and could not be started again."""
 

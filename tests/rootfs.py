@@ -1,7 +1,4 @@
-"""Root filesystems for tests: a Debian with Python, built once per machine by our own builder; and a tiny one of 5 MB.
-
-from ..rootfs import root_filesystem, tiny_root_filesystem
-"""
+"""Root filesystems for tests: a Debian with Python, built once per machine by our own builder; and one of 5 MB."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from needed import lacking
 
 from prorl_zmq.tools.images.image import hold
 from prorl_zmq.tools.images.image_store import ImageStore
@@ -40,10 +38,10 @@ def root_filesystem() -> Path:
             pytest.skip(f"{folder} belongs to a stranger")
         found = store.find(name)
         if found is None:
-            pytest.skip("only root can build a root filesystem, and none is there yet")
+            lacking("debootstrap", "only root can build a root filesystem, and none is there yet")
         return hold(found.path).path
     if shutil.which("debootstrap") is None:
-        pytest.skip("debootstrap is not installed")
+        lacking("debootstrap", "debootstrap is not installed")
     folder.mkdir(0o755, exist_ok=True)
     if folder.stat().st_uid != 0:
         pytest.skip(f"{folder} belongs to a stranger")

@@ -31,9 +31,8 @@ class BashArguments(Arguments, frozen=True):
         ),
     ] = None
     wait_s: Annotated[
-        float | None,
+        Annotated[float, Meta(ge=0)] | None,
         Meta(
-            ge=0,
             description=(
                 "Come back after this many seconds with the output so far, and leave the command running, so that you "
                 "can give it input. Left out, a command is waited for until it ends or its time is over, and input "
@@ -95,7 +94,7 @@ def render(result: BashResult, timeout_s: float) -> str:
     if result.not_sent:
         notes.append("[the command had ended before this input, which was not typed]")
     if result.timed_out:
-        notes.append(f"[timed out after {timeout_s:g} s; the command was stopped]")
+        notes.append(f"[timed out after {timeout_s:g} s; the command and all it started were stopped]")
     elif result.exit_code:
         notes.append(f"[exit code {result.exit_code}]")
     if result.restarted:

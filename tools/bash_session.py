@@ -102,7 +102,7 @@ class BashSession:
 
         Args:
             command: bash; an incomplete one is an error of bash's.
-            timeout_s: then it is interrupted; what does not end is killed.
+            timeout_s: then it is interrupted; what does not end, of all that it started, is killed.
             wait_s: if it is not done then, give what there is; it goes on running. None: wait for its end.
 
         Raises:
@@ -195,7 +195,7 @@ class BashSession:
         return await to_the_end(self._result(shell, timed_out=not ended, not_sent=not_sent))
 
     async def _stop(self, shell: ShellProcess) -> None:
-        """End the running command: by ^C, else by killing what it started, else by killing bash."""
+        """End the running command and all that it started: by ^C, else by killing, else by killing bash as well."""
         stopped = await shell.wait(0)
         if not stopped:
             shell.interrupt()
@@ -206,6 +206,8 @@ class BashSession:
                 stopped = await shell.wait(KILL_LIMIT_S)
         status = shell.status() if stopped else None
         if status is not None:
+            # What ignored the interrupt, or was in the background or a session of its own, may run on.
+            shell.kill_new()
             # An interrupt may reach bash when the command has just ended; then it shows at the prompt, and takes what
             # is sent there with it. One empty action more, and nothing of it is left for the next call.
             self._directory = status.directory

@@ -40,7 +40,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import SandboxFailed
-from .processes import PROC, descendants, kill, to_the_end
+from .newcomers import Newcomers
+from .processes import PROC, kill, to_the_end
 from .shell_text import PrivateFiles, action_line, evaluated, opening_line
 
 if TYPE_CHECKING:
@@ -97,7 +98,6 @@ class ShellProcess:
         self._typed = False
         """The terminal may hold input that nobody has read."""
         self._done: asyncio.Future[Status | None] = self._loop.create_future()
-        self._before: frozenset[int] = frozenset()
         with ExitStack() as resources:
             self._open(resources)
             self._resources = resources.pop_all()
@@ -117,7 +117,9 @@ class ShellProcess:
                 passed.callback(os.close, end)
             self._child, self._terminal = self._container.terminal(BASH, "", ends, DIMENSIONS)
         resources.callback(os.close, self._terminal)
-        files = PrivateFiles(*ends, *range(max(ends) + 1, max(ends) + 6))
+        self._newcomers = Newcomers(self._child.pid)
+        resources.callback(self._newcomers.close)
+        files = PrivateFiles(*ends, *range(max(ends) + 1, max(ends) + 4))
         self._opening = opening_line(files)
         self._line = action_line(files)
         self._terminal_open = True
@@ -168,7 +170,7 @@ class ShellProcess:
         if self._child.ended:
             self._done.set_result(None)
             return
-        self._before = frozenset(self._container.processes())
+        self._newcomers.mark()
         self._write_command_file(b"%d\0%b\0" % (self._action, evaluated(command, minds_status=self._minds_status)))
         with suppress(OSError):  # it ends just now: the process's end is an event of its own
             self._forget_input()
@@ -213,16 +215,16 @@ class ShellProcess:
                 os.killpg(group, signal.SIGINT)
 
     def kill_new(self) -> None:
-        """Kill what was started inside since the action began, and interrupt bash, so that it starts no more.
+        """Kill what was started inside since the action began, but for what older jobs started.
 
-        What an older job started meanwhile is the older job's.
+        Bash is interrupted if the action still runs, so that it starts no more.
         """
         if self._child.ended:
             return
-        older = {each for pid in self._before if pid != self._child.pid for each in descendants(pid)}
-        kill(*(pid for pid in self._container.processes() if pid not in self._before and pid not in older))
-        kill(self._child.pid, number=signal.SIGCONT)
-        kill(self._child.pid, number=signal.SIGINT)
+        kill(*self._newcomers.find())
+        if not self.done:
+            kill(self._child.pid, number=signal.SIGCONT)
+            kill(self._child.pid, number=signal.SIGINT)
 
     def kill(self) -> None:
         """Kill bash and all that it started, at once; `close` waits for their end."""

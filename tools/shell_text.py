@@ -26,12 +26,12 @@ _OPENING = (
     "IFS= builtin read -r -d '' -u {f.command} __prorl_action && "
     "IFS= builtin read -r -d '' -u {f.command} __prorl_command || __prorl_command=; "
     'builtin return "$__prorl_status"; }}; '
-    "__prorl_prompt() {{ __prorl_last=$?; if [[ $__prorl_said ]]; then __prorl_said=; else "
+    "__prorl_prompt() {{ if [[ $__prorl_said ]]; then __prorl_said=; else "
     "unset -f builtin exec; builtin enable {needed} || enable builtin {needed}; builtin unalias '{{' '}}'; "
     "__prorl_status=$__prorl_last; [[ $__prorl_status != 0 ]] || __prorl_status=$__prorl_code; "
-    "__prorl_command= PS0= PS1= PS2= PROMPT_COMMAND='{prompt_command}'; exec 0<&{f.control}; "
+    "__prorl_command= PS0= PS1= PS2=; builtin unset -v PROMPT_COMMAND; PROMPT_COMMAND='{prompt_command}'; exec 0<&{f.control}; "
     # Bash would tell of ended jobs when it reads its next line: with another command's output. First, those that run.
-    "builtin jobs -nr; builtin jobs -n >&{f.spare_err}; "
+    "builtin jobs -nr; builtin jobs -n >&11; "
     'builtin trap -p ERR >&{f.control}; builtin eval \'\\builtin printf "\\0%s %s %s %s\\0" '
     '"$__prorl_action" "$__prorl_status" "$-" "${{PWD-}}" >&{f.control}\'; '
     "__prorl_said=${{1-}}; fi; }}; "
@@ -43,12 +43,14 @@ _OPENING = (
 _LINE = (
     "{{ \\__prorl_next; }} >/dev/null 2>&1 && {{ [[ 1 ]]; }} >/dev/null 2>&1; "
     '\\builtin eval "$__prorl_command"; '
-    "{{ \\__prorl_prompt 1; }} {covered} || \\__prorl_mend\n"
+    "{noted}; {{ \\__prorl_prompt 1; }} {covered} || \\__prorl_mend\n"
 )
 """Under `set -e` only what is left of `&&` may fail, as the restored `$?` may."""
-_PROMPT_COMMAND = "{{ \\__prorl_prompt; }} {covered} || \\__prorl_mend"
-_COVERED = "{f.spare_out}>&1 {f.spare_err}>&2 >/dev/null 2>&1"
-"""Fails where one of the two is closed."""
+_PROMPT_COMMAND = "{noted}; {{ \\__prorl_prompt; }} {covered} || \\__prorl_mend"
+_NOTED = "{{ __prorl_last=$?; \\builtin trap -p ERR >&{f.control} || [[ 1 ]]; }} >/dev/null 2>&1"
+"""In a function there is no ERR trap."""
+_COVERED = "10>&1 11>&2 >/dev/null 2>&1"
+"""Fails where one of the two is closed. The numbers are below any limit that one can work with."""
 _STATUS_KEPT = b"\n{ __prorl_code=$?; } >/dev/null 2>&1"
 _MINDS_STATUS = re.compile(rb"\bset\s+-|errexit|\bERR\b")
 """What may put them on in the command itself."""
@@ -56,7 +58,8 @@ _GOES_ON = re.compile(
     rb"(?:\\|[|&(]|\(\s*\)|\bfunction\s+\S+|\b(?:for|select)\s+\w+(?:\s+in\b[^;\n]*)?;?)\s*(?:#[^\n]*\s*)*\Z"
 )
 """The end of a command that would take what comes behind it as its own."""
-_HERE_DOCUMENT = re.compile(rb"<<-?[ \t]*(['\"\\]?)([\w.]+)\1")
+_HERE = re.compile(rb"(?<!<)<<(?!<)")
+_HERE_DOCUMENT = re.compile(rb"(?<!<)<<(?!<)-?[ \t]*(['\"\\]?)([\w.]+)\1")
 
 
 class PrivateFiles(NamedTuple):
@@ -67,20 +70,17 @@ class PrivateFiles(NamedTuple):
     control: int
     command: int
     terminal: int
-    spare_out: int
-    spare_err: int
 
 
 def opening_line(files: PrivateFiles) -> bytes:
     """Give what a new bash is typed: it sets the plumbing up, and enters the directory that the command file holds."""
-    covered = _COVERED.format(f=files)
-    prompt_command = _PROMPT_COMMAND.format(covered=covered)
-    return _OPENING.format(f=files, needed=_NEEDED, covered=covered, prompt_command=prompt_command).encode()
+    prompt_command = _PROMPT_COMMAND.format(noted=_NOTED.format(f=files), covered=_COVERED)
+    return _OPENING.format(f=files, needed=_NEEDED, covered=_COVERED, prompt_command=prompt_command).encode()
 
 
 def action_line(files: PrivateFiles) -> bytes:
     """Give the line that makes bash, at its prompt, run what the command file holds."""
-    return _LINE.format(covered=_COVERED.format(f=files)).encode()
+    return _LINE.format(noted=_NOTED.format(f=files), covered=_COVERED).encode()
 
 
 def evaluated(command: bytes, *, minds_status: bool) -> bytes:
@@ -102,7 +102,6 @@ def evaluated(command: bytes, *, minds_status: bool) -> bytes:
 
 
 def _here_documents_end(command: bytes) -> bool:
-    lines = {line.strip(b"\t") for line in command.split(b"\n")}
-    found = _HERE_DOCUMENT.findall(command)
-    begun = command.count(b"<<") - command.count(b"<<<")
-    return len(found) >= begun and all(word in lines for _, word in found)
+    words = [word for _, word in _HERE_DOCUMENT.findall(command)]
+    lines = {line.strip(b"\t") for line in command.split(b"\n")} if words else set()
+    return len(words) == len(_HERE.findall(command)) and lines.issuperset(words)

@@ -18,6 +18,7 @@ import zmq
 from ..config import default_run_dir
 from ..errors import ProrlError
 from ..sockets import check_endpoint
+from ..tools.sandbox.apptainer import FUSE, PROGRAMS, apptainer_problem
 from ..tools.sandbox.bubblewrap import bubblewrap_problem
 
 if TYPE_CHECKING:
@@ -94,10 +95,13 @@ def _user_namespaces() -> Finding:
 
 
 def _apptainer() -> Finding:
-    for name in ("apptainer", "singularity"):
-        if shutil.which(name):
-            return Finding("Apptainer", "ok", _first_line([name, "--version"]) or f"{name} is there but does not run")
-    return Finding("Apptainer", "optional", "not found; needed for container images, not for bubblewrap sandboxes")
+    problem = apptainer_problem()
+    if problem is not None:
+        return Finding("Apptainer", "optional", problem)
+    version = next(filter(None, (_first_line([name, "--version"]) for name in PROGRAMS if shutil.which(name))), "works")
+    if os.geteuid() != 0 and not os.access(FUSE, os.R_OK | os.W_OK):
+        return Finding("Apptainer", "ok", f"{version}; {FUSE} cannot be opened, so SIF files are unpacked once")
+    return Finding("Apptainer", "ok", version)
 
 
 def _vllm() -> Finding:

@@ -19,12 +19,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..async_client import AsyncRolloutClient
+from ..config import own_run_dir
 from ..errors import ConfigError, EndpointInUse, ProrlError
 from ..processes import ISOLATED, die_with_parent, stop_signals
 from ..tools.sandbox.sweeping import sweep
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
     from ..config import Topology
@@ -220,13 +221,20 @@ class Supervisor:
 @contextlib.asynccontextmanager
 async def _run_dir(path: Path) -> AsyncIterator[None]:
     """Own the run folder: private to this user, held by one service at a time, and without sandboxes afterwards."""
+    with _locked(path):
+        await sweep(path / "sandboxes")  # of a service that was killed
+        _clear(path)
+        try:
+            yield
+        finally:
+            await sweep(path / "sandboxes")
+            _clear(path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if path.stat().st_uid != os.getuid():
-            raise ConfigError(
-                f"{path} belongs to another user; name a folder of your own with --run-dir", key="run_dir"
-            )
-        path.chmod(0o700)
+        own_run_dir(path)
         lock = (path / LOCK).open("w")
     except OSError as error:
         raise ConfigError(f"the run folder {path} cannot be used: {error.strerror}", key="run_dir") from error
@@ -237,16 +245,11 @@ async def _run_dir(path: Path) -> AsyncIterator[None]:
             raise EndpointInUse(
                 f"another service runs in {path}; stop it, or name another folder with --run-dir", endpoint=str(path)
             ) from None
-        await _clear(path)  # of a service that was killed
-        try:
-            yield
-        finally:
-            await _clear(path)
+        yield
 
 
-async def _clear(path: Path) -> None:
-    """Remove what a service leaves in its run folder: sandboxes and sockets."""
-    await sweep(path / "sandboxes")
+def _clear(path: Path) -> None:
+    """Remove the sockets that a service leaves in its run folder."""
     for left in path.iterdir():
         if left.is_socket() or (left.name.endswith(".lock") and left.name != LOCK):
             left.unlink(missing_ok=True)

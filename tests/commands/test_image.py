@@ -8,8 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-
-from ..rootfs import tiny_root_filesystem
+from rootfs import tiny_root_filesystem
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from needed import usable
+from rootfs import root_filesystem
 
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.brokers.backend_broker import BackendBroker
@@ -23,7 +25,6 @@ from prorl_zmq.brokers.journal import MemoryJournal
 from prorl_zmq.brokers.rollout_broker import RolloutBroker
 from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
 from prorl_zmq.processes import die_with_parent
-from prorl_zmq.tools.sandbox.bubblewrap import bubblewrap_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,12 +69,13 @@ class TestService:
         assert not thread.is_alive()
 
     def start_stage(self, role: str, slots: int = 8, sandbox: str = "process") -> subprocess.Popen[bytes]:
-        return self.start(SCRIPTED, role, str(slots), self.stage_events, str(self.folder), sandbox)
+        image = str(root_filesystem()) if sandbox == "apptainer" else ""
+        return self.start(SCRIPTED, role, str(slots), self.stage_events, str(self.folder), sandbox, image)
 
-    def start_stages(self) -> None:
+    def start_stages(self, sandbox: str = "process") -> None:
         """Start one stage process per role, and wait for them."""
         for role in ("init", "run", "eval"):
-            self.start_stage(role)
+            self.start_stage(role, sandbox=sandbox)
         self.wait_stages(3)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
@@ -152,16 +154,11 @@ def small_service() -> Iterator[TestService]:
             service.close()
 
 
-@pytest.fixture(params=["bubblewrap", "process"])
+@pytest.fixture(params=["apptainer", "bubblewrap", "process"])
 def sandbox_kind(request: pytest.FixtureRequest) -> str:
     """Each kind of sandbox that this machine can make."""
-    kind = str(request.param)
-    problem = bubblewrap_problem() if kind == "bubblewrap" else None
-    if problem is not None:
-        if os.environ.get("PRORL_REQUIRE_BUBBLEWRAP"):
-            pytest.fail(f"bubblewrap is required here: {problem}")
-        pytest.skip(problem)
-    return kind
+    usable(request.param)
+    return str(request.param)
 
 
 def scripted(**instance: str) -> Job:

@@ -1,4 +1,4 @@
-"""A stage process with handlers for tests: `python scripted.py ROLE SLOTS CONNECT RUN_DIR SANDBOX`."""
+"""A stage process with handlers for tests: `python scripted.py ROLE SLOTS CONNECT RUN_DIR SANDBOX IMAGE`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,27 @@ from prorl_zmq.messages import Phase
 from prorl_zmq.stages.handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
 from prorl_zmq.stages.stage_process import StageOptions, StageProcess
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
+from prorl_zmq.tools.toolbox import Toolbox, ToolName
 from prorl_zmq.trajectory import Role
+
+TOOLS: tuple[ToolName, ...] = ("bash", "ipython", "str_replace_editor", "think", "finish")
+TOOL_CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("bash", {"command": "echo one > ~/file; cd /usr; X=1"}),
+    ("str_replace_editor", {"command": "str_replace", "path": "file", "old_str": "one", "new_str": "two"}),
+    ("bash", {"command": "cat ~/file; pwd; echo $X"}),
+    ("ipython", {"code": "a = 6"}),
+    ("ipython", {"code": "a * 7"}),
+    ("finish", {"message": "done"}),
+]
+ANSWERS = [
+    "[no output]",
+    "file is edited. It reads now:\n     1\ttwo\n",
+    "two\n/usr\n1\n",
+    "[no output]",
+    "42\n",
+    "done",
+]
+"""To `TOOL_CALLS`: each tool acts on what the others did, in sessions that INIT started."""
 
 
 class ScriptedInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +62,10 @@ class ScriptedHandler(AgentHandler[ScriptedInstance]):
     eval_in_sandbox = True
 
     async def init(self, phase: InitPhase[ScriptedInstance]) -> Carry:
+        if phase.instance.run == "tools":
+            sandbox = await phase.create_sandbox(SandboxSpec())
+            carry = await act(phase.instance.init, phase.instance)
+            return {"sessions": await Toolbox(sandbox, TOOLS).start(), "server": sandbox.path.name, **carry}
         if phase.instance.run in ("bash", "many files"):
             sandbox = await phase.create_sandbox(SandboxSpec())
             if phase.instance.run == "many files":
@@ -50,6 +74,12 @@ class ScriptedHandler(AgentHandler[ScriptedInstance]):
         return await act(phase.instance.init, phase.instance)
 
     async def run(self, phase: RunPhase[ScriptedInstance]) -> Carry:
+        if phase.instance.run == "tools":
+            assert phase.sandbox is not None
+            tools = {tool.name: tool for tool in Toolbox(phase.sandbox, TOOLS).tools(phase.carry["sessions"])}
+            heard = [await tools[name]({**arguments}, 60) for name, arguments in TOOL_CALLS]
+            assert heard == ANSWERS, heard
+            return {}
         if phase.instance.run == "bash":
             assert phase.sandbox is not None
             session = await phase.sandbox.bash()
@@ -115,8 +145,9 @@ async def act(what: str, instance: ScriptedInstance) -> Carry:
 
 
 def main() -> None:
-    role, slots, connect, run_dir, sandbox = sys.argv[1:]
+    role, slots, connect, run_dir, sandbox, image = sys.argv[1:]
     options: dict[str, Any] = {"role": Phase(role), "slots": int(slots), "connect": connect, "sandbox": sandbox}
+    options["image"] = image
     process = StageProcess(
         StageOptions(node="local", run_dir=Path(run_dir), **options), {"scripted": ScriptedHandler()}
     )

@@ -7,11 +7,11 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from needed import usable
 
 from prorl_zmq import Job
 from prorl_zmq.stages.handler import EvalPhase, Evaluation
 from prorl_zmq.stages.handlers.shell import ShellHandler, ShellInstance
-from prorl_zmq.tools.sandbox.bubblewrap import bubblewrap_problem
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ PYTHON_CHECK = "/usr/bin/python3 -c \"import json, sys; sys.exit(open('answer.tx
 
 @pytest.fixture(params=["bubblewrap", "process"])
 def kind(request: pytest.FixtureRequest) -> str:
-    problem = bubblewrap_problem() if request.param == "bubblewrap" else None
-    if problem is not None:
-        pytest.skip(problem)
+    usable(request.param)
     return str(request.param)
 
 

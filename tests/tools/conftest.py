@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import rootfs
+from needed import usable
 
-from prorl_zmq.tools.sandbox.kinds import make_container, problem_with
+from prorl_zmq.tools.sandbox.kinds import make_container
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 @pytest.fixture(params=["apptainer", "bubblewrap", "process"])
 def kind(request: pytest.FixtureRequest) -> Any:
     """A kind of sandbox; skipped where this machine cannot make it."""
-    if problem := problem_with(request.param):
-        pytest.skip(problem)
+    usable(request.param)
     return request.param
 
 

@@ -1,59 +1,32 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import shutil
 import signal
 import time
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
+from live_bash import LIMIT_S, LiveContainer, use
+from rootfs import tiny_root_filesystem
 
 from prorl_zmq.errors import SandboxFailed, ToolSessionLost
 from prorl_zmq.tools.bash_session import COMMAND_LIMIT_BYTES, BashResult, BashSession
+from prorl_zmq.tools.sandbox.kinds import make_container
+from prorl_zmq.tools.sandbox.specification import SandboxSpec
 from prorl_zmq.tools.shell_process import ShellProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
+    from pathlib import Path
 
-    from prorl_zmq.tools.sandbox.container import Container
-
-    LiveContainer = Callable[[], contextlib.AbstractAsyncContextManager[Container]]
+    from prorl_zmq.messages import SandboxKind
 
 # Python 3.12 warns of every fork of a process with threads; ptyprocess forks.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-
-LIMIT_S = 20.0
-"""For commands that should be done at once, on a machine that may be busy."""
-
-
-def use(
-    live_container: LiveContainer,
-    body: Callable[[BashSession], Awaitable[None]],
-    runner: Callable[..., object] = asyncio.run,
-) -> None:
-    """Run `body` on a session in a new container, and see that no descriptor is left open."""
-
-    def descriptors() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    async def main() -> None:
-        before = descriptors()
-        async with live_container() as container:
-            session = BashSession(container)
-            try:
-                await session.start()
-                await body(session)
-            finally:
-                await session.close()
-                await session.close()
-        assert descriptors() == before
-
-    runner(main())
-
 
 @pytest.fixture
 def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +177,7 @@ def test_what_ignores_the_interrupt_is_killed_and_older_jobs_are_not(
 
     async def body(session: BashSession) -> None:
         await session.run("X=1; sleep 3600 &", LIMIT_S)
-        result = await session.run("""bash -c 'trap "" INT; echo begun; while :; do sleep 1; done'""", 0.3)
+        result = await session.run("""bash -c 'trap "" INT; echo begun; while :; do sleep 1; done'""", 1)
         assert (result.timed_out, result.restarted, result.exit_code) == (True, False, 137)
         assert result.output.startswith("begun\n")
         result = await session.run("echo $X; jobs", LIMIT_S)
@@ -414,13 +387,39 @@ def test_an_interrupt_before_bash_read_the_line_does_not_cost_the_shell(
 
 def test_a_session_that_cannot_start_says_why(live_container: LiveContainer) -> None:
     async def main() -> None:
-        sandbox = await sandboxes.create("one")
-        await sandbox.close()
-        session = BashSession(sandbox)
-        with pytest.raises(SandboxFailed):
+        async with live_container() as container:
+            shutil.rmtree(container.workspace)
+            session = BashSession(container)
+            with pytest.raises(SandboxFailed, match="the workspace"):
+                await session.start()
+            with pytest.raises(ToolSessionLost, match="is lost: the workspace"):
+                await session.run("true", LIMIT_S)
+            await session.close()
+            container.workspace.mkdir()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+def test_an_image_without_bash_is_told(kind: SandboxKind, tmp_path: Path) -> None:
+    image = tiny_root_filesystem(tmp_path / "image")
+    dash = shutil.which("dash")
+    assert dash is not None
+    for name in ("bash", "sh"):
+        (image / "bin" / name).unlink()
+    shutil.copy(dash, image / "bin" / "sh")
+    for name in ("workspace", "tmp"):
+        (tmp_path / name).mkdir()
+
+    async def main() -> None:
+        container = make_container(kind, tmp_path, SandboxSpec(image=str(image)))
+        await container.start()
+        session = BashSession(container)
+        with pytest.raises(SandboxFailed, match="the image has no bash") as caught:
             await session.start()
-        with pytest.raises(ToolSessionLost, match="is lost"):
-            await session.run("true", LIMIT_S)
+        assert caught.value.fields["reason"] == "image"
         await session.close()
+        await container.close()
+        container.reap_orphans()
 
     asyncio.run(main())

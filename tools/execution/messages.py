@@ -128,6 +128,17 @@ class RunBash(Request, frozen=True):
     session: int
     command: str
     timeout_s: float
+    wait_s: float | None
+
+
+class SendBash(Request, frozen=True):
+    """Type on the terminal of a bash whose command is running."""
+
+    answer = BashResult
+    session: int
+    data: bytes
+    timeout_s: float
+    wait_s: float | None
 
 
 class StartIPython(Request, frozen=True):
@@ -136,6 +147,14 @@ class StartIPython(Request, frozen=True):
     answer = Opened
     python: str
     ipython: IPythonChoice
+
+
+class StartKernel(Request, frozen=True):
+    """Start a Jupyter kernel."""
+
+    answer = Opened
+    argv: tuple[str, ...]
+    """Its command line; empty: ipykernel's."""
 
 
 class RunCell(Request, frozen=True):
@@ -183,7 +202,9 @@ AnyRequest = (
     | Upload
     | StartBash
     | RunBash
+    | SendBash
     | StartIPython
+    | StartKernel
     | RunCell
     | Edit
     | CloseSession

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ...errors import SandboxFailed
+from ...errors import InvalidToolCall, SandboxFailed
 from . import messages
 
 if TYPE_CHECKING:
@@ -26,6 +26,12 @@ class RemoteSession:
         self._client = client
         self.number = number
 
+    async def _ask(self, request: messages.Request) -> Any:
+        try:
+            return await self._client.ask(request)
+        except InvalidToolCall as error:
+            raise ValueError(error.message) from error
+
     async def close(self) -> None:
         """End it with all that it started; may be called again."""
         with suppress(SandboxFailed):  # it ended with its sandbox
@@ -35,9 +41,14 @@ class RemoteSession:
 class RemoteBash(RemoteSession):
     """A bash (see `bash_session.BashSession`)."""
 
-    async def run(self, command: str, timeout_s: float) -> BashResult:
+    async def run(self, command: str, timeout_s: float, wait_s: float | None = None) -> BashResult:
         """Run one command (see `BashSession.run`)."""
-        result: BashResult = await self._client.ask(messages.RunBash(self.number, command, timeout_s))
+        result: BashResult = await self._ask(messages.RunBash(self.number, command, timeout_s, wait_s))
+        return result
+
+    async def send(self, data: bytes, timeout_s: float, wait_s: float | None = None) -> BashResult:
+        """Type on the running command's terminal (see `BashSession.send`)."""
+        result: BashResult = await self._ask(messages.SendBash(self.number, data, timeout_s, wait_s))
         return result
 
 
@@ -46,5 +57,5 @@ class RemoteCells(RemoteSession):
 
     async def run(self, code: str, timeout_s: float) -> CellResult:
         """Run one cell (see `CellSession.run`)."""
-        result: CellResult = await self._client.ask(messages.RunCell(self.number, code, timeout_s))
+        result: CellResult = await self._ask(messages.RunCell(self.number, code, timeout_s))
         return result

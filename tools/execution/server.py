@@ -22,21 +22,15 @@ import os
 import signal
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from ...errors import Cancelled, EndpointInUse, InternalError, ProrlError, SandboxFailed, ToolSessionLost
-from ..bash_session import BashSession
-from ..cell_session import CellSession
-from ..editor.editing import apply
-from ..editor.history import EditHistory
-from ..editor.outcome import EditOutcome
-from ..ipython_session import IPythonSession
-from ..sandbox import files, tree
+from ...errors import Cancelled, EndpointInUse, InternalError, InvalidToolCall, ProrlError
+from ..sandbox import tree
 from ..sandbox.kinds import make_container
 from . import messages
-from .command import execute
+from .desk import Desk
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -50,8 +44,6 @@ SOCKET = "server.sock"
 LOCK = "server.lock"
 FIRST_LEASE_S = 60.0
 """How long a new server waits for the first client."""
-FILE_LIMIT_S = 60.0
-"""How long a file call may take."""
 REMOVE_LIMIT_S = 30.0
 BACKLOG = 16
 
@@ -70,10 +62,7 @@ class ExecutionServer:
     def __init__(self, path: Path, kind: SandboxKind, spec: SandboxSpec) -> None:
         self._path = path
         self._container = make_container(kind, path, spec)
-        self._sessions: dict[int, BashSession | CellSession] = {}
-        self._opened = 0
-        self._edits = EditHistory(self._container.directory)
-        self._editing = asyncio.Lock()
+        self._desk = Desk(self._container)
         self._tasks: dict[tuple[_Connection, int], asyncio.Task[None]] = {}
         self._holder: _Connection | None = None
         self._connections: set[_Connection] = set()
@@ -180,6 +169,10 @@ class ExecutionServer:
             if key in self._tasks:
                 self._tasks[key].cancel()
             return
+        if isinstance(request, messages.Close):
+            connection.finish_with(number, messages.Done())
+            self._end()
+            return
         if isinstance(request, messages.Renew):
             if connection is self._holder:
                 self._renew()
@@ -191,65 +184,29 @@ class ExecutionServer:
     async def _answer(self, connection: _Connection, number: int, request: messages.AnyRequest) -> None:
         reply: msgspec.Struct
         try:
-            reply = await self._do(connection, number, request)
+            reply = await self._do(connection, request)
         except asyncio.CancelledError:
             reply = messages.Failed(Cancelled("the call was stopped").info())
         except ProrlError as error:
             reply = messages.Failed((self._broken or error).info())
         except ValueError as error:
-            reply = messages.Failed(SandboxFailed(str(error), reason="argument").info())
+            reply = messages.Failed(InvalidToolCall(str(error)).info())
         except Exception as error:
             log.exception("sandbox %s: %s", self._path.name, type(request).__name__)
             message = f"the execution server met {type(error).__name__}: {error}"
             reply = messages.Failed(InternalError(message).info())
-        if self._broken is not None and not isinstance(request, messages.Close):
-            reply = messages.Failed(self._broken.info())
         connection.reply(number, reply)
 
-    async def _do(self, connection: _Connection, number: int, request: Any) -> msgspec.Struct:
-        container = self._container
-        if self._broken is not None and not isinstance(request, messages.Close | messages.Take):
+    async def _do(self, connection: _Connection, request: messages.AnyRequest) -> msgspec.Struct:
+        if isinstance(request, messages.Take):
+            self._take(connection, request.lease_s)
+            return messages.Done()
+        if self._broken is not None:
             raise self._broken
-        match request:
-            case messages.Exec():
-                return await execute(
-                    container,
-                    request.command,
-                    stdin=request.stdin,
-                    timeout_s=request.timeout_s,
-                    output_limit_bytes=request.output_limit_bytes,
-                    environment=request.environment,
-                    directory=request.directory,
-                )
-            case messages.RunBash():
-                return await self._bash(request.session).run(request.command, request.timeout_s)
-            case messages.RunCell():
-                return await self._cells(request.session).run(request.code, request.timeout_s)
-            case messages.Edit():
-                return await self._edit(request)
-            case messages.StartBash():
-                return await self._open(BashSession(container))
-            case messages.StartIPython():
-                return await self._open(IPythonSession(container, python=request.python, ipython=request.ipython))
-            case messages.CloseSession():
-                if (closing := self._sessions.pop(request.session, None)) is not None:
-                    await closing.close()
-            case messages.ReadFile():
-                read = partial(files.read, container.root, container.home, request.path, request.limit_bytes)
-                return messages.Content(await container.call(read, FILE_LIMIT_S, bytes))
-            case messages.WriteFiles():
-                write = partial(files.write, container.root, container.home, request.files, request.mode)
-                await container.call(write, FILE_LIMIT_S)
-            case messages.Upload():
-                unpack = partial(files.unpack, container.root, container.home, request.path, request.archive)
-                await container.call(unpack, FILE_LIMIT_S)
-            case messages.Take():
-                self._take(connection, request.lease_s)
-            case messages.Close():
-                connection.finish_with(number, messages.Done())
-                self._end()
-                await asyncio.get_running_loop().create_future()  # `_close` cancels this, and replies at the very end
-        return messages.Done()
+        answer = await self._desk.do(request)
+        if self._broken is not None:
+            raise self._broken  # what it answered was the end of its container
+        return answer
 
     def _take(self, connection: _Connection, lease_s: float) -> None:
         before, self._holder = self._holder, connection
@@ -257,37 +214,6 @@ class ExecutionServer:
             before.drop()
         self._lease_s = lease_s
         self._renew()
-
-    async def _open(self, session: BashSession | CellSession) -> messages.Opened:
-        await session.start()
-        self._opened += 1
-        self._sessions[self._opened] = session
-        return messages.Opened(self._opened)
-
-    def _bash(self, number: int) -> BashSession:
-        session = self._sessions.get(number)
-        if not isinstance(session, BashSession):
-            raise ToolSessionLost("this bash session is closed")
-        return session
-
-    def _cells(self, number: int) -> CellSession:
-        session = self._sessions.get(number)
-        if not isinstance(session, CellSession):
-            raise ToolSessionLost("this Python session is closed")
-        return session
-
-    async def _edit(self, request: messages.Edit) -> EditOutcome:
-        container, arguments = self._container, request.arguments
-        async with self._editing:
-            work = partial(apply, arguments, self._edits.last(arguments.path), container.root, container.directory)
-            try:
-                outcome: EditOutcome = await container.call(work, request.timeout_s, EditOutcome)
-            except SandboxFailed as error:
-                if error.fields.get("reason") not in ("time", "killed"):
-                    raise
-                return EditOutcome(arguments.path, f"Nothing was done: {error.message}.", ok=False)
-            self._edits.record(outcome)
-            return outcome
 
 
 class _Connection(asyncio.Protocol):

@@ -24,7 +24,7 @@ from ptyprocess import PtyProcess
 
 from ...errors import ErrorInfo, ProrlError, SandboxFailed, from_info
 from ..processes import Child, children, descendants, kill, to_the_end
-from . import namespaces, terminal, tree
+from . import terminal, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -356,16 +356,17 @@ class Container(ABC):
     def _limit(self, *, address_space: bool) -> None:
         """In a forked child: take the limits on."""
         limits = self.spec.limits
-        for kind, value in {
-            resource.RLIMIT_AS: limits.memory_bytes if address_space else None,
+        wanted = {
             resource.RLIMIT_NPROC: limits.processes,
             resource.RLIMIT_FSIZE: limits.file_bytes,
             resource.RLIMIT_CORE: 0,
-        }.items():
-            if value is not None:
-                _, hard = resource.getrlimit(kind)
-                value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-                resource.setrlimit(kind, (value, value))
+        }
+        if address_space:
+            wanted[resource.RLIMIT_AS] = limits.memory_bytes
+        for kind, value in wanted.items():
+            _, hard = resource.getrlimit(kind)
+            allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (allowed, allowed))
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:  # noqa: PTH123 - between fork and exec
             score.write("500")  # if the node runs out of memory, a sandbox is the one to lose some
 

@@ -118,7 +118,7 @@ def _parent(root: str, home: str, path: str, *, create: bool = False) -> Iterato
     if follow:
         folder = "/" + "/".join(parts)
         if create:
-            os.makedirs(folder, 0o755, exist_ok=True)
+            Path(folder).mkdir(0o755, parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             yield descriptor, name, True

@@ -26,7 +26,7 @@ def make_container(kind: SandboxKind, path: Path, spec: SandboxSpec) -> Containe
 
 
 def problem_with(kind: SandboxKind) -> str | None:
-    """Try whether this machine can make the kind; give what is wrong and what to do, None if nothing. Blocks briefly."""
+    """Try whether this machine can make the kind; give what is wrong and what to do, or None. Blocks briefly."""
     match kind:
         case "apptainer":
             return apptainer_problem()

@@ -190,6 +190,18 @@ class Sandbox:
         opened: messages.Opened = await self._client.ask(messages.StartIPython(python, ipython))
         return self.cell_session(opened.session)
 
+    async def kernel(self, argv: Sequence[str] = ()) -> RemoteCells:
+        """Start a Jupyter kernel of any language (see `kernel_session.KernelSession`).
+
+        Args:
+            argv: its command line as in a kernel spec, `{connection_file}` included; empty: the image's ipykernel.
+
+        Raises:
+            SandboxFailed: the image does not have it; the message has its words.
+        """
+        opened: messages.Opened = await self._client.ask(messages.StartKernel(tuple(argv)))
+        return self.cell_session(opened.session)
+
     def cell_session(self, number: int) -> RemoteCells:
         """Give the session of that number, which this or another process started."""
         return RemoteCells(self._client, number)

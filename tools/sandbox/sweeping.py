@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 
 async def sweep(root: Path) -> None:
     """End the sandboxes below `root`, and remove it with all that is left there."""
-    if root.is_dir():
-        await asyncio.gather(*(_end(path) for path in root.iterdir() if path.is_dir()))
+    with contextlib.suppress(FileNotFoundError):
+        names = await asyncio.to_thread(os.listdir, root)
+        await asyncio.gather(*(_end(root / name) for name in names))
         await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)
 
 

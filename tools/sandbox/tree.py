@@ -98,12 +98,13 @@ def remove_tree(path: Path, timeout_s: float) -> None:
         while True:
             try:
                 _remove(path, rest, deadline)
-                return
             except OSError as error:
                 # Another process has removed something that was looked at here, or has moved something there.
-                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY) or isinstance(error, TimeoutError):
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                     raise
                 _check_time(deadline)
+            else:
+                return
     except TimeoutError:
         raise SandboxFailed(f"removing {path.name} took longer than {timeout_s:g} s; the rest is in {rest}") from None
     except OSError as error:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from rootfs import tiny_root_filesystem
 
 import prorl_zmq
 from prorl_zmq import tools
 from prorl_zmq.tools.images.image_store import ImageStore
-
-from ...rootfs import tiny_root_filesystem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,11 +6,10 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from needed import usable
+from rootfs import root_filesystem
 
 from prorl_zmq.errors import SandboxFailed, SandboxUnavailable
-from prorl_zmq.tools.sandbox.bubblewrap import bubblewrap_problem
-
-from ...rootfs import root_filesystem
 
 if TYPE_CHECKING:
     from prorl_zmq.tools.images.image_store import ImageStore
@@ -23,8 +22,7 @@ def test_a_debian_is_built_and_runs() -> None:
     root = root_filesystem()
     assert (root / "etc" / "debian_version").exists()
     assert list((root / "dev").iterdir()) == []
-    if problem := bubblewrap_problem():
-        pytest.skip(problem)
+    usable("bubblewrap")
     inside = ["bwrap", "--unshare-all", "--ro-bind", str(root), "/", "--dev", "/dev", "--proc", "/proc"]
     done = subprocess.run([*inside, "python3", "-c", "print(6 * 7)"], capture_output=True, text=True, check=True)
     assert done.stdout == "42\n"

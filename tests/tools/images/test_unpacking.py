@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from rootfs import tiny_root_filesystem
 
 from prorl_zmq.errors import SandboxFailed, SandboxUnavailable
 from prorl_zmq.tools.images import unpacking
 from prorl_zmq.tools.images.image_store import ImageStore
 from prorl_zmq.tools.images.unpacking import unpacked
 
-from ...rootfs import tiny_root_filesystem
 from .conftest import needs_apptainer, needs_root, python_as_user
 
 pytestmark = needs_apptainer

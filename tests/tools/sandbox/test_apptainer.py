@@ -50,7 +50,7 @@ def test_the_images_own_variables_are_kept(sandboxes: Sandboxes, small_image: Pa
 
 def test_a_machine_without_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SandboxUnavailable, match="not installed; install it, or .* --sandbox bubblewrap"):
+    with pytest.raises(SandboxUnavailable, match=r"not installed; install it, or .* --sandbox bubblewrap"):
         Sandboxes("apptainer", tmp_path).check()
 
 

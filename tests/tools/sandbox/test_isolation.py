@@ -102,7 +102,7 @@ async def main():
     for spec in specs:
         sandbox = await sandboxes.create("one", spec)
         bash = await sandbox.bash()
-        result = await bash.run("cd /tmp; X=1; echo $UID; (echo new > /usr/bin/new) 2>/dev/null && cat /usr/bin/new", 60)
+        result = await bash.run("cd /tmp; X=1; echo $UID; (echo new >/usr/bin/new) 2>&- && cat /usr/bin/new", 60)
         print(result.output.split(), flush=True)
         print((await bash.run("pwd; echo $X; ls /proc/sys/kernel/hostname", 60)).output.split())
         await sandbox.write_file("a/b", b"1")

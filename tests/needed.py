@@ -1,0 +1,23 @@
+"""What a test needs of its machine: it is skipped without it, or fails where CI says that the machine has it."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import pytest
+
+from prorl_zmq.tools.sandbox.kinds import problem_with
+
+
+def usable(kind: str) -> None:
+    """Skip the test where this machine cannot make sandboxes of the kind."""
+    if problem := problem_with(kind):  # type: ignore[arg-type]
+        lacking(kind, problem)
+
+
+def lacking(what: str, problem: str) -> NoReturn:
+    """Skip the test; fail it if the environment variable PRORL_REQUIRE names what is lacking."""
+    if what in os.environ.get("PRORL_REQUIRE", "").split():
+        pytest.fail(f"{what} is required here: {problem}")
+    pytest.skip(problem)

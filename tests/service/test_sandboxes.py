@@ -1,0 +1,82 @@
+"""Sandboxes on their way through a whole service: from INIT's hands to RUN's, and what a death on the way costs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import psutil
+
+from prorl_zmq.messages import Phase
+
+from .conftest import TestService, scripted, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def folders(service: TestService) -> list[str]:
+    root = service.folder / "sandboxes"
+    return [path.name for path in root.iterdir()] if root.exists() else []
+
+
+def started(service: TestService, sandbox: str) -> None:
+    service.start_backend_broker()
+    service.start_rollout_broker()
+    service.start_stages(sandbox)
+
+
+def test_all_tools_work_on_what_init_prepared(empty_service: TestService, sandbox_kind: str) -> None:
+    started(empty_service, sandbox_kind)
+    with empty_service.client() as client:
+        client.submit(scripted(run="tools") for _ in range(3))
+        trajectories = list(client.stream(timeout_s=60))
+        assert [(each.outcome, each.error) for each in trajectories] == [("completed", None)] * 3
+        until(lambda: not folders(empty_service), "the sandboxes to be gone")
+
+
+def test_a_sandbox_that_died_while_its_job_waited_costs_an_attempt(
+    empty_service: TestService, sandbox_kind: str, tmp_path: Path
+) -> None:
+    """INIT's process is killed when its sandbox is ready and no RUN process is there."""
+    service = empty_service
+    service.start_backend_broker()
+    service.start_rollout_broker()
+    first = service.start_stage("init", sandbox=sandbox_kind)
+    service.start_stage("eval", sandbox=sandbox_kind)
+    service.wait_stages(2)
+    with service.client() as client:
+        client.submit(scripted(run="tools"))
+        until(lambda: client.status().queued.get(Phase.RUN) == 1, "the sandbox")
+        (name,) = folders(service)
+        spawners = psutil.Process(first.pid).children()
+        servers = [server for spawner in spawners for server in spawner.children()]
+        first.kill()
+        for server in servers:
+            os.kill(server.pid, signal.SIGKILL)
+        until(lambda: name not in folders(service), "the spawner to remove what the server left")
+        service.wait_stages(1)
+        service.start_stage("init", sandbox=sandbox_kind)
+        service.start_stage("run", sandbox=sandbox_kind)
+        (trajectory,) = client.stream(timeout_s=60)
+    assert (trajectory.outcome, trajectory.result.attempt) == ("completed", 2)
+
+
+def test_an_init_process_that_ends_in_good_order_costs_nothing(empty_service: TestService, sandbox_kind: str) -> None:
+    """What it prepared waits for RUN as long as a lease lasts."""
+    service = empty_service
+    service.start_backend_broker()
+    service.start_rollout_broker()
+    first = service.start_stage("init", sandbox=sandbox_kind)
+    service.start_stage("eval", sandbox=sandbox_kind)
+    service.wait_stages(2)
+    with service.client() as client:
+        client.submit(scripted(run="tools"))
+        until(lambda: client.status().queued.get(Phase.RUN) == 1, "the sandbox")
+        first.terminate()
+        assert first.wait(20) == 0
+        service.start_stage("run", sandbox=sandbox_kind)
+        (trajectory,) = client.stream(timeout_s=60)
+        assert (trajectory.outcome, trajectory.result.attempt) == ("completed", 1)
+        until(lambda: not folders(service), "the sandbox to be gone")

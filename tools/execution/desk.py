@@ -1,0 +1,142 @@
+"""`Desk`: does what clients ask of a sandbox, one method per kind of request; knows nothing of sockets and leases.
+
+It owns the tool sessions. They end with their container, so nobody closes them one by one at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...errors import SandboxFailed, ToolSessionLost
+from ..bash_session import BashSession
+from ..cell_session import CellSession
+from ..editor.editing import apply
+from ..editor.history import EditHistory
+from ..editor.outcome import EditOutcome
+from ..ipython_session import IPythonSession
+from ..sandbox import files
+from . import messages
+from .command import execute
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from ..sandbox.container import Container
+
+FILE_LIMIT_S = 60.0
+"""How long a file call may take."""
+SESSIONS = 64
+"""Most sessions at one time."""
+
+
+class Desk:
+    """Serves requests about one container.
+
+    Args:
+        container: where everything happens.
+    """
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._sessions: dict[int, BashSession | CellSession] = {}
+        self._opened = 0
+        self._edits = EditHistory(container.directory)
+        self._editing = asyncio.Lock()
+
+    async def do(self, request: Any) -> msgspec.Struct:
+        """Do what a request asks for, and give its answer.
+
+        Raises:
+            ProrlError: it could not be done.
+            ValueError: it asks for what a session does not take; nothing was done.
+        """
+        match request:
+            case messages.ReadFile() | messages.WriteFiles() | messages.Upload():
+                return await self._on_files(request)
+            case messages.Edit():
+                return await self._edit(request)
+            case messages.Exec():
+                return await execute(
+                    self._container,
+                    request.command,
+                    stdin=request.stdin,
+                    timeout_s=request.timeout_s,
+                    output_limit_bytes=request.output_limit_bytes,
+                    environment=request.environment,
+                    directory=request.directory,
+                )
+            case messages.StartBash() | messages.StartIPython() | messages.StartKernel():
+                return await self._open(self._new_session(request))
+            case messages.RunBash():
+                return await self._bash(request.session).run(request.command, request.timeout_s, request.wait_s)
+            case messages.SendBash():
+                return await self._bash(request.session).send(request.data, request.timeout_s, request.wait_s)
+            case messages.RunCell():
+                return await self._cells(request.session).run(request.code, request.timeout_s)
+            case messages.CloseSession():
+                if (closing := self._sessions.pop(request.session, None)) is not None:
+                    await closing.close()
+                return messages.Done()
+        raise AssertionError(f"a request that nobody does: {request!r}")
+
+    async def _on_files(self, request: messages.ReadFile | messages.WriteFiles | messages.Upload) -> msgspec.Struct:
+        container = self._container
+        root, home = container.root, container.home
+        match request:
+            case messages.ReadFile():
+                read = partial(files.read, root, home, request.path, request.limit_bytes)
+                return messages.Content(await container.call(read, FILE_LIMIT_S, bytes))
+            case messages.WriteFiles():
+                await container.call(partial(files.write, root, home, request.files, request.mode), FILE_LIMIT_S)
+            case messages.Upload():
+                await container.call(partial(files.unpack, root, home, request.path, request.archive), FILE_LIMIT_S)
+        return messages.Done()
+
+    async def _edit(self, request: messages.Edit) -> EditOutcome:
+        container, arguments = self._container, request.arguments
+        async with self._editing:
+            work = partial(apply, arguments, self._edits.last(arguments.path), container.root, container.directory)
+            try:
+                outcome: EditOutcome = await container.call(work, request.timeout_s, EditOutcome)
+            except SandboxFailed as error:
+                if error.fields.get("reason") not in ("time", "killed"):
+                    raise
+                return EditOutcome(arguments.path, f"Nothing was done: {error.message}.", ok=False)
+            self._edits.record(outcome)
+            return outcome
+
+    def _new_session(
+        self, request: messages.StartBash | messages.StartIPython | messages.StartKernel
+    ) -> BashSession | CellSession:
+        match request:
+            case messages.StartBash():
+                return BashSession(self._container)
+            case messages.StartIPython():
+                return IPythonSession(self._container, python=request.python, ipython=request.ipython)
+            case messages.StartKernel():
+                # Jupyter's client is large: only a server that needs it has it.
+                from ..kernel_session import IPYKERNEL, KernelSession
+
+                return KernelSession(self._container, argv=request.argv or IPYKERNEL)
+
+    async def _open(self, session: BashSession | CellSession) -> messages.Opened:
+        if len(self._sessions) >= SESSIONS:
+            raise SandboxFailed(f"a sandbox may have {SESSIONS} tool sessions; close one first")
+        await session.start()
+        self._opened += 1
+        self._sessions[self._opened] = session
+        return messages.Opened(self._opened)
+
+    def _bash(self, number: int) -> BashSession:
+        session = self._sessions.get(number)
+        if not isinstance(session, BashSession):
+            raise ToolSessionLost("this bash session is closed")
+        return session
+
+    def _cells(self, number: int) -> CellSession:
+        session = self._sessions.get(number)
+        if not isinstance(session, CellSession):
+            raise ToolSessionLost("this Python session is closed")
+        return session
