@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from needed import usable
+from rootfs import tiny_root_filesystem
 
 from prorl_zmq import Job, RolloutClient, Sampling, errors
 
@@ -89,7 +91,8 @@ def started(line: str, folder: Path, environment: dict[str, str]) -> Iterator[su
 def test_every_command_is_run_here_or_by_ci() -> None:
     ci = (Path(__file__).resolve().parents[1] / ".ci" / "run").read_text(encoding="utf-8")
     assert all(command in ci for command in SERVED_BY_CI)
-    assert set(command_lines()) == {*QUICK_COMMANDS, *SERVERS, "prorl serve", "prorl serve --config topology.toml"}
+    serves = {"prorl serve", "prorl serve --config topology.toml", SERVE_APPTAINER}
+    assert set(command_lines()) == {*QUICK_COMMANDS, *SERVERS, IMAGE_BUILD, *serves}
 
 
 QUICK_COMMANDS = {
@@ -98,6 +101,7 @@ QUICK_COMMANDS = {
     "prorl status --watch": (130,),
     "prorl cancel JOB": (1,),
     "prorl init": (0,),
+    "prorl image list": (0,),
     "prorl backends list --config topology.toml": (0,),
 }
 """Commands that end, and the exit codes that are right for them here (`--watch` is interrupted)."""
@@ -110,6 +114,10 @@ SERVERS = (
     "prorl-engine --engine embedded --connect tcp://127.0.0.1:5557",
 )
 """Commands that serve until they are told to end."""
+
+
+IMAGE_BUILD = "prorl image build ./rootfs --name tools"
+SERVE_APPTAINER = "prorl serve --sandbox apptainer --image ~/.cache/prorl/images/tools"
 
 
 @pytest.mark.parametrize("line", QUICK_COMMANDS)
@@ -151,6 +159,29 @@ def test_pieces_that_are_started_alone_make_a_service(folder: Path) -> None:
             assert process.returncode == 0, out + err
 
 
+def test_an_image_is_built_and_served(folder: Path) -> None:
+    usable("apptainer")
+    tiny_root_filesystem(folder / "rootfs")
+    environment = {**os.environ, "PRORL_RUN_DIR": str(folder / "apptainer"), "HOME": str(folder)}
+    environment.pop("XDG_CACHE_HOME", None)
+    with started(IMAGE_BUILD, folder, environment) as build:
+        out, err = build.communicate(timeout=60)
+    assert build.returncode == 0, err
+    assert "images/tools" in out
+    with started(SERVE_APPTAINER, folder, environment) as serve:
+        job = Job(
+            task="shell",
+            instance={"instruction": "", "check": "cat /etc/word"},
+            sampling=Sampling(max_tokens=4),
+        )
+        with RolloutClient(f"ipc://{folder}/apptainer/front_door", timeout_s=60) as client:
+            client.submit(job)
+            assert [(each.outcome, each.reward) for each in client.stream(timeout_s=60)] == [("completed", 1.0)]
+        serve.send_signal(signal.SIGTERM)
+        out, err = serve.communicate(timeout=40)
+    assert serve.returncode == 0, err
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
@@ -162,6 +193,18 @@ def test_client_example(folder: Path, environment: dict[str, str]) -> None:
         [sys.executable, "-P", "-c", example], cwd=folder, env=environment, capture_output=True, text=True, check=True
     )
     assert len(re.findall(r"^completed 0\.0 \(\d+,\) ", done.stdout, re.MULTILINE)) == 8
+
+
+def test_sandbox_example(folder: Path) -> None:
+    usable("bubblewrap")
+    (example,) = [block for block in blocks("python") if "Sandboxes(" in block]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", example], cwd=folder, capture_output=True, text=True, check=True, timeout=60
+    )
+    first, second, third = done.stdout.splitlines()
+    assert first == "0"
+    assert "output='/tmp\\n42\\n', exit_code=1" in second
+    assert third == "b'total 0\\n'"
 
 
 def test_handler_example() -> None:

@@ -78,8 +78,9 @@ def build(
     variables = _variables(settings or [])
     # Temporary files are removed and programs ended on ^C; so it is on SIGTERM.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    store = _store(images)
     with _progress(verbose=verbose) as (say, heard):
-        built = _store(images).build(
+        built = store.build(
             source,
             name,
             mode=mode,
@@ -92,7 +93,7 @@ def build(
             say=say,
             heard=heard,
         )
-    print(built.image.path)
+    print(store.root / built.image.name)
 
 
 @commands.command("list")
@@ -119,8 +120,9 @@ def list_(images: Images = None) -> None:
 @commands.command()
 def show(name: Name, images: Images = None) -> None:
     """Print an image's path and what it was built from, as JSON."""
-    image = _store(images).show(name)
-    content = {"path": str(image.path), **msgspec.to_builtins(image.manifest)}
+    store = _store(images)
+    image = store.show(name)
+    content = {"path": str(store.root / name), "files": str(image.path), **msgspec.to_builtins(image.manifest)}
     print(msgspec.json.format(msgspec.json.encode(content)).decode())
 
 

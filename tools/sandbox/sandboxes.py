@@ -50,7 +50,7 @@ class Sandboxes:
         self.kind = kind
         self.root = root.absolute()
         self.node = node
-        self._image = image
+        self._image = str(Path(image).expanduser()) if image else ""
         self._lease_s = lease_s
         self._line: socket.socket | None = None
 
