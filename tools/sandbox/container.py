@@ -13,18 +13,17 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import signal
-import sys
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 from ptyprocess import PtyProcess
 
 from ...errors import ErrorInfo, ProrlError, SandboxFailed, from_info
 from ..processes import Child, children, descendants, kill, to_the_end
-from . import terminal, tree
+from . import forking, terminal, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,19 +42,6 @@ KILL_LIMIT_S = 10.0
 """Longest time that a killed process may take to end."""
 KILL_ROUNDS = 20
 """How often processes are looked for again that were started while the others were killed."""
-RESET_SIGNALS = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGPIPE,
-    signal.SIGTERM,
-    signal.SIGCHLD,
-    signal.SIGTSTP,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-    signal.SIGXFSZ,
-)
-"""Python ignores SIGPIPE, and a service in the background SIGINT; what is ignored at exec stays so in all children."""
 STANDARD_ENVIRONMENT = {
     "PATH": SEARCH_PATH,
     "USER": "agent",
@@ -178,12 +164,9 @@ class Container(ABC):
             os.setsid()
             for target, source in enumerate((stdin, stdout, stderr)):
                 os.dup2(source, target)
-            for descriptor in pass_fds:
-                os.set_inheritable(descriptor, True)
-            _exec(argv, {**self.environment(), **(environment or {})})
+            forking.execute(argv, {**self.environment(), **(environment or {})}, pass_fds)
 
-        self.unlock()
-        return self._forked(run)
+        return self._forked(run, (stdin, stdout, stderr, *pass_fds))
 
     def terminal(
         self, argv: Sequence[str], directory: str, pass_fds: Sequence[int], dimensions: tuple[int, int]
@@ -195,39 +178,39 @@ class Container(ABC):
         """
         self.unlock()
         ours, report = os.pipe()
-        # PtyProcess closes all descriptors but those it is told of.
-        kept = sorted({*pass_fds, report, *self._kept()})
+        kept = (*pass_fds, *self._kept())
 
-        def prepare() -> None:
-            _reset_signals()
+        def run() -> None:
             terminal.give_up()
             self._join(report, limited=True)
             terminal.take()
             self._enter_directory(directory)
-            for descriptor in pass_fds:
-                os.set_inheritable(descriptor, True)
+            forking.execute(argv, self.environment(), pass_fds)
 
         try:
             process = PtyProcess.spawn(
                 list(argv),
                 env=self.environment(),
-                preexec_fn=prepare,
+                preexec_fn=lambda: forking.child(run, report, kept),
                 dimensions=dimensions,
-                pass_fds=kept,
+                # It closes all descriptors but those it is told of.
+                pass_fds=sorted({report, *kept}),
             )
-        except Exception as error:
-            # ptyprocess passes on what its child met as whatever class has that name.
+        except BaseException:
             os.close(ours)
-            raise SandboxFailed(f"{argv[0]} cannot be started in a sandbox: {error}") from error
+            raise
         finally:
             os.close(report)
-        inner, _, _ = _reported(ours)
-        if inner:
-            os.waitpid(process.pid, 0)
         descriptor = os.dup(process.fd)
         process.fileobj.close()
         process.closed = True  # PtyProcess.close would sleep for 0.1 s
-        return self._register(inner or process.pid), descriptor
+        try:
+            return self._joined(process.pid, ours), descriptor
+        except BaseException as error:
+            os.close(descriptor)
+            if isinstance(error, OSError):
+                raise SandboxFailed(f"{argv[0]} cannot be started in a sandbox: {error.strerror}") from error
+            raise
 
     async def call(self, function: Callable[[], T], timeout_s: float, returns: type[T] | Any = Any) -> T:
         """Run a plain function in a forked child that has joined the container, with no more rights than a command.
@@ -243,10 +226,16 @@ class Container(ABC):
             ProrlError: the function raised it.
         """
         await self.living()
-        self.unlock()
         ours, result = os.pipe()
+
+        def run(report: int) -> None:
+            self._join(report, limited=False)
+            self._enter_directory("")
+            os.close(report)
+            _answer(function, result)
+
         try:
-            child = self._forked(lambda report: self._call(function, report, result))
+            child = self._forked(run, (result,))
         except BaseException:
             os.close(ours)
             raise
@@ -325,14 +314,24 @@ class Container(ABC):
         """Give the descriptors that `_join` needs."""
         return ()
 
-    def _forked(self, run: Callable[[int], None]) -> Child:
+    def _forked(self, run: Callable[[int], None], kept: Sequence[int]) -> Child:
         """Fork, and run `run` in the child until it executes a program or closes the report; give what it became."""
+        self.unlock()
         ours, report = os.pipe()
         pid = os.fork()
         if pid == 0:
-            _child(run, report)
+            forking.child(partial(run, report), report, (*kept, *self._kept()))
         os.close(report)
-        inner, number, problem = _reported(ours)
+        return self._joined(pid, ours)
+
+    def _joined(self, pid: int, report: int) -> Child:
+        """Wait until a forked child has become a process of the container, and give that."""
+        try:
+            inner, number, problem = forking.hear(report)
+        except TimeoutError as error:
+            inner, number = error.args[0].inner, 0
+            problem = f"it was stopped, or took longer than {forking.JOIN_LIMIT_S:g} s"
+            kill(inner or pid)
         if inner:
             os.waitpid(pid, 0)  # it has forked and ended; its child is ours now
         if problem:
@@ -370,63 +369,17 @@ class Container(ABC):
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:  # noqa: PTH123 - between fork and exec
             score.write("500")  # if the node runs out of memory, a sandbox is the one to lose some
 
-    def _call(self, function: Callable[[], Any], report: int, result: int) -> None:
-        self._join(report, limited=False)
-        self._enter_directory("")
-        # Nothing of the server's may be within reach of what a file of the agent's can do to this process.
-        os.dup2(result, 3)
-        os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-        result = 3
-        try:
-            content = b"V" + msgspec.msgpack.encode(function())
-        except ProrlError as error:
-            content = b"E" + msgspec.msgpack.encode(error.info())
-        except Exception as error:  # noqa: BLE001 - the boundary to the waiting process
-            content = b"E" + msgspec.msgpack.encode(SandboxFailed(f"{type(error).__name__}: {error}").info())
-        with os.fdopen(result, "wb") as pipe:
-            pipe.write(content)
 
-
-def _child(run: Callable[[int], None], report: int) -> NoReturn:
-    """Run `run` in a forked child; nothing that it raises may get out."""
+def _answer(function: Callable[[], Any], result: int) -> None:
+    """In a forked child: write what a function gives, or the error that it raises."""
     try:
-        _reset_signals()
-        # From here on the files of `sys.path` are the agent's.
-        sys.meta_path.clear()
-        run(report)
-    except _ExecFailed as error:
-        os.write(report, f"{error.errno} {error.strerror}".encode())
-    except BaseException as error:  # noqa: BLE001
-        with suppress(OSError):
-            os.write(report, f"0 {type(error).__name__}: {error}".encode())
-    finally:
-        os._exit(127)
-
-
-class _ExecFailed(OSError):
-    pass
-
-
-def _exec(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    try:
-        os.execvpe(argv[0], list(argv), dict(environment))  # noqa: S606
-    except OSError as error:
-        raise _ExecFailed(error.errno, error.strerror) from None
-
-
-def _reset_signals() -> None:
-    for number in RESET_SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def _reported(pipe: int) -> tuple[int, int, str]:
-    """Read what a forked child said: its child's number, if it forked; an error number, if `exec` failed; the error."""
-    with os.fdopen(pipe, "rb") as reports:
-        lines = reports.read().decode("utf-8", "replace")
-    pid, rest = lines.split("\n", 1) if "\n" in lines else ("", lines)
-    number, _, problem = rest.partition(" ")
-    return int(pid or 0), int(number or 0), problem
+        content = b"V" + msgspec.msgpack.encode(function())
+    except ProrlError as error:
+        content = b"E" + msgspec.msgpack.encode(error.info())
+    except Exception as error:  # noqa: BLE001 - the boundary to the waiting process
+        content = b"E" + msgspec.msgpack.encode(SandboxFailed(f"{type(error).__name__}: {error}").info())
+    with os.fdopen(result, "wb") as pipe:
+        pipe.write(content)
 
 
 def _session(pid: int) -> int:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -424,3 +425,63 @@ def test_an_editor_on_a_full_disk_loses_nothing(kind: SandboxKind, image: str, t
         sandboxes.close()
     finally:
         subprocess.run(["umount", "--lazy", str(root)], check=True)
+
+
+# A hostile model ------------------------------------------------------------------------------------------------------
+
+STOPPER = """
+import os, signal
+while True:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) not in (1, os.getpid(), os.getppid()):
+            try:
+                with open(f"/proc/{name}/stat") as stat:
+                    if "python" not in stat.read():
+                        os.kill(int(name), signal.SIGSTOP)
+                os.kill(int(name), signal.SIGSTOP) if int(name) > os.getpid() else None
+            except OSError:
+                pass
+"""
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+def test_a_command_that_stops_whatever_starts_does_not_hang_the_server(
+    sandboxes: Sandboxes, tmp_path: Path, survivors: Callable[[str], list[str]]
+) -> None:
+    """The server waited for ever for a child that was stopped between joining the container and its program."""
+
+    async def body(sandbox: Sandbox) -> None:
+        await sandbox.write_file("stop.py", STOPPER.encode())
+        await (await sandbox.bash()).run("python3 stop.py & sleep 0.3", LIMIT_S)
+        for _ in range(3):
+            with suppress(SandboxFailed):
+                await asyncio.wait_for(sandbox.exec(["true"], 1), 40)
+
+    use(sandboxes, body)
+    assert survivors(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+def test_a_holder_that_was_stopped_does_not_outlive_a_killed_server(
+    sandboxes: Sandboxes, tmp_path: Path, survivors: Callable[[str], list[str]]
+) -> None:
+    """A command may stop the shell that holds the container, and keep the pipe open whose end is to end it."""
+    mark = f"3600.{uuid.uuid4().int}"
+    script = f"""
+        for process in /proc/[0-9]*; do
+            if grep -q 'read -r line' $process/cmdline; then exec 9>$process/fd/0; kill -STOP ${{process#/proc/}}; fi
+        done 2>/dev/null
+        (trap '' TERM HUP; setsid sleep {mark}) &
+        trap '' TERM HUP
+    """
+
+    async def main() -> None:
+        sandbox = await sandboxes.create("one")
+        await (await sandbox.bash()).run(script, LIMIT_S)
+        os.kill(server_pid(sandbox), signal.SIGKILL)
+        assert await gone(sandbox.path)
+        await sandbox.close()
+
+    asyncio.run(main())
+    assert survivors(mark) == []
+    assert survivors(str(tmp_path)) == []
