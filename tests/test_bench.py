@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parent.parent / "bench"
-NAMES = ("frontdoor", "startup", "fetch", "overlap", "dispatch", "assign", "tools")
+NAMES = ("frontdoor", "startup", "fetch", "overlap", "dispatch", "assign", "tools", "sandbox")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
 
@@ -22,7 +22,7 @@ def quick(name: str, json_path: Path) -> subprocess.CompletedProcess[str]:
 
 
 PEERS = {"fetch": ("fastapi", "httpx", "uvicorn"), "tools": ("swerex", "libtmux", "bashlex", "ipykernel")}
-PROGRAMS = {"tools": ("tmux", "bwrap")}
+PROGRAMS = {"tools": ("tmux",)}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 from msgspec import Meta
 
@@ -10,10 +10,23 @@ from .keys import typed
 from .tool import Arguments, Tool, ToolArgumentsInvalid
 
 if TYPE_CHECKING:
-    from .bash_session import BashResult, BashSession
+    from .bash_session import BashResult
 
 INPUT_WAIT_S = 1.0
 """How long a call with input waits by default: most programs that read input go on reading."""
+
+
+class Shell(Protocol):
+    """What the tool needs of a `BashSession`, here or in an execution server; its methods are described there."""
+
+    async def run(self, command: str, timeout_s: float, wait_s: float | None = None) -> BashResult:
+        """Run a command."""
+
+    async def send(self, data: bytes, timeout_s: float, wait_s: float | None = None) -> BashResult:
+        """Type to the running command."""
+
+    async def close(self) -> None:
+        """End it."""
 
 
 class BashArguments(Arguments, frozen=True):
@@ -58,7 +71,7 @@ class BashTool(Tool[BashArguments]):
     )
     takes = BashArguments
 
-    def __init__(self, session: BashSession) -> None:
+    def __init__(self, session: Shell) -> None:
         self._session = session
 
     async def call(self, arguments: BashArguments, timeout_s: float) -> str:

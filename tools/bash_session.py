@@ -24,6 +24,7 @@ from ..errors import ProrlError, ToolSessionLost
 from .output import OUTPUT_LIMIT_BYTES, HeadTail
 from .processes import to_the_end
 from .shell_process import END_LIMIT_S, ShellProcess
+from .shell_text import KEEP_STATUS
 
 if TYPE_CHECKING:
     from .sandbox.container import Container
@@ -38,10 +39,8 @@ INTERRUPT_LIMIT_S = 1.0
 """How long a command may take to end after ^C."""
 KILL_LIMIT_S = 0.5
 """How long bash may take to its prompt after its new children were killed."""
-KILL_ROUNDS = 2
 SETTLE_LIMIT_S = 0.5
 SETTLE_ROUNDS = 4
-_KEEP_STATUS = b'(\\builtin exit "$__prorl_status")'
 
 
 class BashResult(msgspec.Struct, frozen=True):
@@ -55,7 +54,8 @@ class BashResult(msgspec.Struct, frozen=True):
     timed_out: bool = False
     """It was interrupted, or killed, at the time limit."""
     restarted: bool = False
-    """Bash ended, with this command or while the one before was cancelled: only the directory and files were kept."""
+    """Bash ended, with this command, before it, or while the one before was cancelled: only the directory and files
+    were kept."""
     dropped_bytes: int = 0
     """Bytes of output that were left out."""
     running: bool = False
@@ -84,7 +84,7 @@ class BashSession:
         self._running = False
         """A command has begun, and its end was not given yet."""
         self._restarted = False
-        """Bash ended in a cancelled call; the next result says it."""
+        """Bash ended in a cancelled call, or while no command ran; the next result says it."""
         self._closed = False
         self._one_at_a_time = asyncio.Lock()
 
@@ -170,6 +170,9 @@ class BashSession:
     async def _living(self) -> ShellProcess:
         if self._closed:
             raise ToolSessionLost("the bash session is closed")
+        if self._shell is not None and self._shell.ended:  # it was killed, or its TMOUT is over
+            await to_the_end(self._end(self._shell))
+            self._restarted = True
         if self._shell is None:
             self._output.clear()
             await self._container.living()
@@ -200,19 +203,19 @@ class BashSession:
         if not stopped:
             shell.interrupt()
             stopped = await shell.wait(INTERRUPT_LIMIT_S)
-        for _ in range(KILL_ROUNDS):
+        for interrupt in (False, True, True):
             if not stopped:
-                shell.kill_new()
+                shell.kill_new(interrupt=interrupt)
                 stopped = await shell.wait(KILL_LIMIT_S)
         status = shell.status() if stopped else None
         if status is not None:
             # What ignored the interrupt, or was in the background or a session of its own, may run on.
-            shell.kill_new()
+            shell.kill_new(interrupt=False)
             # An interrupt may reach bash when the command has just ended; then it shows at the prompt, and takes what
             # is sent there with it. One empty action more, and nothing of it is left for the next call.
             self._directory = status.directory
             for _ in range(SETTLE_ROUNDS):
-                shell.begin(_KEEP_STATUS)
+                shell.begin(KEEP_STATUS)
                 if stopped := await shell.wait(SETTLE_LIMIT_S):
                     break
                 # The interrupt came before bash had read the command's line, so the command runs only now.

@@ -6,9 +6,9 @@ r"""One interactive bash on a terminal of its own, with two private descriptors 
     command file    a memory file: `NUMBER \0 COMMAND \0`, written by us, read by bash
 
 At its prompt bash's standard input is the control socket, and while a command runs it is the terminal. So no command is
-ever typed or quoted, none can end the line early, no output can be taken for a prompt, what a command left unread of its
-input is never run, and nobody else who reads the terminal can take bash's line. The one fixed line per action reads the
-command file, restores `$?`, and evals the command. Nobody polls: the terminal, the socket and the process's end are
+ever typed or quoted, none can end the line early, no output can be taken for a prompt, what a command left unread of
+its input is never run, and nobody else who reads the terminal can take bash's line. The one fixed line per action reads
+the command file, restores `$?`, and evals the command. Nobody polls: the terminal, the socket and the process's end are
 events.
 
 Both private descriptors are closed when bash executes a program. A socket cannot be opened through /proc, and the
@@ -110,9 +110,13 @@ class ShellProcess:
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._command_file = os.memfd_create("command")
         resources.callback(os.close, self._command_file)
+        # For reading only: what bash starts without `exec` has it as well.
+        os.fchmod(self._command_file, 0o400)
+        self._command_end = os.open(f"/proc/self/fd/{self._command_file}", os.O_RDONLY | os.O_CLOEXEC)
+        resources.callback(os.close, self._command_end)
         with theirs, ExitStack() as passed:
             lowest = min(PRIVATE_FROM, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-            ends = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, lowest) for each in (theirs.fileno(), self._command_file)]
+            ends = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, lowest) for each in (theirs.fileno(), self._command_end)]
             for end in ends:
                 passed.callback(os.close, end)
             self._child, self._terminal = self._container.terminal(BASH, "", ends, DIMENSIONS)
@@ -156,6 +160,11 @@ class ShellProcess:
             raise
         output.clear()
         return shell
+
+    @property
+    def ended(self) -> bool:
+        """Whether bash itself has ended."""
+        return self._child.ended
 
     @property
     def done(self) -> bool:
@@ -214,15 +223,16 @@ class ShellProcess:
             if group > 1:  # 0: nobody is in the foreground, and to killpg our own processes
                 os.killpg(group, signal.SIGINT)
 
-    def kill_new(self) -> None:
+    def kill_new(self, *, interrupt: bool) -> None:
         """Kill what was started inside since the action began, but for what older jobs started.
 
-        Bash is interrupted if the action still runs, so that it starts no more.
+        Args:
+            interrupt: interrupt bash as well, so that it starts no more; its status is then that of an interrupt.
         """
         if self._child.ended:
             return
         kill(*self._newcomers.find())
-        if not self.done:
+        if interrupt:
             kill(self._child.pid, number=signal.SIGCONT)
             kill(self._child.pid, number=signal.SIGINT)
 
@@ -248,7 +258,7 @@ class ShellProcess:
         view = memoryview(content)
         while view:
             view = view[os.pwrite(self._command_file, view, len(content) - len(view)) :]
-        os.lseek(self._command_file, 0, os.SEEK_SET)
+        os.lseek(self._command_end, 0, os.SEEK_SET)
 
     def _forget_input(self) -> None:
         """Drop what was typed for the command before and not read: it is not meant for the next one."""

@@ -1,13 +1,13 @@
 r"""The bash side of `shell_process`: the words that bash is given, and nothing of files or processes.
 
-`__prorl_next` takes the next command from the command file. `__prorl_prompt` says the status: at the end of the action's
-line, and, where an error or an interrupt ended that line early, as PROMPT_COMMAND; `__prorl_mend` does so after a
-command has closed its output. Their calls stand in groups whose output is covered, which neither `set -x` nor a DEBUG
-trap shows; only `eval` stands alone.
+`__prorl_next` takes the next command from the command file. `__prorl_prompt` says the status: at the end of the
+action's line, and, where an error or an interrupt ended that line early, as PROMPT_COMMAND; `__prorl_mend` does so
+after a command has closed its output. Their calls stand in groups whose output is covered, which neither `set -x` nor a
+DEBUG trap shows; only `eval` stands alone.
 
 The functions are readonly, so no later alias changes them, and call what they use of bash through `builtin`, past the
-agent's functions; the prompt undoes aliases of reserved words, functions called `builtin` or `exec`, and what `enable -n` took
-away.
+agent's functions; the prompt undoes aliases of reserved words, functions called `builtin` or `exec`, and what
+`enable -n` took away.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+KEEP_STATUS = b"__prorl_code=$__prorl_status"
+"""A command that does nothing, not even to `$?`."""
 _NEEDED = "enable eval exec jobs printf read return trap unalias unset"
 """What the plumbing uses of bash."""
 _OPENING = (
@@ -29,10 +31,11 @@ _OPENING = (
     "__prorl_prompt() {{ if [[ $__prorl_said ]]; then __prorl_said=; else "
     "unset -f builtin exec; builtin enable {needed} || enable builtin {needed}; builtin unalias '{{' '}}'; "
     "__prorl_status=$__prorl_last; [[ $__prorl_status != 0 ]] || __prorl_status=$__prorl_code; "
-    "__prorl_command= PS0= PS1= PS2=; builtin unset -v PROMPT_COMMAND; PROMPT_COMMAND='{prompt_command}'; exec 0<&{f.control}; "
+    "PS0= PS1= PS2=; builtin unset -v PROMPT_COMMAND __prorl_command; "
+    "__prorl_command= PROMPT_COMMAND='{prompt_command}'; exec 0<&{f.control}; "
     # Bash would tell of ended jobs when it reads its next line: with another command's output. First, those that run.
     "builtin jobs -nr; builtin jobs -n >&11; "
-    'builtin trap -p ERR >&{f.control}; builtin eval \'\\builtin printf "\\0%s %s %s %s\\0" '
+    'builtin eval \'\\builtin printf "\\0%s %s %s %s\\0" '
     '"$__prorl_action" "$__prorl_status" "$-" "${{PWD-}}" >&{f.control}\'; '
     "__prorl_said=${{1-}}; fi; }}; "
     "__prorl_mend() {{ exec >&{f.terminal} 2>&{f.terminal}; {{ __prorl_prompt; }} {covered}; }}; "
@@ -94,7 +97,7 @@ def evaluated(command: bytes, *, minds_status: bool) -> bytes:
         command: bash.
         minds_status: `set -e` or an ERR trap is on.
     """
-    if not minds_status and not _MINDS_STATUS.search(command):
+    if command == KEEP_STATUS or (not minds_status and not _MINDS_STATUS.search(command)):
         return command
     if _GOES_ON.search(command) or not _here_documents_end(command):
         return command

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import pytest
 from live_bash import LiveContainer, use
 
@@ -25,7 +24,10 @@ RESTARTED = "[the shell was restarted; variables, functions and jobs are lost, d
         (BashResult("a", 0, running=True), "a\n" + RUNNING),
         (BashResult("", 0, not_sent=True), "[the command had ended before this input, which was not typed]"),
         (BashResult("a\n", 0, background="b\n"), "a\n[before this command, jobs in the background wrote:]\nb\n"),
-        (BashResult("a\n", 130, timed_out=True), "a\n[timed out after 1.5 s; the command and all it started were stopped]"),
+        (
+            BashResult("a\n", 130, timed_out=True),
+            "a\n[timed out after 1.5 s; the command and all it started were stopped]",
+        ),
         (
             BashResult("", 3, restarted=True),
             "[exit code 3]\n" + RESTARTED,

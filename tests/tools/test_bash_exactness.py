@@ -28,8 +28,22 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prorl_zmq.tools.bash_session.KILL_LIMIT_S", 0.1)
 
 
+ACTIVATE = """cat > ~/v/bin/activate <<'E'
+deactivate() { PATH=$OLD; PS1=$OLDPS; unset -f deactivate; }
+OLD=$PATH OLDPS=${PS1:-}
+export VIRTUAL_ENV=~/v PATH=~/v/bin:$PATH PS1="(v) ${PS1:-}"
+hash -r 2>/dev/null
+E"""
+
 STEPS: dict[str, Steps] = {
-    "nothing to do": [("", "", 0), ("  \n\t\n", "", 0), ("# a comment", "", 0), ("false", "", 1), ("#", "", 0), (";", "?", 2)],
+    "nothing to do": [
+        ("", "", 0),
+        ("  \n\t\n", "", 0),
+        ("# a comment", "", 0),
+        ("false", "", 1),
+        ("#", "", 0),
+        (";", "?", 2),
+    ],
     "errors end a command, not the shell": [
         ("X=1; echo a; ${nope?}; echo no", "?", 1),
         ("echo b; )", "?", 2),
@@ -60,7 +74,10 @@ STEPS: dict[str, Steps] = {
     ],
     "an incomplete command under errexit and traps": [
         ("trap 'echo ERR' ERR; f() { echo f; }", "", 0),
-        *((command, "?", 2) for command in ("echo 'a", "echo a |", "for i in 1 2", "f()", "function f", "(", "echo a &&")),
+        *(
+            (command, "?", 2)
+            for command in ("echo 'a", "echo a |", "for i in 1 2", "f()", "function f", "(", "echo a &&")
+        ),
         ("f", "f\n", 0),
         ("cat <<E\nx", "?", 0),
         ("echo a \\", "?", 0),
@@ -72,7 +89,7 @@ STEPS: dict[str, Steps] = {
         ("unset PROMPT_COMMAND PS1; echo c", "c\n", 0),
         ("set -u; echo d; set +u", "d\n", 0),
         ("IFS=0123456789; set -f; (exit 17)", "", 17),
-        ("echo \"$?\"; unset IFS; set +f", "17\n", 0),
+        ('echo "$?"; unset IFS; set +f', "17\n", 0),
         ("shopt -s nullglob extglob failglob; set -o posix; echo e; set +o posix", "e\n", 0),
         ("set -o noclobber; echo f > ~/f; echo g", "g\n", 0),
         ("LANG=xx LC_ALL=xx_YY.latin1; export LANG LC_ALL; printf '\\xe9\\n'", "?", 0),
@@ -102,7 +119,7 @@ STEPS: dict[str, Steps] = {
         ("chmod 000 ~; echo c; chmod 700 ~", "c\n", 0),
         ("unset HOME PATH PWD; echo d", "d\n", 0),
         ("PATH=/usr/bin:/bin; cd /; echo e", "e\n", 0),
-        ("D=$(printf '/tmp/a\\nb c%%s'); mkdir -p \"$D\"; cd \"$D\"; echo f", "f\n", 0),
+        ('D=$(printf \'/tmp/a\\nb c%%s\'); mkdir -p "$D"; cd "$D"; echo f', "f\n", 0),
         ("[[ $PWD == $'/tmp/a\\nb c%s' ]]; echo $?; cd /; rm -r \"$D\"", "0\n", 0),
     ],
     "jobs": [
@@ -117,12 +134,7 @@ STEPS: dict[str, Steps] = {
     ],
     "a virtual environment": [
         ("mkdir -p ~/v/bin; printf '#!/bin/sh\\necho mine\\n' > ~/v/bin/tool; chmod +x ~/v/bin/tool", "", 0),
-        (
-            "printf '%s\\n' 'deactivate() { PATH=$OLD; PS1=$OLDPS; unset -f deactivate; }' 'OLD=$PATH OLDPS=${PS1:-}' "
-            "'export VIRTUAL_ENV=~/v PATH=~/v/bin:$PATH PS1=\"(v) ${PS1:-}\"' 'hash -r 2>/dev/null' > ~/v/bin/activate",
-            "",
-            0,
-        ),
+        (ACTIVATE, "", 0),
         (". ~/v/bin/activate", "", 0),
         ("tool; basename $VIRTUAL_ENV", "mine\nv\n", 0),
         ("deactivate; tool", "bash: tool: command not found\n", 127),
@@ -134,13 +146,20 @@ STEPS: dict[str, Steps] = {
         ("read -t 0.01; tput -T xterm clear | wc -c; echo b", "?", 0),
     ],
     "output of all kinds": [
-        (r"printf '\0\1\2\3\4\5\6\7\10\11\12\13\14\15\16\17\20\21\22\23\24\25\26\27\30\31\32\33\34\35\36\37\177'",
-         bytes(range(32)).decode() + "\x7f", 0),
+        (
+            r"printf '\0\1\2\3\4\5\6\7\10\11\12\13\14\15\16\17\20\21\22\23\24\25\26\27\30\31\32\33\34\35\36\37\177'",
+            bytes(range(32)).decode() + "\x7f",
+            0,
+        ),
         (r"printf '\xff\xfe\x80\xc0\xed\xa0\x80'", b"\xff\xfe\x80\xc0\xed\xa0\x80".decode("utf-8", "replace"), 0),
         (r"printf '\033]0;t\007\033[2J\033[31mred\033[0m\033c'", "\x1b]0;t\x07\x1b[2J\x1b[31mred\x1b[0m\x1bc", 0),
         ("echo exit", "exit\n", 0),
         ("printf 'bash-5.2$ '; printf 'a\\r\\nb\\r'", "bash-5.2$ a\r\nb\r", 0),
-        (r"printf '\0001 0 himBHs /\0\0002 0 himBHs /\0trap -- x ERR\0'", "\0001 0 himBHs /\0\0002 0 himBHs /\0trap -- x ERR\0", 0),
+        (
+            r"printf '\0001 0 himBHs /\0\0002 0 himBHs /\0trap -- x ERR\0'",
+            "\0001 0 himBHs /\0\0002 0 himBHs /\0trap -- x ERR\0",
+            0,
+        ),
     ],
 }
 
@@ -216,7 +235,9 @@ def test_the_time_limit_ends_everything_new(live_container: LiveContainer, comma
         assert (await session.run("pwd; echo $X; jobs -p | wc -l; echo on", LIMIT_S)) == (
             BashResult("/usr\n\n0\non\n", 0) if restarted else BashResult("/usr\n1\n1\non\n", 0)
         )
-        alive = await session.run("for c in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $c; echo; done 2>/dev/null", LIMIT_S)
+        alive = await session.run(
+            "for c in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $c; echo; done 2>/dev/null", LIMIT_S
+        )
         if session._container.kind != "process":  # there one sees all of the host
             assert len(re.findall(r"^sleep 3600", alive.output, re.MULTILINE)) == (0 if restarted else 1)
 
@@ -225,10 +246,18 @@ def test_the_time_limit_ends_everything_new(live_container: LiveContainer, comma
 
 FORGERIES = {
     "through /proc": "for f in /proc/$$/fd/*; do printf '\\0%s 0 x /\\0' $__prorl_action > $f; done 2>/dev/null",
-    "from a child": "(for n in {3..254} {256..2000}; do printf '\\0%s 0 x /\\0' $__prorl_action >&$n; done) 2>/dev/null",
-    "from a later child": "(sleep 0.2; for n in {900..920}; do [ -S /proc/$BASHPID/fd/$n ] && printf '\\0%s 0 x /\\0' {1..9} >&$n; done) >/dev/null 2>&1 & disown",
-    "for other actions": 'for n in {900..920}; do for i in 1 3 4 5; do printf "\\0$i 0 x /\\0" >&$n; done; done 2>/dev/null',
-    "a flood": "(while printf 'xxxxxxxxxxxxxxxx'; do :; done >&900) 2>/dev/null & disown; (while printf 'x\\0'; do :; done >&902) 2>/dev/null & disown",
+    "from a child": """
+        (for n in {3..254} {256..2000}; do printf '\\0%s 0 x /\\0' $__prorl_action >&$n; done) 2>/dev/null""",
+    "from a later child": """
+        (sleep 0.2; for n in {900..920}; do [ -S /proc/$BASHPID/fd/$n ] && printf '\\0%s 0 x /\\0' {1..9} >&$n; done) \
+        >/dev/null 2>&1 & disown""",
+    "for other actions": """
+        for n in {900..920}; do [ -S /proc/$$/fd/$n ] && for i in 1 3 4 5; do printf "\\0$i 0 x /\\0" >&$n; done; done \
+        2>/dev/null""",
+    "a flood": """
+        (while printf 'xxxxxxxxxxxxxxxx'; do :; done >&902) 2>/dev/null & disown
+        (while printf 'x\\0'; do :; done >&902) 2>/dev/null & disown""",
+    "the next command": "(while :; do printf '3\\0echo no\\0' >&903; : > /proc/$$/fd/903; done) 2>/dev/null & disown",
 }
 
 
@@ -253,6 +282,31 @@ def test_a_false_status_of_bash_itself_cannot_reach_the_next_command(live_contai
         assert (await session.run("__prorl_prompt; sleep 0.3; echo late; (exit 5)", LIMIT_S)).exit_code == 0
         result = await session.run("echo $X; (exit 6)", LIMIT_S)
         assert (result.output.removeprefix("late\n"), result.exit_code) == ("1\n", 6)
+
+    use(live_container, body)
+
+
+def test_bash_that_ends_between_two_calls_is_replaced_before_the_second(live_container: LiveContainer) -> None:
+    """The second was said to have ended as bash had, and was never run."""
+
+    async def body(session: BashSession) -> None:
+        await session.run("cd /usr; X=1; (sleep 0.1; kill -9 $$) & disown", LIMIT_S)
+        shell = session._shell
+        assert shell is not None
+        assert await shell._child.wait(LIMIT_S)
+        assert await session.run("pwd; echo $X; (exit 3)", LIMIT_S) == BashResult("/usr\n\n", 3, restarted=True)
+        assert await session.run("echo on", LIMIT_S) == BashResult("on\n", 0)
+
+    use(live_container, body)
+
+
+@pytest.mark.parametrize("setting", ["set -e", "trap 'echo ERR' ERR", "set -u", "declare -i __prorl_command"])
+def test_settings_outlive_the_time_limit(live_container: LiveContainer, setting: str) -> None:
+    async def body(session: BashSession) -> None:
+        await session.run(f"X=1; {setting}", LIMIT_S)
+        result = await session.run("sleep 3600", 0.3)
+        assert (result.timed_out, result.restarted, result.exit_code) == (True, False, 130)
+        assert await session.run("echo $X", LIMIT_S) == BashResult("1\n", 0)
 
     use(live_container, body)
 
@@ -323,7 +377,9 @@ def test_a_thousand_jobs(live_container: LiveContainer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
-def test_a_command_that_kills_everything_gets_another_container(live_container: LiveContainer, kind: SandboxKind) -> None:
+def test_a_command_that_kills_everything_gets_another_container(
+    live_container: LiveContainer, kind: SandboxKind
+) -> None:
     assert kind != "process", "there it would kill all that the user has on this machine"
 
     async def body(session: BashSession) -> None:

@@ -44,7 +44,9 @@ def test_an_interpreter_is_talked_with(live_container: LiveContainer) -> None:
         first = await session.run("python3 -q", LIMIT_S, 0)
         assert (await until(session, ">>> ", first)).endswith(">>> ")
         assert await until(session, ">>> ", await session.send(b"print(6 * 7)\n", LIMIT_S, 0)) == "42\n>>> "
-        await until(session, "in\n", await session.send(b"import time; print('i' + 'n'); time.sleep(3600)\n", LIMIT_S, 0))
+        await until(
+            session, "in\n", await session.send(b"import time; print('i' + 'n'); time.sleep(3600)\n", LIMIT_S, 0)
+        )
         assert "KeyboardInterrupt" in await until(session, ">>> ", await session.send(b"\x03", LIMIT_S, 0))
         last = await session.send(b"\x04", LIMIT_S)
         assert (last.exit_code in (0, 130), last.running, last.restarted) == (True, False, False)
@@ -152,7 +154,10 @@ def test_a_stopped_job_gives_the_session_back_and_goes_on(live_container: LiveCo
         assert (stopped.exit_code, stopped.running) == (148, False)
         assert "Stopped" in stopped.output
         assert (await session.run("fg", LIMIT_S, 0.1)).running
-        assert await until(session, "again\n", await session.send(b"again\n", LIMIT_S, 0)) in ("cat\nagain\n", "again\n")
+        assert await until(session, "again\n", await session.send(b"again\n", LIMIT_S, 0)) in (
+            "cat\nagain\n",
+            "again\n",
+        )
         assert (await session.send(b"\x04", LIMIT_S)).exit_code == 0
 
     use(live_container, body)
@@ -160,7 +165,7 @@ def test_a_stopped_job_gives_the_session_back_and_goes_on(live_container: LiveCo
 
 def test_an_editor_and_a_pager(live_container: LiveContainer) -> None:
     async def body(session: BashSession) -> None:
-        editor = "#!/bin/bash\nread -rsn 1 key\nprintf '%s' \"$key\" >> \"$1\"\n"
+        editor = '#!/bin/bash\nread -rsn 1 key\nprintf \'%s\' "$key" >> "$1"\n'
         await session.run(f"cat > ~/ed <<'E'\n{editor}E\nchmod +x ~/ed", LIMIT_S)
         await session.run("~/ed ~/note; cat ~/note", LIMIT_S, 0.1)
         assert await session.send(b"k", LIMIT_S) == BashResult("k", 0)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # Python 3.12 warns of every fork of a process with threads; ptyprocess forks.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
+
 @pytest.fixture
 def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests in which nothing but the end of bash can come of an interrupt: no machine is too busy for these."""

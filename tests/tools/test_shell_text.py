@@ -8,14 +8,17 @@ KEPT = b"\n{ __prorl_code=$?; } >/dev/null 2>&1"
 
 
 @pytest.mark.parametrize(
-    "command", [b"true", b"echo 'a", b"cat <<E\nx\nE", b"cat <<-'E' > f\n\tx\n\tE\nfalse", b"cat <<<x", b"echo a # b\n", b""]
+    "command",
+    [b"true", b"echo 'a", b"cat <<E\nx\nE", b"cat <<-'E' > f\n\tx\n\tE\nfalse", b"cat <<<x", b"echo a # b\n", b""],
 )
 def test_the_status_is_kept_where_a_failure_sets_something_off(command: bytes) -> None:
     assert evaluated(command, minds_status=False) == command
     assert evaluated(command, minds_status=True) == command + KEPT
 
 
-@pytest.mark.parametrize("command", [b"set -e; false && true", b"trap x ERR; false", b"set -o errexit", b"set -euo pipefail"])
+@pytest.mark.parametrize(
+    "command", [b"set -e; false && true", b"trap x ERR; false", b"set -o errexit", b"set -euo pipefail"]
+)
 def test_the_status_is_kept_where_the_command_itself_sets_it_up(command: bytes) -> None:
     assert evaluated(command, minds_status=False) == command + KEPT
 

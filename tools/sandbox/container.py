@@ -307,6 +307,12 @@ class Container(ABC):
         except OSError as error:
             raise SandboxFailed(f"the workspace of {self.path.name} cannot be entered: {error.strerror}") from error
 
+    async def _reap_spawned(self) -> None:
+        """Reap all killed processes that `spawn`, `terminal` and `call` gave; who holds them learns of it."""
+        for child in list(self._spawned.values()):
+            if await child.wait(KILL_LIMIT_S):
+                child.reap()
+
     def _runtime_pids(self) -> frozenset[int]:
         return frozenset()
 

@@ -140,9 +140,7 @@ class NamespacedContainer(Container):
             return
         kill(*(children(runtime.pid) or [runtime.pid]))
         # The namespaces' first process cannot end before the others are reaped, and those that joined are ours.
-        for child in list(self._spawned.values()):
-            if await child.wait(KILL_LIMIT_S):
-                child.reap()
+        await self._reap_spawned()
         if not await runtime.wait(KILL_LIMIT_S):
             self.kill_all()
             kill(runtime.pid)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 
 from ...errors import SandboxFailed
-from ..processes import descendants
+from ..processes import Child, children, descendants, kill
 from . import namespaces
-from .container import Container
+from .container import KILL_LIMIT_S, KILL_ROUNDS, Container
 
 
 class ProcessContainer(Container):
@@ -43,10 +43,22 @@ class ProcessContainer(Container):
         Raises:
             SandboxFailed: new ones are started faster than they can be killed.
         """
-        self.kill_all()
-        self.reap_orphans()
-        if self.processes():
-            raise SandboxFailed("processes of a sandbox without isolation could not be killed", reason="processes")
+        for _ in range(KILL_ROUNDS):
+            kill(*self.processes())
+            await self._reap_spawned()
+            await self._reap_adopted()
+            if not self.processes():
+                return
+        raise SandboxFailed("a sandbox's processes start others faster than they can be killed")
+
+    async def _reap_adopted(self) -> None:
+        for pid in children(os.getpid()):
+            child = Child(pid)
+            try:
+                if await child.wait(KILL_LIMIT_S):
+                    child.reap()
+            finally:
+                child.close()
 
     def processes(self) -> list[int]:
         """Give all living processes below this one."""
