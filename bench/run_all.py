@@ -16,7 +16,7 @@ from typing import Any
 
 from harness import RESULTS, Row
 
-BENCHES = ("frontdoor", "startup", "fetch", "overlap", "dispatch", "assign")
+BENCHES = ("frontdoor", "startup", "fetch", "overlap", "dispatch", "assign", "tools", "sandbox")
 """In the order of README.md."""
 FOLDER = Path(__file__).parent
 FIGURES_BEGIN, FIGURES_END = "<!-- figures: written by bench/run_all.py -->", "<!-- end of figures -->"
@@ -59,8 +59,8 @@ def page(reports: list[dict[str, Any]]) -> str:
         if len(machines) > 1:
             parts.append(f"Machine: {_machine(report)}.\n")
         parts.append(_table([Row(**row) for row in report["rows"]]))
-        if (RESULTS / f"{report['bench']}.png").exists():
-            parts.append(f"![{report['about']}](results/{report['bench']}.png)\n")
+        pictures = sorted(RESULTS.glob(f"{report['bench']}*.png"))
+        parts += [f"![{report['about']}](results/{picture.name})\n" for picture in pictures]
     return "\n".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tracemalloc
 from typing import TYPE_CHECKING
@@ -262,13 +263,18 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_what_others_write_to_the_private_descriptors_forges_nothing(live_container: LiveContainer, name: str) -> None:
+def test_what_others_write_to_the_private_descriptors_forges_nothing(
+    live_container: LiveContainer, name: str, kind: SandboxKind
+) -> None:
     async def body(session: BashSession) -> None:
         await session.run("cd /usr; true", LIMIT_S)
         result = await session.run(f"{FORGERIES[name]}\necho true; sleep 0.1; (exit 5)", LIMIT_S)
         assert (result.exit_code, result.timed_out, result.restarted) == (5, False, False)
         assert result.output.endswith("true\n")
         result = await session.run("sleep 0.3; pwd; (exit 6)", LIMIT_S)
+        if result.timed_out and name == "the next command" and kind == "process" and os.geteuid() == 0:
+            assert result.restarted  # root may truncate the command file, without isolation: a loss that is said
+            return
         assert (result.output, result.exit_code, result.restarted) == ("/usr\n", 6, False)
 
     use(live_container, body)
