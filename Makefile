@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 OUT ?= demo
+# Most tests wait for processes and time limits, not for a core.
+TEST_WORKERS ?= 4
 SOURCES := $(shell find prorl_zmq brokers stages tools -name '*.py' -o -name '*.toml' -o -name py.typed) setup.cfg pyproject.toml
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
@@ -23,7 +25,7 @@ demo: $(VENV)/.server
 	$(BIN)/prorl demo --out $(OUT) --sandbox $$sandbox
 
 test: $(VENV)/.test
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -5,16 +5,17 @@ A trainer needs a client, `Job` and `Trajectory`, all of them here; the rest of 
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import errors
-from .client import RolloutClient
 from .errors import ProrlError
 from .messages import Backend, EpisodeLimits, Job, Outcome, PhaseLimits, Sampling
-from .trajectory import Role, Trajectory
 
 if TYPE_CHECKING:
     from .async_client import AsyncRolloutClient
+    from .client import RolloutClient
+    from .trajectory import Role, Trajectory
 
 __all__ = [
     "AsyncRolloutClient",
@@ -32,10 +33,19 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import the asynchronous client when it is first asked for: asyncio is half of what the whole package costs."""
-    if name == "AsyncRolloutClient":
-        from .async_client import AsyncRolloutClient
+_LATE = {
+    "AsyncRolloutClient": "async_client",
+    "RolloutClient": "client",
+    "Role": "trajectory",
+    "Trajectory": "trajectory",
+}
+"""What brings ZeroMQ, numpy or asyncio with it, and where it is: an execution server needs none of them."""
 
-        return AsyncRolloutClient
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    """Import something when it is first asked for."""
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_LATE[name]}", __name__), name)
+    globals()[name] = value
+    return value

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -175,8 +176,8 @@ class BashSession:
             self._restarted = True
         if self._shell is None:
             self._output.clear()
-            await self._container.living()
-            self._shell = await ShellProcess.start(self._container, self._output, self._directory)
+            start = partial(ShellProcess.start, self._container, self._output, self._directory)
+            self._shell = await self._container.begin(start)
         return self._shell
 
     async def _wait(

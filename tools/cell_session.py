@@ -207,8 +207,7 @@ class CellSession(ABC):
             await to_the_end(self._end(self._process))
             self._restarted = True
         if self._process is None:
-            await self._container.living()
-            self._process = await self._started()
+            self._process = await self._container.begin(self._started)
         return self._process
 
     async def _stop(self, process: CellProcess) -> None:

@@ -88,13 +88,16 @@ def children(pid: int) -> list[int]:
     """Give the living children of a process, oldest first; none if it is gone."""
     found: list[int] = []
     with suppress(OSError):
-        for thread in (PROC / str(pid) / "task").iterdir():
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - called often, and twice as quick
             try:
-                found += map(int, (thread / "children").read_text().split())
+                descriptor = os.open(f"/proc/{pid}/task/{thread}/children", os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 # A kernel without CONFIG_PROC_CHILDREN, or a thread that has just ended.
-                if thread.exists():
+                if (PROC / str(pid) / "task" / thread).exists():
                     return [entry.pid for entry in process_table() if entry.parent == pid]
+                continue
+            with open(descriptor, "rb") as children_file:  # noqa: PTH123
+                found += map(int, children_file.read().split())
     return found
 
 

@@ -120,6 +120,7 @@ class ShellProcess:
             for end in ends:
                 passed.callback(os.close, end)
             self._child, self._terminal = self._container.terminal(BASH, "", ends, DIMENSIONS)
+            self._prompt_input = f"socket:[{os.fstat(ends[0]).st_ino}]"
         resources.callback(os.close, self._terminal)
         self._newcomers = Newcomers(self._child.pid)
         resources.callback(self._newcomers.close)
@@ -320,10 +321,16 @@ class ShellProcess:
         # An interrupt that comes late makes a second prompt, and so a second status of an action that is done; one that
         # comes early takes the line with it, and all that is seen of the action is that second status.
         expected = {str(self._action), str(self._action - 1)} if self._interrupted else {str(self._action)}
-        if number in expected and code.isdecimal() and not self._done.done():
+        if number in expected and code.isdecimal() and not self._done.done() and self._at_prompt():
             self._on_terminal(DRAIN_READS)
             self._minds_status = self._traps_errors or "e" in flags
             self._done.set_result(Status(int(code) & 0xFF, directory))
+
+    def _at_prompt(self) -> bool:
+        """Say whether bash's standard input is the control socket: a command that is running may write a status too."""
+        with suppress(OSError):
+            return str((PROC / str(self._child.pid) / "fd" / "0").readlink()) == self._prompt_input
+        return False
 
     def _on_end(self) -> None:
         self._on_terminal(DRAIN_READS)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from typing import IO, TYPE_CHECKING
 
 import msgspec
 
+from ...errors import SandboxFailed
 from ..output import HeadTail
 from ..processes import to_the_end
 
@@ -55,7 +57,19 @@ async def execute(
     Raises:
         SandboxFailed: it could not be started, or did not end when killed.
     """
-    await container.living()
+    run = partial(_execute, container, argv, stdin, timeout_s, output_limit_bytes, environment, directory)
+    return await container.begin(run)
+
+
+async def _execute(
+    container: Container,
+    argv: Sequence[str],
+    stdin: bytes,
+    timeout_s: float,
+    output_limit_bytes: int,
+    environment: Mapping[str, str],
+    directory: str,
+) -> ExecResult:
     stdin_end, writer = _pipe("w") if stdin else (os.open(os.devnull, os.O_RDONLY), None)
     stdout_end, stdout = _pipe("r")
     stderr_end, stderr = _pipe("r")
@@ -63,10 +77,12 @@ async def execute(
         child = container.spawn(
             argv, stdin=stdin_end, stdout=stdout_end, stderr=stderr_end, environment=environment, directory=directory
         )
-    except OSError as error:
+    except (OSError, SandboxFailed) as error:
         for pipe in (writer, stdout, stderr):
             if pipe is not None:
                 pipe.close()
+        if isinstance(error, SandboxFailed):
+            raise
         missing = isinstance(error, FileNotFoundError)
         problem = f"{argv[0]}: {'no such program' if missing else error.strerror}\n"
         return ExecResult(127 if missing else 126, b"", problem.encode(), timed_out=False)

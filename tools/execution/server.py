@@ -68,6 +68,7 @@ class ExecutionServer:
         self._connections: set[_Connection] = set()
         self._lease_s = FIRST_LEASE_S
         self._lapse: asyncio.TimerHandle | None = None
+        self._watch = Watch(self._container, lambda: bool(self._tasks), self._break)
         self._broken: ProrlError | None = None
         """Why the container was ended for good."""
 
@@ -100,14 +101,13 @@ class ExecutionServer:
         with suppress(FileNotFoundError):
             os.unlink(SOCKET)  # noqa: PTH108 - relative on purpose; the lock says that nobody serves it
         server = await loop.create_unix_server(partial(_Connection, self), SOCKET, backlog=BACKLOG)
-        watch = Watch(self._container, self._break)
         self._renew()
-        watch.start()
+        self._watch.start()
         try:
             on_ready()
             await self._ended
         finally:
-            watch.stop()
+            self._watch.stop()
             if self._lapse is not None:
                 self._lapse.cancel()
             server.close()
@@ -180,6 +180,8 @@ class ExecutionServer:
             return
         task = self._tasks[key] = asyncio.get_running_loop().create_task(self._answer(connection, number, request))
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
+        if len(self._tasks) == 1:
+            self._watch.hurry()
 
     async def _answer(self, connection: _Connection, number: int, request: messages.AnyRequest) -> None:
         reply: msgspec.Struct

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ..sandbox.container import Container
 
 INTERVAL_S = 0.25
+IDLE_INTERVAL_S = 1.0
+"""While nobody waits for anything: 200 idle sandboxes would take half a core otherwise."""
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
@@ -30,17 +32,27 @@ class Watch:
 
     Args:
         container: whose; plain processes have no limits.
+        busy: says whether somebody waits for something that happens inside.
         on_exceeded: called once, with what was exceeded.
     """
 
-    def __init__(self, container: Container, on_exceeded: Callable[[ProrlError], None]) -> None:
+    def __init__(
+        self, container: Container, busy: Callable[[], bool], on_exceeded: Callable[[ProrlError], None]
+    ) -> None:
         self._container = container
+        self._busy = busy
         self._on_exceeded = on_exceeded
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Look from now on."""
-        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._look)
+        interval_s = INTERVAL_S if self._busy() else IDLE_INTERVAL_S
+        self._timer = asyncio.get_running_loop().call_later(interval_s, self._look)
+
+    def hurry(self) -> None:
+        """Look soon: somebody waits from now on."""
+        self.stop()
+        self.start()
 
     def stop(self) -> None:
         """Look no more."""

@@ -48,15 +48,16 @@ class ApptainerContainer(NamespacedContainer):
             "--no-mount",
             "bind-paths,sys" if root else "bind-paths",
         ]  # of the host's files, only the task's own
-        arguments += ["--bind", f"{self.workspace}:{WORKSPACE}", "--bind", f"{self.path / 'tmp'}:/tmp"]
-        arguments += ["--bind", f"{self.path / 'tmp'}:/var/tmp"]
+        arguments += _mount(str(self.workspace), WORKSPACE, writable=True)
+        for place in ("/tmp", "/var/tmp"):  # noqa: S108 - the sandbox's own
+            arguments += _mount(str(self.path / "tmp"), place, writable=True)
         if not spec.network:
             arguments += ["--net", "--network", "none"]
         if root:
             arguments.append("--no-privs")
             for place in ROOTS_PLACES:
                 if Path(place).exists():
-                    arguments += ["--bind", f"{place}:{place}:ro"]
+                    arguments += _mount(place, place, writable=False)
         elif spec.fakeroot:
             arguments.append("--fakeroot")
         if spec.writable == "memory":
@@ -66,7 +67,7 @@ class ApptainerContainer(NamespacedContainer):
             overlay.mkdir(0o755, exist_ok=True)
             arguments += ["--overlay", str(overlay)]
         for bind in spec.binds:
-            arguments += ["--bind", f"{bind.source}:{bind.target}:{'rw' if bind.writable else 'ro'}"]
+            arguments += _mount(bind.source, bind.target, writable=bind.writable)
         if image.is_file() and not root and not os.access(FUSE, os.R_OK | os.W_OK):
             # Without FUSE a user cannot mount it, and unpacking it for each container would take seconds.
             image = unpacked(image, default_root().parent / "unpacked")
@@ -83,6 +84,12 @@ def apptainer_problem() -> str | None:
     if not version:
         return "apptainer is installed but does not run; try `apptainer version`"
     return None
+
+
+def _mount(source: str, target: str, *, writable: bool) -> list[str]:
+    """Give the option that binds a path, quoted as CSV is: `--bind` takes no colon or comma in a path."""
+    fields = ["type=bind", f"source={source}", f"destination={target}", *([] if writable else ["ro"])]
+    return ["--mount", ",".join('"' + field.replace('"', '""') + '"' for field in fields)]
 
 
 @cache

@@ -26,7 +26,7 @@ from ..processes import Child, children, descendants, kill, to_the_end
 from . import forking, terminal, tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from ...messages import SandboxKind
@@ -212,6 +212,22 @@ class Container(ABC):
                 raise SandboxFailed(f"{argv[0]} cannot be started in a sandbox: {error.strerror}") from error
             raise
 
+    async def begin(self, start: Callable[[], Awaitable[T]]) -> T:
+        """Do something that starts a process inside; if the container has ended, or ends just then, in a new one.
+
+        Raises:
+            SandboxFailed: the container cannot be started again.
+        """
+        await self.living()
+        try:
+            return await start()
+        except SandboxFailed as error:
+            if error.fields.get("reason") != "gone":
+                raise
+        await self.close()
+        await self.start()
+        return await start()
+
     async def call(self, function: Callable[[], T], timeout_s: float, returns: type[T] | Any = Any) -> T:
         """Run a plain function in a forked child that has joined the container, with no more rights than a command.
 
@@ -225,7 +241,9 @@ class Container(ABC):
                 (`killed`).
             ProrlError: the function raised it.
         """
-        await self.living()
+        return await self.begin(partial(self._call, function, timeout_s, returns))
+
+    async def _call(self, function: Callable[[], T], timeout_s: float, returns: Any) -> T:
         ours, result = os.pipe()
 
         def run(report: int) -> None:
@@ -344,7 +362,8 @@ class Container(ABC):
             os.waitpid(inner or pid, 0)
             if number:
                 raise OSError(number, problem)
-            raise SandboxFailed(f"a process could not join its sandbox: {problem}")
+            reason = "gone" if problem.startswith(ProcessLookupError.__name__) else "join"
+            raise SandboxFailed(f"a process could not join its sandbox: {problem}", reason=reason)
         return self._register(inner or pid)
 
     def _register(self, pid: int) -> Child:
@@ -372,8 +391,6 @@ class Container(ABC):
             _, hard = resource.getrlimit(kind)
             allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(kind, (allowed, allowed))
-        with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:  # noqa: PTH123 - between fork and exec
-            score.write("500")  # if the node runs out of memory, a sandbox is the one to lose some
 
 
 def _answer(function: Callable[[], Any], result: int) -> None:

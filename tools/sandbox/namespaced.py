@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...errors import SandboxFailed
 from ..images.image import hold
 from ..processes import PROC, Child, children, descendants, kill
-from . import namespaces
+from . import forking, namespaces
 from .container import KILL_LIMIT_S, SEARCH_PATH, Container
 
 if TYPE_CHECKING:
@@ -170,10 +170,11 @@ class NamespacedContainer(Container):
 
     def _join(self, report: int, *, limited: bool) -> None:
         namespaces.hide()
+        forking.be_the_first_to_go()
         namespaces.enter(self._pidfd, self._flags)
         child = os.fork()
         if child:
-            os.write(report, b"%d\n" % child)
+            forking.tell_inner(report, child)
             os._exit(0)
         self._limit(address_space=limited)
         if not self.spec.fakeroot:

@@ -83,11 +83,11 @@ def test_a_sandbox_that_nobody_holds_ends_with_its_lease(
     mark = f"3600.{uuid.uuid4().int}"
 
     async def main() -> None:
-        sandboxes = Sandboxes(kind, tmp_path / "sandboxes", image=image, lease_s=0.5)
+        sandboxes = Sandboxes(kind, tmp_path / "sandboxes", image=image, lease_s=2.0)
         sandbox = await sandboxes.create("one")
         bash = await sandbox.bash()
         await bash.run(f"setsid sleep {mark} & sleep {mark} &", LIMIT_S)
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(3)
         assert sandbox.held  # it is renewed as long as it is held
         sandbox.release()
         assert await gone(sandbox.path)
@@ -453,9 +453,8 @@ def test_a_command_that_stops_whatever_starts_does_not_hang_the_server(
     async def body(sandbox: Sandbox) -> None:
         await sandbox.write_file("stop.py", STOPPER.encode())
         await (await sandbox.bash()).run("python3 stop.py & sleep 0.3", LIMIT_S)
-        for _ in range(3):
-            with suppress(SandboxFailed):
-                await asyncio.wait_for(sandbox.exec(["true"], 1), 40)
+        with suppress(SandboxFailed):
+            await asyncio.wait_for(sandbox.exec(["true"], 1), 40)
 
     use(sandboxes, body)
     assert survivors(str(tmp_path)) == []

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,6 +120,14 @@ asyncio.run(main())
 """
 
 
+def open_to_all(folder: Path) -> None:
+    """Let other users into a folder of pytest's, which are private."""
+    for each in (folder, *folder.parents):
+        if each == Path(tempfile.gettempdir()):
+            return
+        each.chmod(0o755)
+
+
 @pytest.fixture(scope="module")
 def as_nobody() -> list[str]:
     """Give the command line of a Python that an unprivileged user can run, with this one's packages."""
@@ -151,10 +160,8 @@ def test_an_unprivileged_user_can_do_it_all(
         if kind == "bubblewrap":
             pytest.skip("it takes directories only")
         image = request.getfixturevalue("sif")
-        for folder in Path(image).parents[:3]:
-            folder.chmod(0o755)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)  # pytest's own are private
+        open_to_all(Path(image).parent)
+    open_to_all(tmp_path)
     home = tmp_path / "home"
     home.mkdir()
     os.chown(home, 65534, 65534)
