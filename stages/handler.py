@@ -116,6 +116,10 @@ INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
 """The errors that are not the agent's or the task's fault, and whether another attempt may help."""
 
 
+TASKS_OWN_REASONS = frozenset({"image", "path", "specification"})
+"""Of a `SandboxFailed` that no other attempt would change: the task asks for what there is not."""
+
+
 class AgentHandler(ABC, Generic[Instance]):
     """A task: how to prepare it, run an agent on it, and judge the result. Make one without arguments per process."""
 
@@ -188,6 +192,8 @@ def failure_of(error: Exception) -> Failure:
     """Give the usual outcome for an error: `infrastructure_error` if what broke was around the agent, else `failed`."""
     if isinstance(error, PhaseTimeout):
         return Failure(Outcome.TIMEOUT, error.info())
+    if isinstance(error, SandboxFailed) and error.fields.get("reason") in TASKS_OWN_REASONS:
+        return Failure(Outcome.FAILED, error.info())
     if isinstance(error, ProrlError):
         retry = INFRASTRUCTURE_ERRORS.get(type(error))
         outcome = Outcome.FAILED if retry is None else Outcome.INFRASTRUCTURE_ERROR

@@ -193,6 +193,9 @@ class PhaseRunner:
         )
 
     def _failed(self, failure: Failure) -> PhaseFailed:
+        if failure.outcome == Outcome.INFRASTRUCTURE_ERROR:
+            job, attempt = self._job.job_id, self._command.attempt
+            log.warning("job %s, attempt %d: %s: %s", job, attempt, self._command.phase, failure.error.message)
         return PhaseFailed(
             stage_id=self._stage_id,
             job_id=self._job.job_id,

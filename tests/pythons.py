@@ -49,7 +49,7 @@ async def live(place: str, folder: Path) -> AsyncIterator[Container]:
     """Start a container in this very process."""
     kind, spec = specification(place)
     path = folder / "container"
-    for name in ("workspace", "tmp"):
+    for name in ("workspace", "tmp", "shm"):
         (path / name).mkdir(parents=True, exist_ok=True)
     container = make_container(kind, path, spec)
     await container.start()

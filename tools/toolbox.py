@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import SandboxFailed
 from .bash import BashTool
@@ -27,10 +27,18 @@ class Toolbox:
 
     Args:
         sandbox: what they act in.
-        names: which.
+        names: which, of `ToolName`.
+
+    Raises:
+        SandboxFailed: the job has no sandbox.
+        ValueError: a name is not a tool's.
     """
 
-    def __init__(self, sandbox: Sandbox, names: Sequence[ToolName]) -> None:
+    def __init__(self, sandbox: Sandbox | None, names: Sequence[ToolName]) -> None:
+        if sandbox is None:
+            raise SandboxFailed("tools need a sandbox, and this job has none: call phase.create_sandbox in init")
+        if isinstance(names, str) or not set(names) <= set(get_args(ToolName)):
+            raise ValueError(f"{names!r} are not tools; there are {', '.join(get_args(ToolName))}")
         self._sandbox = sandbox
         self._names = tuple(dict.fromkeys(names))
 
@@ -66,4 +74,4 @@ class Toolbox:
                 case "finish":
                     return FinishTool()
         except KeyError:
-            raise SandboxFailed(f"the session of the tool {name} was not started") from None
+            raise ValueError(f"the session of {name} is not among {dict(sessions)}: give what `start` gave") from None

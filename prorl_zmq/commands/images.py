@@ -135,7 +135,8 @@ def remove(name: Name, wait: Wait = 3600.0, images: Images = None) -> None:
 
 
 def _store(root: Path | None) -> ImageStore:
-    from ..tools.images.image_store import ImageStore, default_root
+    from ..tools.images.image import default_root
+    from ..tools.images.image_store import ImageStore
 
     return ImageStore(default_root() if root is None else root)
 

@@ -76,7 +76,7 @@ def live_container(
     @contextlib.asynccontextmanager
     async def live() -> AsyncIterator[Container]:
         path = tmp_path / "container"
-        for name in ("workspace", "tmp"):
+        for name in ("workspace", "tmp", "shm"):
             (path / name).mkdir(parents=True, exist_ok=True)
         container = make_container(kind, path, SandboxSpec(image=image))
         await container.start()

@@ -409,7 +409,7 @@ def test_an_image_without_bash_is_told(kind: SandboxKind, tmp_path: Path) -> Non
     for name in ("bash", "sh"):
         (image / "bin" / name).unlink()
     shutil.copy(dash, image / "bin" / "sh")
-    for name in ("workspace", "tmp"):
+    for name in ("workspace", "tmp", "shm"):
         (tmp_path / name).mkdir()
 
     async def main() -> None:

@@ -86,7 +86,7 @@ class ExecutionClient:
         try:
             packed = await asyncio.shield(reply)
         except asyncio.CancelledError:
-            self._write(number, messages.Cancel())
+            self._write(messages.frame(number, messages.Cancel()))
             with suppress(asyncio.CancelledError):
                 await asyncio.wait((reply,), timeout=CANCEL_LIMIT_S)
             raise
@@ -123,13 +123,17 @@ class ExecutionClient:
         if self.closed:
             raise SandboxFailed(f"the execution server of the sandbox {self.name} is gone")
         self._number += 1
+        packed = messages.frame(self._number, request)
+        if len(packed) > messages.FRAME_LIMIT_BYTES:
+            limit = messages.UPLOAD_LIMIT_BYTES
+            raise SandboxFailed(f"a request has {len(packed)} bytes; at most {limit} are taken", reason="size")
         reply = self._waiting[self._number] = self._loop.create_future()
-        self._write(self._number, request)
+        self._write(packed)
         return self._number, reply
 
-    def _write(self, number: int, request: messages.Request) -> None:
+    def _write(self, packed: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(messages.frame(number, request))
+            self._transport.write(packed)
 
     def connected(self, transport: asyncio.Transport) -> None:
         """Take the line."""

@@ -16,6 +16,7 @@ from ..editor.editing import apply
 from ..editor.history import EditHistory
 from ..editor.outcome import EditOutcome
 from ..ipython_session import IPythonSession
+from ..processes import to_the_end
 from ..sandbox import files
 from . import messages
 from .command import execute
@@ -124,10 +125,16 @@ class Desk:
     async def _open(self, session: BashSession | CellSession) -> messages.Opened:
         if len(self._sessions) >= SESSIONS:
             raise SandboxFailed(f"a sandbox may have {SESSIONS} tool sessions; close one first")
-        await session.start()
         self._opened += 1
-        self._sessions[self._opened] = session
-        return messages.Opened(self._opened)
+        number = self._opened
+        self._sessions[number] = session
+        try:
+            await session.start()
+        except BaseException:
+            del self._sessions[number]
+            await to_the_end(session.close())
+            raise
+        return messages.Opened(number)
 
     def _bash(self, number: int) -> BashSession:
         session = self._sessions.get(number)

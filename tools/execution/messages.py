@@ -26,6 +26,8 @@ from .command import ExecResult
 
 FRAME = struct.Struct("<IQ")
 UPLOAD_LIMIT_BYTES = 256 * 2**20
+ORDER_LIMIT_BYTES = 128 * 1024
+"""What a datagram between two processes may hold, with room to spare."""
 FRAME_LIMIT_BYTES = UPLOAD_LIMIT_BYTES + 2**20
 
 

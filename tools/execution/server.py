@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 SOCKET = "server.sock"
 LOCK = "server.lock"
-FIRST_LEASE_S = 60.0
+FIRST_LEASE_S = 10.0
 """How long a new server waits for the first client."""
 REMOVE_LIMIT_S = 30.0
 BACKLOG = 16
@@ -71,6 +71,11 @@ class ExecutionServer:
         self._watch = Watch(self._container, lambda: bool(self._tasks), self._break)
         self._broken: ProrlError | None = None
         """Why the container was ended for good."""
+
+    @property
+    def name(self) -> str:
+        """The sandbox's name."""
+        return self._path.name
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Start the container, serve until the lease lapses, a client closes the sandbox, or SIGTERM; then end it all.
@@ -179,9 +184,15 @@ class ExecutionServer:
             connection.reply(number, messages.Done())
             return
         task = self._tasks[key] = asyncio.get_running_loop().create_task(self._answer(connection, number, request))
-        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+        task.add_done_callback(lambda done: self._done(key, done))
         if len(self._tasks) == 1:
             self._watch.hurry()
+
+    def _done(self, key: tuple[_Connection, int], task: asyncio.Task[None]) -> None:
+        self._tasks.pop(key, None)
+        if task.cancelled():  # before its first step
+            connection, number = key
+            connection.reply(number, messages.Failed(Cancelled("the call was stopped").info()))
 
     async def _answer(self, connection: _Connection, number: int, request: messages.AnyRequest) -> None:
         reply: msgspec.Struct

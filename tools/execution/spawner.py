@@ -23,17 +23,14 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import uvloop
 
-from ...errors import ErrorInfo, InternalError, ProrlError
+from ...errors import ErrorInfo, InternalError, ProrlError, SandboxFailed
 from ..processes import children, kill
 from ..sandbox import namespaces, tree
-from .messages import ServerOrder
+from .messages import ORDER_LIMIT_BYTES, ServerOrder
 from .server import REMOVE_LIMIT_S, ExecutionServer
 
 if TYPE_CHECKING:
     from types import FrameType
-
-REQUEST_LIMIT_BYTES = 128 * 1024
-"""What a datagram between two processes may hold, with room to spare."""
 
 log = logging.getLogger("prorl.sandbox")
 
@@ -69,10 +66,15 @@ class Spawner:
                 open_line = self._take_order()
 
     def _take_order(self) -> bool:
-        packed, descriptors, _, _ = socket.recv_fds(self._line, REQUEST_LIMIT_BYTES, 1)
+        packed, descriptors, _, _ = socket.recv_fds(self._line, ORDER_LIMIT_BYTES, 1)
         if not packed:
             return False
-        order = msgspec.msgpack.decode(packed, type=ServerOrder)
+        try:
+            order = msgspec.msgpack.decode(packed, type=ServerOrder)
+        except msgspec.MsgspecError as error:
+            _tell(descriptors[0], InternalError(f"an order cannot be read: {error}").info())
+            os.close(descriptors[0])
+            return True
         pid = os.fork()
         if pid == 0:
             self._line.close()
@@ -96,7 +98,8 @@ class Spawner:
                         self._clean(path, status)
 
     def _clean(self, path: Path, status: int) -> None:
-        log.warning("the execution server of %s ended with %d", path.name, os.waitstatus_to_exitcode(status))
+        if os.WIFSIGNALED(status):
+            log.warning("the execution server of %s was killed by signal %d", path.name, os.WTERMSIG(status))
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
@@ -124,6 +127,9 @@ def _serve(order: ServerOrder, report: int) -> NoReturn:
         except ProrlError as error:
             _tell(report, error.info())
             code = 0
+        except (BrokenPipeError, FileNotFoundError) as error:
+            # Whoever asked for it has given up meanwhile, and removed its folder.
+            _tell(report, SandboxFailed(f"the sandbox {server.name} was given up as it started: {error}").info())
         except BaseException as error:
             log.exception("an execution server failed")
             _tell(report, InternalError(f"an execution server failed: {type(error).__name__}: {error}").info())

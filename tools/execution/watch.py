@@ -1,5 +1,7 @@
 """Watches what all processes of a sandbox use together, since a limit of the kernel's is for each of them alone.
 
+Memory that no process has mapped, such as that of a memory file which is only open, is not seen.
+
 It looks at them at intervals, since nothing tells us of an allocation. A sandbox that is over a limit is ended; what
 the node may lose until then is what a process can take in one interval. At the same times it reaps what the server has
 adopted: the event loop keeps the signal of a child's end to itself.
@@ -8,9 +10,8 @@ adopted: the event loop keeps the signal of a child's end to itself.
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import SandboxLimitExceeded
 from ..processes import PROC
@@ -24,7 +25,15 @@ if TYPE_CHECKING:
 INTERVAL_S = 0.25
 IDLE_INTERVAL_S = 1.0
 """While nobody waits for anything: 200 idle sandboxes would take half a core otherwise."""
-PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+COUNTED = (b"RssAnon", b"RssShmem", b"VmSwap")
+"""In KiB, of `/proc/PID/status`."""
+
+
+class Usage(NamedTuple):
+    """What one process uses."""
+
+    threads: int
+    memory_bytes: int
 
 
 class Watch:
@@ -69,19 +78,24 @@ class Watch:
 
     def _excess(self) -> ProrlError | None:
         limits = self._container.spec.limits
-        found = self._container.processes()
-        if len(found) > limits.processes:
-            message = f"the sandbox had {len(found)} processes at one time; at most {limits.processes} are allowed"
+        usages = [_usage(pid) for pid in self._container.processes()]
+        threads = sum(usage.threads for usage in usages)
+        if threads > limits.processes:
+            message = f"the sandbox had {threads} processes and threads; at most {limits.processes} are allowed"
             return SandboxLimitExceeded(message, limit="processes")
-        used = sum(map(_resident_bytes, found))
+        used = sum(usage.memory_bytes for usage in usages)
         if used > limits.memory_bytes:
             message = f"the sandbox used {used >> 20} MiB of memory; at most {limits.memory_bytes >> 20} are allowed"
             return SandboxLimitExceeded(message, limit="memory_bytes")
         return None
 
 
-def _resident_bytes(pid: int) -> int:
-    with suppress(OSError, IndexError):
-        _, _, shared, *_ = fields = (PROC / str(pid) / "statm").read_bytes().split()
-        return (int(fields[1]) - int(shared)) * PAGE_BYTES
-    return 0
+def _usage(pid: int) -> Usage:
+    """Read what one process uses: its threads, and its memory but for files that it has mapped."""
+    fields: dict[bytes, int] = {}
+    with suppress(OSError):
+        for line in (PROC / str(pid) / "status").read_bytes().splitlines():
+            name, _, value = line.partition(b":")
+            if name in COUNTED or name == b"Threads":
+                fields[name] = int(value.split()[0])
+    return Usage(max(fields.get(b"Threads", 1), 1), 1024 * sum(fields.get(name, 0) for name in COUNTED))

@@ -15,14 +15,12 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from pathlib import Path
+from typing import Literal, Self
 
 import msgspec
 
 from ...errors import ConfigError, SandboxFailed
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Format = Literal["directory", "sif"]
 """A root filesystem in a folder, which starts fastest; or one compressed file, which is moved most easily."""
@@ -70,6 +68,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What its files hold; the disk may need more or less."""
     sif_digest: str = ""
     """Digest of a SIF file: its compression has no checksum, so that nothing else would notice damage."""
+
+
+def default_root() -> Path:
+    """Give where images are kept if nothing else is said: in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if Path(cache).is_absolute() else Path("~/.cache").expanduser()) / "prorl" / "images"
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,10 @@ next build of the name removes what is left.
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -36,6 +34,7 @@ from .sources import DefinitionSource, Source, parse_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from .build_lock import BuildFolder
 
@@ -46,12 +45,6 @@ WAIT_LIMIT_S = 3600.0
 def nothing(line: str) -> None:
     """Take a line and do nothing with it."""
     del line
-
-
-def default_root() -> Path:
-    """Give where images are kept if nothing else is said: in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(cache) if Path(cache).is_absolute() else Path("~/.cache").expanduser()) / "prorl" / "images"
 
 
 class Built(NamedTuple):

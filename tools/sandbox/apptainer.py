@@ -18,9 +18,11 @@ import signal
 from functools import cache
 from pathlib import Path
 
+import msgspec
+
 from ...errors import SandboxFailed
-from ..images.image_store import default_root
-from ..images.unpacking import unpacked
+from ..images.image import default_root
+from . import seccomp
 from .namespaced import WORKSPACE, NamespacedContainer
 
 PROGRAMS = ("apptainer", "singularity")
@@ -51,6 +53,10 @@ class ApptainerContainer(NamespacedContainer):
         arguments += _mount(str(self.workspace), WORKSPACE, writable=True)
         for place in ("/tmp", "/var/tmp"):  # noqa: S108 - the sandbox's own
             arguments += _mount(str(self.path / "tmp"), place, writable=True)
+        arguments += _mount(str(self.path / "shm"), "/dev/shm", writable=True)  # noqa: S108 - memory has no limit there
+        profile = self.path / "seccomp.json"
+        profile.write_bytes(msgspec.json.encode(seccomp.profile()))
+        arguments += ["--security", f"seccomp:{profile}"]
         if not spec.network:
             arguments += ["--net", "--network", "none"]
         if root:
@@ -70,6 +76,8 @@ class ApptainerContainer(NamespacedContainer):
             arguments += _mount(bind.source, bind.target, writable=bind.writable)
         if image.is_file() and not root and not os.access(FUSE, os.R_OK | os.W_OK):
             # Without FUSE a user cannot mount it, and unpacking it for each container would take seconds.
+            from ..images.unpacking import unpacked  # brings all of image building with it
+
             image = unpacked(image, default_root().parent / "unpacked")
         return [*arguments, str(image)]
 

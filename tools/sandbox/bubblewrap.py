@@ -54,9 +54,11 @@ class BubblewrapContainer(NamespacedContainer):
             (etc / name).write_text(content)
             if image is None or (image / "etc" / name).is_file():
                 arguments += ["--ro-bind", str(etc / name), f"/etc/{name}"]
+        arguments += ["--bind", str(self.path / "shm"), "/dev/shm"]  # noqa: S108 - memory there would have no limit
         arguments += ["--bind", str(self.path / "tmp"), "/tmp", "--bind", str(self.workspace), WORKSPACE]  # noqa: S108
         for bind in spec.binds:
             arguments += ["--bind" if bind.writable else "--ro-bind", bind.source, bind.target]
+        arguments += ["--remount-ro", "/dev", "--remount-ro", "/"]
         return [*arguments, "--chdir", "/", "--clearenv", "--"]
 
 
@@ -90,7 +92,7 @@ def bubblewrap_problem() -> str | None:
 
 
 _FIXED = (
-    *("--unshare-user", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"),
+    *("--unshare-user", "--unshare-all", "--disable-userns", "--die-with-parent", "--cap-drop", "ALL"),
     *("--uid", USER_ID, "--gid", USER_ID, "--hostname", "sandbox"),
 )
 _OWN = ("--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev")
@@ -113,15 +115,7 @@ def _host_arguments() -> tuple[str, ...]:
 
 
 def _image_arguments(image: Path) -> list[str]:
-    """Show an image's directory. Each entry by itself: in a read-only root no place for the workspace could be made.
-
-    Raises:
-        SandboxFailed: it is no directory, or has no programs.
-    """
-    if not image.is_dir():
-        raise SandboxFailed(f"the image {image} is a file; bubblewrap takes directories only (use apptainer)")
-    if not (image / "bin").exists():
-        raise SandboxFailed(f"the image {image} has no /bin; it is not a root filesystem")
+    """Show an image's directory. Each entry by itself: in a read-only root no place for the workspace could be made."""
     arguments: list[str] = []
     for entry in sorted(image.iterdir()):
         if entry.name in OWN_FOLDERS:

@@ -222,7 +222,7 @@ class Container(ABC):
         try:
             return await start()
         except SandboxFailed as error:
-            if error.fields.get("reason") != "gone":
+            if error.fields.get("reason") != "join":
                 raise
         await self.close()
         await self.start()
@@ -247,6 +247,11 @@ class Container(ABC):
         ours, result = os.pipe()
 
         def run(report: int) -> None:
+            # A link in the sandbox may name these: they would be the service's own.
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for descriptor in range(3):
+                os.dup2(nothing, descriptor)
+            os.close(nothing)
             self._join(report, limited=False)
             self._enter_directory("")
             os.close(report)
@@ -356,14 +361,14 @@ class Container(ABC):
             inner, number = error.args[0].inner, 0
             problem = f"it was stopped, or took longer than {forking.JOIN_LIMIT_S:g} s"
             kill(inner or pid)
+            self.kill_all()  # whoever stops one will stop the next
         if inner:
             os.waitpid(pid, 0)  # it has forked and ended; its child is ours now
         if problem:
             os.waitpid(inner or pid, 0)
             if number:
                 raise OSError(number, problem)
-            reason = "gone" if problem.startswith(ProcessLookupError.__name__) else "join"
-            raise SandboxFailed(f"a process could not join its sandbox: {problem}", reason=reason)
+            raise SandboxFailed(f"a process could not join its sandbox: {problem}", reason="join")
         return self._register(inner or pid)
 
     def _register(self, pid: int) -> Child:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-JOIN_LIMIT_S = 10.0
+JOIN_LIMIT_S = 5.0
 """Longest time from the fork to the program's start."""
 REPORT_BYTES = 4096
 RESET_SIGNALS = (

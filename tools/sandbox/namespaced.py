@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, ClassVar
 from ...errors import SandboxFailed
 from ..images.image import hold
 from ..processes import PROC, Child, children, descendants, kill
-from . import forking, namespaces
+from . import forking, namespaces, seccomp
 from .container import KILL_LIMIT_S, SEARCH_PATH, Container
+from .root_image import check_image
 
 if TYPE_CHECKING:
     from ..images.image import Hold
@@ -53,8 +54,11 @@ class NamespacedContainer(Container):
     def __init__(self, path: Path, spec: SandboxSpec) -> None:
         super().__init__(path, spec)
         self._runtime: Child | None = None
-        self._pidfd = -1
-        self._flags = 0
+        self._holder = -1
+        """A pidfd of the holding shell: its end is the container's."""
+        self._namespaces: namespaces.Namespaces | None = None
+        self._changing = asyncio.Lock()
+        """Held while the container is started or ended."""
         self._line = -1
         """The pipe to the holding shell."""
         self._image: Hold | None = None
@@ -90,9 +94,15 @@ class NamespacedContainer(Container):
 
     async def start(self) -> None:
         """Start the runtime, and wait for its container (see `Container.start`)."""
+        async with self._changing:
+            await self._start()
+
+    async def _start(self) -> None:
         namespaces.become_subreaper()
         if self.spec.image and self._image is None:
             self._image = hold(Path(self.spec.image))
+        if self._image is not None:
+            check_image(self.kind, self._image.path)
         argv = [*self._runtime_argv(self._image.path if self._image is not None else None), *HOLD]
         log = self.path / "runtime.log"
         ready, ready_end = os.pipe()
@@ -121,19 +131,24 @@ class NamespacedContainer(Container):
         try:
             await self._hold(ready)
         except BaseException:
-            await self.close()
+            await self._close()
             raise
         finally:
             os.close(ready)
 
     async def living(self) -> None:
         """Start it again if it ended (see `Container.living`)."""
-        if self._runtime is None or _ended(self._pidfd):
-            await self.close()
-            await self.start()
+        async with self._changing:
+            if self._runtime is None or _ended(self._holder):
+                await self._close()
+                await self._start()
 
     async def close(self) -> None:
         """Kill the namespaces' first process, so the kernel kills all others (see `Container.close`)."""
+        async with self._changing:
+            await self._close()
+
+    async def _close(self) -> None:
         runtime = self._runtime
         if runtime is None:
             self._let_image_go()
@@ -171,7 +186,9 @@ class NamespacedContainer(Container):
     def _join(self, report: int, *, limited: bool) -> None:
         namespaces.hide()
         forking.be_the_first_to_go()
-        namespaces.enter(self._pidfd, self._flags)
+        if self._namespaces is None:
+            raise ProcessLookupError("the container has ended")
+        self._namespaces.enter()
         child = os.fork()
         if child:
             forking.tell_inner(report, child)
@@ -180,9 +197,10 @@ class NamespacedContainer(Container):
         if not self.spec.fakeroot:
             namespaces.drop_capabilities()
         namespaces.forbid_new_privileges()
+        seccomp.install()
 
     def _kept(self) -> tuple[int, ...]:
-        return (self._pidfd,)
+        return () if self._namespaces is None else self._namespaces.descriptors
 
     def _runtime_pids(self) -> frozenset[int]:
         return frozenset() if self._runtime is None else frozenset({self._runtime.pid})
@@ -199,8 +217,12 @@ class NamespacedContainer(Container):
         while below := children(holder):
             holder = below[0]
         try:
-            self._pidfd = os.pidfd_open(holder)
-            self._flags = namespaces.different(holder)
+            self._holder = os.pidfd_open(holder)
+            self._namespaces = namespaces.Namespaces(holder)
+            if not _is_inside(holder, self._namespaces):
+                raise SandboxFailed(f"a container of {self.kind} was not ready when it said so", reason="start")
+            if os.geteuid() == 0:
+                self._protect_devices(self._namespaces)
             variables = (PROC / str(holder) / "environ").read_bytes().decode("utf-8", "surrogateescape")
         except OSError as error:
             raise SandboxFailed(f"a container of {self.kind} ended as it started: {error.strerror}") from error
@@ -213,10 +235,36 @@ class NamespacedContainer(Container):
             self._image = None
 
     def _let_go(self) -> None:
-        for descriptor in (self._pidfd, self._line):
+        for descriptor in (self._holder, self._line):
             with suppress(OSError):
                 os.close(descriptor)
-        self._pidfd = self._line = -1
+        self._holder = self._line = -1
+        if self._namespaces is not None:
+            self._namespaces.close()
+            self._namespaces = None
+
+    def _protect_devices(self, inside: namespaces.Namespaces) -> None:
+        ours, report = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            forking.child(inside.protect_devices, report, inside.descriptors)
+        os.close(report)
+        _, _, problem = forking.hear(ours)
+        os.waitpid(pid, 0)
+        if problem:
+            raise SandboxFailed(f"the host's devices cannot be protected in a container: {problem}", reason="start")
+
+
+def _is_inside(holder: int, inside: namespaces.Namespaces) -> bool:
+    """Say whether a process is the holding shell, in a container of its own, behind the change of its root."""
+    wanted = namespaces.KINDS["mnt"] | namespaces.KINDS["pid"]
+    command = (PROC / str(holder) / "cmdline").read_bytes()
+    theirs = os.stat(f"/proc/{holder}/root")  # noqa: PTH116
+    return (
+        inside.kinds & wanted == wanted
+        and command == b"\0".join(map(os.fsencode, HOLD)) + b"\0"
+        and not os.path.samestat(theirs, os.stat("/"))  # noqa: PTH116
+    )
 
 
 def _ended(pidfd: int) -> bool:

@@ -1,57 +1,125 @@
-"""Entering another process's namespaces, and giving up privileges: system calls that Python has not.
+"""Entering a container's namespaces, and giving up privileges: system calls that Python has not.
 
-All of this happens in a forked child between `fork` and `exec`, where only plain calls are safe. A pidfd names the
-process to join, so its number cannot have been given to another one; with it one call joins all namespaces at once, and
-the kernel checks each against our rights before any of them changes (`setns(2)`, Linux 5.8).
+All of this happens in a forked child between `fork` and `exec`, where only plain calls are safe. The namespaces are
+opened once, before the first command runs: a command could trace the process that they are taken from, and have it
+move to others.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
+USER = 0x10000000
 KINDS = {
-    "user": 0x10000000,
     "mnt": 0x00020000,
-    "pid": 0x20000000,
-    "net": 0x40000000,
     "ipc": 0x08000000,
     "uts": 0x04000000,
+    "net": 0x40000000,
     "cgroup": 0x02000000,
+    "pid": 0x20000000,
 }
-"""The namespaces of `/proc/PID/ns`, and their flags for `setns`."""
+"""The namespaces of `/proc/PID/ns` beside the user namespace, and their flags for `setns`, in the order of joining."""
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+"""What every container has of the host's own devices."""
+_NS_GET_USERNS = 0xB701
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITY_VERSION_3 = 0x20080522
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND = 1, 32, 4096
 
 
-def different(pid: int) -> int:
-    """Give the flags of the namespaces in which a process is and this one is not.
+class Namespaces:
+    """The namespaces of a process that this one is not in; `close` them.
+
+    Args:
+        pid: a process that nobody else controls yet.
 
     Raises:
         OSError: the process is gone, or not ours to look at.
     """
-    flags = 0
-    for name, flag in KINDS.items():
-        theirs, ours = Path(f"/proc/{pid}/ns/{name}"), Path(f"/proc/self/ns/{name}")
-        if theirs.readlink() != ours.readlink():
-            flags |= flag
-    return flags
 
+    def __init__(self, pid: int) -> None:
+        self._opened: list[tuple[int, int]] = []
+        """Descriptors with their flags, in the order of joining."""
+        try:
+            self._open(pid)
+        except BaseException:
+            self.close()
+            raise
 
-def enter(pidfd: int, flags: int) -> None:
-    """Join the namespaces; of the process namespace only children to come are members.
+    @property
+    def kinds(self) -> int:
+        """The flags of all of them."""
+        return sum({flag for _, flag in self._opened})
 
-    Raises:
-        OSError: the process ended, or the kernel refuses.
-    """
-    _check(_libc.setns(pidfd, flags))
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What a forked child must keep for `enter`."""
+        return tuple(descriptor for descriptor, _ in self._opened)
+
+    def enter(self) -> None:
+        """Join them all; of the process namespace only children to come are members.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        for descriptor, flag in self._opened:
+            _check(_libc.setns(descriptor, flag))
+
+    def protect_devices(self) -> None:
+        """In a forked child of a service of root: have nobody inside change the modes of the host's devices.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        for descriptor, flag in self._opened:
+            if flag == KINDS["mnt"]:
+                _check(_libc.setns(descriptor, flag))
+        for name in DEVICES:
+            path = Path("/dev") / name
+            with suppress(FileNotFoundError):
+                if stat.S_ISCHR(path.stat().st_mode):
+                    # It stays writable as a device: what is read-only is the file that stands for it.
+                    _check(_libc.mount(None, bytes(path), None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY, None))
+
+    def close(self) -> None:
+        """Free the descriptors; may be called again."""
+        for descriptor, _ in self._opened:
+            os.close(descriptor)
+        self._opened.clear()
+
+    def _open(self, pid: int) -> None:
+        users = {os.stat("/proc/self/ns/user").st_ino}  # noqa: PTH116
+        inner = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for name, flag in KINDS.items():
+                descriptor = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+                if os.fstat(descriptor).st_ino == os.stat(f"/proc/self/ns/{name}").st_ino:  # noqa: PTH116
+                    os.close(descriptor)
+                    continue
+                self._opened.append((descriptor, flag))
+                if name == "mnt":
+                    # Bubblewrap's are owned by an outer user namespace, whose rights are needed to join them.
+                    owner = fcntl.ioctl(descriptor, _NS_GET_USERNS)
+                    if os.fstat(owner).st_ino not in users:
+                        users.add(os.fstat(owner).st_ino)
+                        self._opened.insert(0, (owner, USER))
+                    else:
+                        os.close(owner)
+            if os.fstat(inner).st_ino not in users:
+                self._opened.append((os.dup(inner), USER))
+        finally:
+            os.close(inner)
 
 
 def become_subreaper() -> None:

@@ -13,9 +13,12 @@ What a command may do to its workspace is anything: the host's side never follow
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import io
 import re
 import tarfile
+from contextlib import suppress
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +26,13 @@ from ...errors import SandboxFailed
 from ...messages import SandboxHandle
 from ..execution import messages
 from ..execution.remote import RemoteBash, RemoteCells
+from ..execution.server import LOCK
 from ..output import OUTPUT_LIMIT_BYTES
 from ..processes import to_the_end
 from . import tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from ...messages import SandboxKind
     from ..editor.arguments import EditorArguments
@@ -144,7 +147,8 @@ class Sandbox:
     ) -> ExecResult:
         """Run one command to its end, with pipes for its input and outputs.
 
-        Its process session is killed at the end, at the time limit, and when the call is cancelled.
+        Its process session is killed at the end, at the time limit, and when the call is cancelled. Whatever else runs
+        in the sandbox can interfere with it: what judges an agent's work runs in a `copy`.
 
         Args:
             command: the program, by path or as found in PATH, and its arguments.
@@ -158,6 +162,8 @@ class Sandbox:
             SandboxFailed: the sandbox is gone: the result says nothing about the command.
             SandboxLimitExceeded: the sandbox was ended, since its commands used too much.
         """
+        if isinstance(command, str):
+            raise TypeError("the command is a list of words; for a line of shell give ['bash', '-c', line]")
         request = messages.Exec(
             tuple(command), timeout_s, stdin, output_limit_bytes, dict(environment or {}), directory
         )
@@ -238,14 +244,14 @@ class Sandbox:
         await self._client.ask(messages.WriteFiles(dict(files), mode))
 
     async def upload(self, source: Path, path: str = ".") -> None:
-        """Copy a file or folder of the host into the folder `path`; `.` is the workspace.
+        """Copy a file, or what is in a folder, of the host into the folder `path`; `.` is the workspace.
 
         Modes and symbolic links are kept, owners are not.
 
         Raises:
             SandboxFailed: the source is missing or larger than `messages.UPLOAD_LIMIT_BYTES`; or as for `write_file`.
         """
-        archive = await asyncio.to_thread(_archive, source)
+        archive = await asyncio.to_thread(_archive, Path(source))
         await self._client.ask(messages.Upload(path, archive))
 
     async def copy(self, name: str) -> Sandbox:
@@ -289,8 +295,8 @@ class Sandbox:
         except TimeoutError:
             raise SandboxFailed(f"the sandbox {self.path.name} did not end within {CLOSE_LIMIT_S:g} s") from None
         except SandboxFailed:
-            # Its server is gone, and may have left its folder.
-            await asyncio.to_thread(tree.remove_tree, self.path, CLOSE_LIMIT_S)
+            # Its server is gone, and may have left its folder; or somebody else holds the sandbox now.
+            await asyncio.to_thread(remove_abandoned, self.path)
         finally:
             self._client.close()
             await self._client.wait_closed()
@@ -311,6 +317,20 @@ class Sandbox:
     def _stop_renewing(self) -> None:
         if self._renewal is not None:
             self._renewal.cancel()
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove a sandbox's folder, unless an execution server serves it.
+
+    Raises:
+        SandboxFailed: see `tree.remove_tree`.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError), (path / LOCK).open("r") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+    tree.remove_tree(path, CLOSE_LIMIT_S)
 
 
 def _archive(source: Path) -> bytes:

@@ -10,22 +10,24 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
 from ...errors import ErrorInfo, SandboxFailed, SandboxUnavailable, from_info
+from ...messages import SandboxKind
 from ...processes import ISOLATED
 from ..execution.client import ExecutionClient
-from ..execution.messages import ServerOrder
+from ..execution.messages import ORDER_LIMIT_BYTES, ServerOrder
 from ..processes import to_the_end
 from . import tree
 from .kinds import problem_with
+from .root_image import check_image, find_image
 from .sandbox import CLOSE_LIMIT_S, LEASE_S, NAME, Sandbox
 from .specification import SandboxSpec
 
 if TYPE_CHECKING:
-    from ...messages import SandboxHandle, SandboxKind
+    from ...messages import SandboxHandle
 
 START_LIMIT_S = 180.0
 """Longest time to a ready sandbox; a SIF file may have to be unpacked first."""
@@ -47,21 +49,28 @@ class Sandboxes:
     def __init__(
         self, kind: SandboxKind, root: Path, node: str = "local", image: str = "", lease_s: float = LEASE_S
     ) -> None:
+        if kind not in get_args(SandboxKind):
+            raise ValueError(f"{kind!r} is no kind of sandbox; there are {', '.join(get_args(SandboxKind))}")
         self.kind = kind
-        self.root = root.absolute()
+        self.root = Path(root).absolute()
         self.node = node
-        self._image = str(Path(image).expanduser()) if image else ""
+        self._image = image
         self._lease_s = lease_s
         self._line: socket.socket | None = None
 
     def check(self) -> None:
-        """Try whether this machine can make the kind. Blocks for about 10 ms: for a process's start.
+        """Try whether this machine can make the kind, from the default image. Blocks briefly.
 
         Raises:
             SandboxUnavailable: it cannot; the message says what to do (`kind`).
         """
         if (problem := problem_with(self.kind)) is not None:
             raise SandboxUnavailable(problem, kind=self.kind)
+        if self._image:
+            try:
+                check_image(self.kind, find_image(self._image))
+            except SandboxFailed as error:
+                raise SandboxUnavailable(error.message, kind=self.kind) from error
 
     async def create(self, name: str, spec: SandboxSpec | None = None) -> Sandbox:
         """Make a sandbox with an empty workspace; the caller closes it, or hands it on.
@@ -97,8 +106,9 @@ class Sandboxes:
             raise SandboxFailed(f"the sandbox {path} cannot be made: {error.strerror}") from error
         try:
             (path / "workspace").mkdir(0o700)
-            (path / "tmp").mkdir()
-            (path / "tmp").chmod(0o1777)
+            for name in ("tmp", "shm"):
+                (path / name).mkdir()
+                (path / name).chmod(0o1777)
         except OSError as error:
             shutil.rmtree(path, ignore_errors=True)
             raise SandboxFailed(f"the sandbox {path} cannot be made: {error.strerror}") from error
@@ -110,9 +120,9 @@ class Sandboxes:
         Raises:
             SandboxFailed: see `create`.
         """
-        if not spec.image and self.kind != "process":
-            spec = msgspec.structs.replace(spec, image=self._image)
         try:
+            if self.kind != "process" and (spec.image or self._image):
+                spec = msgspec.structs.replace(spec, image=str(find_image(spec.image or self._image)))
             (path / SPEC).write_bytes(msgspec.json.encode(spec))
             await self._spawn(path, spec)
             return await self._connected(path, spec)
@@ -158,7 +168,17 @@ class Sandboxes:
         return sandbox
 
     async def _spawn(self, path: Path, spec: SandboxSpec) -> None:
-        order = msgspec.msgpack.encode(ServerOrder(str(path), self.kind, spec))
+        try:
+            order = msgspec.msgpack.encode(ServerOrder(str(path), self.kind, spec))
+        except (ValueError, OverflowError, TypeError) as error:
+            raise SandboxFailed(f"the sandbox's specification is wrong: {error}", reason="specification") from error
+        if len(order) > ORDER_LIMIT_BYTES:
+            message = f"the sandbox's specification has {len(order)} bytes; at most {ORDER_LIMIT_BYTES} are taken"
+            raise SandboxFailed(message, reason="specification")
+        try:
+            msgspec.msgpack.decode(order, type=ServerOrder)
+        except msgspec.ValidationError as error:
+            raise SandboxFailed(f"the sandbox's specification is wrong: {error}", reason="specification") from error
         report, report_end = os.pipe()
         try:
             self._send(order, report_end)

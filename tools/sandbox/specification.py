@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+
+Path = Annotated[str, Meta(pattern=r"^/[^\x00]*\Z")]
+"""Absolute."""
+Word = Annotated[str, Meta(pattern=r"^[^=\x00]+\Z")]
+Text = Annotated[str, Meta(pattern=r"^[^\x00]*\Z")]
+Amount = Annotated[int, Meta(ge=1, le=2**62)]
 
 
 class Bind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A path of the host that is seen inside."""
 
-    source: str
+    source: Path
     """On the host; absolute."""
-    target: str
+    target: Path
     """Inside; absolute."""
     writable: bool = False
 
@@ -20,26 +27,26 @@ class Bind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a sandbox's commands may use. A sandbox of kind `process` has none of these limits."""
 
-    memory_bytes: int = 4 * 2**30
+    memory_bytes: Amount = 4 * 2**30
     """Address space of one process (the kernel refuses more), and memory of all together: beyond that the sandbox is
     ended and the job fails."""
-    processes: int = 512
+    processes: Amount = 512
     """Processes and threads at one time. The kernel refuses more, or, where the service runs as root, the sandbox is
     ended."""
-    file_bytes: int = 2**30
+    file_bytes: Amount = 2**30
     """Largest file that may be written."""
 
 
 class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to make a sandbox."""
 
-    image: str = ""
+    image: Text = ""
     """The root filesystem: a directory, or a SIF file (kind `apptainer`). Empty: the default of the service; without
     one, kind `bubblewrap` shows the host's /usr, and kind `process` takes no image in any case."""
     binds: tuple[Bind, ...] = ()
-    environment: dict[str, str] = {}
+    environment: dict[Word, Text] = {}
     """Variables of all commands, beside those of the image and the standard ones."""
-    directory: str = ""
+    directory: Annotated[str, Meta(pattern=r"^(/[^\x00]*)?\Z")] = ""
     """Where commands start; empty: the workspace."""
     limits: Limits = Limits()
     network: bool = False

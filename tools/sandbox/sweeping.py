@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from ...errors import ProrlError
 from ..execution import messages
 from ..execution.client import ExecutionClient
-from . import tree
-from .sandbox import CLOSE_LIMIT_S
+from .sandbox import CLOSE_LIMIT_S, remove_abandoned
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,4 +34,4 @@ async def _end(path: Path) -> None:
         finally:
             client.close()
     with contextlib.suppress(ProrlError):
-        await asyncio.to_thread(tree.remove_tree, path, CLOSE_LIMIT_S)
+        await asyncio.to_thread(remove_abandoned, path)

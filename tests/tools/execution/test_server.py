@@ -484,3 +484,131 @@ def test_a_holder_that_was_stopped_does_not_outlive_a_killed_server(
     asyncio.run(main())
     assert survivors(mark) == []
     assert survivors(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+def test_calls_at_once_after_the_containers_death_never_leave_it(sandboxes: Sandboxes, tmp_path: Path) -> None:
+    """Two of them started it again at one time, and a command ran with the host's root for its own."""
+    (tmp_path / "host").write_text("the host's")
+    killer = "for p in /proc/[0-9]*; do grep -q 'read -r line' $p/cmdline && kill -9 ${p#/proc/}; done 2>/dev/null"
+
+    async def body(sandbox: Sandbox) -> None:
+        await sandbox.write_file("mine", b"1")
+        for _ in range(3):
+            calls = [sandbox.exec(["sh", "-c", f"cat mine {tmp_path}/host"], LIMIT_S) for _ in range(6)]
+            first = asyncio.ensure_future(sandbox.exec(["bash", "-c", killer], LIMIT_S))
+            results = await asyncio.gather(*calls, sandbox.read_file("mine"), return_exceptions=True)
+            await asyncio.wait((first,))
+            for result in results:
+                assert isinstance(result, SandboxFailed | bytes) or (result.stdout in (b"1", b""))
+        assert (await sandbox.exec(["cat", "mine"], LIMIT_S)).stdout == b"1"
+
+    use(sandboxes, body)
+
+
+TAKEOVER = """
+import ctypes, os, signal
+libc = ctypes.CDLL(None)
+print(libc.unshare(0x10000000), libc.syscall(250, 1, 0, 0, 0, 0))  # a user namespace, a keyring
+"""
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+def test_a_command_makes_no_user_namespace_and_no_keyring(sandboxes: Sandboxes) -> None:
+    """As root to the kernel it could mount cgroup file systems in one, and write the service's own limits."""
+
+    async def body(sandbox: Sandbox) -> None:
+        result = await sandbox.exec(["python3", "-c", TAKEOVER], LIMIT_S)
+        assert result.stdout == b"-1 -1\n"
+        result = await sandbox.exec(
+            ["python3", "-c", "import threading; threading.Thread(target=print).start()"], LIMIT_S
+        )
+        assert (result.exit_code, result.stdout) == (0, b"\n")
+
+    use(sandboxes, body)
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+def test_the_hosts_devices_keep_their_modes(sandboxes: Sandboxes) -> None:
+    """A service of root owns them; `chmod 0 /dev/null` inside took it from the whole host."""
+
+    async def body(sandbox: Sandbox) -> None:
+        result = await sandbox.exec(
+            ["sh", "-c", "chmod 666 /dev/null /dev/zero; echo x > /dev/null && echo on"], LIMIT_S
+        )
+        assert result.stdout == b"on\n"
+        assert result.stderr.count(b"chmod:") == 2
+
+    use(sandboxes, body)
+
+
+def test_whoever_held_a_sandbox_once_does_not_remove_it(sandboxes: Sandboxes) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        other = await sandboxes.attach(sandbox.handle)
+        await sandbox.close()
+        assert (await other.exec(["true"], LIMIT_S)).exit_code == 0
+        await other.close()
+
+    use(sandboxes, body)
+
+
+def test_a_file_call_finds_nothing_of_the_servers(sandboxes: Sandboxes) -> None:
+    """A link to /proc/self/fd/2 gave the service's own log, and let it be cut."""
+
+    async def body(sandbox: Sandbox) -> None:
+        await sandbox.exec(["ln", "-s", "/proc/self/fd/2", "/tmp/link"], LIMIT_S)
+        with pytest.raises(SandboxFailed):
+            await sandbox.read_file("/tmp/link")
+        with pytest.raises(SandboxFailed):
+            await sandbox.write_file("/tmp/link", b"")
+        await sandbox.exec(["rm", "-f", "/tmp/link"], LIMIT_S)
+
+    use(sandboxes, body)
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import mmap; m = mmap.mmap(-1, 500 << 20); [m.__setitem__(i, 1) for i in range(0, len(m), 4096)]",
+        "import threading, time; [threading.Thread(target=time.sleep, args=(9,)).start() for _ in range(300)]",
+    ],
+    ids=["shared memory", "threads"],
+)
+def test_what_is_shared_and_threads_count_too(sandboxes: Sandboxes, script: str) -> None:
+    spec = SandboxSpec(limits=Limits(memory_bytes=300 * 2**20, processes=100))
+
+    async def body(sandbox: Sandbox) -> None:
+        call = sandbox.exec(["python3", "-c", f"{script}; import time; time.sleep(9)"], LIMIT_S)
+        try:
+            result = await call
+        except SandboxLimitExceeded:
+            return
+        # The kernel refused it: a thread to a user, memory beyond the address space.
+        assert b"can't start new thread" in result.stderr or b"Cannot allocate" in result.stderr
+
+    use(sandboxes, body, spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "where"),
+    [
+        (SandboxSpec(binds=(Bind("relative", "/mnt"),)), "source"),
+        (SandboxSpec(limits=Limits(processes=-1)), "processes"),
+        (SandboxSpec(environment={"A=B": ""}), "environment"),
+        (SandboxSpec(environment={"A": "x" * 200_000}), "bytes"),
+        (SandboxSpec(directory="here"), "directory"),
+        (SandboxSpec(writable=True), "writable"),  # type: ignore[arg-type]
+    ],
+    ids=["bind", "limit", "name", "size", "directory", "type"],
+)
+def test_a_wrong_specification_is_said_and_starts_nothing(tmp_path: Path, spec: SandboxSpec, where: str) -> None:
+    async def main() -> None:
+        sandboxes = Sandboxes("process", tmp_path / "s")
+        with pytest.raises(SandboxFailed, match=where) as caught:
+            await sandboxes.create("one", spec)
+        assert caught.value.reason == "specification"
+        assert list(sandboxes.root.iterdir()) == []
+        sandboxes.close()
+
+    asyncio.run(main())

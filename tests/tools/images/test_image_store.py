@@ -14,8 +14,8 @@ import pytest
 
 from prorl_zmq.errors import ConfigError, SandboxFailed, SandboxUnavailable
 from prorl_zmq.tools.images import image_store
-from prorl_zmq.tools.images.image import hold
-from prorl_zmq.tools.images.image_store import ImageStore, default_root
+from prorl_zmq.tools.images.image import default_root, hold
+from prorl_zmq.tools.images.image_store import ImageStore
 
 from .conftest import IMAGE, USER, as_user, leftovers, needs_apptainer, needs_root, python_as_user
 

@@ -1,0 +1,104 @@
+"""System calls that commands in a container may not make: no user namespaces of their own, no kernel keyrings.
+
+Where the service runs as root, a command is root to the kernel although it has no capability. A user namespace would
+give it capabilities over mounts of its own, cgroup file systems among them, whose files root owns; and root's keyrings
+are one for all sandboxes. What is forbidden is the same for every user, so that an image behaves alike everywhere.
+
+There are two forms of it: a filter that a process installs for itself before it executes a command, and a profile in
+the form that container runtimes read, for the process that holds the container.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from typing import Any
+
+CLONE_NEWUSER = 0x10000000
+FORBIDDEN = ("keyctl", "add_key", "request_key")
+FORBIDDEN_WITH_NEWUSER = ("unshare", "clone")
+UNKNOWN = ("clone3",)
+"""Answered as if the kernel did not know it: its flags lie in memory, where no filter looks. Libc then uses clone."""
+NUMBERS = {
+    "x86_64": {"keyctl": 250, "add_key": 248, "request_key": 249, "unshare": 272, "clone": 56, "clone3": 435},
+    "aarch64": {"keyctl": 219, "add_key": 217, "request_key": 218, "unshare": 97, "clone": 220, "clone3": 435},
+}
+"""Of the system calls, by the kernel's name for the machine."""
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+X32 = 0x40000000
+"""From here on are the calls of another interface to the same kernel, which nobody uses."""
+
+_LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_PR_SET_SECCOMP, _FILTER_MODE = 22, 2
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def filter_program(machine: str) -> bytes:
+    """Give the filter as classic BPF; empty for a machine whose numbers are not known here."""
+    if machine not in NUMBERS:
+        return b""
+    numbers = NUMBERS[machine]
+    refuse = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
+    missing = (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)
+    program = [
+        (_LOAD, 0, 0, _ARCHITECTURE_AT),
+        (_JUMP_EQUAL, 1, 0, ARCHITECTURES[machine]),
+        refuse,
+        (_LOAD, 0, 0, _NUMBER_AT),
+        (_JUMP_GREATER_EQUAL, 0, 1, X32),
+        missing,
+    ]
+    for names, answer in ((FORBIDDEN, refuse), (UNKNOWN, missing)):
+        for name in names:
+            program += [(_JUMP_EQUAL, 0, 1, numbers[name]), answer]
+    # Any of these: look at the flags. None of them: allow.
+    first, second = (numbers[name] for name in FORBIDDEN_WITH_NEWUSER)
+    program += [
+        (_JUMP_EQUAL, 1, 0, first),
+        (_JUMP_EQUAL, 0, 3, second),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT_AT),
+        (_JUMP_SET, 0, 1, CLONE_NEWUSER),
+        refuse,
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+_PROGRAM = filter_program(os.uname().machine)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def install() -> None:
+    """Install the filter in this process; it must not be able to gain privileges any more.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    if _PROGRAM:
+        program = _Program(len(_PROGRAM) // 8, _PROGRAM)
+        if _libc.prctl(_PR_SET_SECCOMP, _FILTER_MODE, ctypes.byref(program), 0, 0) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+
+def profile() -> dict[str, Any]:
+    """Give the same as a profile of the Open Container Initiative's form, but for `UNKNOWN`.
+
+    Apptainer answers EPERM to whatever a profile forbids, and with that its own runtime starts no thread.
+    """
+    refuse = {"action": "SCMP_ACT_ERRNO", "errnoRet": errno.EPERM}
+    newuser = {"index": 0, "value": CLONE_NEWUSER, "valueTwo": CLONE_NEWUSER, "op": "SCMP_CMP_MASKED_EQ"}
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [
+            {"names": list(FORBIDDEN), **refuse},
+            {"names": list(FORBIDDEN_WITH_NEWUSER), **refuse, "args": [newuser]},
+        ],
+    }
