@@ -95,7 +95,10 @@ def test_a_disk_that_refuses_is_a_sandbox_failed(tmp_path: Path) -> None:
     [
         (lambda path: path, "there is no image"),
         (lambda path: path.mkdir() or path, "could not start|not a root filesystem"),
-        (lambda path: path.write_bytes(b"hsqs" + bytes(5000)) and path, "could not start|takes directories only"),
+        (
+            lambda path: path.write_bytes(b"hsqs" + bytes(5000)) and path,
+            "neither a directory nor a SIF|takes directories only",
+        ),
     ],
     ids=["missing", "empty folder", "corrupt"],
 )
