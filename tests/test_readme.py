@@ -20,6 +20,7 @@ from needed import usable
 from rootfs import tiny_root_filesystem
 
 from prorl_zmq import Job, RolloutClient, Sampling, errors
+from prorl_zmq.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +118,7 @@ SERVERS = (
 
 
 IMAGE_BUILD = "prorl image build ./rootfs --name tools"
-SERVE_APPTAINER = "prorl serve --sandbox apptainer --image ~/.cache/prorl/images/tools"
+SERVE_APPTAINER = "prorl serve --sandbox apptainer --image tools"
 
 
 @pytest.mark.parametrize("line", QUICK_COMMANDS)
@@ -193,6 +194,14 @@ def test_client_example(folder: Path, environment: dict[str, str]) -> None:
         [sys.executable, "-P", "-c", example], cwd=folder, env=environment, capture_output=True, text=True, check=True
     )
     assert len(re.findall(r"^completed 0\.0 \(\d+,\) ", done.stdout, re.MULTILINE)) == 8
+
+
+def test_toolbox_example() -> None:
+    (example,) = [block for block in blocks("python") if "Toolbox(" in block]
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert Toolbox(object(), names["TOOLS"])  # type: ignore[arg-type]
+    assert {"init", "run"} <= names.keys()
 
 
 def test_sandbox_example(folder: Path) -> None:

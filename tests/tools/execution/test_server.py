@@ -1,4 +1,4 @@
-"""The execution server as a whole: leases, kills of each process, limits, and what a client may send."""
+"""The execution server as a whole: leases, kills of each process, sessions, and what a client may send."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 from needed import usable
+from served import LIMIT_S, gone, server_pid, use
 
-from prorl_zmq.errors import EndpointInUse, ProrlError, SandboxFailed, SandboxLimitExceeded, ToolSessionLost
+from prorl_zmq.errors import EndpointInUse, ProrlError, SandboxFailed, ToolSessionLost
 from prorl_zmq.tools.editor.arguments import EditorArguments
 from prorl_zmq.tools.execution import messages
 from prorl_zmq.tools.execution.client import ExecutionClient
@@ -26,52 +25,11 @@ from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.tools.sandbox.specification import Bind, Limits, SandboxSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
     from pathlib import Path
 
     from prorl_zmq.messages import SandboxKind
     from prorl_zmq.tools.sandbox.sandbox import Sandbox
-
-LIMIT_S = 30.0
-
-
-def use(sandboxes: Sandboxes, body: Callable[[Sandbox], Awaitable[None]], spec: SandboxSpec | None = None) -> None:
-    async def main() -> None:
-        sandbox = await sandboxes.create("one", spec)
-        try:
-            await body(sandbox)
-        finally:
-            await sandbox.close()
-        assert list(sandboxes.root.iterdir()) == []
-
-    asyncio.run(main())
-
-
-async def gone(path: Path) -> bool:
-    deadline = time.monotonic() + 20
-    while await asyncio.to_thread(path.exists):
-        if time.monotonic() > deadline:
-            return False
-        await asyncio.sleep(0.02)
-    return True
-
-
-def server_pid(sandbox: Sandbox) -> int:
-    """Ask the kernel who is at the other end of the sandbox's socket."""
-    with socket.socket(socket.AF_UNIX) as line:
-        folder = os.open(sandbox.path, os.O_PATH)
-        try:
-            line.connect(f"/proc/self/fd/{folder}/{SOCKET}")
-        finally:
-            os.close(folder)
-        return int.from_bytes(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
-
-
-def runtime_pids(server: int) -> list[int]:
-    found = [server]
-    for pid in found:
-        found += children(pid)
-    return found[1:]
 
 
 # Leases ---------------------------------------------------------------------------------------------------------------
@@ -209,57 +167,6 @@ def test_an_agent_that_kills_all_it_can_costs_only_its_processes(sandboxes: Sand
     use(sandboxes, body)
 
 
-# Limits ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
-@pytest.mark.parametrize(
-    "bomb",
-    [
-        pytest.param("bomb() { bomb | bomb & }; bomb; sleep 20", id="forks"),
-        pytest.param(
-            "for i in 1 2 3 4 5 6 7 8; do python3 -c 'import time; x = bytearray(10**8); x[::4096] = x[::4096]; "
-            "time.sleep(20)' & done; sleep 20",
-            id="memory",
-        ),
-    ],
-)
-def test_a_bomb_ends_its_sandbox_and_not_the_node(
-    sandboxes: Sandboxes, image: str, bomb: str, survivors: Callable[[str], list[str]], tmp_path: Path
-) -> None:
-    """Without a limit for all processes together the first needs the whole table, and the second 800 MB."""
-    limits = Limits(memory_bytes=400 * 2**20, processes=64)
-    limit = "processes" if "bomb()" in bomb else "memory_bytes"
-
-    async def body(sandbox: Sandbox) -> None:
-        bash = await sandbox.bash()
-        if limit == "processes" and os.geteuid() != 0:
-            # The kernel itself refuses a user's forks, and the session comes back.
-            assert (await bash.run(bomb, 3)).timed_out
-            return
-        with pytest.raises(SandboxLimitExceeded) as caught:
-            await bash.run(bomb, 15)
-        assert caught.value.limit == limit
-        with pytest.raises(SandboxLimitExceeded):
-            await sandbox.exec(["true"], LIMIT_S)
-
-    use(sandboxes, body, SandboxSpec(limits=limits))
-    assert survivors(str(tmp_path)) == []
-
-
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
-def test_a_single_process_has_limits(sandboxes: Sandboxes) -> None:
-    async def body(sandbox: Sandbox) -> None:
-        result = await sandbox.exec(["bash", "-c", "ulimit -v; ulimit -f; ulimit -u; ulimit -c"], LIMIT_S)
-        assert result.stdout.split() == [b"4194304", b"1048576", b"512", b"0"]
-        result = await sandbox.exec(["python3", "-c", "bytes(8 * 2**30)"], LIMIT_S)
-        assert b"MemoryError" in result.stderr
-        result = await sandbox.exec(["truncate", "-s", "2G", "file"], LIMIT_S)
-        assert result.exit_code == 153 or b"too large" in result.stderr
-
-    use(sandboxes, body)
-
-
 # What clients send ----------------------------------------------------------------------------------------------------
 
 
@@ -366,6 +273,30 @@ def test_a_client_of_a_dead_server_is_told_at_once(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("spec", "where"),
+    [
+        (SandboxSpec(binds=(Bind("relative", "/mnt"),)), "source"),
+        (SandboxSpec(limits=Limits(processes=-1)), "processes"),
+        (SandboxSpec(environment={"A=B": ""}), "environment"),
+        (SandboxSpec(environment={"A": "x" * 200_000}), "bytes"),
+        (SandboxSpec(directory="here"), "directory"),
+        (SandboxSpec(writable=True), "writable"),  # type: ignore[arg-type]
+    ],
+    ids=["bind", "limit", "name", "size", "directory", "type"],
+)
+def test_a_wrong_specification_is_said_and_starts_nothing(tmp_path: Path, spec: SandboxSpec, where: str) -> None:
+    async def main() -> None:
+        sandboxes = Sandboxes("process", tmp_path / "s")
+        with pytest.raises(SandboxFailed, match=where) as caught:
+            await sandboxes.create("one", spec)
+        assert caught.value.reason == "specification"
+        assert list(sandboxes.root.iterdir()) == []
+        sandboxes.close()
+
+    asyncio.run(main())
+
+
 # Tool sessions --------------------------------------------------------------------------------------------------------
 
 
@@ -425,190 +356,3 @@ def test_an_editor_on_a_full_disk_loses_nothing(kind: SandboxKind, image: str, t
         sandboxes.close()
     finally:
         subprocess.run(["umount", "--lazy", str(root)], check=True)
-
-
-# A hostile model ------------------------------------------------------------------------------------------------------
-
-STOPPER = """
-import os, signal
-while True:
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) not in (1, os.getpid(), os.getppid()):
-            try:
-                with open(f"/proc/{name}/stat") as stat:
-                    if "python" not in stat.read():
-                        os.kill(int(name), signal.SIGSTOP)
-                os.kill(int(name), signal.SIGSTOP) if int(name) > os.getpid() else None
-            except OSError:
-                pass
-"""
-
-
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
-def test_a_command_that_stops_whatever_starts_does_not_hang_the_server(
-    sandboxes: Sandboxes, tmp_path: Path, survivors: Callable[[str], list[str]]
-) -> None:
-    """The server waited for ever for a child that was stopped between joining the container and its program."""
-
-    async def body(sandbox: Sandbox) -> None:
-        await sandbox.write_file("stop.py", STOPPER.encode())
-        await (await sandbox.bash()).run("python3 stop.py & sleep 0.3", LIMIT_S)
-        with suppress(SandboxFailed):
-            await asyncio.wait_for(sandbox.exec(["true"], 1), 40)
-
-    use(sandboxes, body)
-    assert survivors(str(tmp_path)) == []
-
-
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
-def test_a_holder_that_was_stopped_does_not_outlive_a_killed_server(
-    sandboxes: Sandboxes, tmp_path: Path, survivors: Callable[[str], list[str]]
-) -> None:
-    """A command may stop the shell that holds the container, and keep the pipe open whose end is to end it."""
-    mark = f"3600.{uuid.uuid4().int}"
-    script = f"""
-        for process in /proc/[0-9]*; do
-            if grep -q 'read -r line' $process/cmdline; then exec 9>$process/fd/0; kill -STOP ${{process#/proc/}}; fi
-        done 2>/dev/null
-        (trap '' TERM HUP; setsid sleep {mark}) &
-        trap '' TERM HUP
-    """
-
-    async def main() -> None:
-        sandbox = await sandboxes.create("one")
-        await (await sandbox.bash()).run(script, LIMIT_S)
-        os.kill(server_pid(sandbox), signal.SIGKILL)
-        assert await gone(sandbox.path)
-        await sandbox.close()
-
-    asyncio.run(main())
-    assert survivors(mark) == []
-    assert survivors(str(tmp_path)) == []
-
-
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
-def test_calls_at_once_after_the_containers_death_never_leave_it(sandboxes: Sandboxes, tmp_path: Path) -> None:
-    """Two of them started it again at one time, and a command ran with the host's root for its own."""
-    (tmp_path / "host").write_text("the host's")
-    killer = "for p in /proc/[0-9]*; do grep -q 'read -r line' $p/cmdline && kill -9 ${p#/proc/}; done 2>/dev/null"
-
-    async def body(sandbox: Sandbox) -> None:
-        await sandbox.write_file("mine", b"1")
-        for _ in range(3):
-            calls = [sandbox.exec(["sh", "-c", f"cat mine {tmp_path}/host"], LIMIT_S) for _ in range(6)]
-            first = asyncio.ensure_future(sandbox.exec(["bash", "-c", killer], LIMIT_S))
-            results = await asyncio.gather(*calls, sandbox.read_file("mine"), return_exceptions=True)
-            await asyncio.wait((first,))
-            for result in results:
-                assert isinstance(result, SandboxFailed | bytes) or (result.stdout in (b"1", b""))
-        assert (await sandbox.exec(["cat", "mine"], LIMIT_S)).stdout == b"1"
-
-    use(sandboxes, body)
-
-
-TAKEOVER = """
-import ctypes, os, signal
-libc = ctypes.CDLL(None)
-print(libc.unshare(0x10000000), libc.syscall(250, 1, 0, 0, 0, 0))  # a user namespace, a keyring
-"""
-
-
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
-def test_a_command_makes_no_user_namespace_and_no_keyring(sandboxes: Sandboxes) -> None:
-    """As root to the kernel it could mount cgroup file systems in one, and write the service's own limits."""
-
-    async def body(sandbox: Sandbox) -> None:
-        result = await sandbox.exec(["python3", "-c", TAKEOVER], LIMIT_S)
-        assert result.stdout == b"-1 -1\n"
-        result = await sandbox.exec(
-            ["python3", "-c", "import threading; threading.Thread(target=print).start()"], LIMIT_S
-        )
-        assert (result.exit_code, result.stdout) == (0, b"\n")
-
-    use(sandboxes, body)
-
-
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
-def test_the_hosts_devices_keep_their_modes(sandboxes: Sandboxes) -> None:
-    """A service of root owns them; `chmod 0 /dev/null` inside took it from the whole host."""
-
-    async def body(sandbox: Sandbox) -> None:
-        result = await sandbox.exec(
-            ["sh", "-c", "chmod 666 /dev/null /dev/zero; echo x > /dev/null && echo on"], LIMIT_S
-        )
-        assert result.stdout == b"on\n"
-        assert result.stderr.count(b"chmod:") == 2
-
-    use(sandboxes, body)
-
-
-def test_whoever_held_a_sandbox_once_does_not_remove_it(sandboxes: Sandboxes) -> None:
-    async def body(sandbox: Sandbox) -> None:
-        other = await sandboxes.attach(sandbox.handle)
-        await sandbox.close()
-        assert (await other.exec(["true"], LIMIT_S)).exit_code == 0
-        await other.close()
-
-    use(sandboxes, body)
-
-
-def test_a_file_call_finds_nothing_of_the_servers(sandboxes: Sandboxes) -> None:
-    """A link to /proc/self/fd/2 gave the service's own log, and let it be cut."""
-
-    async def body(sandbox: Sandbox) -> None:
-        await sandbox.exec(["ln", "-s", "/proc/self/fd/2", "/tmp/link"], LIMIT_S)
-        with pytest.raises(SandboxFailed):
-            await sandbox.read_file("/tmp/link")
-        with pytest.raises(SandboxFailed):
-            await sandbox.write_file("/tmp/link", b"")
-        await sandbox.exec(["rm", "-f", "/tmp/link"], LIMIT_S)
-
-    use(sandboxes, body)
-
-
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
-@pytest.mark.parametrize(
-    "script",
-    [
-        "import mmap; m = mmap.mmap(-1, 500 << 20); [m.__setitem__(i, 1) for i in range(0, len(m), 4096)]",
-        "import threading, time; [threading.Thread(target=time.sleep, args=(9,)).start() for _ in range(300)]",
-    ],
-    ids=["shared memory", "threads"],
-)
-def test_what_is_shared_and_threads_count_too(sandboxes: Sandboxes, script: str) -> None:
-    spec = SandboxSpec(limits=Limits(memory_bytes=300 * 2**20, processes=100))
-
-    async def body(sandbox: Sandbox) -> None:
-        call = sandbox.exec(["python3", "-c", f"{script}; import time; time.sleep(9)"], LIMIT_S)
-        try:
-            result = await call
-        except SandboxLimitExceeded:
-            return
-        # The kernel refused it: a thread to a user, memory beyond the address space.
-        assert b"can't start new thread" in result.stderr or b"Cannot allocate" in result.stderr
-
-    use(sandboxes, body, spec)
-
-
-@pytest.mark.parametrize(
-    ("spec", "where"),
-    [
-        (SandboxSpec(binds=(Bind("relative", "/mnt"),)), "source"),
-        (SandboxSpec(limits=Limits(processes=-1)), "processes"),
-        (SandboxSpec(environment={"A=B": ""}), "environment"),
-        (SandboxSpec(environment={"A": "x" * 200_000}), "bytes"),
-        (SandboxSpec(directory="here"), "directory"),
-        (SandboxSpec(writable=True), "writable"),  # type: ignore[arg-type]
-    ],
-    ids=["bind", "limit", "name", "size", "directory", "type"],
-)
-def test_a_wrong_specification_is_said_and_starts_nothing(tmp_path: Path, spec: SandboxSpec, where: str) -> None:
-    async def main() -> None:
-        sandboxes = Sandboxes("process", tmp_path / "s")
-        with pytest.raises(SandboxFailed, match=where) as caught:
-            await sandboxes.create("one", spec)
-        assert caught.value.reason == "specification"
-        assert list(sandboxes.root.iterdir()) == []
-        sandboxes.close()
-
-    asyncio.run(main())
