@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from abc import ABC, abstractmethod
 from functools import partial
 from typing import IO, TYPE_CHECKING
 
@@ -120,7 +121,7 @@ def _pipe(ours: str) -> tuple[int, IO[bytes]]:
     return theirs, os.fdopen(mine, f"{ours}b", buffering=0)
 
 
-class _Pipe:
+class _Pipe(ABC):
     """One pipe to the command: owns it, and is called when it is ready."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
@@ -133,8 +134,9 @@ class _Pipe:
             self._unwatch()
             self._pipe.close()
 
+    @abstractmethod
     def _unwatch(self) -> None:
-        raise NotImplementedError
+        """Ask the loop for no more events."""
 
 
 class _Reader(_Pipe):

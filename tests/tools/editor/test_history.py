@@ -13,11 +13,11 @@ def undone(path: str, now: Stamp | None) -> EditOutcome:
 
 
 def test_edits_come_back_newest_first() -> None:
-    history = EditHistory("/work")
+    history = EditHistory("/home")
     for number in range(3):
         history.record(edit("file", number))
     for number in (2, 1, 0):
-        last = history.last("/work/file")
+        last = history.last("/home/file")
         assert last is not None
         assert last.offset == number
         history.record(undone("./file", Stamp(number, 7)))
@@ -28,7 +28,7 @@ def test_edits_come_back_newest_first() -> None:
 
 
 def test_an_edit_before_a_change_by_something_else_stays_one_that_cannot_be_undone() -> None:
-    history = EditHistory("/work")
+    history = EditHistory("/home")
     history.record(edit("file", 0))
     history.record(edit("file", 5))
     history.record(undone("file", Stamp(5, 7)))
