@@ -329,7 +329,7 @@ class ShellProcess:
     def _at_prompt(self) -> bool:
         """Say whether bash's standard input is the control socket: a command that is running may write a status too."""
         with suppress(OSError):
-            return str((PROC / str(self._child.pid) / "fd" / "0").readlink()) == self._prompt_input
+            return os.readlink(f"/proc/{self._child.pid}/fd/0") == self._prompt_input  # noqa: PTH115 - for each action
         return False
 
     def _on_end(self) -> None:

@@ -52,16 +52,19 @@ class Watch:
         self._busy = busy
         self._on_exceeded = on_exceeded
         self._timer: asyncio.TimerHandle | None = None
+        self._idle = True
 
     def start(self) -> None:
         """Look from now on."""
-        interval_s = INTERVAL_S if self._busy() else IDLE_INTERVAL_S
+        self._idle = not self._busy()
+        interval_s = IDLE_INTERVAL_S if self._idle else INTERVAL_S
         self._timer = asyncio.get_running_loop().call_later(interval_s, self._look)
 
     def hurry(self) -> None:
         """Look soon: somebody waits from now on."""
-        self.stop()
-        self.start()
+        if self._idle:
+            self.stop()
+            self.start()
 
     def stop(self) -> None:
         """Look no more."""
