@@ -19,10 +19,9 @@ from ..output import HeadTail
 from ..processes import to_the_end
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from ..processes import Child
     from ..sandbox.container import Container
+    from .messages import Exec
 
 READ_BYTES = 64 * 1024
 DRAIN_BYTES = 2 * 2**20
@@ -43,40 +42,28 @@ class ExecResult(msgspec.Struct, frozen=True):
     """Bytes of both outputs that were left out."""
 
 
-async def execute(
-    container: Container,
-    argv: Sequence[str],
-    *,
-    stdin: bytes,
-    timeout_s: float,
-    output_limit_bytes: int,
-    environment: Mapping[str, str],
-    directory: str,
-) -> ExecResult:
+async def execute(container: Container, request: Exec) -> ExecResult:
     """Run a command inside, in a process session of its own; see `Sandbox.exec`.
 
     Raises:
         SandboxFailed: it could not be started, or did not end when killed.
     """
-    run = partial(_execute, container, argv, stdin, timeout_s, output_limit_bytes, environment, directory)
-    return await container.begin(run)
+    return await container.begin(partial(_execute, container, request))
 
 
-async def _execute(
-    container: Container,
-    argv: Sequence[str],
-    stdin: bytes,
-    timeout_s: float,
-    output_limit_bytes: int,
-    environment: Mapping[str, str],
-    directory: str,
-) -> ExecResult:
+async def _execute(container: Container, request: Exec) -> ExecResult:
+    argv, stdin = request.command, request.stdin
     stdin_end, writer = _pipe("w") if stdin else (os.open(os.devnull, os.O_RDONLY), None)
     stdout_end, stdout = _pipe("r")
     stderr_end, stderr = _pipe("r")
     try:
         child = container.spawn(
-            argv, stdin=stdin_end, stdout=stdout_end, stderr=stderr_end, environment=environment, directory=directory
+            argv,
+            stdin=stdin_end,
+            stdout=stdout_end,
+            stderr=stderr_end,
+            environment=request.environment,
+            directory=request.directory,
         )
     except (OSError, SandboxFailed) as error:
         for pipe in (writer, stdout, stderr):
@@ -90,10 +77,10 @@ async def _execute(
     finally:
         for descriptor in (stdin_end, stdout_end, stderr_end):
             os.close(descriptor)
-    readers = (_Reader(stdout, output_limit_bytes), _Reader(stderr, output_limit_bytes))
+    readers = tuple(_Reader(pipe, request.output_limit_bytes) for pipe in (stdout, stderr))
     pipes = [*readers, *([_Writer(writer, stdin)] if writer is not None else [])]
     try:
-        timed_out, code = await _run(container, child, timeout_s)
+        timed_out, code = await _run(container, child, request.timeout_s)
         for reader in readers:
             reader.drain()
     finally:

@@ -59,15 +59,7 @@ class Desk:
             case messages.Edit():
                 return await self._edit(request)
             case messages.Exec():
-                return await execute(
-                    self._container,
-                    request.command,
-                    stdin=request.stdin,
-                    timeout_s=request.timeout_s,
-                    output_limit_bytes=request.output_limit_bytes,
-                    environment=request.environment,
-                    directory=request.directory,
-                )
+                return await execute(self._container, request)
             case messages.StartBash() | messages.StartIPython() | messages.StartKernel():
                 return await self._open(self._new_session(request))
             case messages.RunBash():

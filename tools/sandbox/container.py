@@ -71,6 +71,8 @@ class Container(ABC):
         self.workspace = path / "workspace"
         """The host's folder that commands see as the workspace."""
         self._spawned: dict[int, Child] = {}
+        self.starts = 0
+        """How often it was started."""
 
     # What the kinds say -----------------------------------------------------------------------------------------------
 
@@ -95,6 +97,14 @@ class Container(ABC):
     @abstractmethod
     async def living(self) -> None:
         """Start it again if it ended.
+
+        Raises:
+            SandboxFailed: see `start`.
+        """
+
+    @abstractmethod
+    async def renew(self, number: int) -> None:
+        """Start it again if `starts` is still `number`: else another call has done so.
 
         Raises:
             SandboxFailed: see `start`.
@@ -219,13 +229,13 @@ class Container(ABC):
             SandboxFailed: the container cannot be started again.
         """
         await self.living()
+        number = self.starts
         try:
             return await start()
         except SandboxFailed as error:
             if error.fields.get("reason") != "join":
                 raise
-        await self.close()
-        await self.start()
+        await self.renew(number)
         return await start()
 
     async def call(self, function: Callable[[], T], timeout_s: float, returns: type[T] | Any = Any) -> T:

@@ -99,6 +99,7 @@ class NamespacedContainer(Container):
 
     async def _start(self) -> None:
         namespaces.become_subreaper()
+        self.starts += 1
         if self.spec.image and self._image is None:
             self._image = hold(Path(self.spec.image))
         if self._image is not None:
@@ -140,6 +141,13 @@ class NamespacedContainer(Container):
         """Start it again if it ended (see `Container.living`)."""
         async with self._changing:
             if self._runtime is None or _ended(self._holder):
+                await self._close()
+                await self._start()
+
+    async def renew(self, number: int) -> None:
+        """Start it again, unless another call has (see `Container.renew`)."""
+        async with self._changing:
+            if self.starts == number:
                 await self._close()
                 await self._start()
 

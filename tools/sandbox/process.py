@@ -37,6 +37,9 @@ class ProcessContainer(Container):
     async def living(self) -> None:
         """Do nothing: it cannot end."""
 
+    async def renew(self, number: int) -> None:
+        """Do nothing, either."""
+
     async def close(self) -> None:
         """Kill all commands and what they left (see `Container.close`).
 

