@@ -123,10 +123,15 @@ SERVE_APPTAINER = "prorl serve --sandbox apptainer --image tools"
 
 @pytest.mark.parametrize("line", QUICK_COMMANDS)
 def test_command(line: str, folder: Path, environment: dict[str, str]) -> None:
-    (folder / "tasks.jsonl").write_text(
+    place = folder / line.replace(" ", "-")  # its own: the commands run in any order, and on several workers
+    place.mkdir()
+    (place / "tasks.jsonl").write_text(
         '{"task": "math", "instance": {"problem": "1", "ground_truth": "1"}, "sampling": {"max_tokens": 4}}\n'
     )
-    with started(line, folder, environment) as process:
+    if "topology.toml" in line:
+        with started("prorl init", place, environment) as init:
+            assert init.wait(60) == 0
+    with started(line, place, environment) as process:
         if "--watch" in line:
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(4)
