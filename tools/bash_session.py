@@ -25,7 +25,6 @@ from ..errors import ProrlError, ToolSessionLost
 from .output import OUTPUT_LIMIT_BYTES, HeadTail
 from .processes import to_the_end
 from .shell_process import END_LIMIT_S, ShellProcess
-from .shell_text import KEEP_STATUS
 
 if TYPE_CHECKING:
     from .sandbox.container import Container
@@ -38,6 +37,8 @@ BACKGROUND_LIMIT_BYTES = 4 * 1024
 """How much of the output between two commands is kept."""
 INTERRUPT_LIMIT_S = 1.0
 """How long a command may take to end after ^C."""
+INTERRUPTS = 8
+"""How often in that time what came to the foreground since is interrupted as well."""
 KILL_LIMIT_S = 0.5
 """How long bash may take to its prompt after its new children were killed."""
 SETTLE_LIMIT_S = 0.5
@@ -201,9 +202,10 @@ class BashSession:
     async def _stop(self, shell: ShellProcess) -> None:
         """End the running command and all that it started: by ^C, else by killing, else by killing bash as well."""
         stopped = await shell.wait(0)
-        if not stopped:
-            shell.interrupt()
-            stopped = await shell.wait(INTERRUPT_LIMIT_S)
+        for _ in range(INTERRUPTS):
+            if not stopped:
+                shell.interrupt()
+                stopped = await shell.wait(INTERRUPT_LIMIT_S / INTERRUPTS)
         for interrupt in (False, True, True):
             if not stopped:
                 shell.kill_new(interrupt=interrupt)
@@ -212,14 +214,13 @@ class BashSession:
         if status is not None:
             # What ignored the interrupt, or was in the background or a session of its own, may run on.
             shell.kill_new(interrupt=False)
-            # An interrupt may reach bash when the command has just ended; then it shows at the prompt, and takes what
-            # is sent there with it. One empty action more, and nothing of it is left for the next call.
+            # An interrupt may reach bash when the command has just ended, or before bash has read its line; then it
+            # shows at the prompt, and may take what is sent there with it.
             self._directory = status.directory
             for _ in range(SETTLE_ROUNDS):
-                shell.begin(KEEP_STATUS)
+                shell.settle(status.code)
                 if stopped := await shell.wait(SETTLE_LIMIT_S):
                     break
-                # The interrupt came before bash had read the command's line, so the command runs only now.
                 shell.interrupt()
         if not stopped:
             shell.kill()

@@ -3,13 +3,18 @@ r"""One interactive bash on a terminal of its own, with two private descriptors 
     terminal        what the commands read and write; ECHO and ONLCR are off, so their output comes as they wrote it
     control socket  lines that bash reads at its prompt, from us; `[TRAP] \0 NUMBER STATUS FLAGS DIRECTORY \0` at each
                     prompt, to us: the ERR trap, if there is one, `$?`, `$-`
-    command file    a memory file: `NUMBER \0 COMMAND \0`, written by us, read by bash
+    command file    a memory file: `\n COMMAND \0 NUMBER \0`, written by us, read by bash
 
 At its prompt bash's standard input is the control socket, and while a command runs it is the terminal. So no command is
 ever typed or quoted, none can end the line early, no output can be taken for a prompt, what a command left unread of
-its input is never run, and nobody else who reads the terminal can take bash's line. The one fixed line per action reads
-the command file, restores `$?`, and evals the command. Nobody polls: the terminal, the socket and the process's end are
-events.
+its input is never run, and nobody else who reads the terminal can take bash's line. The one line per action, fixed but
+for the action's number, reads the command file, restores `$?`, and evals the command. Nobody polls: the terminal, the
+socket and the process's end are events.
+
+An interrupt may come at any moment: it may take the line with it, or come before bash has read it. So it withdraws the
+command as well, by emptying the file, and a line runs only the whole command of its own action. The status of an action
+of which nothing was run has its number with a minus. An action without a command, `settle`, ends when nothing of those
+before it is left.
 
 Both private descriptors are closed when bash executes a program. A socket cannot be opened through /proc, and the
 kernel stamps each write to it with the writer's number: only bash itself is heard, and only with its action's number.
@@ -37,12 +42,13 @@ import struct
 import termios
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import SandboxFailed
 from .newcomers import Newcomers
 from .processes import PROC, kill, to_the_end
-from .shell_text import PrivateFiles, action_line, evaluated, opening_line
+from .shell_text import PrivateFiles, action_line, command_file, evaluated, opening_line
 
 if TYPE_CHECKING:
     from .output import HeadTail
@@ -51,6 +57,7 @@ if TYPE_CHECKING:
 BASH = ("/bin/sh", "-c", 'exec "$@"', "sh", "bash", "--norc", "--noprofile", "--noediting", "-i")
 """Bash is looked for along the PATH: not every image has it in /bin."""
 NOT_FOUND = 127
+INTERRUPTED = 128 + signal.SIGINT
 DIMENSIONS = (50, 120)
 """Rows and columns of the terminal."""
 START_LIMIT_S = 20.0
@@ -89,7 +96,10 @@ class ShellProcess:
         self._output = output
         self._loop = asyncio.get_running_loop()
         self._action = 0
-        self._interrupted = False
+        self._interrupted: set[tuple[int, bytes]] = set()
+        """The foreground groups that were interrupted in this action, and what their leaders ran."""
+        self._withdrawn = False
+        """The action has no command, or none any more."""
         self._traps_errors = self._minds_status = False
         """What a failing command sets off, as of the last prompt."""
         self._pending = b""
@@ -126,7 +136,7 @@ class ShellProcess:
         resources.callback(self._newcomers.close)
         files = PrivateFiles(*ends, *range(max(ends) + 1, max(ends) + 4))
         self._opening = opening_line(files)
-        self._line = action_line(files)
+        self._line = partial(action_line, files)
         self._terminal_open = True
         self._modes = termios.tcgetattr(self._terminal)
         self._modes[0] &= ~termios.IXON  # ^S is a key of editors; as a stop of the output it would only hang a command
@@ -173,19 +183,29 @@ class ShellProcess:
         return self._done.done()
 
     def begin(self, command: bytes) -> None:
-        """Start one action; `wait` for it. The one before must be done."""
+        """Start one action; `wait` for it. The one before must be done, and settled if it was interrupted."""
+        text = evaluated(command, minds_status=self._minds_status)
+        self._begin(command_file(text, self._action + 1), INTERRUPTED)
+
+    def settle(self, code: int) -> None:
+        """Start an action that just sets `$?`; at its end nothing is left of those before."""
+        self._begin(b"", code)
+
+    def _begin(self, content: bytes, code: int) -> None:
+        """Start an action, with an exit code for it if nothing is there to run."""
         self._action += 1
-        self._interrupted = False
+        self._interrupted.clear()
+        self._withdrawn = not content
         self._done = self._loop.create_future()
         if self._child.ended:
             self._done.set_result(None)
             return
         self._newcomers.mark()
-        self._write_command_file(b"%d\0%b\0" % (self._action, evaluated(command, minds_status=self._minds_status)))
+        self._write_command_file(content)
         with suppress(OSError):  # it ends just now: the process's end is an event of its own
             self._forget_input()
             termios.tcsetattr(self._terminal, termios.TCSANOW, self._modes)
-            self._control.send(self._line)
+            self._control.send(self._line(self._action, code))
 
     def type(self, data: bytes) -> None:
         """Type on the terminal, for the running command; what it has no room for waits until there is some."""
@@ -215,13 +235,21 @@ class ShellProcess:
         return False
 
     def interrupt(self) -> None:
-        """Do what ^C does: interrupt the terminal's foreground processes, whatever modes the terminal is in."""
-        self._interrupted = True
+        """Do what ^C does, whatever modes the terminal is in; what of the action has not begun never will.
+
+        Called again, it interrupts only what has come to the terminal's foreground since: a child of bash's that has
+        not yet executed its program forgets an interrupt, and so does bash while it starts one.
+        """
+        self._withdrawn = True
+        self._write_command_file(b"")
         if not self._child.ended:
             kill(self._child.pid, number=signal.SIGCONT)  # it may have stopped itself
         with suppress(OSError):
             group = os.tcgetpgrp(self._terminal)
-            if group > 1:  # 0: nobody is in the foreground, and to killpg our own processes
+            program = group, _words(group)
+            known = program in self._interrupted
+            self._interrupted.add(program)
+            if group > 1 and not known:  # 0: nobody is in the foreground, and to killpg our own processes
                 os.killpg(group, signal.SIGINT)
 
     def kill_new(self, *, interrupt: bool) -> None:
@@ -321,7 +349,10 @@ class ShellProcess:
         # An interrupt that comes late makes a second prompt, and so a second status of an action that is done; one that
         # comes early takes the line with it, and all that is seen of the action is that second status.
         expected = {str(self._action), str(self._action - 1)} if self._interrupted else {str(self._action)}
-        if number in expected and code.isdecimal() and not self._done.done() and self._at_prompt():
+        if number.removeprefix("-") in expected and code.isdecimal() and not self._done.done() and self._at_prompt():
+            if number.startswith("-") and not self._withdrawn:  # bash cannot read the file, or others wrote to it
+                self.kill()
+                return
             self._on_terminal(DRAIN_READS)
             self._minds_status = self._traps_errors or "e" in flags
             self._done.set_result(Status(int(code) & 0xFF, directory))
@@ -342,3 +373,10 @@ class ShellProcess:
             self._terminal_open = False
             self._loop.remove_reader(self._terminal)
             self._loop.remove_writer(self._terminal)
+
+
+def _words(pid: int) -> bytes:
+    """Give what a process was executed with; nothing once it has ended."""
+    with suppress(OSError):
+        return (PROC / str(pid) / "cmdline").read_bytes()
+    return b""

@@ -1,9 +1,10 @@
 r"""The bash side of `shell_process`: the words that bash is given, and nothing of files or processes.
 
-`__prorl_next` takes the next command from the command file. `__prorl_prompt` says the status: at the end of the
-action's line, and, where an error or an interrupt ended that line early, as PROMPT_COMMAND; `__prorl_mend` does so
-after a command has closed its output. Their calls stand in groups whose output is covered, which neither `set -x` nor a
-DEBUG trap shows; only `eval` stands alone.
+`__prorl_next` takes the command of its action from the command file, and none where the file is not whole or another
+action's; the action's number then has a minus. `__prorl_prompt` says the status: at the end of the action's line, and,
+where an error or an interrupt ended that line early, as PROMPT_COMMAND; `__prorl_mend` does so after a command has
+closed its output. Their calls stand in groups whose output is covered, which neither `set -x` nor a DEBUG trap shows;
+only `eval` stands alone.
 
 The functions are readonly, so no later alias changes them, and call what they use of bash through `builtin`, past the
 agent's functions; the prompt undoes aliases of reserved words, functions called `builtin` or `exec`, and what
@@ -15,24 +16,27 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-KEEP_STATUS = b"__prorl_code=$__prorl_status"
-"""A command that does nothing, not even to `$?`."""
-_NEEDED = "enable eval exec jobs printf read return trap unalias unset"
+_NEEDED = "enable eval exec jobs mapfile printf read return trap unalias unset"
 """What the plumbing uses of bash."""
 _OPENING = (
     # Bash moves what a redirection covers to descriptor 10, to be closed at exec, and its copies are closed then, too.
     "{{ exec {f.control}>&10; }} {f.control_end}>&-; {{ exec {f.command}<&10; }} {f.command_end}<&-; "
     "{{ exec {f.terminal}>&10; }} 0<&-; exec {f.control_end}>&- {f.command_end}<&-; "
     "{{ unset HISTFILE MAILCHECK; set +o history; __prorl_action=0 __prorl_status=0 __prorl_code=0 __prorl_said=; "
-    "__prorl_next() {{ __prorl_said= __prorl_code=0; exec 0<&{f.terminal}; "
+    "__prorl_next() {{ __prorl_said= __prorl_code=0 __prorl_action=$1; exec 0<&{f.terminal}; "
+    # What an interrupted `read` had left in its buffer, whatever it read, would come first; `mapfile` empties that.
+    "builtin mapfile -n 1 -u {f.command} __prorl_command && "
+    "IFS= builtin read -r -d '' -u {f.command} __prorl_command && "
     "IFS= builtin read -r -d '' -u {f.command} __prorl_action && "
-    "IFS= builtin read -r -d '' -u {f.command} __prorl_command || __prorl_command=; "
+    '[[ $__prorl_action == "$1" ]] || __prorl_action=-$1 __prorl_command= __prorl_code=$2; '
     'builtin return "$__prorl_status"; }}; '
     "__prorl_prompt() {{ if [[ $__prorl_said ]]; then __prorl_said=; else "
     "unset -f builtin exec; builtin enable {needed} || enable builtin {needed}; builtin unalias '{{' '}}'; "
     "__prorl_status=$__prorl_last; [[ $__prorl_status != 0 ]] || __prorl_status=$__prorl_code; "
-    "PS0= PS1= PS2=; builtin unset -v PROMPT_COMMAND __prorl_command; "
-    "__prorl_command= PROMPT_COMMAND='{prompt_command}'; exec 0<&{f.control}; "
+    "PS0= PS1= PS2=; builtin unset -v __prorl_command; __prorl_command=; "
+    # An interrupt between the two would leave bash without a way to say a status, so only where the agent changed it.
+    "[[ ${{PROMPT_COMMAND[*]-}} == '{prompt_command}' ]] || "
+    "{{ builtin unset -v PROMPT_COMMAND; PROMPT_COMMAND='{prompt_command}'; }}; exec 0<&{f.control}; "
     # Bash would tell of ended jobs when it reads its next line: with another command's output. First, those that run.
     "builtin jobs -nr; builtin jobs -n >&11; "
     'builtin eval \'\\builtin printf "\\0%s %s %s %s\\0" '
@@ -44,11 +48,12 @@ _OPENING = (
     "PROMPT_COMMAND='{prompt_command}'; }} 2>/dev/null\n"
 )
 _LINE = (
-    "{{ \\__prorl_next; }} >/dev/null 2>&1 && {{ [[ 1 ]]; }} >/dev/null 2>&1; "
+    " {{ \\__prorl_next {number} {code}; }} >/dev/null 2>&1 && {{ [[ 1 ]]; }} >/dev/null 2>&1; "
     '\\builtin eval "$__prorl_command"; '
     "{noted}; {{ \\__prorl_prompt 1; }} {covered} || \\__prorl_mend\n"
 )
-"""Under `set -e` only what is left of `&&` may fail, as the restored `$?` may."""
+"""Under `set -e` only what is left of `&&` may fail, as the restored `$?` may. An interrupt while bash waits for the
+line can cost the first character, so that is a space."""
 _PROMPT_COMMAND = "{noted}; {{ \\__prorl_prompt; }} {covered} || \\__prorl_mend"
 _NOTED = "{{ __prorl_last=$?; \\builtin trap -p ERR >&{f.control} || [[ 1 ]]; }} >/dev/null 2>&1"
 """In a function there is no ERR trap."""
@@ -81,9 +86,27 @@ def opening_line(files: PrivateFiles) -> bytes:
     return _OPENING.format(f=files, needed=_NEEDED, covered=_COVERED, prompt_command=prompt_command).encode()
 
 
-def action_line(files: PrivateFiles) -> bytes:
-    """Give the line that makes bash, at its prompt, run what the command file holds."""
-    return _LINE.format(noted=_NOTED.format(f=files), covered=_COVERED).encode()
+def action_line(files: PrivateFiles, number: int, code: int) -> bytes:
+    """Give the line that makes bash, at its prompt, run what the command file holds for an action.
+
+    Args:
+        files: bash's.
+        number: the action's.
+        code: its exit code if nothing is there to run.
+    """
+    return _LINE.format(number=number, code=code, noted=_NOTED.format(f=files), covered=_COVERED).encode()
+
+
+def command_file(command: bytes, number: int) -> bytes:
+    """Give the command file's content for an action.
+
+    The empty line is for `mapfile`; the number is at the end, so that what was read in part is nobody's.
+
+    Args:
+        command: what to `eval`.
+        number: the action's.
+    """
+    return b"\n%b\0%d\0" % (command, number)
 
 
 def evaluated(command: bytes, *, minds_status: bool) -> bytes:
@@ -97,7 +120,7 @@ def evaluated(command: bytes, *, minds_status: bool) -> bytes:
         command: bash.
         minds_status: `set -e` or an ERR trap is on.
     """
-    if command == KEEP_STATUS or (not minds_status and not _MINDS_STATUS.search(command)):
+    if not minds_status and not _MINDS_STATUS.search(command):
         return command
     if _GOES_ON.search(command) or not _here_documents_end(command):
         return command

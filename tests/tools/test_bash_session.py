@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import signal
 import time
 import uuid
 from typing import TYPE_CHECKING
@@ -17,7 +15,6 @@ from prorl_zmq.errors import SandboxFailed, ToolSessionLost
 from prorl_zmq.tools.bash_session import COMMAND_LIMIT_BYTES, BashResult, BashSession
 from prorl_zmq.tools.sandbox.kinds import make_container
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
-from prorl_zmq.tools.shell_process import ShellProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -269,19 +266,12 @@ def test_closing_leaves_nothing(live_container: LiveContainer, survivors: Callab
     assert survivors(mark) == []
 
 
-def test_an_interrupt_at_any_moment_neither_loses_the_session_nor_runs_a_command_twice(
-    live_container: LiveContainer,
-) -> None:
-    """An interrupt before bash had read its command made it run the one before again."""
-
+def test_a_shell_that_cannot_take_its_command_is_replaced_at_once(live_container: LiveContainer) -> None:
     async def body(session: BashSession) -> None:
-        for i in range(8):
-            assert (await session.run(f"X={i}; echo $X", LIMIT_S)).output == f"{i}\n"
-            result = await session.run("echo begun $X; sleep 3600", 0.0006 * i)
-            assert result.timed_out
-            assert not result.restarted
-            assert result.output.count("begun") <= 1
-            assert (await session.run("echo $X", LIMIT_S)).output == f"{i}\n"
+        await session.run("cd /usr; enable -n mapfile enable", LIMIT_S)
+        result = await session.run("echo no", LIMIT_S)
+        assert (result.output, result.restarted, result.timed_out) == ("", True, False)
+        assert await session.run("pwd", LIMIT_S) == BashResult("/usr\n", 0)
 
     use(live_container, body)
 
@@ -359,29 +349,6 @@ def test_a_workspace_without_permissions_is_entered_again(live_container: LiveCo
     async def body(session: BashSession) -> None:
         assert (await session.run("chmod 000 ~; exit", LIMIT_S)).restarted
         assert (await session.run("cd ~ && stat -c %a .", LIMIT_S)).output == "700\n"
-
-    use(live_container, body)
-
-
-def test_an_interrupt_before_bash_read_the_line_does_not_cost_the_shell(
-    live_container: LiveContainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The late line started a command that nobody interrupted any more, and the shell was killed for it."""
-    type_line = ShellProcess.begin
-
-    def interrupt_first(shell: ShellProcess, command: bytes) -> None:
-        if command.startswith(b"echo begun"):
-            os.kill(shell._child.pid, signal.SIGINT)
-        type_line(shell, command)
-
-    monkeypatch.setattr(ShellProcess, "begin", interrupt_first)
-
-    async def body(session: BashSession) -> None:
-        await session.run("X=1", LIMIT_S)
-        for _ in range(4):
-            result = await session.run("echo begun; sleep 3600", 0)
-            assert (result.timed_out, result.restarted) == (True, False)
-        assert (await session.run("echo $X", LIMIT_S)).output == "1\n"
 
     use(live_container, body)
 
