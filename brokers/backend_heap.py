@@ -1,24 +1,38 @@
-"""Which backend a job talks to: a min-heap on assignments in flight, sticky per job. Pure: no sockets, no clock.
+"""Which backend a job talks to: assignments that stick, on backends ranked by their load. Pure: no sockets, no clock.
 
-The ProRL Agent paper (arXiv 2603.18815, §3.3) keys its heap by assignments ever made, which cannot see long jobs; here
-a release lowers the weight again. A job keeps its backend for as long as it holds the assignment, so that its next turn
-finds the prefix cache warm. Assignments belong to an owner (a stage process): when the owner is dropped, so are they.
-A backend that serves older weights than it should drains until it has caught up.
+- The load of a backend is its assignments in flight over its weight. (The ProRL Agent paper, arXiv 2603.18815, §3.3,
+  keys its heap by assignments ever made, which cannot see long jobs; here a release lowers the load again.)
+- A job keeps its backend for as long as it holds the assignment, so that its next turn finds the prefix cache warm. A
+  newer attempt keeps it too, unless the backend takes no more jobs or is suspect.
+- With affinity `group`, a job goes to the backend that its group has been on: of several the earliest that has room.
+- Otherwise it goes to the best of the ranking (see `backend_ranking`): one with room on its node, one with room, the
+  least loaded one.
+- A job that could not reach its backend gets another one, and the same only where there is no other. The backend is
+  suspect from then on, and gets jobs only where there is no other, until it is trusted again.
+- A backend that drains, or serves older weights than it should, takes no jobs; those that hold it keep it.
+
+Assignments belong to an owner (a stage process): when the owner is dropped, so are they.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from ..errors import DuplicateBackend, UnknownBackend
 from ..messages import Backend, BackendStatus
-from .least_loaded import LeastLoaded
+from .backend_ranking import BackendRanking
+from .group_memory import GroupMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from ..messages import Assign
+
+Affinity = Literal["job", "group"]
+"""What sticks to a backend."""
 
 
 @dataclass(slots=True)
@@ -28,12 +42,20 @@ class _Member:
     """It was asked to take no more jobs."""
     needed_version: int = 0
     """While its weights are older than these it takes no jobs; 0 once it has caught up."""
+    suspect: bool = False
+    """A job could not reach it, and it was not heard of since."""
     assigned: int = 0
     jobs: set[str] = field(default_factory=set)
 
     @property
-    def takes_jobs(self) -> bool:
-        return not self.draining and not self.needed_version
+    def state(self) -> Literal["ready", "draining", "suspect"]:
+        if self.draining or self.needed_version:
+            return "draining"
+        return "suspect" if self.suspect else "ready"
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.jobs) < self.backend.max_in_flight
 
 
 @dataclass(slots=True)
@@ -41,22 +63,29 @@ class _Assignment:
     backend_id: str
     attempt: int
     owner: str
+    request_id: str
+    """The request that it answers; that one sent again changes nothing."""
 
 
 class BackendHeap:
     """The backends and the assignments on them.
 
-    Invariant: a backend's weight is the number of jobs that hold an assignment on it.
+    Invariant: a backend's in-flight count is the number of jobs that hold an assignment on it.
+
+    Args:
+        affinity: `group` keeps the jobs of a group together while there is room; a job without a group is by itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, affinity: Affinity = "job") -> None:
+        self._by_group = affinity == "group"
         self._members: dict[str, _Member] = {}
-        self._ready: LeastLoaded[str] = LeastLoaded()
+        self._ranking = BackendRanking()
+        self._groups = GroupMemory()
         self._assignments: dict[str, _Assignment] = {}
         self._owned: dict[str, set[str]] = {}
 
     def add(self, backend: Backend, needed_version: int = 0) -> None:
-        """Register a backend. Adding a known one again updates it, and makes a draining one ready.
+        """Register a backend. Adding a known one again updates it, and makes a draining or suspect one ready.
 
         Args:
             backend: what to add.
@@ -75,7 +104,7 @@ class BackendHeap:
         if member is None:
             member = self._members[backend.backend_id] = _Member(backend)
         member.backend = backend
-        member.draining = False
+        member.draining = member.suspect = False
         member.needed_version = needed_version if backend.weight_version < needed_version else 0
         self._rank(member)
 
@@ -89,6 +118,17 @@ class BackendHeap:
         member.draining = True
         self._rank(member)
 
+    def trust(self, backend_id: str) -> None:
+        """Take a backend for reachable again, if it was suspect.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        member = self._member(backend_id)
+        if member.suspect:
+            member.suspect = False
+            self._rank(member)
+
     def remove(self, backend_id: str) -> None:
         """Forget a backend and the assignments on it; a job that held one gets another at its next `assign`.
 
@@ -98,7 +138,7 @@ class BackendHeap:
         for job_id in tuple(self._member(backend_id).jobs):
             self._release(job_id)
         del self._members[backend_id]
-        self._ready.discard(backend_id)
+        self._ranking.discard(backend_id)
 
     def clear(self) -> None:
         """Forget all backends."""
@@ -126,29 +166,31 @@ class BackendHeap:
         member = self._member(backend_id)
         return max(member.backend.weight_version, member.needed_version)
 
-    def assign(self, job_id: str, attempt: int, owner: str) -> Backend | None:
-        """Give the job's backend, or the least loaded one; None if no backend takes jobs.
+    def assign(self, request: Assign) -> Backend | None:
+        """Give the job the backend that it holds, or one by the rules above; None if no backend takes jobs.
 
-        A newer attempt takes its job's assignment over and keeps the backend, whose cache knows the job's prompt,
-        unless that takes no more jobs. An older attempt gets what the newer one holds and changes nothing.
+        An older attempt gets what the newer one holds and changes nothing; nor does a request that comes again.
         """
+        job_id = request.job_id
         held = self._assignments.get(job_id)
-        if held is not None and held.attempt >= attempt:
+        if held is not None and not _moves(request, held):
             return self._members[held.backend_id].backend
         if held is not None:
             self._release(job_id)
-        if held is not None and self._members[held.backend_id].takes_jobs:
-            backend_id: str | None = held.backend_id
-        else:
-            backend_id = self._ready.first()
+        backend_id = self._choose(request, held)
         if backend_id is None:
             return None
         member = self._members[backend_id]
         member.jobs.add(job_id)
         member.assigned += 1
         self._rank(member)
-        self._assignments[job_id] = _Assignment(backend_id, attempt, owner)
-        self._owned.setdefault(owner, set()).add(job_id)
+        self._assignments[job_id] = _Assignment(backend_id, request.attempt, request.owner, request.request_id)
+        owned = self._owned.get(request.owner)
+        if owned is None:
+            owned = self._owned[request.owner] = set()
+        owned.add(job_id)
+        if self._by_group and request.group_id:
+            self._groups.add(request.group_id, backend_id)
         return member.backend
 
     def release(self, job_id: str, attempt: int) -> bool:
@@ -177,10 +219,7 @@ class BackendHeap:
         """Describe the backends in the order in which they were added."""
         return tuple(
             BackendStatus(
-                backend=member.backend,
-                state="ready" if member.takes_jobs else "draining",
-                in_flight=len(member.jobs),
-                assigned=member.assigned,
+                backend=member.backend, state=member.state, in_flight=len(member.jobs), assigned=member.assigned
             )
             for member in self._members.values()
         )
@@ -194,6 +233,29 @@ class BackendHeap:
         except KeyError:
             raise UnknownBackend(f"no backend is called {backend_id}", backend=backend_id) from None
 
+    def _choose(self, request: Assign, held: _Assignment | None) -> str | None:
+        kept = held.backend_id if held is not None else ""
+        if kept and kept != request.unreachable and self._members[kept].state == "ready":
+            return kept
+        lost = self._members.get(request.unreachable)
+        if lost is None:
+            return self._choose_any(request)
+        lost.suspect = True
+        self._ranking.discard(request.unreachable)
+        other = self._choose_any(request)
+        self._rank(lost)
+        return other or (request.unreachable if lost.state == "suspect" else None)
+
+    def _choose_any(self, request: Assign) -> str | None:
+        if self._by_group and request.group_id:
+            for backend_id in self._groups.backends(request.group_id):
+                member = self._members.get(backend_id)
+                if member is None or member.state != "ready":
+                    self._groups.forget(request.group_id, backend_id)
+                elif member.has_room:
+                    return backend_id
+        return self._ranking.first(request.node)
+
     def _release(self, job_id: str) -> None:
         held = self._assignments.pop(job_id)
         owned = self._owned[held.owner]
@@ -206,7 +268,15 @@ class BackendHeap:
 
     def _rank(self, member: _Member) -> None:
         """Put a backend where its load belongs, behind its equals; nowhere if it takes no jobs."""
-        if member.takes_jobs:
-            self._ready.set(member.backend.backend_id, len(member.jobs))
+        state = member.state
+        if state == "draining":
+            self._ranking.discard(member.backend.backend_id)
         else:
-            self._ready.discard(member.backend.backend_id)
+            self._ranking.place(member.backend, len(member.jobs), suspect=state == "suspect")
+
+
+def _moves(request: Assign, held: _Assignment) -> bool:
+    """Tell whether a request asks for more than what its job holds."""
+    if request.attempt != held.attempt:
+        return request.attempt > held.attempt
+    return request.unreachable == held.backend_id and request.request_id != held.request_id

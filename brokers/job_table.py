@@ -398,6 +398,8 @@ class JobTable:
             timings=record.timings,
             tokens=run.tokens if run is not None else 0,
             turns=run.turns if run is not None else 0,
+            segments=run.segments if run is not None else (),
+            logprobs_mode=run.logprobs_mode if run is not None else "",
         )
         self._actions.append(End(Finished(record.session, result, record.block, job_digest(record.packed))))
         self._fill_init(now)

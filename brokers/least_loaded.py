@@ -23,8 +23,8 @@ class LeastLoaded(Generic[Key]):
     """Keys with a load each; knows the one with the smallest load, ties going to the one that changed longest ago."""
 
     def __init__(self) -> None:
-        self._entries: dict[Key, tuple[float, int]] = {}
-        self._heap: list[tuple[float, int, Key]] = []
+        self._entries: dict[Key, tuple[int, float, int, Key]] = {}
+        self._heap: list[tuple[int, float, int, Key]] = []
         self._sequence = 0
 
     def __len__(self) -> int:
@@ -33,24 +33,35 @@ class LeastLoaded(Generic[Key]):
     def __iter__(self) -> Iterator[Key]:
         return iter(self._entries)
 
-    def set(self, key: Key, load: float) -> None:
-        """Add the key, or change its load; it goes to the end of those with an equal load."""
+    def set(self, key: Key, load: float, tier: int = 0) -> None:
+        """Add the key, or change its load; it goes to the end of those with an equal load.
+
+        Args:
+            key: what is loaded.
+            load: by how much.
+            tier: keys of a lower tier come first, whatever their load.
+        """
         self._sequence += 1
-        self._entries[key] = (load, self._sequence)
-        heapq.heappush(self._heap, (load, self._sequence, key))
+        entry = self._entries[key] = (tier, load, self._sequence, key)
+        heapq.heappush(self._heap, entry)
         if len(self._heap) > COMPACT_FROM and len(self._heap) > 4 * len(self._entries):
-            self._heap = [(load, sequence, key) for key, (load, sequence) in self._entries.items()]
+            self._heap = list(self._entries.values())
             heapq.heapify(self._heap)
 
     def discard(self, key: Key) -> None:
         """Remove the key if it is there."""
         self._entries.pop(key, None)
 
+    def load(self, key: Key) -> float:
+        """Give the load of a key that is there."""
+        return self._entries[key][1]
+
     def first(self) -> Key | None:
-        """Give the least loaded key; None if there are none."""
+        """Give the least loaded key of the lowest tier; None if there are none."""
         while self._heap:
-            load, sequence, key = self._heap[0]
-            if self._entries.get(key) == (load, sequence):
+            entry = self._heap[0]
+            key = entry[3]
+            if self._entries.get(key) is entry:
                 return key
             heapq.heappop(self._heap)
         return None

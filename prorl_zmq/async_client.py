@@ -25,6 +25,7 @@ from .messages import (
     Hello,
     Job,
     ListBackends,
+    NoteWeightVersion,
     RemoveBackend,
     ServiceStatus,
     SetWeightVersion,
@@ -37,9 +38,10 @@ from .requests import IDS_PER_REQUEST, POLL_S, CollectState, read_reply, submiss
 from .sockets import connect, open_socket
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
     from pathlib import Path
 
+    from .messages import UpdateMode
     from .trajectory import Trajectory
 
 
@@ -122,26 +124,17 @@ class AsyncRolloutClient:
         return reply
 
     async def set_weight_version(self, weight_version: int, *, timeout_s: float | None = None) -> None:
-        """Note that all backends serve these weights from now on; see `RolloutClient.set_weight_version`."""
+        """Say that all backends serve these weights from now on; see `RolloutClient.set_weight_version`."""
+        until = self._until(timeout_s)
         await self.backends.ask(SetWeightVersion(new_id(), weight_version), timeout_s)
+        await self._tell_engines(lambda: NoteWeightVersion(new_id(), weight_version), until)
 
-    async def update_weights(self, path: str | Path, weight_version: int, *, timeout_s: float | None = None) -> None:
+    async def update_weights(
+        self, path: str | Path, weight_version: int, *, mode: UpdateMode = "keep", timeout_s: float | None = None
+    ) -> None:
         """Have every backend serve the weights at `path`; see `RolloutClient.update_weights`."""
         until = self._until(timeout_s)
-
-        async def update(backend: Backend) -> None:
-            request = UpdateWeights(new_id(), str(path), weight_version)
-            try:
-                await self._line(backend.endpoint).ask([codec.encode(request)], request.request_id, until)
-            except ProrlError as error:
-                error.fields["backend"] = backend.backend_id
-                raise
-            await self.backends.ask(SetWeightVersion(new_id(), weight_version, backend.backend_id), timeout_s)
-
-        updates = [update(status.backend) for status in await self.backends.list()]
-        for outcome in await asyncio.gather(*updates, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await self._tell_engines(lambda: UpdateWeights(new_id(), str(path), weight_version, mode), until)
 
     async def close(self) -> None:
         """Acknowledge what was collected, give back the rest (if the service answers in a second), and close."""
@@ -167,6 +160,24 @@ class AsyncRolloutClient:
 
     def _until(self, timeout_s: float | None) -> float:
         return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+
+    async def _tell_engines(self, request: Callable[[], UpdateWeights | NoteWeightVersion], until: float) -> None:
+        """Ask all engine hosts the same at one time, and note the version of each that has done it."""
+
+        async def tell(backend: Backend) -> None:
+            asked = request()
+            try:
+                await self._line(backend.endpoint).ask([codec.encode(asked)], asked.request_id, until)
+            except ProrlError as error:
+                error.fields["backend"] = backend.backend_id
+                raise
+            noted = SetWeightVersion(new_id(), asked.weight_version, backend.backend_id)
+            await self.backends.ask(noted, max(0.0, until - time.monotonic()))
+
+        told = [tell(status.backend) for status in await self.backends.list()]
+        for outcome in await asyncio.gather(*told, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     def _line(self, endpoint: str) -> _AsyncLine:
         if self._context.closed:

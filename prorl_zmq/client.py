@@ -30,10 +30,10 @@ from .messages import (
     Cancelled,
     ClearBackends,
     DrainBackend,
-    EngineReady,
     Hello,
     Job,
     ListBackends,
+    NoteWeightVersion,
     RemoveBackend,
     ServiceStatus,
     SetWeightVersion,
@@ -46,9 +46,10 @@ from .requests import IDS_PER_REQUEST, POLL_S, CollectState, read_reply, submiss
 from .sockets import connect, open_socket, receive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from .messages import UpdateMode
     from .trajectory import Trajectory
 
 RESEND_S = 5.0
@@ -172,38 +173,39 @@ class RolloutClient:
         return reply
 
     def set_weight_version(self, weight_version: int, *, timeout_s: float | None = None) -> None:
-        """Note that all backends serve these weights from now on; for engines that are updated by other means.
+        """Say that all backends serve these weights from now on; for engines that are updated by other means.
+
+        Every token that they generate from now on carries the version, but where a server says another one itself.
 
         Raises:
-            RequestTimeout: the backend broker did not answer.
+            RequestTimeout: the backend broker, or an engine host, did not answer; `backend` names it.
         """
+        until = self._until(timeout_s)
         self.backends.ask(SetWeightVersion(new_id(), weight_version), timeout_s)
+        for _ in self._tell_engines(lambda: NoteWeightVersion(new_id(), weight_version), until):
+            pass
 
-    def update_weights(self, path: str | Path, weight_version: int, *, timeout_s: float | None = None) -> None:
+    def update_weights(
+        self, path: str | Path, weight_version: int, *, mode: UpdateMode = "keep", timeout_s: float | None = None
+    ) -> None:
         """Have every backend serve the weights at `path` (seen from the engine hosts) from its next token on.
+
+        Args:
+            path: for vLLM a directory with safetensors of the model's own names and shapes; for the embedded engine an
+                .npz file.
+            weight_version: what to call them; every token that they generate carries it.
+            mode: what becomes of running generations. `keep`: they pause and go on with the new weights. `drain`: they
+                end first, with the old ones. `abort`: they are ended, and the rest of their turns is generated anew.
+            timeout_s: longest wait for all backends; None: the client's `timeout_s`. With `drain`, allow for the
+                longest turn.
 
         Raises:
             InvalidWeights: an engine refused them and serves what it served; `backend` names it.
             RequestTimeout: an engine did not answer; `backend` names it.
         """
         until = self._until(timeout_s)
-        lines = {
-            status.backend.backend_id: _Line(self._context, status.backend.endpoint) for status in self.backends.list()
-        }
-        try:
-            requests = {backend_id: UpdateWeights(new_id(), str(path), weight_version) for backend_id in lines}
-            for backend_id, line in lines.items():
-                line.send([codec.encode(requests[backend_id])])
-            for backend_id, line in lines.items():
-                with _naming(backend_id):
-                    reply = line.reply(requests[backend_id].request_id, until)
-                    if reply is None:
-                        raise RequestTimeout(f"backend {backend_id} did not take the weights in time")
-                    if isinstance(reply, EngineReady):
-                        self.backends.ask(SetWeightVersion(new_id(), weight_version, backend_id), timeout_s)
-        finally:
-            for line in lines.values():
-                line.close()
+        for backend_id in self._tell_engines(lambda: UpdateWeights(new_id(), str(path), weight_version, mode), until):
+            self.backends.ask(SetWeightVersion(new_id(), weight_version, backend_id), timeout_s)
 
     def close(self) -> None:
         """Acknowledge what was collected, give back the rest (if the service answers in a second), and close."""
@@ -261,6 +263,24 @@ class RolloutClient:
         request = self._collecting.request(max_results, wait_s, goodbye=goodbye)
         frames = self._door.ask_frames([codec.encode(request)], request.request_id, until, held_s=wait_s)
         self._collecting.receive(request, frames)
+
+    def _tell_engines(self, request: Callable[[], UpdateWeights | NoteWeightVersion], until: float) -> Iterator[str]:
+        """Ask all engine hosts the same at one time, and give each backend's id once it has done it."""
+        lines = {
+            status.backend.backend_id: _Line(self._context, status.backend.endpoint) for status in self.backends.list()
+        }
+        try:
+            requests = {backend_id: request() for backend_id in lines}
+            for backend_id, line in lines.items():
+                line.send([codec.encode(requests[backend_id])])
+            for backend_id, line in lines.items():
+                with _naming(backend_id):
+                    if line.reply(requests[backend_id].request_id, until) is None:
+                        raise RequestTimeout(f"the engine host of backend {backend_id} did not answer in time")
+                yield backend_id
+        finally:
+            for line in lines.values():
+                line.close()
 
     def _backend_broker(self, until: float) -> _Line:
         return _Line(self._context, self._hello(until).backend_broker)

@@ -16,8 +16,12 @@ import msgspec
 from msgspec import Meta
 
 from .errors import ConfigError, ProrlError
-from .messages import JOB_LIMIT_BYTES, Count, Identifier, Phase, SandboxKind, Seconds
+from .messages import JOB_LIMIT_BYTES, Count, History, Identifier, Phase, SandboxKind, Seconds, ToolCallForm
 from .sockets import check_endpoint
+
+ServerApi = Literal["auto", "vllm", "completions", "sglang", "prorl"]
+"""What an inference server speaks: vLLM's token API, its `/v1/completions`, SGLang's `/generate`, or that of ProRL's
+token servers."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,6 +63,8 @@ class BackendBrokerSettings(Section, frozen=True):
     endpoint: str = "ipc://{run_dir}/backend_broker"
     lease_s: Seconds = 10.0
     """How long a silent stage process keeps its assignments, and a silent engine host its registration."""
+    affinity: Literal["job", "group"] = "job"
+    """What sticks to a backend: each job by itself, or all jobs of a group, as long as the backend has room."""
 
 
 class StageSettings(Section, frozen=True):
@@ -70,13 +76,48 @@ class StageSettings(Section, frozen=True):
     """Jobs that one process works on at a time."""
 
 
-class EngineSettings(Section, frozen=True):
-    """One `[[engine]]`: a number of equal engine hosts."""
+class BackendSettings(Section, frozen=True, kw_only=True):
+    """One `[[backends]]`: inference engines that the service starts itself, or servers that run already."""
 
-    kind: Literal["embedded"] = "embedded"
+    kind: Literal["embedded", "vllm", "http"] = "embedded"
     model: str = ""
-    """The engine's weights: for `embedded` an .npz file; empty: the base policy that comes with the package."""
-    processes: Annotated[int, Meta(ge=1, le=64)] = 1
+    """`embedded`: an .npz file, or empty for the base policy that comes with the package. `vllm`: a directory or a hub
+    name."""
+    count: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Engines of this kind; not for `http`."""
+    urls: tuple[str, ...] = ()
+    """`http`: one server each, such as `http://gpu-7:8000`."""
+    api: ServerApi = "auto"
+    """`http`: what the servers speak; `auto` asks them."""
+    gpus: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+    """`vllm`: GPU ids, dealt out evenly in order; empty: what vLLM sees."""
+    cores: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+    """CPU cores, dealt out evenly in order; empty: all."""
+    arguments: tuple[str, ...] = ()
+    """`vllm`: vLLM's own flags, such as `["--max-model-len", "32768"]`."""
+    python: str = ""
+    """The interpreter of another environment, which has vLLM and this package; empty: the service's own."""
+    tokenizer: str = ""
+    """The directory of the tokenizer and chat template, as stage processes see it; empty: the model's."""
+    tool_calls: ToolCallForm = ""
+    """How the model writes tool calls; empty: as its template does."""
+    history: History = "template"
+    """What happens where the template changes earlier turns: `template` follows it, in a new segment of the trajectory;
+    `append` keeps what the engine saw."""
+    weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
+    """How many jobs each takes beside others."""
+    max_in_flight: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    """Jobs at once beyond which one counts as full; 0: what the engine says."""
+
+    @property
+    def engines(self) -> int:
+        """How many engine hosts these are."""
+        return len(self.urls) if self.kind == "http" else self.count
+
+    def share(self, ids: tuple[int, ...], index: int) -> tuple[int, ...]:
+        """Give the part of `gpus` or `cores` that is engine number `index`'s."""
+        each = len(ids) // self.engines
+        return ids[index * each : (index + 1) * each]
 
 
 class SandboxSettings(Section, frozen=True):
@@ -100,7 +141,7 @@ class Topology(Section, frozen=True):
         StageSettings(Phase.RUN),
         StageSettings(Phase.EVAL),
     )
-    engine: tuple[EngineSettings, ...] = (EngineSettings(),)
+    backends: tuple[BackendSettings, ...] = (BackendSettings(),)
     sandbox: SandboxSettings = SandboxSettings()
 
     @property
@@ -163,6 +204,8 @@ def parse_topology(data: dict[str, object], source: str) -> Topology:
     Raises:
         ConfigError: it has an unknown key or a wrong value (`key` names it).
     """
+    if isinstance(data.get("backends"), dict):  # [backends] is one [[backends]]
+        data = {**data, "backends": [data["backends"]]}
     try:
         topology = msgspec.convert(data, Topology)
     except msgspec.ValidationError as error:
@@ -172,6 +215,8 @@ def parse_topology(data: dict[str, object], source: str) -> Topology:
         key = f"{place}.{name}" if place and name else place or name
         raise ConfigError(f"{source}: {what}" + (f" in {place}" if place else ""), key=key) from error
     _check_endpoints(topology, source)
+    for index, backends in enumerate(topology.backends):
+        _check_backends(backends, f"backends[{index}]", source)
     if topology.rollout_broker.lease_s < 2 * topology.rollout_broker.heartbeat_s:
         key = "rollout_broker.lease_s"
         raise ConfigError(f"{source}: {key} must be at least twice heartbeat_s, or live processes lose jobs", key=key)
@@ -194,3 +239,23 @@ def _check_endpoints(topology: Topology, source: str) -> None:
         if endpoint in taken:
             raise ConfigError(f"{source}: {key} and {taken[endpoint]} are the same endpoint", key=key)
         taken[endpoint] = key
+
+
+def _check_backends(backends: BackendSettings, key: str, source: str) -> None:
+    def refuse(name: str, why: str) -> ConfigError:
+        return ConfigError(f"{source}: {key}.{name}: {why}", key=f"{key}.{name}")
+
+    if (backends.kind == "http") != bool(backends.urls):
+        raise refuse("urls", 'kind "http" needs the servers\' URLs, and only that kind has any')
+    for url in backends.urls:
+        if not url.startswith(("http://", "https://")):
+            raise refuse("urls", f"{url} is not of the form http://HOST:PORT")
+    if backends.kind == "http" and backends.count != 1:
+        raise refuse("count", 'for kind "http" there is one engine host for each of `urls`')
+    if backends.kind == "vllm" and not backends.model:
+        raise refuse("model", 'kind "vllm" needs a model: a directory or a hub name')
+    for name, ids in (("gpus", backends.gpus), ("cores", backends.cores)):
+        if len(ids) % backends.engines:
+            raise refuse(name, f"{len(ids)} of them cannot be dealt out evenly to {backends.engines} engines")
+        if len(set(ids)) != len(ids):
+            raise refuse(name, "one of them is named twice")

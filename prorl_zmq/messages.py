@@ -52,6 +52,8 @@ FieldName = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\"\\]{1,256}\Z")]
 Seconds = Annotated[float, Meta(gt=0, le=7 * 86400)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 WeightVersion = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 def new_id() -> str:
@@ -81,14 +83,24 @@ class Outcome(StrEnum):
 
 
 class Sampling(Part, frozen=True):
-    """How the policy's tokens are drawn."""
+    """How the policy's tokens are drawn. The names and meanings are vLLM's."""
 
-    temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
-    """0 takes the likeliest token; log-probs are those of the distribution that was sampled from."""
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    """0 takes the likeliest token, whose log-prob is then that at temperature 1."""
     max_tokens: Count = 1024
     """Most tokens of one turn."""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     """The job's random seed; each turn derives its own from it. None: the engine's own randomness."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Draw from the likeliest tokens that have this share of the probability together."""
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    """Draw from so many of the likeliest tokens; 0: from all."""
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Draw from tokens at least this share as likely as the likeliest."""
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] = ()
+    """A turn ends after any of these, beside those of the chat format; the one that ended it is part of the turn."""
+    stop: Annotated[tuple[StopText, ...], Meta(max_length=16)] = ()
+    """A turn ends with the token that completes any of these texts."""
 
 
 class EpisodeLimits(Part, frozen=True):
@@ -148,6 +160,11 @@ class SandboxHandle(Part, frozen=True):
     node: Identifier = "local"
 
 
+LogprobsMode = Literal["processed_logprobs", "raw_logprobs", "tempered_logprobs"]
+"""Which distribution log-probs are of: in vLLM's words, the one that was sampled from, after temperature, top-p, top-k
+and min-p, or the model's own at temperature 1, before all of them; SGLang's are after the temperature alone."""
+
+
 class Result(Part, frozen=True, kw_only=True):
     """Everything about an ended job that is not an array."""
 
@@ -171,6 +188,10 @@ class Result(Part, frozen=True, kw_only=True):
     """T: the length of the trajectory's arrays."""
     turns: Annotated[int, Meta(ge=0)] = 0
     """n: the number of its turns."""
+    segments: tuple[Count, ...] = ()
+    """Where in the arrays a segment begins, but for the first: each is a prompt of its own (see `ChatSettings`)."""
+    logprobs_mode: LogprobsMode | Literal[""] = ""
+    """Which distribution the log-probs are of; empty if nothing was generated."""
 
 
 # Trainer ⇄ rollout broker: the front door ---------------------------------------------------------------------------
@@ -361,6 +382,8 @@ class PhaseDone(Message, frozen=True, kw_only=True):
     timings: dict[str, float] = {}
     tokens: Annotated[int, Meta(ge=0)] = 0
     turns: Annotated[int, Meta(ge=0)] = 0
+    segments: tuple[Count, ...] = ()
+    logprobs_mode: LogprobsMode | Literal[""] = ""
 
 
 class PhaseFailed(Message, frozen=True, kw_only=True):
@@ -380,6 +403,8 @@ class PhaseFailed(Message, frozen=True, kw_only=True):
     timings: dict[str, float] = {}
     tokens: Annotated[int, Meta(ge=0)] = 0
     turns: Annotated[int, Meta(ge=0)] = 0
+    segments: tuple[Count, ...] = ()
+    logprobs_mode: LogprobsMode | Literal[""] = ""
 
 
 StageEvent = StageReport | StageLeaving | PhaseDone | PhaseFailed
@@ -431,26 +456,71 @@ StageCommand = StageWelcome | StageRefused | StartPhase | StopPhase | CloseSandb
 # Backend broker -----------------------------------------------------------------------------------------------------
 
 
+ToolCallForm = Literal["", "hermes", "llama3", "mistral", "fenced"]
+History = Literal["template", "append"]
+
+
+class ChatSettings(Part, frozen=True):
+    """How conversations become tokens for a model (see `prorl_zmq.inference.chat`)."""
+
+    kind: Literal["embedded", "transformers"] = "embedded"
+    """`transformers`: by the chat template of the model's tokenizer."""
+    tokenizer: str = ""
+    """A directory as the stage processes see it, or a hub name; for kind `transformers`."""
+    tool_calls: ToolCallForm = ""
+    """How the model writes tool calls; empty: as its template does."""
+    history: History = "template"
+    """Where the template changes earlier turns (as those do that drop old reasoning): `template` follows it and begins
+    a new segment of the trajectory; `append` keeps what the engine saw, so that there is always one segment."""
+
+
 class Backend(Part, frozen=True, kw_only=True):
     """An inference engine that answers token ids with token ids."""
 
     backend_id: Identifier
     endpoint: str
     """Where the engine host's ROUTER is bound."""
-    chat_format: str = "embedded"
-    """How conversations become tokens for it (see `prorl_zmq.inference.chat`)."""
+    model: str = ""
+    """What the engine says that it serves."""
+    chat: ChatSettings = ChatSettings()
     weight_version: WeightVersion = 0
+    node: Identifier = "local"
+    """Jobs whose RUN is on this node are preferred."""
+    weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
+    """How much it takes beside others: one of weight 2 gets twice the jobs."""
+    max_in_flight: Count = 256
+    """Jobs at once beyond which it counts as full: others are preferred, and a group is split."""
+    context_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Most tokens of a prompt and its answer together; 0: it did not say."""
+    logprobs_mode: LogprobsMode = "processed_logprobs"
+
+
+class EngineLoad(Part, frozen=True):
+    """What an engine host is doing, as of its last heartbeat."""
+
+    running: Annotated[int, Meta(ge=0)] = 0
+    """Generations going on."""
+    tokens_per_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Generated tokens per second since the heartbeat before."""
+    prompt_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Of all prompts since the host started."""
+    cached_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Those of them that were found in the prefix cache."""
+    generated_tokens: Annotated[int, Meta(ge=0)] = 0
 
 
 class BackendStatus(Part, frozen=True, kw_only=True):
     """One backend, as the backend broker sees it."""
 
     backend: Backend
-    state: Literal["ready", "draining"]
+    state: Literal["ready", "draining", "suspect"]
+    """`suspect`: a job could not reach it; it gets jobs only where there is no other, until it is heard of again."""
     in_flight: int
     """Assignments held now."""
     assigned: int
     """Assignments ever made."""
+    load: EngineLoad | None = None
+    """None: it sends no heartbeats."""
 
 
 class BackendRequest(Message, frozen=True):
@@ -467,6 +537,12 @@ class Assign(BackendRequest, frozen=True, kw_only=True):
     job_id: JobIdentifier
     attempt: Count
     wait_s: Seconds
+    group_id: Identifier | Literal[""] = ""
+    """The job's group, for `affinity = "group"`."""
+    node: Identifier = "local"
+    """Where the job's RUN is."""
+    unreachable: Identifier | Literal[""] = ""
+    """The backend that the job holds and could not reach: give it another one."""
 
 
 class Release(BackendRequest, frozen=True):
@@ -496,6 +572,7 @@ class BackendAlive(BackendRequest, frozen=True):
 
     backend_id: Identifier
     weight_version: WeightVersion
+    load: EngineLoad = EngineLoad()
 
 
 class DrainBackend(BackendRequest, frozen=True):
@@ -577,6 +654,12 @@ AnyBackendReply = Assigned | Done | BackendList | BackendRefused
 # Engine host --------------------------------------------------------------------------------------------------------
 
 
+UpdateMode = Literal["keep", "drain", "abort"]
+"""What becomes of the generations that are running when new weights come: they pause and go on with the new ones; they
+end first, with the old ones, while new requests wait; or they are ended as they are, and the agent loop has the rest of
+the turn generated with the new ones."""
+
+
 class EngineRequest(Message, frozen=True):
     """Base of what an engine host is asked."""
 
@@ -605,6 +688,13 @@ class UpdateWeights(EngineRequest, frozen=True):
 
     path: str
     weight_version: WeightVersion
+    mode: UpdateMode = "keep"
+
+
+class NoteWeightVersion(EngineRequest, frozen=True):
+    """The weights were changed by other means; tokens that are generated from now on carry this version."""
+
+    weight_version: WeightVersion
 
 
 class EngineReply(Message, frozen=True):
@@ -621,16 +711,21 @@ class VersionSpan(Part, frozen=True):
     end: int
 
 
+FinishReason = Literal["stop", "length", "abort"]
+"""`length`: the turn or the engine's context was full. `abort`: new weights came (see `UpdateMode`)."""
+
+
 class Generated(EngineReply, frozen=True, kw_only=True):
     """Answer to `Generate`. Further frames: the ids, int32 [G], and their log-probs, float32 [G]."""
 
-    finish_reason: Literal["stop", "length"]
-    """`length`: the turn or the engine's context was full."""
+    finish_reason: FinishReason
     spans: tuple[VersionSpan, ...]
+    cached_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Of the prompt, found in the engine's prefix cache."""
 
 
 class EngineReady(EngineReply, frozen=True):
-    """Answer to `EngineHealth` and `UpdateWeights`."""
+    """Answer to `EngineHealth`, `UpdateWeights` and `NoteWeightVersion`."""
 
     weight_version: WeightVersion
     in_flight: int = 0
@@ -643,5 +738,5 @@ class EngineRefused(EngineReply, frozen=True):
     error: ErrorInfo
 
 
-AnyEngineRequest = Generate | Abort | EngineHealth | UpdateWeights
+AnyEngineRequest = Generate | Abort | EngineHealth | UpdateWeights | NoteWeightVersion
 AnyEngineReply = Generated | EngineReady | EngineRefused

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ TOKEN_BYTES = 13
 """Bytes per token: three 4-byte values and one bool."""
 TURN_BYTES = 12
 """Bytes per turn: three int32."""
+FIRST_ROOM = 1024
+"""Tokens that a builder has room for at first; the room doubles when it is full."""
 
 
 class Role(IntEnum):
@@ -126,13 +129,45 @@ class Trajectory:
         """What went wrong; None if the outcome is `completed`."""
         return self.result.error
 
+    @property
+    def logprobs_mode(self) -> str:
+        """Which distribution the log-probs are of (see `messages.LogprobsMode`); empty if nothing was generated."""
+        return self.result.logprobs_mode
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The weight versions that generated its tokens, ascending; several if weights changed on the way."""
+        return tuple(np.unique(self.weight_versions[self.loss_mask]).tolist())
+
+    def segments(self) -> list[TokenArrays]:
+        """Give the arrays of each segment, as views; nearly all trajectories have one.
+
+        A segment is a prompt as the engine saw it, with what was generated from it: where a chat template changes
+        earlier turns, the next prompt does not begin with the last one, and a new segment begins. `turns` count from
+        the segment's first token.
+        """
+        edges = [0, *self.result.segments, len(self.token_ids)]
+        return [self._segment(start, end) for start, end in pairwise(edges)]
+
+    def _segment(self, start: int, end: int) -> TokenArrays:
+        turns = self.turns[(self.turns[:, 0] >= start) & (self.turns[:, 1] <= end)]
+        return TokenArrays(
+            self.token_ids[start:end],
+            self.loss_mask[start:end],
+            self.logprobs[start:end],
+            self.weight_versions[start:end],
+            turns - np.array([start, start, 0], np.int32),
+        )
+
     @classmethod
     def from_frame(cls, result: Result, block: Any) -> Trajectory:
         """Lay the views over one received frame.
 
         Raises:
-            MalformedMessage: the frame's size is not what `result` says.
+            MalformedMessage: the frame's size is not what `result` says, or its segments cannot be.
         """
+        if list(result.segments) != sorted(set(result.segments)) or result.segments[-1:] >= (result.tokens or 1,):
+            raise MalformedMessage(f"segments cannot begin at {result.segments} in {result.tokens} tokens")
         arrays = array_views(block, result.tokens, result.turns)
         return cls(**arrays._asdict(), result=result)
 
@@ -141,10 +176,17 @@ class TrajectoryBuilder:
     """Collects the tokens of one conversation, turn by turn, as the agent loop makes them."""
 
     def __init__(self) -> None:
-        self._parts: list[TokenArrays] = []
+        self._room = _arrays(FIRST_ROOM)
+        """Arrays over tokens, of which the first `tokens` are written."""
         self._turns: list[list[int]] = []
+        self._segments = [0]
         self.tokens = 0
         """Tokens so far."""
+
+    def begin_segment(self) -> None:
+        """Start a new segment: what is added next is a prompt of its own."""
+        if self.tokens > self._segments[-1]:
+            self._segments.append(self.tokens)
 
     def begin_turn(self, role: Role) -> None:
         """Start a new turn; what is added next belongs to it."""
@@ -152,33 +194,41 @@ class TrajectoryBuilder:
 
     def add_context(self, token_ids: NDArray[np.int32]) -> None:
         """Append tokens to the turn that the policy did not generate: a prompt, a template's text, a tool's answer."""
-        count = len(token_ids)
-        self._add(token_ids, np.zeros(count, np.bool_), np.zeros(count, np.float32), np.full(count, -1, np.int32))
+        self._add(token_ids, False, 0.0, -1)
 
     def add_generated(
         self, token_ids: NDArray[np.int32], logprobs: NDArray[np.float32], weight_versions: NDArray[np.int32]
     ) -> None:
         """Append tokens to the turn that the policy generated (three arrays of one length), as the engine gave them."""
-        self._add(token_ids, np.ones(len(token_ids), np.bool_), logprobs, weight_versions)
+        if not len(token_ids) == len(logprobs) == len(weight_versions):
+            raise ValueError("token ids, log-probs and weight versions differ in length")
+        self._add(token_ids, True, logprobs, weight_versions)
 
-    def token_ids(self) -> NDArray[np.int32]:
-        """Give all ids so far, int32 [T]: the next prompt for the engine."""
-        if not self._parts:
-            return np.zeros(0, np.int32)
-        return np.concatenate([part.token_ids for part in self._parts])
+    def prompt(self) -> NDArray[np.int32]:
+        """Give all ids of the segment so far, int32: the next prompt for the engine. A view, which stays as it is."""
+        return self._room.token_ids[self._segments[-1] : self.tokens]
 
     @property
     def turns(self) -> int:
         """Turns so far."""
         return len(self._turns)
 
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """Where each segment but the first begins."""
+        return tuple(start for start in self._segments[1:] if start < self.tokens)
+
+    @property
+    def segment_tokens(self) -> int:
+        """Tokens of the segment so far."""
+        return self.tokens - self._segments[-1]
+
     def block(self) -> NDArray[np.uint8]:
         """Write everything into one new block, uint8 [`block_bytes(tokens, turns)`]."""
         block = np.empty(block_bytes(self.tokens, self.turns), np.uint8)
         views = array_views(block, self.tokens, self.turns)
-        if self._parts:
-            for name in ("token_ids", "loss_mask", "logprobs", "weight_versions"):
-                np.concatenate([getattr(part, name) for part in self._parts], out=getattr(views, name))
+        for view, room in zip(views[:4], self._room[:4], strict=True):
+            view[:] = room[: self.tokens]
         if self._turns:
             views.turns[:] = self._turns
         return block
@@ -186,14 +236,29 @@ class TrajectoryBuilder:
     def _add(
         self,
         token_ids: NDArray[np.int32],
-        loss_mask: NDArray[np.bool_],
-        logprobs: NDArray[np.float32],
-        weight_versions: NDArray[np.int32],
+        loss_mask: bool,
+        logprobs: NDArray[np.float32] | float,
+        weight_versions: NDArray[np.int32] | int,
     ) -> None:
-        if not len(token_ids) == len(logprobs) == len(weight_versions):
-            raise ValueError("token ids, log-probs and weight versions differ in length")
         if not self._turns:
             raise ValueError("tokens belong to a turn; begin one first")
-        self._parts.append(TokenArrays(token_ids, loss_mask, logprobs, weight_versions, np.zeros((0, 3), np.int32)))
-        self.tokens += len(token_ids)
-        self._turns[-1][1] = self.tokens
+        end = self.tokens + len(token_ids)
+        if end > len(self._room.token_ids):
+            larger = _arrays(max(end, 2 * len(self._room.token_ids)))
+            for new, old in zip(larger[:4], self._room[:4], strict=True):
+                new[: self.tokens] = old[: self.tokens]
+            self._room = larger
+        for room, values in zip(self._room[:4], (token_ids, loss_mask, logprobs, weight_versions), strict=True):
+            room[self.tokens : end] = values
+        self.tokens = end
+        self._turns[-1][1] = end
+
+
+def _arrays(count: int) -> TokenArrays:
+    return TokenArrays(
+        np.empty(count, np.int32),
+        np.empty(count, np.bool_),
+        np.empty(count, np.float32),
+        np.empty(count, np.int32),
+        np.empty((0, 3), np.int32),
+    )

@@ -1,35 +1,41 @@
 """The agent loop: prompt, generate, call tools, repeat; token ids in, token ids out.
 
 Only messages that are new are ever tokenised. What the engine generated is appended as it came, so the prompt of turn
-k+1 begins with exactly the ids of turn k, and the trajectory is what the engine saw and produced.
+k+1 begins with exactly the ids of turn k, and the trajectory is what the engine saw and produced. Where the model's
+chat template changes earlier turns, the next prompt begins a new segment of the trajectory.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from ..errors import EngineFailed, InvalidJob
-from ..inference.chat import ChatMessage
+from ..inference.engine import Generation
+from ..inference.tool_calls.call import MalformedCall, ToolCall
+from ..messages import VersionSpan
 from ..tools.tool import ToolArgumentsInvalid
-from ..trajectory import Role, TrajectoryBuilder
-from .tool_calls import MalformedCall, ToolCall, parse_tool_calls
+from ..trajectory import TrajectoryBuilder
+from .stop_texts import cut_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from ..inference.chat import ChatFormat
-    from ..inference.engine import Generation, Generator
+    from ..inference.chat import ChatFormat, ChatMessage, PolicyTurn, Prompt
+    from ..inference.engine import Generator
     from ..messages import EpisodeLimits, Sampling
     from ..tools.tool import Tool
+
+UNLIMITED = 2**31 - 1
+"""Tokens of a context whose size is not known."""
 
 
 class StopReason(StrEnum):
@@ -40,10 +46,13 @@ class StopReason(StrEnum):
     FINISHED = "finished"
     """The policy called a tool that ends the episode (see `Tool.ends_episode`)."""
     MAX_TURNS = "max_turns"
+    """The job's limit on turns (`EpisodeLimits.max_turns`)."""
     MAX_TOKENS = "max_tokens"
-    """The conversation reached its limit; what no longer fitted was not added."""
+    """The conversation reached the job's limit (`EpisodeLimits.max_tokens`); what no longer fitted was not added."""
+    CONTEXT_LENGTH = "context_length"
+    """The conversation reached the engine's own limit; what no longer fitted was not added."""
     TURN_LENGTH = "turn_length"
-    """The policy did not end a turn within `Sampling.max_tokens` or the engine's context."""
+    """The policy did not end a turn within `Sampling.max_tokens`."""
 
 
 @dataclass(slots=True)
@@ -57,14 +66,23 @@ class Episode:
     final_message: str | None = None
     """What the policy said with the call that ended the episode, if there was one."""
     metrics: Counter[str] = field(default_factory=Counter)
-    """`turns` and `generated_tokens`; `tool_calls`, all that could be read; `malformed_tool_calls`, which could not be
-    read or name no tool; `invalid_tool_arguments`, calls of a tool with arguments that it does not take."""
+    """`turns`, `generated_tokens`; `prompt_tokens`, summed over the turns, and `cached_tokens`, those of them that the
+    engine's prefix cache had; `tool_calls`, all that could be read; `malformed_tool_calls`, which could not be read or
+    name no tool; `invalid_tool_arguments`, calls of a tool with arguments that it does not take; `continued_turns`,
+    how often new weights ended a generation, which then went on with them."""
     timings: dict[str, float] = field(default_factory=dict)
-    """Seconds in the `engine` and in each tool (`tool.bash`)."""
+    """Seconds in the `engine`, in the `chat` template, and in each tool (`tool.bash`)."""
 
     def spent(self, what: str, since: float) -> None:
         """Add the time since `since` (monotonic clock) to a timing."""
         self.timings[what] = self.timings.get(what, 0.0) + time.monotonic() - since
+
+
+class _Room(NamedTuple):
+    """How many more tokens fit, and which limit it is that ends them."""
+
+    tokens: int
+    limit: StopReason
 
 
 class AgentLoop:
@@ -73,6 +91,7 @@ class AgentLoop:
     Args:
         generate: the job's backend.
         chat: its chat format.
+        context_tokens: most tokens of a prompt and its answer together that the backend takes; 0: not known.
         tools: what the policy may call.
         sampling: how its tokens are drawn.
         limits: where the episode stops.
@@ -83,6 +102,7 @@ class AgentLoop:
         self,
         generate: Generator,
         chat: ChatFormat,
+        context_tokens: int,
         tools: Sequence[Tool[Any]],
         sampling: Sampling,
         limits: EpisodeLimits,
@@ -90,70 +110,130 @@ class AgentLoop:
     ) -> None:
         self._generate = generate
         self._chat = chat
+        self._context_tokens = context_tokens or UNLIMITED
         self._tools = {tool.name: tool for tool in tools}
         self._sampling = sampling
         self._limits = limits
         self._episode = episode
         self._trajectory = episode.trajectory
+        self._stop_token_ids = tuple(dict.fromkeys((*chat.stop_token_ids, *sampling.stop_token_ids)))
 
     async def run(self, messages: Sequence[ChatMessage]) -> StopReason:
         """Run the episode from its opening messages to its end.
 
         Raises:
-            InvalidJob: the opening messages leave no room for a turn of the policy.
+            InvalidJob: the opening messages leave no room for a turn of the policy, or the template refuses them.
             EngineFailed, ToolSessionLost: what the episode needs is broken.
         """
-        for message in messages:
-            if not self._add_message(message):
-                raise InvalidJob(
-                    f"the opening messages do not fit into episode.max_tokens ({self._limits.max_tokens})",
-                    field="episode.max_tokens",
-                )
-        self._episode.stop_reason = await self._take_turns()
+        conversation = self._chat.conversation(messages, [tool.schema() for tool in self._tools.values()])
+        self._episode.stop_reason = StopReason.MAX_TURNS
+        for turn in range(self._limits.max_turns):
+            started = time.monotonic()
+            prompt = conversation.prompt()
+            room = self._add(prompt)
+            self._episode.spent("chat", started)
+            if room.tokens < 1:
+                if not turn:
+                    raise self._no_room(prompt, room)
+                self._episode.stop_reason = room.limit
+                break
+            generation = await self._policy_turn(room, turn)
+            started = time.monotonic()
+            said = conversation.add_turn(generation.token_ids)
+            self._episode.last_text = said.text
+            self._episode.spent("chat", started)
+            stop_reason = self._stop_reason(generation, room, said)
+            if stop_reason is not None:
+                self._episode.stop_reason = stop_reason
+                break
+            results = await self._results(said)
+            if results is None:
+                self._episode.stop_reason = StopReason.FINISHED
+                break
+            conversation.add_tool_results(results)
         return self._episode.stop_reason
 
-    async def _take_turns(self) -> StopReason:
-        for turn in range(self._limits.max_turns):
-            opening = self._chat.generation_prompt()
-            room = self._limits.max_tokens - self._trajectory.tokens - len(opening)
-            if room < 1:
-                return StopReason.MAX_TOKENS
-            generation = await self._policy_turn(opening, min(room, self._sampling.max_tokens), turn)
-            if generation.finish_reason == "length":
-                return StopReason.MAX_TOKENS if len(generation.token_ids) >= room else StopReason.TURN_LENGTH
-            calls = parse_tool_calls(self._episode.last_text)
-            if not calls:
-                return StopReason.DONE
-            answers: list[ChatMessage] = []
-            for call in calls:
-                answers.append(ChatMessage(Role.TOOL, await self._answer(call)))
-                if self._episode.final_message is not None:
-                    # The policy will read nothing more, so the answers are not added.
-                    return StopReason.FINISHED
-            ending = self._chat.end_of_turn(generation.token_ids)
-            if len(ending) + self._trajectory.tokens > self._limits.max_tokens:
-                return StopReason.MAX_TOKENS
-            self._trajectory.add_context(ending)
-            if not all(self._add_message(answer) for answer in answers):
-                return StopReason.MAX_TOKENS
-        return StopReason.MAX_TURNS
+    def _add(self, prompt: Prompt) -> _Room:
+        """Append a prompt, if that leaves room for a token of the policy; give that room."""
+        before = 0 if prompt.rewritten else self._trajectory.segment_tokens
+        room = self._room(before + sum(len(piece.token_ids) for piece in prompt.pieces))
+        if room.tokens > 0:
+            if prompt.rewritten:
+                self._trajectory.begin_segment()
+            for piece in prompt.pieces:
+                if piece.new_turn:
+                    self._trajectory.begin_turn(piece.role)
+                self._trajectory.add_context(piece.token_ids)
+        return room
 
-    async def _policy_turn(self, opening: NDArray[np.int32], max_tokens: int, turn: int) -> Generation:
-        self._trajectory.begin_turn(Role.ASSISTANT)
-        self._trajectory.add_context(opening)
-        seed = self._sampling.seed
-        sampling = msgspec.structs.replace(
-            self._sampling, max_tokens=max_tokens, seed=turn_seed(seed, turn) if seed is not None else None
-        )
-        started = time.monotonic()
-        generation = await self._generate(self._trajectory.token_ids(), sampling, self._chat.stop_token_ids)
-        self._episode.spent("engine", started)
-        versions = version_per_token(generation)
-        self._trajectory.add_generated(generation.token_ids, generation.logprobs, versions)
+    def _room(self, tokens: int) -> _Room:
+        """Give the room behind so many tokens of a segment."""
+        if self._limits.max_tokens <= self._context_tokens:
+            return _Room(self._limits.max_tokens - tokens, StopReason.MAX_TOKENS)
+        return _Room(self._context_tokens - tokens, StopReason.CONTEXT_LENGTH)
+
+    def _no_room(self, prompt: Prompt, room: _Room) -> InvalidJob:
+        tokens = sum(len(piece.token_ids) for piece in prompt.pieces)
+        if room.limit == StopReason.MAX_TOKENS:
+            what, name = f"episode.max_tokens ({self._limits.max_tokens})", "episode.max_tokens"
+        else:
+            what, name = f"the engine's context ({self._context_tokens} tokens)", "messages"
+        return InvalidJob(f"the opening messages, {tokens} tokens, leave no room in {what}", field=name)
+
+    async def _policy_turn(self, room: _Room, turn: int) -> Generation:
+        """Have the engine generate one turn, which new weights may interrupt, and append it as it comes."""
+        seed = turn_seed(self._sampling.seed, turn)
+        wanted = min(room.tokens, self._sampling.max_tokens)
         self._episode.metrics["turns"] += 1
-        self._episode.metrics["generated_tokens"] += len(generation.token_ids)
-        self._episode.last_text = self._chat.decode(generation.token_ids)
-        return generation
+        turn_so_far = await self._generated(wanted, seed)
+        self._append(turn_so_far, 0)
+        while turn_so_far.finish_reason == "abort":
+            done = len(turn_so_far.token_ids)
+            self._episode.metrics["continued_turns"] += 1
+            part = await self._generated(wanted - done, turn_seed(seed, self._episode.metrics["continued_turns"]))
+            turn_so_far = self._ended(joined(turn_so_far, part), wanted)
+            self._append(turn_so_far, done)
+        return turn_so_far
+
+    async def _generated(self, max_tokens: int, seed: int | None) -> Generation:
+        prompt = self._trajectory.prompt()
+        sampling = msgspec.structs.replace(self._sampling, max_tokens=max_tokens, seed=seed)
+        started = time.monotonic()
+        generation = await self._generate(prompt, sampling, self._stop_token_ids)
+        self._episode.spent("engine", started)
+        self._episode.metrics["prompt_tokens"] += len(prompt)
+        self._episode.metrics["cached_tokens"] += generation.cached_tokens
+        return self._ended(generation, max_tokens)
+
+    def _ended(self, generation: Generation, wanted: int) -> Generation:
+        """Cut a turn where a text ends it; one that is full needs no more, whatever interrupted it."""
+        cut = cut_at(generation, self._sampling.stop, self._chat.decode)
+        if cut.finish_reason == "abort" and len(cut.token_ids) >= wanted:
+            return replace(cut, finish_reason="length")
+        return cut
+
+    def _append(self, generation: Generation, start: int) -> None:
+        versions = version_per_token(generation)
+        self._trajectory.add_generated(generation.token_ids[start:], generation.logprobs[start:], versions[start:])
+        self._episode.metrics["generated_tokens"] += len(generation.token_ids) - start
+
+    def _stop_reason(self, generation: Generation, room: _Room, said: PolicyTurn) -> StopReason | None:
+        """Say why the episode stops behind this turn; None: it goes on with tool calls."""
+        if generation.finish_reason != "length":
+            return None if said.calls else StopReason.DONE
+        if len(generation.token_ids) >= room.tokens:
+            return room.limit
+        full = len(generation.token_ids) >= self._sampling.max_tokens
+        return StopReason.TURN_LENGTH if full else StopReason.CONTEXT_LENGTH
+
+    async def _results(self, said: PolicyTurn) -> list[str] | None:
+        """Answer a turn's tool calls; None: one of them ended the episode, and the policy will read nothing more."""
+        results: list[str] = []
+        for call in said.calls:
+            results.append(await self._answer(call))
+            if self._episode.final_message is not None:
+                return None
+        return results
 
     async def _answer(self, call: ToolCall | MalformedCall) -> str:
         if isinstance(call, MalformedCall):
@@ -176,19 +256,23 @@ class AgentLoop:
             self._episode.final_message = text
         return text
 
-    def _add_message(self, message: ChatMessage) -> bool:
-        """Append a message; false, and no change, if it does not fit."""
-        token_ids = self._chat.encode_message(message)
-        if self._trajectory.tokens + len(token_ids) > self._limits.max_tokens:
-            return False
-        self._trajectory.begin_turn(message.role)
-        self._trajectory.add_context(token_ids)
-        return True
 
-
-def turn_seed(seed: int, turn: int) -> int:
+def turn_seed(seed: int | None, turn: int) -> int | None:
     """Give a turn's own seed, so that two turns with the same prompt differ and a job can be repeated exactly."""
-    return (seed * 1_000_003 + turn) % 2**63
+    return (seed * 1_000_003 + turn) % 2**63 if seed is not None else None
+
+
+def joined(first: Generation, second: Generation) -> Generation:
+    """Give one generation of two, the second of which continued the first."""
+    start = len(first.token_ids)
+    moved = (VersionSpan(span.weight_version, start + span.start, start + span.end) for span in second.spans)
+    return Generation(
+        np.concatenate([first.token_ids, second.token_ids]),
+        np.concatenate([first.logprobs, second.logprobs]),
+        (*first.spans, *moved),
+        second.finish_reason,
+        first.cached_tokens + second.cached_tokens,
+    )
 
 
 def version_per_token(generation: Generation) -> NDArray[np.int32]:

@@ -33,13 +33,15 @@ class BackendClient:
         context: the process's ZeroMQ context.
         endpoint: the backend broker's.
         owner: the stage process's id.
+        node: its node; backends there are preferred.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, owner: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, owner: str, node: str) -> None:
         socket = open_socket(context, zmq.DEALER)
         connect(socket, endpoint)
         self._socket = AsyncSocket(socket, self._receive, copied=2)
         self._owner = owner
+        self._node = node
         self._pending: dict[str, asyncio.Future[AnyBackendReply]] = {}
         self._held: dict[str, int] = {}
 
@@ -49,15 +51,17 @@ class BackendClient:
         Raises:
             NoBackend: none took the job in that time.
         """
-        self._held[job.job_id] = attempt
-        request_id = new_id()
-        request = Assign(request_id, owner=self._owner, job_id=job.job_id, attempt=attempt, wait_s=job.backend_wait_s)
-        reply = await self._ask(request, job.backend_wait_s + REPLY_SLACK_S)
-        if isinstance(reply, BackendRefused):
-            raise from_info(reply.error)
-        if not isinstance(reply, Assigned):
-            raise InternalError(f"the backend broker answered an assignment with {type(reply).__name__}")
-        return reply.backend
+        return await self._assign(job, attempt, unreachable="")
+
+    async def reassign(self, job: Job, attempt: int, unreachable: str) -> Backend:
+        """Give the job another backend than `unreachable`, which it has; the same again if it is the only one.
+
+        The other jobs will avoid that backend until it is heard of. Waits as `assign` does.
+
+        Raises:
+            NoBackend: none took the job in the time that it allows.
+        """
+        return await self._assign(job, attempt, unreachable)
 
     def release(self, job_id: str, attempt: int) -> None:
         """End the job's assignment, or stop waiting for it."""
@@ -73,6 +77,25 @@ class BackendClient:
         self._socket.close()
         for future in self._pending.values():
             future.cancel()
+
+    async def _assign(self, job: Job, attempt: int, unreachable: str) -> Backend:
+        self._held[job.job_id] = attempt
+        request = Assign(
+            new_id(),
+            owner=self._owner,
+            job_id=job.job_id,
+            attempt=attempt,
+            wait_s=job.backend_wait_s,
+            group_id=job.group_id,
+            node=self._node,
+            unreachable=unreachable,
+        )
+        reply = await self._ask(request, job.backend_wait_s + REPLY_SLACK_S)
+        if isinstance(reply, BackendRefused):
+            raise from_info(reply.error)
+        if not isinstance(reply, Assigned):
+            raise InternalError(f"the backend broker answered an assignment with {type(reply).__name__}")
+        return reply.backend
 
     async def _ask(self, request: Assign, limit_s: float) -> AnyBackendReply:
         future: asyncio.Future[AnyBackendReply] = asyncio.get_running_loop().create_future()

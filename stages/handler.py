@@ -69,9 +69,8 @@ class RunPhase(Generic[Instance]):
     sandbox: Sandbox | None
     """The sandbox that INIT made."""
     converse: Callable[[Sequence[ChatMessage], Sequence[Tool[Any]]], Awaitable[Episode]]
-    """Runs the agent loop with the job's backend from the opening messages on, and gives what came of it."""
-    describe_tools: Callable[[Sequence[Tool[Any]]], Awaitable[str]]
-    """Gives the text that tells the backend's model of its tools."""
+    """Runs the agent loop with the job's backend from the opening messages on, and gives what came of it. The model's
+    chat template tells it of the tools."""
 
 
 @dataclass(frozen=True, slots=True)

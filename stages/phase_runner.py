@@ -44,6 +44,10 @@ EVENT_LIMIT_BYTES = codec.HEADER_LIMIT_BYTES // 2
 """Largest event: what a handler hands on (`carry`), its metrics and the rest. Bulk data goes into the sandbox."""
 
 
+MOVES = 3
+"""How often one turn may go on with another backend."""
+
+
 class PhaseRunner:
     """Runs one phase.
 
@@ -122,7 +126,6 @@ class PhaseRunner:
                             self._command.carry,
                             self._sandbox,
                             self._converse,
-                            self._describe_tools,
                         )
                     )
                 finally:
@@ -143,20 +146,13 @@ class PhaseRunner:
             self._backend = await self._backends.assign(self._job, self._command.attempt)
         return self._backend
 
-    async def _describe_tools(self, tools: Sequence[Tool[Any]]) -> str:
-        chat = load_chat_format((await self._assigned()).chat_format)
-        return chat.describe_tools([tool.schema() for tool in tools])
-
     async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:
         backend = await self._assigned()
+        # In a thread: the first job of a model loads its tokenizer, and the others' phases go on meanwhile.
+        chat = await asyncio.to_thread(load_chat_format, backend.chat)
         self._episode = Episode()
         loop = AgentLoop(
-            self._generate,
-            load_chat_format(backend.chat_format),
-            tools,
-            self._job.sampling,
-            self._job.episode,
-            self._episode,
+            self._generate, chat, backend.context_tokens, tools, self._job.sampling, self._job.episode, self._episode
         )
         await loop.run(messages)
         return self._episode
@@ -164,9 +160,20 @@ class PhaseRunner:
     async def _generate(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
     ) -> Generation:
-        if self._backend is None:
-            raise EngineFailed("the job has no backend")
-        return await self._engines.generate(self._backend, self._job.job_id, token_ids, sampling, stop_token_ids)
+        """Have the job's backend generate; if it is gone, another one that serves the same tokens."""
+        backend = await self._assigned()
+        for _ in range(MOVES):
+            try:
+                return await self._engines.generate(backend, self._job.job_id, token_ids, sampling, stop_token_ids)
+            except EngineFailed as error:
+                if not error.fields.get("unreachable"):
+                    raise
+                other = await self._backends.reassign(self._job, self._command.attempt, backend.backend_id)
+                if other.backend_id == backend.backend_id or not _interchangeable(backend, other):
+                    raise
+                log.warning("job %s goes on with backend %s: %s", self._job.job_id, other.backend_id, error.message)
+                self._backend = backend = other
+        return await self._engines.generate(backend, self._job.job_id, token_ids, sampling, stop_token_ids)
 
     # How it ends ------------------------------------------------------------------------------------------------------
 
@@ -218,6 +225,8 @@ class PhaseRunner:
             "timings": {self._command.phase.value: time.monotonic() - self._started, **episode.timings},
             "tokens": trajectory.tokens,
             "turns": trajectory.turns if trajectory.tokens else 0,
+            "segments": trajectory.segments,
+            "logprobs_mode": self._backend.logprobs_mode if self._backend and episode.metrics["turns"] else "",
         }
 
     def _block(self) -> NDArray[np.uint8] | None:
@@ -243,6 +252,11 @@ class PhaseRunner:
         except Exception as second:  # noqa: BLE001 - as above
             return failure_of(second)
         return failure
+
+
+def _interchangeable(one: Backend, other: Backend) -> bool:
+    """Say whether a conversation can go on with another backend: the same tokens, and log-probs of the same kind."""
+    return one.chat == other.chat and one.logprobs_mode == other.logprobs_mode
 
 
 def checked(done: PhaseDone) -> PhaseDone:

@@ -223,7 +223,9 @@ class StageProcess:
             case StageWelcome():
                 self._heartbeat_s = command.heartbeat_s
                 if self._backends is None:
-                    self._backends = BackendClient(self._context, command.backend_broker, self.stage_id)
+                    self._backends = BackendClient(
+                        self._context, command.backend_broker, self.stage_id, self._options.node
+                    )
                     log.info("%s process %s joined %s", self._options.role, self.stage_id, self._options.connect)
                     self._report_now.set()  # it takes no jobs before it has said that the welcome arrived
             case StageRefused():

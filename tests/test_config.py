@@ -19,7 +19,7 @@ def test_an_empty_file_is_a_working_service(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("PRORL_RUN_DIR", "/tmp/run")
     for topology in (load(tmp_path, ""), load_topology(None), Topology()):
         assert [stage.role for stage in topology.stage] == list(Phase)
-        assert len(topology.engine) == 1
+        assert len(topology.backends) == 1
         assert topology.sandbox.kind == "bubblewrap"
         assert not topology.service.insecure
         assert topology.endpoint(topology.rollout_broker.front_door) == "ipc:///tmp/run/front_door"
@@ -55,17 +55,24 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
         role = "run"
         processes = 2
         slots = 16
-        [[engine]]
+        [[backends]]
         kind = "embedded"
         model = "policy.npz"
+        [[backends]]
+        kind = "vllm"
+        model = "qwen"
+        count = 2
+        gpus = [0, 1, 2, 3]
+        arguments = ["--max-model-len", "1024"]
         [sandbox]
         kind = "process"
         """,
     )
     assert (topology.service.node, topology.service.insecure) == ("gpu-1", True)
     assert (topology.rollout_broker.max_jobs, topology.rollout_broker.lease_s) == (10, 5.0)
-    ((stage,), (engine,)) = topology.stage, topology.engine
-    assert (stage.role, stage.processes, stage.slots, engine.model) == (Phase.RUN, 2, 16, "policy.npz")
+    ((stage,), (embedded, vllm)) = topology.stage, topology.backends
+    assert (stage.role, stage.processes, stage.slots, embedded.model) == (Phase.RUN, 2, 16, "policy.npz")
+    assert (vllm.engines, vllm.share(vllm.gpus, 0), vllm.share(vllm.gpus, 1)) == (2, (0, 1), (2, 3))
     assert topology.sandbox.kind == "process"
 
 
@@ -78,7 +85,16 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
         ("[[stage]]\nslots = 1", "stage[0].role", "missing required field `role` in stage[0]"),
         ("[[stage]]\nrole = 'walk'", "stage[0].role", "Invalid enum value 'walk' in stage[0].role"),
         ("[[stage]]\nrole = 'run'\nslots = 0", "stage[0].slots", "Expected `int` >= 1"),
-        ("[[engine]]\nkind = 'steam'", "engine[0].kind", "Invalid enum value 'steam'"),
+        ("[[backends]]\nkind = 'steam'", "backends[0].kind", "Invalid enum value 'steam'"),
+        ("[backends]\nkind = 'vllm'", "backends[0].model", "needs a model"),
+        ("[backends]\nkind = 'http'", "backends[0].urls", "needs the servers' URLs"),
+        ("[backends]\nurls = ['http://a:1']", "backends[0].urls", "only that kind has any"),
+        ("[backends]\nkind = 'http'\nurls = ['gpu-7']", "backends[0].urls", "gpu-7 is not of the form http://"),
+        ("[backends]\nkind = 'http'\nurls = ['http://a:1']\ncount = 2", "backends[0].count", "each of `urls`"),
+        ("[backends]\ncount = 2\ncores = [0, 1, 2]", "backends[0].cores", "cannot be dealt out evenly to 2 engines"),
+        ("[backends]\ncores = [1, 1]", "backends[0].cores", "named twice"),
+        ("[backends]\ngpus = [-1]", "backends[0].gpus[0]", "Expected `int` >= 0"),
+        ("[backend_broker]\naffinity = 'prompt'", "backend_broker.affinity", "Invalid enum value 'prompt'"),
         ("[sandbox]\nkind = 'none'", "sandbox.kind", "Invalid enum value 'none'"),
         ("service = 1", "service", "Expected `object`, got `int` in service"),
         ("[stage]\nrole = 'run'", "stage", "Expected `array`, got `object`"),

@@ -43,7 +43,11 @@ def _values(info: Any) -> st.SearchStrategy[Any]:
             fields = {field.name: _values(field.type) for field in info.fields}
             return st.fixed_dictionaries(fields).map(lambda values: info.cls(**values))
         case msgspec.inspect.StrType():
-            return st.from_regex(info.pattern, fullmatch=True) if info.pattern else st.text(max_size=20)
+            return (
+                st.from_regex(info.pattern, fullmatch=True)
+                if info.pattern
+                else st.text(min_size=info.min_length or 0, max_size=20)
+            )
         case msgspec.inspect.IntType():
             low = info.ge if info.ge is not None else -(2**63)
             return st.integers(low, info.le if info.le is not None else 2**63 - 1)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from needed import usable
+from readme import ENGINE_COMMANDS, blocks
 from rootfs import tiny_root_filesystem
 
 from prorl_zmq import Job, RolloutClient, Sampling, errors
@@ -25,14 +26,9 @@ from prorl_zmq.tools.toolbox import Toolbox
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 PROGRAMS = ("prorl", "prorl-stage", "prorl-engine")
-SERVED_BY_CI = ("make demo", "make test")
+SERVED_BY_CI = ("make demo", "make test", "make vllm")
 """Run by `.ci/run`."""
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
 def command_lines() -> list[str]:
@@ -93,7 +89,7 @@ def test_every_command_is_run_here_or_by_ci() -> None:
     ci = (Path(__file__).resolve().parents[1] / ".ci" / "run").read_text(encoding="utf-8")
     assert all(command in ci for command in SERVED_BY_CI)
     serves = {"prorl serve", "prorl serve --config topology.toml", SERVE_APPTAINER}
-    assert set(command_lines()) == {*QUICK_COMMANDS, *SERVERS, IMAGE_BUILD, *serves}
+    assert set(command_lines()) == {*QUICK_COMMANDS, *SERVERS, IMAGE_BUILD, *ENGINE_COMMANDS, *serves}
 
 
 QUICK_COMMANDS = {
@@ -142,7 +138,7 @@ def test_command(line: str, folder: Path, environment: dict[str, str]) -> None:
 
 def test_pieces_that_are_started_alone_make_a_service(folder: Path) -> None:
     """The README's topology over TCP, on ports that are free: a job passes, and each piece ends in good order."""
-    (tables,) = [block for block in blocks("toml") if "rollout_broker" in block]
+    (tables,) = [block for block in blocks("toml") if "[rollout_broker]" in block]
     alone = folder / "alone"
     alone.mkdir()
     ports = {number: str(free_port()) for number in ("5555", "5556", "5557")}

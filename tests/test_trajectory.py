@@ -31,7 +31,7 @@ def result(tokens: int, turns: int) -> Result:
 def test_a_trajectory_reads_as_it_was_built() -> None:
     builder = built()
     assert (builder.tokens, builder.turns) == (6, 2)
-    assert builder.token_ids().tolist() == [1, 2, 3, 4, 5, 6]
+    assert builder.prompt().tolist() == [1, 2, 3, 4, 5, 6]
     trajectory = Trajectory.from_frame(result(6, 2), builder.block())
     assert trajectory.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
     assert trajectory.loss_mask.tolist() == [False, False, False, False, True, True]
@@ -54,7 +54,7 @@ def test_a_job_without_tokens_has_arrays_of_length_zero() -> None:
     arrays = array_views(b"", 0, 0)
     assert [array.shape for array in arrays] == [(0,), (0,), (0,), (0,), (0, 3)]
     assert TrajectoryBuilder().block().size == 0
-    assert TrajectoryBuilder().token_ids().dtype == np.int32
+    assert TrajectoryBuilder().prompt().dtype == np.int32
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 40_000])
@@ -147,7 +147,7 @@ def test_every_conversation_reads_as_it_was_built(conversation: list[tuple[Role,
                 )
                 tokens += [(token, True, logprob, version) for token, logprob, version in part]
         turns.append([start, len(tokens), role])
-    assert builder.token_ids().tolist() == [token for token, *_ in tokens]
+    assert builder.prompt().tolist() == [token for token, *_ in tokens]
     block = builder.block()
     assert block.size == len(tokens) * TOKEN_BYTES + len(turns) * TURN_BYTES
     arrays = array_views(block.tobytes(), builder.tokens, builder.turns)

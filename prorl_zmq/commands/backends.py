@@ -2,50 +2,106 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Group
+from rich.live import Live
 from rich.table import Table
 
 from ..client import RolloutClient
-from ..messages import Backend
+from ..messages import Backend, ChatSettings, UpdateMode
 from .options import Config, Connect, console, front_door_of
 
 if TYPE_CHECKING:
     from ..messages import BackendStatus
 
-commands = typer.Typer(help="List and change the inference backends.", rich_markup_mode=None)
+commands = typer.Typer(
+    help="List and change the inference backends: the engines that jobs are spread over. Engine hosts (`prorl-engine`) "
+    "register themselves; what is done here holds for them too.",
+    rich_markup_mode=None,
+)
 
 QUICK_S = 10.0
 """How long commands that only ask something wait for the service."""
+WATCH_S = 1.0
+"""How often a watched table is drawn anew."""
+NOTHING = "–"
+DEFAULTS = Backend(backend_id="any", endpoint="")
 
 BackendId = Annotated[str, typer.Argument(metavar="BACKEND", help="The backend's id, as `prorl backends list` shows.")]
+Version = Annotated[int, typer.Argument(min=0, metavar="VERSION", help="The version of the weights, as you count.")]
 
 
 @commands.command("list")
-def list_(connect: Connect = None, config: Config = None) -> None:
-    """List the backends: state, weight version, assignments in flight."""
+def list_(
+    details: Annotated[
+        bool, typer.Option("--details", "-d", help="Show weight, limit, context, model and endpoint in a second table.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")] = False,
+    connect: Connect = None,
+    config: Config = None,
+) -> None:
+    """List the backends: state, weight version, jobs in flight, tokens/s and cache hits.
+
+    A backend is `ready`; or `draining`: it keeps its jobs and gets no more; or `suspect`: a job could not reach it, and
+    it gets jobs only where there is no other, until it is heard of again. Cache hits are the share of all prompt tokens
+    that the engine found in its prefix cache. Tokens/s and cache hits are known of engine hosts that send heartbeats.
+    """
     with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
-        console().print(backend_table(client.backends.list()))
+        if not watch:
+            console().print(_tables(client.backends.list(), details=details))
+            return
+        with Live(console=console(), auto_refresh=False) as live:
+            while True:
+                live.update(_tables(client.backends.list(), details=details), refresh=True)
+                threading.Event().wait(WATCH_S)
 
 
 @commands.command()
 def add(
-    backend_id: BackendId,
+    backend_id: Annotated[str, typer.Argument(metavar="BACKEND", help="A name for it: letters, digits, `._:-`.")],
     endpoint: Annotated[str, typer.Argument(help="Where its engine host is bound, ipc://PATH or tcp://HOST:PORT.")],
-    chat_format: Annotated[str, typer.Option(help="How conversations become tokens for it.")] = "embedded",
+    weight: Annotated[
+        float, typer.Option(min=0.0, help="How much it takes beside others: one of weight 2 gets twice the jobs.")
+    ] = DEFAULTS.weight,
+    node: Annotated[str, typer.Option(help="Where it is: jobs that run on the same node prefer it.")] = DEFAULTS.node,
+    max_in_flight: Annotated[
+        int, typer.Option(min=1, help="Jobs at once beyond which it counts as full: others are preferred.")
+    ] = DEFAULTS.max_in_flight,
+    context_tokens: Annotated[
+        int, typer.Option(min=0, help="Most tokens of a prompt and its answer together; 0: not known.")
+    ] = DEFAULTS.context_tokens,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Its model's tokenizer, as the stage processes see it; its chat template makes conversations into "
+            "tokens. [default: the embedded policy's own]",
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option(help="What it serves, for people.")] = "",
     weight_version: Annotated[int, typer.Option(min=0, help="The version of the weights that it serves.")] = 0,
     connect: Connect = None,
     config: Config = None,
 ) -> None:
-    """Register an engine host that does not register itself, or make a draining one ready again."""
-    from ..sockets import check_endpoint
+    """Register an engine host that does not register itself, or make a draining one ready again.
 
+    An HTTP server (vLLM, SGLang) is no backend itself: `prorl-engine --engine http --url URL` serves and registers it.
+    """
+    chat = ChatSettings() if tokenizer is None else ChatSettings(kind="transformers", tokenizer=tokenizer)
     backend = Backend(
         backend_id=backend_id,
-        endpoint=check_endpoint(endpoint),
-        chat_format=chat_format,
+        endpoint=endpoint,
+        model=model,
+        chat=chat,
         weight_version=weight_version,
+        node=node,
+        weight=weight,
+        max_in_flight=max_in_flight,
+        context_tokens=context_tokens,
     )
     with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
         client.backends.add(backend)
@@ -73,28 +129,81 @@ def clear(connect: Connect = None, config: Config = None) -> None:
 
 
 @commands.command("set-version")
-def set_version(
-    weight_version: Annotated[int, typer.Argument(min=0, help="The version of the weights.")],
-    connect: Connect = None,
-    config: Config = None,
-) -> None:
-    """Note that all backends serve these weights from now on."""
+def set_version(weight_version: Version, connect: Connect = None, config: Config = None) -> None:
+    """Note that all backends serve these weights from now on; changes nothing in the engines themselves.
+
+    For engines that are updated by other means than `prorl backends update-weights`.
+    """
     with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
         client.set_weight_version(weight_version)
 
 
+@commands.command("update-weights")
+def update_weights(
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="The weights, as the engine hosts see them.")],
+    weight_version: Version,
+    mode: Annotated[
+        UpdateMode,
+        typer.Option(
+            help="What becomes of generations that are running: `keep` pauses them and goes on with the new weights, "
+            "`drain` lets them end with the old ones first, `abort` ends them as they are, and the rest of their turn "
+            "comes from the new ones."
+        ),
+    ] = "keep",
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="How long the engines may take.")
+    ] = 600.0,
+    connect: Connect = None,
+    config: Config = None,
+) -> None:
+    """Have every backend serve the weights at DIR. An engine that refuses them serves what it served."""
+    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
+        client.update_weights(path.absolute(), weight_version, mode=mode, timeout_s=timeout_s)
+
+
 def backend_table(backends: tuple[BackendStatus, ...]) -> Table:
-    """Lay out the backends for the terminal."""
-    table = Table(title="backends", title_justify="left")
-    table.add_column("backend", overflow="fold", no_wrap=False, min_width=12)
-    table.add_column("state")
-    for column in ("in flight", "assigned", "weights"):
-        table.add_column(column, justify="right")
-    table.add_column("endpoint", overflow="fold")
+    """Lay out what the backends are doing, in 80 columns."""
+    table = Table(title="backends", title_justify="left", caption_justify="left")
+    table.add_column("backend", overflow="fold", min_width=8)
+    table.add_column("state", no_wrap=True)
+    for header in ("version", "in\nflight", "tokens/s", "cache\nhits"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("node", overflow="fold")
+    for status in backends:
+        backend, load = status.backend, status.load
+        table.add_row(
+            backend.backend_id,
+            status.state,
+            str(backend.weight_version),
+            str(status.in_flight),
+            NOTHING if load is None else f"{load.tokens_per_s:,.0f}",
+            NOTHING if load is None or not load.prompt_tokens else f"{load.cached_tokens / load.prompt_tokens:.0%}",
+            backend.node,
+        )
+    if not backends:
+        table.caption = "there are none; start one with `prorl-engine`"
+    return table
+
+
+def detail_table(backends: tuple[BackendStatus, ...]) -> Table:
+    """Lay out what the backends are, in 80 columns."""
+    table = Table(title="details", title_justify="left")
+    table.add_column("backend", overflow="fold", min_width=8)
+    for header in ("weight", "limit", "context"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for header in ("model", "endpoint"):
+        table.add_column(header, overflow="fold")
     for status in backends:
         backend = status.backend
-        numbers = (str(status.in_flight), str(status.assigned), str(backend.weight_version))
-        table.add_row(backend.backend_id, status.state, *numbers, backend.endpoint)
-    if not backends:
-        table.add_row("none", "", "", "", "", "start one with `prorl-engine`")
+        context = str(backend.context_tokens) if backend.context_tokens else NOTHING
+        numbers = (f"{backend.weight:g}", str(backend.max_in_flight), context)
+        table.add_row(backend.backend_id, *numbers, backend.model or NOTHING, backend.endpoint)
     return table
+
+
+def _tables(backends: tuple[BackendStatus, ...], *, details: bool) -> Group:
+    if details:
+        return Group(backend_table(backends), detail_table(backends))
+    return Group(
+        backend_table(backends), "with weight, limit, context, model and endpoint: prorl backends list --details"
+    )

@@ -13,6 +13,7 @@ import typer
 from ..config import own_run_dir
 from ..messages import SandboxKind
 from .options import Config, Insecure, RunDir, topology_of
+from .startup_line import StartupLine
 
 broker = typer.Typer(help="One broker alone, for a service that is spread over nodes.", rich_markup_mode=None)
 
@@ -51,13 +52,13 @@ def serve(
         print("prorl serve: sandboxes are plain processes: what the model runs is not isolated", file=sys.stderr)
     door = topology.endpoint(topology.rollout_broker.front_door)
 
-    def on_ready() -> None:
-        print(f"prorl serve: ready at {door}", file=sys.stderr, flush=True)
+    with StartupLine() as line:
 
-    async def main() -> None:
-        await Supervisor(topology, config, log_dir).run(on_ready)
+        def on_ready() -> None:
+            line.close()
+            print(f"prorl serve: ready at {door}", file=sys.stderr, flush=True)
 
-    asyncio.run(main())
+        asyncio.run(Supervisor(topology, config, log_dir).run(line.show, on_ready))
 
 
 @broker.command()

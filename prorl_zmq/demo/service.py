@@ -42,7 +42,7 @@ slots = 16
 role = "eval"
 slots = 4
 
-[[engine]]
+[[backends]]
 kind = "embedded"
 model = "{model}"
 """

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..trajectory import Role
 from .chat import ChatMessage
-from .embedded_chat import EmbeddedChatFormat
+from .embedded_chat import encode_message, generation_prompt
 from .policy import Adam, Policy, PolicyShape, log_softmax, logprob_slopes, one_blas_thread
 from .tokenizer import CALL_END, CALL_PRELUDE, IM_END, TOOL_CALL, TOOL_CALL_END, VOCABULARY_SIZE, WORD_PIECES, encode
 
@@ -42,10 +42,9 @@ _TRANSCRIPTS = 24
 _LEARNING_RATE = 6e-3
 """At the first step; it falls to 0 in a straight line."""
 
-_CHAT = EmbeddedChatFormat()
-_OPENING = _CHAT.generation_prompt()
+_OPENING = generation_prompt()
 _NEWLINE = encode("\n")
-_HEADERS = {role: _CHAT.encode_message(ChatMessage(role, "")) for role in Role}
+_HEADERS = {role: encode_message(ChatMessage(role, "")).token_ids for role in Role}
 _CALLS = {
     (command, destination): np.concatenate(
         [[TOOL_CALL], encode(f"{CALL_PRELUDE}{command} > {destination}{CALL_END}"), [TOOL_CALL_END, IM_END]]

@@ -1,13 +1,16 @@
 """How conversations become tokens: the interface between the agent loop and a model's chat template.
 
-Only new messages are ever tokenised. The agent loop asks for the ids of the opening messages, appends what the engine
-generated as it came, and asks for the ids of each further message alone.
+Only new messages are ever tokenised. A `Conversation` gives the ids that open it, takes the policy's turns as the
+engine generated them, and gives the ids of what comes between a turn and the next. A template may change turns that the
+engine has seen (many drop old reasoning): then the conversation says so, and gives its whole prompt anew.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import lru_cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import ConfigError
 
@@ -17,11 +20,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ..messages import ChatSettings
     from ..trajectory import Role
+    from .tool_calls.call import MalformedCall, ToolCall
 
-
-CHAT_FORMATS = ("embedded",)
-"""The names that `load_chat_format` knows."""
+LOADED_FORMATS = 16
+"""Chat formats that one process keeps loaded."""
+_LOADING = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,47 +37,100 @@ class ChatMessage:
     content: str
 
 
+class Piece(NamedTuple):
+    """Tokens of a prompt that belong to one turn."""
+
+    role: Role
+    token_ids: NDArray[np.int32]
+    """int32 [M]"""
+    new_turn: bool = True
+    """False: they end the turn before, such as the token after the policy's last."""
+
+
+class Prompt(NamedTuple):
+    """What the engine is to see before the policy's next turn."""
+
+    pieces: tuple[Piece, ...]
+    """The last one opens the policy's turn."""
+    rewritten: bool = False
+    """The template changed what the engine saw: the pieces are the whole prompt, of a new segment. Otherwise they
+    follow what the engine has seen and generated."""
+
+
+class PolicyTurn(NamedTuple):
+    """What the policy said."""
+
+    text: str
+    """With its reasoning and its tool calls; the token that ended the turn is left out."""
+    calls: tuple[ToolCall | MalformedCall, ...]
+    """In order; none of them from its reasoning."""
+
+
+class Conversation(Protocol):
+    """One conversation under way. The calls alternate: `prompt`, `add_turn`, `add_tool_results`, `prompt` and so on."""
+
+    def prompt(self) -> Prompt:
+        """Give the ids before the policy's next turn.
+
+        Raises:
+            InvalidJob: the template refuses the messages (`field` is `messages`).
+        """
+
+    def add_turn(self, generated: NDArray[np.int32]) -> PolicyTurn:
+        """Take a turn of the policy, int32 [G], as the engine generated it, and read it.
+
+        Raises:
+            EngineFailed: an id is not in the vocabulary.
+        """
+
+    def add_tool_results(self, results: Sequence[str]) -> None:
+        """Answer the last turn's tool calls, one text for each of its `calls`."""
+
+
 class ChatFormat(Protocol):
-    """Tokenizer and chat template of one model family."""
+    """Tokenizer and chat template of one model. Has no state of any conversation, so that all jobs share it."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """The ids that end a turn of the policy."""
 
-    def encode_message(self, message: ChatMessage) -> NDArray[np.int32]:
-        """Give the ids of one whole message, int32 [M], with all that the template puts around it."""
+    def conversation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> Conversation:
+        """Begin a conversation.
 
-    def generation_prompt(self) -> NDArray[np.int32]:
-        """Give the ids that open a turn of the policy, int32 [M]."""
-
-    def end_of_turn(self, generated: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Give the ids, int32 [M], that the template has between the policy's turn and the next message."""
+        Args:
+            messages: its opening; the last one is what the policy answers.
+            tools: the JSON schemas of what the policy may call, as `Tool.schema` gives them.
+        """
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
-        """Give the text of ids, special tokens included; a stop token that ends them is left out."""
+        """Give the text of ids, special tokens included.
 
-    def describe_tools(self, tools: Sequence[dict[str, Any]]) -> str:
-        """Give the text that tells the model of its tools (JSON schemas), for the system message."""
-
-
-def check_chat_format(name: str) -> str:
-    """Give `name` back if a chat format has it, without loading one.
-
-    Raises:
-        ConfigError: none has.
-    """
-    if name not in CHAT_FORMATS:
-        raise ConfigError(f"no chat format is called {name!r}; there is: {', '.join(CHAT_FORMATS)}", key="chat_format")
-    return name
+        Raises:
+            EngineFailed: an id is not in the vocabulary.
+        """
 
 
-def load_chat_format(name: str) -> ChatFormat:
-    """Give the chat format of that name.
+def load_chat_format(settings: ChatSettings) -> ChatFormat:
+    """Give the chat format of these settings; loading a tokenizer takes about a second, once per process.
+
+    May be called in any thread.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no tokenizer or no chat template, or it cannot hold a conversation with tools.
     """
-    check_chat_format(name)
-    from .embedded_chat import EmbeddedChatFormat
+    # One at a time: transformers cannot be imported by two threads at once.
+    with _LOADING:
+        return _load(settings)
 
-    return EmbeddedChatFormat()
+
+@lru_cache(LOADED_FORMATS)
+def _load(settings: ChatSettings) -> ChatFormat:
+    if settings.kind == "embedded":
+        from .embedded_chat import EmbeddedChatFormat
+
+        return EmbeddedChatFormat()
+    if not settings.tokenizer:
+        raise ConfigError("a chat format of kind transformers needs the tokenizer's directory", key="chat.tokenizer")
+    from .transformers_chat import TransformersChatFormat
+
+    return TransformersChatFormat.load(settings)

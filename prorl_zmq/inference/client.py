@@ -35,7 +35,7 @@ from ..messages import (
     new_id,
 )
 from ..sockets import connect, open_socket
-from .engine import Generation
+from .engine import Generation, checked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..messages import AnyEngineReply as Reply
-    from ..messages import AnyEngineRequest, Backend, Sampling
+    from ..messages import AnyEngineRequest, Backend, Sampling, UpdateMode
     from ..sockets import Frame
 
 GENERATE_TIMEOUT_S = 600.0
@@ -90,7 +90,7 @@ class EngineClient:
 
         Raises:
             EngineFailed: the backend refused, answered something malformed, went away, did not answer in time, or has
-                an endpoint that nobody can connect to.
+                an endpoint that nobody can connect to; `unreachable` says that another backend may do.
             Closed: the client was closed.
         """
         request = Generate(new_id(), job_id=job_id, sampling=sampling, stop_token_ids=tuple(stop_token_ids))
@@ -109,7 +109,8 @@ class EngineClient:
         except Closed:
             raise
         except ProrlError as error:
-            raise EngineFailed(f"backend {name}: {error.message}", backend=name) from error
+            unreachable = bool(error.fields.get("unreachable")) or isinstance(error, RequestTimeout)
+            raise EngineFailed(f"backend {name}: {error.message}", backend=name, unreachable=unreachable) from error
 
     async def health(self, endpoint: str, timeout_s: float) -> EngineReady:
         """Ask an engine host whether it serves.
@@ -120,7 +121,9 @@ class EngineClient:
         """
         return await self._ask_ready(endpoint, EngineHealth(new_id()), timeout_s)
 
-    async def update_weights(self, endpoint: str, path: Path, weight_version: int, timeout_s: float) -> EngineReady:
+    async def update_weights(
+        self, endpoint: str, path: Path, weight_version: int, timeout_s: float, mode: UpdateMode = "keep"
+    ) -> EngineReady:
         """Have an engine host serve the weights at `path`, as it sees it, from its next token on.
 
         Raises:
@@ -128,7 +131,7 @@ class EngineClient:
             RequestTimeout: it did not answer in time, and may or may not have taken them.
             EngineFailed: it went away or answered something malformed.
         """
-        return await self._ask_ready(endpoint, UpdateWeights(new_id(), str(path), weight_version), timeout_s)
+        return await self._ask_ready(endpoint, UpdateWeights(new_id(), str(path), weight_version, mode), timeout_s)
 
     def close(self) -> None:
         """Close all lines; what waits for an answer gets `Closed`. May be called again."""
@@ -142,7 +145,7 @@ class EngineClient:
         if isinstance(reply, EngineRefused):
             raise from_info(reply.error)
         if not isinstance(reply, EngineReady):
-            raise EngineFailed(f"the engine host at {endpoint} answered with {type(reply).__name__}", backend="")
+            raise EngineFailed(f"the engine host at {endpoint} answered with {type(reply).__name__}")
         return reply
 
     def _line(self, endpoint: str) -> _Line:
@@ -250,7 +253,7 @@ class _Line:
         try:
             pending.answer.set_result((codec.convert(content, AnyEngineReply), parts[1:]))
         except MalformedMessage as error:
-            pending.answer.set_exception(EngineFailed(f"the answer is malformed: {error.message}", backend=""))
+            pending.answer.set_exception(EngineFailed(f"the answer is malformed: {error.message}"))
 
     def _changed(self, frames: list[bytes | zmq.Frame]) -> None:
         event = parse_monitor_message([frame if isinstance(frame, bytes) else frame.bytes for frame in frames])["event"]
@@ -264,7 +267,7 @@ class _Line:
 
     def _went_down(self) -> None:
         message = f"no connection to the engine host at {self._endpoint} for {self._reconnect_s:g} s"
-        self._down = self._loop.call_later(self._reconnect_s, self._fail, EngineFailed(message, backend=""))
+        self._down = self._loop.call_later(self._reconnect_s, self._fail, EngineFailed(message, unreachable=True))
 
     def _fail(self, error: EngineFailed | Closed) -> None:
         for pending in self._pending.values():
@@ -281,24 +284,14 @@ def read_generation(reply: Any, frames: Sequence[bytes], max_tokens: int) -> Gen
         max_tokens: how many tokens were asked for at most.
 
     Raises:
-        MalformedMessage: it is another reply, or its parts do not fit together or to the request.
+        MalformedMessage, EngineFailed: it is another reply, or its parts do not fit together or to the request.
     """
     if not isinstance(reply, Generated):
         raise MalformedMessage(f"it answered a prompt with {type(reply).__name__}")
-    if len(frames) != 2 or len(frames[0]) != len(frames[1]) or not frames[0] or len(frames[0]) % 4:
+    if len(frames) != 2 or len(frames[0]) != len(frames[1]) or len(frames[0]) % 4:
         sizes = [len(frame) for frame in frames]
         raise MalformedMessage(f"token ids and log-probs come as two frames of 4 bytes per token, not {sizes} bytes")
-    token_ids, logprobs = np.frombuffer(frames[0], np.int32), np.frombuffer(frames[1], np.float32)
-    if len(token_ids) > max_tokens:
-        raise MalformedMessage(f"it generated {len(token_ids)} tokens where at most {max_tokens} were asked for")
-    edges = [0, *(span.end for span in reply.spans)]
-    starts = [span.start for span in reply.spans]
-    if starts != edges[:-1] or any(span.end <= span.start for span in reply.spans) or edges[-1] != len(token_ids):
-        raise MalformedMessage(f"the weight versions do not cover the {len(token_ids)} tokens: {reply.spans}")
     if any(not 0 <= span.weight_version <= INT32_MAX for span in reply.spans):
         raise MalformedMessage(f"a weight version is not an int32 of 0 or more: {reply.spans}")
-    if token_ids.min() < 0:
-        raise MalformedMessage("a token id is negative")
-    if not np.isfinite(logprobs).all():
-        raise MalformedMessage("a log-prob is not finite")
-    return Generation(token_ids, logprobs, reply.spans, reply.finish_reason)
+    token_ids, logprobs = np.frombuffer(frames[0], np.int32), np.frombuffer(frames[1], np.float32)
+    return checked(Generation(token_ids, logprobs, reply.spans, reply.finish_reason, reply.cached_tokens), max_tokens)

@@ -2,6 +2,8 @@ r"""The embedded policy's chat format: ChatML with hermes tool calls, in few tok
 
 <|im_start|>user\nCount the lines …<|im_end|>\n<|im_start|>assistant\n
 <tool_call>{"name": "bash", "arguments": {"command": "wc -l < data.txt"}}</tool_call><|im_end|>\n
+
+The tools are given by name only: this policy knows how to call them, and reads no schema.
 """
 
 from __future__ import annotations
@@ -10,21 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..errors import EngineFailed
 from ..trajectory import Role
+from .chat import ChatMessage, Piece, PolicyTurn, Prompt
 from .tokenizer import IM_END, IM_START, ROLE_PIECES, decode, encode
+from .tool_calls.hermes import HermesFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from .chat import ChatMessage
-
 _ROLES: dict[Role, NDArray[np.int32]] = {
     role: encode(piece)
     for role, piece in zip((Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL), ROLE_PIECES, strict=True)
 }
 _NEWLINE = encode("\n")
+_TOOL_CALLS = HermesFormat()
 
 
 class EmbeddedChatFormat:
@@ -35,28 +39,69 @@ class EmbeddedChatFormat:
         """`<|im_end|>` ends a turn of the policy."""
         return (IM_END,)
 
-    def encode_message(self, message: ChatMessage) -> NDArray[np.int32]:
-        """Give the ids of one whole message, int32 [M]; its content can make no special token."""
-        return np.concatenate([_ids(IM_START), _ROLES[message.role], encode(message.content), _ids(IM_END), _NEWLINE])
-
-    def generation_prompt(self) -> NDArray[np.int32]:
-        """Give the ids of `<|im_start|>assistant` and a line's end, int32 [2]."""
-        return np.concatenate([_ids(IM_START), _ROLES[Role.ASSISTANT]])
-
-    def end_of_turn(self, generated: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Give the line's end after `<|im_end|>`, and that token too if the policy was cut off before it."""
-        if len(generated) and generated[-1] == IM_END:
-            return _NEWLINE.copy()
-        return np.concatenate([_ids(IM_END), _NEWLINE])
+    def conversation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> EmbeddedConversation:
+        """Begin a conversation; the tools' names are told at the end of its system message."""
+        return EmbeddedConversation([encode_message(message) for message in _with_tools(messages, tools)])
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
-        """Give the text of ids, special tokens included; an `<|im_end|>` that ends them is left out."""
-        return decode(token_ids[:-1] if len(token_ids) and token_ids[-1] == IM_END else token_ids)
+        """Give the text of ids, special tokens included.
 
-    def describe_tools(self, tools: Sequence[dict[str, Any]]) -> str:
-        """Give the tools' names only: this policy knows how to call them, and reads no schema."""
-        names = [str(tool.get("function", tool).get("name", "?")) for tool in tools]
-        return f"Tools: {', '.join(names)}."
+        Raises:
+            EngineFailed: an id is not in the vocabulary.
+        """
+        try:
+            return decode(token_ids)
+        except ValueError as error:
+            raise EngineFailed(f"the engine gave ids that the chat format has no text for: {error}") from error
+
+
+class EmbeddedConversation:
+    """Implements `chat.Conversation` for the embedded policy; no prompt of it is ever rewritten."""
+
+    def __init__(self, opening: Sequence[Piece]) -> None:
+        self._coming = list(opening)
+        """What the engine is to see before the next turn, without what opens it."""
+
+    def prompt(self) -> Prompt:
+        """Give the ids before the policy's next turn."""
+        return Prompt((*self._coming, Piece(Role.ASSISTANT, generation_prompt())))
+
+    def add_turn(self, generated: NDArray[np.int32]) -> PolicyTurn:
+        """Take a turn of the policy, int32 [G], as the engine generated it, and read it.
+
+        Raises:
+            EngineFailed: an id is not in the vocabulary.
+        """
+        ended = len(generated) > 0 and generated[-1] == IM_END
+        text = EmbeddedChatFormat().decode(generated[:-1] if ended else generated)
+        self._coming = [Piece(Role.ASSISTANT, _NEWLINE if ended else _ids(IM_END, *_NEWLINE), new_turn=False)]
+        return PolicyTurn(text, tuple(_TOOL_CALLS.parse(text)))
+
+    def add_tool_results(self, results: Sequence[str]) -> None:
+        """Answer the last turn's tool calls, one text for each."""
+        self._coming += [encode_message(ChatMessage(Role.TOOL, result)) for result in results]
+
+
+def encode_message(message: ChatMessage) -> Piece:
+    """Give the ids of one whole message; its content can make no special token."""
+    parts = [_ids(IM_START), _ROLES[message.role], encode(message.content), _ids(IM_END), _NEWLINE]
+    return Piece(message.role, np.concatenate(parts))
+
+
+def generation_prompt() -> NDArray[np.int32]:
+    """Give the ids of `<|im_start|>assistant` and a line's end, int32 [2]."""
+    return np.concatenate([_ids(IM_START), _ROLES[Role.ASSISTANT]])
+
+
+def _with_tools(messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> list[ChatMessage]:
+    if not tools:
+        return list(messages)
+    names = f"Tools: {', '.join(str(tool.get('function', tool).get('name', '?')) for tool in tools)}."
+    for index, message in enumerate(messages):
+        if message.role == Role.SYSTEM:
+            told = ChatMessage(Role.SYSTEM, f"{message.content} {names}" if message.content else names)
+            return [*messages[:index], told, *messages[index + 1 :]]
+    return [ChatMessage(Role.SYSTEM, names), *messages]
 
 
 def _ids(*token_ids: int) -> NDArray[np.int32]:

@@ -2,24 +2,26 @@
 
 One task decodes while anything runs: each step takes all running generations as they are, runs one forward pass, draws
 one token for each, and gives the loop back. So requests join and leave between any two tokens, and so do new weights:
-`update_weights` swaps the policy between two steps, and each token is noted with the version that made it.
+`update_weights` swaps the policy between two steps, and each token is noted with the version that made it. Stop texts
+are left to the agent loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import EngineFailed, InvalidWeights
-from ..messages import VersionSpan
-from .engine import Generation
-from .policy import Policy, PolicyShape, draw
-from .tokenizer import PAD
+from ..messages import ChatSettings, VersionSpan
+from ..threads import run_aside
+from .base_policy import build_base_policy
+from .engine import EngineDescription, Generation
+from .policy import Policy, draw
+from .tokenizer import PAD, VOCABULARY_SIZE
+from .truncation import truncated, truncates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,10 +29,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..messages import Sampling
+    from ..messages import FinishReason, Sampling, UpdateMode
 
 CONTEXT_LIMIT = 32_768
 """Most tokens of a prompt and its answer together. The window slides, so the limit only keeps requests finite."""
+
+MAX_IN_FLIGHT = 64
+"""Generations at once beyond which each is noticeably slower."""
 
 LOAD_S = 60.0
 """Longest reading of new weights: a file on a network may hang, and the updates behind it must not."""
@@ -44,7 +49,7 @@ class _Running:
     """int32: the window's last part of the prompt, then room for the answer."""
     end: int
     """Where the answer goes on in `tokens`."""
-    temperature: float
+    sampling: Sampling
     random: np.random.Generator
     stop_token_ids: frozenset[int]
     done: asyncio.Future[Generation]
@@ -67,6 +72,12 @@ class EmbeddedEngine:
         self._running: list[_Running] = []
         self._decoding: asyncio.Task[None] | None = None
         self._updating = asyncio.Lock()
+        self._admits = asyncio.Event()
+        """Unset while an update waits for the running generations to end."""
+        self._admits.set()
+        self._idle = asyncio.Event()
+        """Set while nothing runs."""
+        self._idle.set()
         self._closed = False
 
     @property
@@ -75,9 +86,12 @@ class EmbeddedEngine:
         return self._weight_version
 
     @property
-    def chat_format(self) -> str:
-        """`embedded`."""
-        return "embedded"
+    def description(self) -> EngineDescription:
+        """What it serves; log-probs are of the distribution that was sampled from."""
+        vocabulary = self._policy.shape.vocabulary
+        return EngineDescription(
+            "embedded", ChatSettings(), CONTEXT_LIMIT, vocabulary, MAX_IN_FLIGHT, "processed_logprobs"
+        )
 
     async def generate(
         self,
@@ -87,6 +101,7 @@ class EmbeddedEngine:
         job_id: str,  # noqa: ARG002 - no state is kept per job
     ) -> Generation:
         """Continue the prompt `token_ids`, int32 [P]; see `Engine.generate`."""
+        await self._admits.wait()
         self._check_prompt(token_ids)
         window = self._policy.shape.window
         limit = min(sampling.max_tokens, CONTEXT_LIMIT - len(token_ids))
@@ -96,12 +111,13 @@ class EmbeddedEngine:
         running = _Running(
             tokens,
             window,
-            sampling.temperature,
+            sampling,
             np.random.default_rng(sampling.seed),
             frozenset(stop_token_ids),
             asyncio.get_running_loop().create_future(),
         )
         self._running.append(running)
+        self._idle.clear()
         if self._decoding is None:
             self._decoding = asyncio.create_task(self._decode(), name="decode")
             self._decoding.add_done_callback(self._decoding_ended)
@@ -111,8 +127,8 @@ class EmbeddedEngine:
             if running in self._running:
                 self._running.remove(running)
 
-    async def update_weights(self, path: Path, weight_version: int) -> None:
-        """Serve the weights at `path` from the next token on, in running generations too.
+    async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+        """Serve the weights at `path` from the next token on; see `Engine.update_weights`.
 
         Raises:
             InvalidWeights: they cannot be used; nothing has changed.
@@ -120,15 +136,32 @@ class EmbeddedEngine:
         async with self._updating:  # in the order in which they came, however long each file takes
             try:
                 async with asyncio.timeout(LOAD_S):
-                    policy = await asyncio.wrap_future(_start_loading(path, self._policy.shape))
+                    policy = await run_aside(Policy.load, path, self._policy.shape)
             except TimeoutError:
                 raise InvalidWeights(f"{path} could not be read within {LOAD_S:g} s", path=str(path)) from None
+            if mode == "drain":
+                self._admits.clear()
+                try:
+                    await self._idle.wait()
+                finally:
+                    self._admits.set()
+            elif mode == "abort":
+                for running in self._running:
+                    self._end(running, "abort")
             self._policy = policy
             self._weight_version = weight_version
+
+    async def set_weight_version(self, weight_version: int) -> None:
+        """Call the weights this from the next token on; they are what they are."""
+        self._weight_version = weight_version
+
+    async def check_health(self) -> None:
+        """Say nothing: what runs in this process is well if this runs."""
 
     async def close(self) -> None:
         """Abort what runs: its callers get `EngineFailed`. May be called again."""
         self._closed = True
+        self._admits.set()
         if self._decoding is not None:
             self._decoding.cancel()
             await asyncio.wait([self._decoding])
@@ -138,32 +171,44 @@ class EmbeddedEngine:
             self._step(self._running)
             self._running = [running for running in self._running if not running.done.done()]
             await asyncio.sleep(0)
+        self._idle.set()
         self._decoding = None  # here, so that no request can join a task that has ended
 
     def _step(self, batch: Sequence[_Running]) -> None:
         """Draw one more token for each generation of the batch."""
         window = self._policy.shape.window
         contexts = np.stack([running.tokens[running.end - window : running.end] for running in batch])
-        temperatures = np.array([running.temperature for running in batch], np.float64)
+        temperatures = np.array([running.sampling.temperature for running in batch], np.float64)
         uniforms = np.array([running.random.random() for running in batch])
-        tokens, logprobs = draw(self._policy.logits(contexts), temperatures, uniforms)
+        logits = self._policy.logits(contexts)
+        for row, running in enumerate(batch):
+            if truncates(running.sampling):
+                logits[row] = truncated(logits[row], running.sampling)
+        tokens, logprobs = draw(logits, temperatures, uniforms)
         for running, token, logprob in zip(batch, tokens.tolist(), logprobs.tolist(), strict=True):
             if not running.versions or running.versions[-1][0] != self._weight_version:
                 running.versions.append((self._weight_version, running.end - window))
             running.tokens[running.end] = token
             running.logprobs.append(logprob)
             running.end += 1
-            stopped = token in running.stop_token_ids
-            if (stopped or running.end == len(running.tokens)) and not running.done.done():
-                ends = [start for _, start in running.versions[1:]] + [running.end - window]
-                running.done.set_result(
-                    Generation(
-                        running.tokens[window : running.end].copy(),
-                        np.array(running.logprobs, np.float32),
-                        tuple(VersionSpan(*at, end) for at, end in zip(running.versions, ends, strict=True)),
-                        "stop" if stopped else "length",
-                    )
-                )
+            if token in running.stop_token_ids:
+                self._end(running, "stop")
+            elif running.end == len(running.tokens):
+                self._end(running, "length")
+
+    def _end(self, running: _Running, finish_reason: FinishReason) -> None:
+        if running.done.done():
+            return
+        window = self._policy.shape.window
+        ends = [*(start for _, start in running.versions), running.end - window][1:]
+        running.done.set_result(
+            Generation(
+                running.tokens[window : running.end].copy(),
+                np.array(running.logprobs, np.float32),
+                tuple(VersionSpan(*at, end) for at, end in zip(running.versions, ends, strict=True)),
+                finish_reason,
+            )
+        )
 
     def _decoding_ended(self, task: asyncio.Task[None]) -> None:
         """Leave nobody waiting when decoding was ended by `close` or by a fault of ours."""
@@ -174,13 +219,14 @@ class EmbeddedEngine:
         reason = f"decoding failed: {type(fault).__name__}: {fault}" if fault else "the engine was closed"
         for running in self._running:
             if not running.done.done():
-                running.done.set_exception(EngineFailed(reason))
+                running.done.set_exception(EngineFailed(reason, unreachable=True))
         self._running = []
+        self._idle.set()
 
     def _check_prompt(self, token_ids: NDArray[np.int32]) -> None:
         vocabulary = self._policy.shape.vocabulary
         if self._closed:
-            raise EngineFailed("the engine was closed")
+            raise EngineFailed("the engine was closed", unreachable=True)
         if not len(token_ids):
             raise EngineFailed("the prompt is empty; it needs at least one token")
         if token_ids.min() < 0 or token_ids.max() >= vocabulary:
@@ -191,16 +237,15 @@ class EmbeddedEngine:
             raise EngineFailed(f"a prompt of {len(token_ids)} tokens leaves no room in a context of {CONTEXT_LIMIT}")
 
 
-def _start_loading(path: Path, shape: PolicyShape) -> Future[Policy]:
-    """Load in a thread of its own, which the process's end does not wait for, as it would for an executor's."""
-    loaded: Future[Policy] = Future()
-    loaded.set_running_or_notify_cancel()
+def load_embedded_engine(model: Path | None, weight_version: int = 0) -> EmbeddedEngine:
+    """Give an engine with the policy of a file (.npz); None: with the base policy, which takes some seconds.
 
-    def load() -> None:
-        try:
-            loaded.set_result(Policy.load(path, shape))
-        except BaseException as error:  # noqa: BLE001 - raised again where the future is awaited
-            loaded.set_exception(error)
-
-    Thread(target=load, name="load weights", daemon=True).start()
-    return loaded
+    Raises:
+        InvalidWeights: the model cannot be used.
+    """
+    policy = build_base_policy() if model is None else Policy.load(model)
+    if policy.shape.vocabulary != VOCABULARY_SIZE:
+        raise InvalidWeights(
+            f"{model} has {policy.shape.vocabulary} tokens, the embedded chat format {VOCABULARY_SIZE}", path=str(model)
+        )
+    return EmbeddedEngine(policy, weight_version)

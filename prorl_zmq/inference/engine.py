@@ -1,22 +1,26 @@
 """The engine protocol: token ids in; token ids, log-probs and weight versions out.
 
 An `Engine` lives in the engine host's process (`host.py`), behind a ROUTER; a stage process reaches it through an
-`EngineClient` (`client.py`). The agent loop knows neither: it calls `Generator`.
+`EngineClient` (`client.py`). The agent loop knows neither: it calls `Generator`. What a foreign engine answers is
+checked by `checked`, in one place for all of them, before anybody trusts it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from ..errors import EngineFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    from ..messages import Sampling, VersionSpan
+    from ..messages import ChatSettings, FinishReason, LogprobsMode, Sampling, UpdateMode, VersionSpan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,42 +30,84 @@ class Generation:
     token_ids: NDArray[np.int32]
     """int32 [G]; a stop token that ended the turn is included."""
     logprobs: NDArray[np.float32]
-    """float32 [G], of the distribution that was sampled from."""
+    """float32 [G], of the distribution that the engine's `logprobs_mode` names."""
     spans: tuple[VersionSpan, ...]
     """Which weights made which tokens; together they cover 0 to G."""
-    finish_reason: Literal["stop", "length"]
-    """`length`: the turn's limit or the engine's context was reached."""
+    finish_reason: FinishReason
+    """`length`: the turn's limit or the engine's context was reached. `abort`: new weights came, and the turn has not
+    ended."""
+    cached_tokens: int = 0
+    """Of the prompt, found in the engine's prefix cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDescription:
+    """What an engine says of itself when it registers."""
+
+    model: str
+    """What it serves, for people."""
+    chat: ChatSettings
+    context_tokens: int
+    """Most tokens of a prompt and its answer together; 0: not known."""
+    vocabulary: int
+    """Ids are below this; 0: not known."""
+    max_in_flight: int
+    """Generations at once beyond which more would only wait."""
+    logprobs_mode: LogprobsMode
 
 
 class Engine(Protocol):
     """An inference engine, as its host drives it. All methods run on the host's event loop."""
 
     @property
-    def weight_version(self) -> int:
-        """The version of the weights that the next token will come from."""
+    def description(self) -> EngineDescription:
+        """What the engine serves, and how."""
 
     @property
-    def chat_format(self) -> str:
-        """The name under which `chat.load_chat_format` finds the engine's conversations-to-tokens rules."""
+    def weight_version(self) -> int:
+        """The version of the weights that the next token will come from."""
 
     async def generate(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], job_id: str
     ) -> Generation:
         """Continue the prompt `token_ids`, int32 [P]. Cancelling the call aborts the generation.
 
+        Args:
+            token_ids: the prompt.
+            sampling: how tokens are drawn; where the engine can, it ends at `sampling.stop` too, no earlier than with
+                the token that completes the text (the agent loop cuts what an engine has generated beyond).
+            stop_token_ids: all that end the turn; those of `sampling` are among them.
+            job_id: whose turn it is, for the engine's log.
+
         Raises:
-            EngineFailed: the prompt is empty, holds an unknown id, or leaves no room in the context.
+            EngineFailed: the prompt is empty, holds an unknown id, or leaves no room in the context; or the engine
+                answered with an error, something malformed, or not at all.
         """
 
-    async def update_weights(self, path: Path, weight_version: int) -> None:
-        """Serve the weights at `path` from the next token on, in running generations too.
+    async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+        """Serve the weights at `path` from the next token on.
 
         Raises:
             InvalidWeights: they cannot be used; nothing has changed.
+            EngineFailed: the engine cannot take new weights, or failed on the way.
+        """
+
+    async def set_weight_version(self, weight_version: int) -> None:
+        """Call the weights this from the next token on: somebody changed them by other means.
+
+        Raises:
+            EngineFailed: the engine is gone.
+        """
+
+    async def check_health(self) -> None:
+        """Ask the engine whether it can serve; called with every heartbeat, so it must be cheap.
+
+        Raises:
+            EngineFailed: it cannot now; with `fatal=True`, it never will again, and the host should end.
         """
 
     async def close(self) -> None:
-        """Abort what runs and free what the engine holds."""
+        """Abort what runs and free what the engine holds. May be called again."""
 
 
 class Generator(Protocol):
@@ -71,3 +117,42 @@ class Generator(Protocol):
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
     ) -> Generation:
         """Continue the prompt `token_ids`, int32 [P]; see `Engine.generate`."""
+
+
+def checked(generation: Generation, max_tokens: int, vocabulary: int = 0) -> Generation:
+    """Give a generation back if it can be one.
+
+    Args:
+        generation: what an engine that is not ours answered.
+        max_tokens: what it was asked for at most.
+        vocabulary: ids must be below this; 0: not known.
+
+    Raises:
+        EngineFailed: ids and log-probs differ in number, are too many or none, an id is outside the vocabulary, a
+            log-prob is not a number or above 0, or the version spans do not cover the tokens.
+    """
+    count = len(generation.token_ids)
+    if count != len(generation.logprobs):
+        raise EngineFailed(f"the engine gave {count} token ids with {len(generation.logprobs)} log-probs")
+    if count > max_tokens:
+        raise EngineFailed(f"the engine generated {count} tokens where at most {max_tokens} were asked for")
+    if not count and generation.finish_reason != "abort":
+        raise EngineFailed("the engine ended a turn without a token")
+    if count and generation.token_ids.min() < 0:
+        raise EngineFailed("the engine gave a negative token id")
+    if count and vocabulary and generation.token_ids.max() >= vocabulary:
+        raise EngineFailed(
+            f"the engine gave the token id {generation.token_ids.max()}, beyond its vocabulary of {vocabulary}; is the "
+            "tokenizer its model's?"
+        )
+    # NaN fails every comparison. Rounding may leave a certain token a little above 0.
+    if not bool(np.all(generation.logprobs <= 1e-3)) or bool(np.any(np.isinf(generation.logprobs))):
+        raise EngineFailed("the engine gave a log-prob that is no logarithm of a probability")
+    end = 0
+    for span in generation.spans:
+        if span.start != end or span.end <= span.start:
+            break
+        end = span.end
+    if end != count:
+        raise EngineFailed("the engine's weight versions do not cover the tokens that it generated")
+    return generation

@@ -13,7 +13,10 @@ it is missed by the broker's lease and by its clients' sockets.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,46 +26,60 @@ import zmq
 
 from .. import codec
 from ..aio import AsyncSocket
-from ..errors import (
-    EngineFailed,
-    ErrorInfo,
-    InternalError,
-    InvalidWeights,
-    MalformedMessage,
-    ProrlError,
-)
+from ..errors import EngineFailed, ErrorInfo, InternalError, MalformedMessage, ProrlError
 from ..messages import (
     Abort,
     AnyEngineRequest,
     Backend,
     EngineHealth,
+    EngineLoad,
     EngineReady,
     EngineRefused,
     Generate,
     Generated,
+    NoteWeightVersion,
     UpdateWeights,
 )
 from ..processes import stop_signals
 from ..sockets import bind, open_socket, split_envelope
-from .base_policy import build_base_policy
-from .embedded_engine import EmbeddedEngine
-from .policy import Policy, one_blas_thread
-from .registration import HEARTBEAT_S, Registration
-from .tokenizer import VOCABULARY_SIZE
+from .registration import Registration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from numpy.typing import NDArray
 
     from ..messages import AnyEngineReply
     from ..sockets import Frame
-    from .engine import Engine
+    from .engine import Engine, Generation
 
+HEARTBEAT_S = 1.0
+HEALTH_S = 5.0
+"""Longest time that an engine may take to say that it is well; the broker's lease must be longer."""
 UPDATES_S = 2.0
 """Longest wait, when closing, for new weights that are being read."""
 
 log = logging.getLogger("prorl.engine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOptions:
+    """Where and as what an engine is served."""
+
+    endpoint: str
+    """Where to bind (`ipc://PATH` or `tcp://HOST:PORT`, where PORT may be `*`)."""
+    backend_broker: str
+    """The backend broker's endpoint."""
+    backend_id: str
+    """The name to register under."""
+    node: str = "local"
+    weight: float = 1.0
+    """How many jobs it takes beside others."""
+    max_in_flight: int = 0
+    """Jobs at once beyond which it counts as full; 0: what the engine says."""
+    heartbeat_s: float = HEARTBEAT_S
+    insecure: bool = False
+    """Allow plaintext TCP beyond loopback."""
 
 
 class EngineHost:
@@ -71,32 +88,19 @@ class EngineHost:
     Args:
         context: the process's ZeroMQ context.
         engine: what to serve; closed with the host.
-        endpoint: where to bind (`ipc://PATH` or `tcp://HOST:PORT`, where PORT may be `*`).
-        backend_broker: the backend broker's endpoint.
-        backend_id: the name to register under.
-        heartbeat_s: seconds between heartbeats.
-        insecure: allow plaintext TCP beyond loopback.
+        options: where and as what.
 
     Raises:
         InvalidEndpoint, EndpointInUse: the endpoint cannot be bound.
     """
 
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        engine: Engine,
-        *,
-        endpoint: str,
-        backend_broker: str,
-        backend_id: str,
-        heartbeat_s: float = HEARTBEAT_S,
-        insecure: bool = False,
-    ) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], engine: Engine, options: HostOptions) -> None:
         self._engine = engine
+        self._options = options
         router = open_socket(context, zmq.ROUTER)
         try:
-            self.endpoint = bind(router, endpoint, insecure=insecure)
-            self._registration = Registration(context, backend_broker, self._backend(backend_id), heartbeat_s)
+            self.endpoint = bind(router, options.endpoint, insecure=options.insecure)
+            self._registration = Registration(context, options.backend_broker, self._backend())
         except BaseException:
             router.close()
             raise
@@ -105,12 +109,24 @@ class EngineHost:
         self._envelopes: dict[str, Sequence[Frame]] = {}
         """Where the answer to each generation goes."""
         self._updates: set[asyncio.Task[None]] = set()
+        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
+        self._reported = (time.monotonic(), 0)
+        """When the last heartbeat was, and the tokens generated until then."""
+        self._well = True
         self._closing = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Register, serve until `stop` is set, and close."""
+        """Register, serve until `stop` is set, and close.
+
+        Raises:
+            EngineFailed: the engine will never serve again.
+        """
         try:
-            await self._registration.run(stop, lambda: self._engine.weight_version)
+            while not stop.is_set():
+                if await self._is_well():
+                    self._registration.announce(self._engine.weight_version, self._load())
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), self._options.heartbeat_s)
         finally:
             await self.close()
 
@@ -129,12 +145,47 @@ class EngineHost:
         await self._registration.close()
         self._router.close(linger_ms=200)
 
-    def _backend(self, backend_id: str) -> Backend:
+    def _backend(self) -> Backend:
+        options, engine = self._options, self._engine.description
         return Backend(
-            backend_id=backend_id,
+            backend_id=options.backend_id,
             endpoint=self.endpoint,
-            chat_format=self._engine.chat_format,
+            model=engine.model,
+            chat=engine.chat,
             weight_version=self._engine.weight_version,
+            node=options.node,
+            weight=options.weight,
+            max_in_flight=options.max_in_flight or engine.max_in_flight,
+            context_tokens=engine.context_tokens,
+            logprobs_mode=engine.logprobs_mode,
+        )
+
+    async def _is_well(self) -> bool:
+        """Ask the engine; while it is not well there are no heartbeats, and the broker's lease on it runs out."""
+        try:
+            async with asyncio.timeout(HEALTH_S):
+                await self._engine.check_health()
+        except (EngineFailed, TimeoutError) as error:
+            if isinstance(error, EngineFailed) and error.fields.get("fatal"):
+                raise
+            if self._well:
+                log.warning("the engine is not well: %s", error or f"no answer within {HEALTH_S:g} s")
+            self._well = False
+        else:
+            if not self._well:
+                log.info("the engine is well again")
+            self._well = True
+        return self._well
+
+    def _load(self) -> EngineLoad:
+        now, (then, generated) = time.monotonic(), self._reported
+        self._reported = (now, self._generated_tokens)
+        return EngineLoad(
+            running=len(self._generations),
+            tokens_per_s=(self._generated_tokens - generated) / max(now - then, 1e-3),
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            generated_tokens=self._generated_tokens,
         )
 
     # Requests ---------------------------------------------------------------------------------------------------------
@@ -154,7 +205,7 @@ class EngineHost:
             if len(message) != expected:
                 raise MalformedMessage(f"{type(request).__name__} has {expected} frames, not {len(message)}")
             if self._closing:
-                raise EngineFailed("the engine host is stopping")
+                raise EngineFailed("the engine host is stopping", unreachable=True)
             self._serve(envelope, request, message)
         except ProrlError as error:
             self._send(envelope, EngineRefused(request_id, error.info()))
@@ -175,7 +226,7 @@ class EngineHost:
                     task_or_none.cancel()
             case EngineHealth():
                 self._send(envelope, self._ready(request.request_id))
-            case UpdateWeights():
+            case UpdateWeights() | NoteWeightVersion():
                 update = asyncio.create_task(self._update(envelope, request))
                 self._updates.add(update)
                 update.add_done_callback(self._updates.discard)
@@ -184,9 +235,12 @@ class EngineHost:
         request_id = request.request_id
         try:
             done = await self._engine.generate(token_ids, request.sampling, request.stop_token_ids, request.job_id)
-            header = codec.encode(Generated(request_id, finish_reason=done.finish_reason, spans=done.spans))
-            arrays = [done.token_ids.data.cast("B"), done.logprobs.data.cast("B")]
-            self._router.send([*self._envelopes[request_id], header, *arrays])
+            self._count(token_ids, done)
+            header = Generated(
+                request_id, finish_reason=done.finish_reason, spans=done.spans, cached_tokens=done.cached_tokens
+            )
+            arrays = [done.token_ids.astype(np.int32).tobytes(), done.logprobs.astype(np.float32).tobytes()]
+            self._router.send([*self._envelopes[request_id], codec.encode(header), *arrays])
         except asyncio.CancelledError:
             log.debug("generation %s was aborted", request_id)
         except Exception as error:  # noqa: BLE001 - a fault of the engine is the client's to know of, not the host's end
@@ -194,11 +248,19 @@ class EngineHost:
         finally:
             del self._generations[request_id], self._envelopes[request_id]
 
-    async def _update(self, envelope: Sequence[Frame], request: UpdateWeights) -> None:
+    def _count(self, prompt: NDArray[np.int32], done: Generation) -> None:
+        self._prompt_tokens += len(prompt)
+        self._cached_tokens += done.cached_tokens
+        self._generated_tokens += len(done.token_ids)
+
+    async def _update(self, envelope: Sequence[Frame], request: UpdateWeights | NoteWeightVersion) -> None:
         try:
-            await self._engine.update_weights(Path(request.path), request.weight_version)
+            if isinstance(request, UpdateWeights):
+                await self._engine.update_weights(Path(request.path), request.weight_version, request.mode)
+            else:
+                await self._engine.set_weight_version(request.weight_version)
         except asyncio.CancelledError:
-            stopped = EngineFailed(f"the engine host stopped before it had read {request.path}")
+            stopped = EngineFailed(f"the engine host stopped before it served weights {request.weight_version}")
             self._send(envelope, EngineRefused(request.request_id, stopped.info()))
             raise
         except Exception as error:  # noqa: BLE001 - as above
@@ -226,52 +288,52 @@ def token_array(frame: bytes | zmq.Frame) -> NDArray[np.int32]:
     return np.frombuffer(data, np.int32)
 
 
-def run_engine_host(
-    *,
-    endpoint: str,
-    backend_broker: str,
-    backend_id: str,
-    model: Path | None = None,
-    heartbeat_s: float = HEARTBEAT_S,
-    insecure: bool = False,
-) -> None:
-    """Be an engine host with the embedded engine until SIGTERM or SIGINT; the process's main.
+def run_engine_host(start: Callable[[], Awaitable[Engine]], options: HostOptions) -> None:
+    """Be an engine host until SIGTERM or SIGINT; the process's main.
 
     Args:
-        endpoint: where to bind (`ipc://PATH` or `tcp://HOST:PORT`, where PORT may be `*`).
-        backend_broker: the backend broker's endpoint.
-        backend_id: the name to register under.
-        model: the policy's weights (.npz); None builds the base policy.
-        heartbeat_s: seconds between heartbeats.
-        insecure: allow plaintext TCP beyond loopback.
+        start: makes the engine, which may take minutes.
+        options: where and as what to serve it.
 
     Raises:
-        InvalidWeights: the model cannot be used.
+        ConfigError, InvalidWeights, EngineFailed: the engine cannot be started, or ended for good.
         InvalidEndpoint, EndpointInUse: the endpoint cannot be bound.
     """
-    policy = build_base_policy() if model is None else Policy.load(model)
-    if policy.shape.vocabulary != VOCABULARY_SIZE:
-        raise InvalidWeights(
-            f"{model} has {policy.shape.vocabulary} tokens, the embedded chat format {VOCABULARY_SIZE}", path=str(model)
-        )
 
     async def main() -> None:
         stop = asyncio.Event()
         with stop_signals(stop.set):
-            host = EngineHost(
-                context,
-                EmbeddedEngine(policy),
-                endpoint=endpoint,
-                backend_broker=backend_broker,
-                backend_id=backend_id,
-                heartbeat_s=heartbeat_s,
-                insecure=insecure,
-            )
-            log.info("engine %s serves at %s", backend_id, host.endpoint)
+            engine = await _started(start, stop)
+            if engine is None:
+                return
+            try:
+                host = EngineHost(context, engine, options)
+            except BaseException:
+                await engine.close()
+                raise
+            log.info("engine %s serves at %s", options.backend_id, host.endpoint)
             await host.run(stop)
 
-    with one_blas_thread(), zmq.Context() as context:
+    with zmq.Context() as context:
         uvloop.run(main())
+
+
+async def _started(start: Callable[[], Awaitable[Engine]], stop: asyncio.Event) -> Engine | None:
+    """Start an engine; None: it was to stop before it had."""
+    starting = asyncio.ensure_future(start())
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if starting.done():
+        await asyncio.sleep(0)  # a signal that ended the start is told to the loop only now
+        if starting.exception() is not None and stop.is_set():
+            return None
+        return starting.result()
+    starting.cancel()
+    await asyncio.wait([starting])
+    if not starting.cancelled() and starting.exception() is None:
+        await starting.result().close()
+    return None
 
 
 def _bytes(frame: bytes | zmq.Frame) -> bytes:

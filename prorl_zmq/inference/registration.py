@@ -26,18 +26,16 @@ from ..messages import (
     BackendAlive,
     BackendRefused,
     DrainBackend,
+    EngineLoad,
     RemoveBackend,
     new_id,
 )
 from ..sockets import connect, open_socket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..messages import AnyBackendReply as Answer
     from ..messages import AnyBackendRequest, Backend
 
-HEARTBEAT_S = 1.0
 UNANSWERED_LIMIT = 5
 """Heartbeats without an answer after which the line to the backend broker is opened anew."""
 GOODBYE_S = 1.0
@@ -53,17 +51,14 @@ class Registration:
         context: the process's ZeroMQ context.
         endpoint: the backend broker's.
         backend: what to register.
-        heartbeat_s: seconds between heartbeats.
     """
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, backend: Backend, heartbeat_s: float
-    ) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, backend: Backend) -> None:
         self._context = context
         self._endpoint = endpoint
         self._backend = backend
-        self._heartbeat_s = heartbeat_s
         self._unanswered = 0
+        self._load = EngineLoad()
         self._weight_version = backend.weight_version
         self._registered = False
         self._adding = ""
@@ -72,24 +67,23 @@ class Registration:
         self._left = asyncio.Event()
         self._socket = self._open()
 
-    async def run(self, stop: asyncio.Event, weight_version: Callable[[], int]) -> None:
-        """Register and send heartbeats until `stop` is set."""
-        while not stop.is_set():
-            self.announce(weight_version())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), self._heartbeat_s)
+    def announce(self, weight_version: int, load: EngineLoad | None = None) -> None:
+        """Send one heartbeat now, or ask to be registered.
 
-    def announce(self, weight_version: int) -> None:
-        """Send one heartbeat now, or ask to be registered."""
+        Args:
+            weight_version: what the engine serves.
+            load: what it is doing; None: what was said last.
+        """
         if self._unanswered >= UNANSWERED_LIMIT:
             log.warning("the backend broker at %s does not answer; connecting again", self._endpoint)
             self._socket.close()
             self._socket = self._open()
         self._unanswered += 1
         self._weight_version = weight_version
+        self._load = load or self._load
         backend = self._backend
         if self._registered:
-            self._send(BackendAlive(new_id(), backend.backend_id, weight_version))
+            self._send(BackendAlive(new_id(), backend.backend_id, weight_version, self._load))
         else:
             current = msgspec.structs.replace(backend, weight_version=weight_version)
             self._adding = new_id()

@@ -16,7 +16,7 @@ import os
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..async_client import AsyncRolloutClient
 from ..config import own_run_dir
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
-    from ..config import Topology
+    from ..config import BackendSettings, Topology
     from ..messages import BackendStatus, ServiceStatus
 
 LOCK = "serve.lock"
@@ -53,6 +53,17 @@ class ChildPlan:
     """Of `python -m prorl_zmq.cli`."""
     rank: int
     """Children end in descending order of rank: first those that work, last the brokers."""
+    python: str = sys.executable
+
+
+class Startup(NamedTuple):
+    """How far a service's start has come."""
+
+    there: int
+    """Processes that have reported to their broker; the brokers count once they answer."""
+    total: int
+    missing: str
+    """What is waited for, for people."""
 
 
 def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
@@ -67,12 +78,12 @@ def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
         ChildPlan("backend-broker", ("prorl", "broker", "backend", *broker), 0),
         ChildPlan("rollout-broker", ("prorl", "broker", "rollout", *broker), 0),
     ]
-    for kind in topology.engine:
-        for _ in range(kind.processes):
+    for backends in topology.backends:
+        for index in range(backends.engines):
             name = f"engine-{sum(plan.rank == 1 for plan in plans)}"
-            model = ["--model", kind.model] if kind.model else []
-            arguments = ["prorl-engine", "--engine", kind.kind, *model, "--connect", backend_broker, "--name", name]
-            plans.append(ChildPlan(name, (*arguments, *shared), 1))
+            place = ["--connect", backend_broker, "--name", name, "--node", service.node, *shared]
+            arguments = ["prorl-engine", *place, *_engine_arguments(backends, index)]
+            plans.append(ChildPlan(name, tuple(arguments), 1, backends.python or sys.executable))
     for stage in topology.stage:
         for _ in range(stage.processes):
             name = f"{stage.role}-{sum(plan.name.startswith(stage.role) for plan in plans)}"
@@ -80,6 +91,25 @@ def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
             place = ["--node", service.node, "--sandbox", topology.sandbox.kind, "--image", topology.sandbox.image]
             plans.append(ChildPlan(name, (*arguments, *place, *shared), 2))
     return plans
+
+
+def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
+    """Give the flags of `prorl-engine` for one engine of a kind."""
+    flags = {
+        "--engine": backends.kind,
+        "--model": backends.model,
+        "--url": backends.urls[index] if backends.urls else "",
+        "--api": backends.api,
+        "--tokenizer": backends.tokenizer,
+        "--tool-calls": backends.tool_calls,
+        "--history": backends.history,
+        "--gpus": ",".join(map(str, backends.share(backends.gpus, index))),
+        "--cores": ",".join(map(str, backends.share(backends.cores, index))),
+        "--weight": str(backends.weight),
+        "--max-in-flight": str(backends.max_in_flight),
+    }
+    given = [part for flag, value in flags.items() if value for part in (flag, value)]
+    return [*given, *(["--", *backends.arguments] if backends.arguments else [])]
 
 
 class Supervisor:
@@ -99,8 +129,12 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._usage_error = ""
 
-    async def run(self, on_ready: Callable[[], None]) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`; `on_ready` is called once everything has reported.
+    async def run(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
+        """Serve until SIGTERM, SIGINT or `stop`.
+
+        Args:
+            on_startup: called while processes are missing, whenever that changes.
+            on_ready: called once everything has reported.
 
         Raises:
             ConfigError: a child cannot work with its settings.
@@ -108,13 +142,13 @@ class Supervisor:
         """
         async with _run_dir(self._topology.run_dir):
             with stop_signals(self.stop):
-                await self._serve(on_ready)
+                await self._serve(on_startup, on_ready)
         if self._usage_error:
             raise ConfigError(f"{self._usage_error} cannot work with its settings; its log says why")
 
-    async def _serve(self, on_ready: Callable[[], None]) -> None:
+    async def _serve(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
         keepers = [asyncio.create_task(self._keep(plan)) for plan in self._plans]
-        ready = asyncio.create_task(self._announce(on_ready))
+        ready = asyncio.create_task(self._announce(on_startup, on_ready))
         try:
             await self._stopping.wait()
         finally:
@@ -154,7 +188,7 @@ class Supervisor:
             # From here on the child is ours even if this task is cancelled while it starts.
             starting = asyncio.ensure_future(
                 asyncio.create_subprocess_exec(
-                    *(sys.executable, *ISOLATED, "-m", "prorl_zmq.cli", *plan.arguments),
+                    *(plan.python, *ISOLATED, "-m", "prorl_zmq.cli", *plan.arguments),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=stderr,
                     stderr=stderr,
@@ -170,37 +204,40 @@ class Supervisor:
         self._children[plan.name] = child
         return child
 
-    async def _announce(self, on_ready: Callable[[], None]) -> None:
-        async for missing in self.wait_ready():
-            log.info("waiting for %s", missing)
+    async def _announce(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
+        async for startup in self._startup():
+            on_startup(startup)
         on_ready()
 
-    async def wait_ready(self) -> AsyncIterator[str]:
-        """Give what is still missing, whenever that changes, until every process has reported to its broker."""
+    async def _startup(self) -> AsyncIterator[Startup]:
+        """Say what is missing, whenever that changes, until every process has reported to its broker."""
         door = self._topology.endpoint(self._topology.rollout_broker.front_door)
-        said = ""
+        said: Startup | None = None
         async with AsyncRolloutClient(door, timeout_s=MAX_PAUSE_S) as client:
             while True:
                 try:
-                    missing = self._missing(await client.status(), await client.backends.list())
+                    startup = self._compared(await client.status(), await client.backends.list())
                 except ProrlError:
-                    missing = "the brokers"
-                if not missing:
+                    startup = Startup(0, len(self._plans), "the brokers")
+                if startup.there == startup.total:
                     return
-                if missing != said:
-                    said = missing
-                    yield missing
+                if startup != said:
+                    said = startup
+                    yield startup
                 await asyncio.sleep(FIRST_PAUSE_S / 5)
 
-    def _missing(self, status: ServiceStatus, backends: tuple[BackendStatus, ...]) -> str:
+    def _compared(self, status: ServiceStatus, backends: tuple[BackendStatus, ...]) -> Startup:
+        """Compare what has reported with what was planned."""
         wanted = {plan.name for plan in self._plans if plan.rank == 1} - {one.backend.backend_id for one in backends}
         parts = sorted(wanted)
-        for stage in self._topology.stage:
-            planned = sum(one.processes for one in self._topology.stage if one.role == stage.role)
-            there = sum(one.role == stage.role for one in status.stages)
-            if there < planned:
-                parts.append(f"{planned - there} {stage.role} process{'es' if planned - there > 1 else ''}")
-        return ", ".join(dict.fromkeys(parts))
+        missing = len(wanted)
+        for role in dict.fromkeys(stage.role for stage in self._topology.stage):
+            planned = sum(one.processes for one in self._topology.stage if one.role == role)
+            lacking = planned - sum(one.role == role for one in status.stages)
+            if lacking > 0:
+                missing += lacking
+                parts.append(f"{lacking} {role} process{'es' if lacking > 1 else ''}")
+        return Startup(len(self._plans) - missing, len(self._plans), ", ".join(parts))
 
     async def _end_children(self) -> None:
         for rank in sorted({plan.rank for plan in self._plans}, reverse=True):

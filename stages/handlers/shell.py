@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ...tools.sandbox.sandbox import Sandbox
 
 SYSTEM_MESSAGE = "Work in bash."
-"""Followed by the description of the tools."""
 REWARD_PREFIX = "reward: "
 CHECK_OUTPUT_LIMIT_BYTES = 64 * 1024
 
@@ -64,8 +63,8 @@ class ShellHandler(AgentHandler[ShellInstance]):
         """Let the agent work with its tools until it stops calling them."""
         instance = phase.instance
         tools = Toolbox(_present(phase.sandbox), instance.tools).tools(phase.carry["sessions"])
-        system = f"{SYSTEM_MESSAGE} {await phase.describe_tools(tools)}".strip()
-        await phase.converse([ChatMessage(Role.SYSTEM, system), ChatMessage(Role.USER, instance.instruction)], tools)
+        opening = [ChatMessage(Role.SYSTEM, SYSTEM_MESSAGE), ChatMessage(Role.USER, instance.instruction)]
+        await phase.converse(opening, tools)
         for tool in tools:
             await tool.close()
         return {}

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,9 +14,11 @@ from prorl_zmq.messages import (
     BackendAlive,
     BackendList,
     BackendRefused,
+    ChatSettings,
     ClearBackends,
     Done,
     DrainBackend,
+    EngineLoad,
     ListBackends,
     OwnerAlive,
     Release,
@@ -24,14 +26,17 @@ from prorl_zmq.messages import (
     SetWeightVersion,
 )
 
+if TYPE_CHECKING:
+    from prorl_zmq.brokers.backend_heap import Affinity
+
 LEASE_S = 10.0
 
 
 class Desk:
     """A desk and what it answered: client name to reply."""
 
-    def __init__(self) -> None:
-        self.desk = BackendDesk(LEASE_S)
+    def __init__(self, affinity: Affinity = "job") -> None:
+        self.desk = BackendDesk(LEASE_S, affinity)
         self.now = 0.0
 
     def ask(self, request: Any, client: bytes = b"client") -> dict[bytes, Any]:
@@ -58,8 +63,23 @@ def add(name: str = "x", *, heartbeats: bool = False, endpoint: str = "", versio
     return AddBackend("add", backend, heartbeats)
 
 
-def assign(job_id: str = "a", attempt: int = 1, owner: str = "run-1", wait_s: float = 60.0) -> Assign:
-    return Assign(f"assign-{job_id}-{attempt}", owner=owner, job_id=job_id, attempt=attempt, wait_s=wait_s)
+def assign(
+    job_id: str = "a",
+    attempt: int = 1,
+    owner: str = "run-1",
+    wait_s: float = 60.0,
+    group: str = "",
+    unreachable: str = "",
+) -> Assign:
+    return Assign(
+        f"assign-{job_id}-{attempt}-{unreachable}" if unreachable else f"assign-{job_id}-{attempt}",
+        owner=owner,
+        job_id=job_id,
+        attempt=attempt,
+        wait_s=wait_s,
+        group_id=group,
+        unreachable=unreachable,
+    )
 
 
 def test_an_assignment_is_answered_with_the_backend() -> None:
@@ -214,7 +234,8 @@ def test_a_job_that_holds_an_assignment_gets_the_same_again() -> None:
         (Backend(backend_id="bad", endpoint="tcp://127.0.0.1:*"), "invalid_endpoint"),
         (Backend(backend_id="bad", endpoint="tcp://*:5555"), "invalid_endpoint"),
         (Backend(backend_id="bad", endpoint="tcp://127.0.0.1:0"), "invalid_endpoint"),
-        (Backend(backend_id="bad", endpoint="ipc://bad", chat_format="unheard-of"), "config_error"),
+        (Backend(backend_id="bad", endpoint="http://127.0.0.1:8000/v1"), "invalid_endpoint"),
+        (Backend(backend_id="bad", endpoint="ipc://bad", chat=ChatSettings(kind="transformers")), "config_error"),
     ],
 )
 def test_a_backend_that_no_job_could_use_was_accepted(backend: Backend, code: str) -> None:
@@ -291,3 +312,90 @@ def test_not_every_host_that_ever_was_is_remembered(monkeypatch: pytest.MonkeyPa
     for name in "xyz":
         desk.ask(add(name, heartbeats=True))
     assert [desk.listed(name)[0] for name in "xyz"] == ["ready", "draining", "draining"]
+
+
+def test_an_http_server_is_refused_with_the_command_that_serves_it() -> None:
+    reply = Desk().ask(add(endpoint="https://gpu-1:8000"))[b"client"]
+    assert "`prorl-engine --engine http --url https://gpu-1:8000`" in reply.error.message
+
+
+def test_the_jobs_of_a_group_get_one_backend_if_the_topology_says_so() -> None:
+    by_group, by_job = Desk("group"), Desk("job")
+    for desk in (by_group, by_job):
+        for name in "xy":
+            desk.ask(add(name))
+        for job in "ab":
+            desk.ask(assign(job, group="g"))
+    assert by_group.in_flight() == {"x": 2, "y": 0}
+    assert by_job.in_flight() == {"x": 1, "y": 1}
+
+
+def test_the_last_load_of_a_host_is_listed() -> None:
+    desk = Desk()
+    desk.ask(add(heartbeats=True))
+    desk.ask(add("static"))
+    load = EngineLoad(running=3, tokens_per_s=120.5, prompt_tokens=1000, cached_tokens=900, generated_tokens=70)
+    loads = [[status.load for status in desk.ask(ListBackends("list"))[b"client"].backends]]
+    desk.ask(BackendAlive("alive", "x", 0, load))
+    loads.append([status.load for status in desk.ask(ListBackends("list"))[b"client"].backends])
+    assert loads == [[EngineLoad(), None], [load, None]]
+
+
+@pytest.mark.parametrize("heard", [BackendAlive("heard", "x", 0), add(heartbeats=True)])
+def test_a_suspect_that_is_heard_of_is_ready_again(heard: Any) -> None:
+    desk = Desk()
+    desk.ask(add("x", heartbeats=True))
+    desk.ask(add("y", heartbeats=True))
+    desk.ask(assign())
+    moved = desk.ask(assign(unreachable="x"))[b"client"]
+    assert isinstance(moved, Assigned)
+    assert moved.backend.backend_id == "y"
+    assert desk.listed("x") == ("suspect", 0)
+    desk.ask(heard)
+    assert desk.listed("x") == ("ready", 0)
+
+
+def test_a_suspect_without_heartbeats_is_tried_again_a_lease_after_the_last_job_that_could_not_reach_it() -> None:
+    desk = Desk()
+    desk.ask(add("x"))
+    desk.ask(assign("a"))
+    desk.ask(assign("b"))
+    desk.ask(add("y"))
+    desk.ask(assign("a", unreachable="x"))
+    desk.now = 5.0
+    desk.ask(assign("b", unreachable="x"))
+    desk.ask(OwnerAlive("alive", "run-1", {"a": 1, "b": 1}))
+    desk.tick(14.9)
+    assert desk.listed("x")[0] == "suspect"
+    desk.tick(15.0)
+    assert desk.listed("x")[0] == "ready"
+
+
+@pytest.mark.parametrize("sent", [1, 2])
+def test_a_backend_that_came_back_is_not_blamed_by_a_job_that_waits(sent: int) -> None:
+    desk = Desk()
+    desk.ask(add("x"))
+    desk.ask(assign())
+    desk.ask(DrainBackend("drain", "x"))
+    moving = assign(unreachable="x")
+    for _ in range(sent):
+        assert desk.ask(moving) == {}
+    assert desk.in_flight() == {"x": 0}
+    answers = desk.ask(add("x"), b"adds")
+    assert {client: type(reply) for client, reply in answers.items()} == {b"adds": Done, b"client": Assigned}
+    assert desk.listed("x")[0] == "ready"
+    assert isinstance(desk.ask(moving)[b"client"], Assigned), "the answer was lost"
+    assert desk.listed("x")[0] == "ready"
+    desk.ask(RemoveBackend("remove", "x"))
+    desk.tick(LEASE_S)
+
+
+def test_a_job_whose_backend_was_removed_gets_another() -> None:
+    desk = Desk()
+    desk.ask(add("x"))
+    desk.ask(assign())
+    desk.ask(add("y"))
+    desk.ask(RemoveBackend("remove", "x"))
+    moved = desk.ask(assign(unreachable="x"))[b"client"]
+    assert isinstance(moved, Assigned)
+    assert moved.backend.backend_id == "y"

@@ -1,26 +1,23 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from prorl_zmq.brokers.backend_heap import BackendHeap
 from prorl_zmq.errors import DuplicateBackend, UnknownBackend
-from prorl_zmq.messages import Backend
-
-JOBS = st.sampled_from([f"job-{number}" for number in range(6)])
-BACKENDS = st.sampled_from(["x", "y", "z"])
-OWNERS = st.sampled_from(["run-1", "run-2"])
-ATTEMPTS = st.integers(1, 3)
+from prorl_zmq.messages import Assign, Backend, new_id
 
 
-VERSIONS = st.integers(0, 3)
-
-
-def backend(name: str, endpoint: str = "", version: int = 0) -> Backend:
-    return Backend(backend_id=name, endpoint=endpoint or f"ipc://{name}", weight_version=version)
+def backend(
+    name: str, endpoint: str = "", version: int = 0, *, weight: float = 1.0, limit: int = 256, node: str = "local"
+) -> Backend:
+    return Backend(
+        backend_id=name,
+        endpoint=endpoint or f"ipc://{name}",
+        weight_version=version,
+        weight=weight,
+        max_in_flight=limit,
+        node=node,
+    )
 
 
 def heap_of(*names: str) -> BackendHeap:
@@ -30,13 +27,45 @@ def heap_of(*names: str) -> BackendHeap:
     return heap
 
 
-def assign(heap: BackendHeap, job_id: str, attempt: int = 1, owner: str = "run-1") -> str | None:
-    given = heap.assign(job_id, attempt, owner)
+def groups_of(*backends: Backend) -> BackendHeap:
+    heap = BackendHeap("group")
+    for one in backends:
+        heap.add(one)
+    return heap
+
+
+def assign(
+    heap: BackendHeap,
+    job_id: str,
+    attempt: int = 1,
+    owner: str = "run-1",
+    *,
+    group: str = "",
+    node: str = "local",
+    unreachable: str = "",
+    request_id: str = "",
+) -> str | None:
+    given = heap.assign(
+        Assign(
+            request_id or new_id(),
+            owner=owner,
+            job_id=job_id,
+            attempt=attempt,
+            wait_s=1.0,
+            group_id=group,
+            node=node,
+            unreachable=unreachable,
+        )
+    )
     return given.backend_id if given is not None else None
 
 
 def in_flight(heap: BackendHeap) -> dict[str, int]:
     return {status.backend.backend_id: status.in_flight for status in heap.status()}
+
+
+def states(heap: BackendHeap) -> dict[str, str]:
+    return {status.backend.backend_id: status.state for status in heap.status()}
 
 
 def test_no_backend_no_assignment() -> None:
@@ -133,7 +162,7 @@ def test_weight_versions_are_noted_of_one_or_all() -> None:
     heap.set_weight_version(1)
     heap.set_weight_version(2, "y")
     assert [status.backend.weight_version for status in heap.status()] == [1, 2]
-    given = heap.assign("a", 1, "run-1")
+    given = heap.assign(Assign("ask", owner="run-1", job_id="a", attempt=1, wait_s=1.0))
     assert given is not None
     assert given.weight_version == 1
 
@@ -162,145 +191,125 @@ def test_a_backend_that_has_caught_up_still_drains_if_it_was_asked_to() -> None:
     assert assign(heap, "a") is None
 
 
-@dataclass
-class ModelBackend:
-    endpoint: str
-    changed: int
-    draining: bool = False
-    version: int = 0
-    needed: int = 0
-    jobs: set[str] = field(default_factory=set)
-
-    @property
-    def takes_jobs(self) -> bool:
-        return not self.draining and self.needed == 0
+def test_a_backend_of_twice_the_weight_takes_twice_the_jobs() -> None:
+    heap = BackendHeap()
+    heap.add(backend("x", weight=2.0))
+    heap.add(backend("y"))
+    for number in range(9):
+        assign(heap, f"job-{number}")
+    assert in_flight(heap) == {"x": 6, "y": 3}
 
 
-class HeapMachine(RuleBasedStateMachine):
-    """The heap against a list that is searched from end to end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heap = BackendHeap()
-        self.backends: dict[str, ModelBackend] = {}
-        self.assigned: dict[str, tuple[str, int, str]] = {}
-        self.clock = 0
-
-    def touch(self, name: str) -> None:
-        self.clock += 1
-        self.backends[name].changed = self.clock
-
-    def drop(self, job_id: str) -> None:
-        name, _, _ = self.assigned.pop(job_id)
-        self.backends[name].jobs.discard(job_id)
-        self.touch(name)
-
-    @rule(name=BACKENDS, endpoint=st.sampled_from(["ipc://1", "ipc://2"]), version=VERSIONS, needed=VERSIONS)
-    def add(self, name: str, endpoint: str, version: int, needed: int) -> None:
-        known = self.backends.get(name)
-        if known is not None and known.endpoint != endpoint:
-            with pytest.raises(DuplicateBackend):
-                self.heap.add(backend(name, endpoint, version), needed)
-            return
-        self.heap.add(backend(name, endpoint, version), needed)
-        member = self.backends.setdefault(name, ModelBackend(endpoint, 0))
-        member.draining = False
-        member.version, member.needed = version, needed if version < needed else 0
-        self.touch(name)
-
-    @rule(name=st.none() | BACKENDS, version=VERSIONS)
-    def set_weight_version(self, name: str | None, version: int) -> None:
-        if name is not None and name not in self.backends:
-            with pytest.raises(UnknownBackend):
-                self.heap.set_weight_version(version, name)
-            return
-        self.heap.set_weight_version(version, name)
-        for one in self.backends if name is None else [name]:
-            member = self.backends[one]
-            member.version = version
-            if 0 < member.needed <= version:
-                member.needed = 0
-                self.touch(one)
-
-    @rule(name=BACKENDS)
-    def drain(self, name: str) -> None:
-        if name not in self.backends:
-            with pytest.raises(UnknownBackend):
-                self.heap.drain(name)
-            return
-        self.heap.drain(name)
-        self.backends[name].draining = True
-
-    @rule(name=BACKENDS)
-    def remove(self, name: str) -> None:
-        if name not in self.backends:
-            with pytest.raises(UnknownBackend):
-                self.heap.remove(name)
-            return
-        self.heap.remove(name)
-        for job_id in tuple(self.backends[name].jobs):
-            self.drop(job_id)
-        del self.backends[name]
-
-    @rule(job_id=JOBS, attempt=ATTEMPTS, owner=OWNERS)
-    def assign(self, job_id: str, attempt: int, owner: str) -> None:
-        held = self.assigned.get(job_id)
-        given = assign(self.heap, job_id, attempt, owner)
-        if held is not None and held[1] >= attempt:
-            assert given == held[0]
-            return
-        if held is not None:
-            self.drop(job_id)
-        ready = [name for name, member in self.backends.items() if member.takes_jobs]
-        if held is not None and held[0] in ready:
-            expected: str | None = held[0]
-        else:
-            expected = min(
-                ready, key=lambda name: (len(self.backends[name].jobs), self.backends[name].changed), default=None
-            )
-        assert given == expected
-        if given is not None:
-            self.assigned[job_id] = (given, attempt, owner)
-            self.backends[given].jobs.add(job_id)
-            self.touch(given)
-
-    @rule(job_id=JOBS, attempt=ATTEMPTS)
-    def release(self, job_id: str, attempt: int) -> None:
-        held = self.assigned.get(job_id)
-        expected = held is not None and held[1] <= attempt
-        assert self.heap.release(job_id, attempt) == expected
-        if expected:
-            self.drop(job_id)
-
-    @rule(owner=OWNERS, jobs=st.dictionaries(JOBS, ATTEMPTS))
-    def keep_only(self, owner: str, jobs: dict[str, int]) -> None:
-        self.heap.keep_only(owner, jobs)
-        self.drop_all(owner, jobs)
-
-    @rule(owner=OWNERS)
-    def drop_owner(self, owner: str) -> None:
-        self.heap.drop_owner(owner)
-        self.drop_all(owner, {})
-        assert owner not in self.heap.owners()
-
-    def drop_all(self, owner: str, but: dict[str, int]) -> None:
-        dropped = [job for job, (_, attempt, who) in self.assigned.items() if who == owner and but.get(job) != attempt]
-        # The order in which one call releases several jobs is not promised; it decides ties between backends.
-        for job_id in dropped:
-            self.drop(job_id)
-        order = {name: sequence for name, (_, sequence) in self.heap._ready._entries.items()}
-        for name in sorted(order, key=order.__getitem__):
-            self.touch(name)
-
-    @invariant()
-    def weight_is_assignments_in_flight(self) -> None:
-        assert in_flight(self.heap) == {name: len(member.jobs) for name, member in self.backends.items()}
-        assert sum(in_flight(self.heap).values()) == len(self.assigned)
-        assert set(self.heap.owners()) == {owner for _, _, owner in self.assigned.values()}
-        states = {status.backend.backend_id: status.state == "ready" for status in self.heap.status()}
-        assert states == {name: member.takes_jobs for name, member in self.backends.items()}
-        known = {name: self.heap.known_version(name) for name in self.backends}
-        assert known == {name: max(member.version, member.needed) for name, member in self.backends.items()}
+def test_full_backends_are_avoided_until_all_are() -> None:
+    heap = BackendHeap()
+    heap.add(backend("x", limit=1))
+    heap.add(backend("y", limit=3))
+    assert [assign(heap, job) for job in "abcd"] == ["x", "y", "y", "y"]
+    assert assign(heap, "e") == "x", "the limit is soft: the least loaded takes more"
+    heap.release("b", 1)
+    assert assign(heap, "f") == "y"
 
 
-TestBackendHeap = HeapMachine.TestCase
+def test_the_jobs_node_is_preferred() -> None:
+    heap = BackendHeap()
+    heap.add(backend("far", node="n1"))
+    heap.add(backend("near", node="n2"))
+    assert [assign(heap, job, node="n2") for job in "abcde"] == ["near", "near", "far", "near", "far"]
+
+
+def test_a_group_stays_together_until_its_backend_is_full() -> None:
+    heap = groups_of(backend("x", limit=2), backend("y", limit=2), backend("z"))
+    assert [assign(heap, job, group="g") for job in "ab"] == ["x", "x"]
+    assert assign(heap, "other", group="h") == "y"
+    assert [assign(heap, job, group="g") for job in "cd"] == ["z", "z"], "the least loaded one has the rest of it"
+    heap.release("a", 1)
+    assert assign(heap, "e", group="g") == "x", "the earliest with room"
+    heap.release("b", 1)
+    heap.release("e", 1)
+    for job in "cd":
+        heap.release(job, 1)
+    assert assign(heap, "f", group="g") == "x", "a group outlives its jobs"
+
+
+def test_jobs_without_a_group_or_by_job_are_spread() -> None:
+    heap = groups_of(backend("x"), backend("y"))
+    assert [assign(heap, job) for job in "ab"] == ["x", "y"]
+    heap = heap_of("x", "y")
+    assert [assign(heap, job, group="g") for job in "ab"] == ["x", "y"]
+
+
+@pytest.mark.parametrize("end", ["drain", "remove", "suspect"])
+def test_a_group_moves_on_from_a_backend_that_is_draining_or_gone(end: str) -> None:
+    heap = groups_of(backend("x"), backend("y"))
+    assert assign(heap, "a", group="g") == "x"
+    if end == "suspect":
+        assert assign(heap, "a", group="g", unreachable="x") == "y"
+    else:
+        getattr(heap, end)("x")
+    assert [assign(heap, job, group="g") for job in "bc"] == ["y", "y"]
+    heap.add(backend("x"))
+    assert assign(heap, "d", group="g") == "y", "where its prompt is now"
+
+
+def test_a_job_that_cannot_reach_its_backend_gets_another_one() -> None:
+    heap = heap_of("x", "y", "z")
+    assert [assign(heap, job) for job in "abc"] == ["x", "y", "z"]
+    assert assign(heap, "a", unreachable="x") == "y"
+    assert states(heap) == {"x": "suspect", "y": "ready", "z": "ready"}
+    assert in_flight(heap) == {"x": 0, "y": 2, "z": 1}
+    assert [assign(heap, job) for job in "de"] == ["z", "y"], "an idle suspect attracts no jobs"
+    assert assign(heap, "a") == "y"
+    heap.trust("x")
+    heap.trust("x")
+    assert assign(heap, "f") == "x"
+
+
+def test_a_suspect_gets_jobs_where_there_is_no_other() -> None:
+    heap = heap_of("x")
+    assign(heap, "a")
+    assert assign(heap, "a", unreachable="x") == "x"
+    assert assign(heap, "b") == "x"
+    heap.add(backend("y"))
+    assert assign(heap, "a", unreachable="x") == "y"
+    assert assign(heap, "a", unreachable="y") == "x", "of two suspects, the other one"
+    assert assign(heap, "b", attempt=2) == "y", "a new attempt leaves a suspect"
+    assert in_flight(heap) == {"x": 1, "y": 1}
+
+
+def test_a_suspect_that_drains_is_not_given_again() -> None:
+    heap = heap_of("x")
+    assign(heap, "a")
+    heap.drain("x")
+    assert assign(heap, "a", unreachable="x") is None
+    assert in_flight(heap) == {"x": 0}
+    assert states(heap) == {"x": "draining"}
+
+
+def test_a_request_that_came_twice_moved_the_job_on_twice() -> None:
+    heap = heap_of("x", "y")
+    assert assign(heap, "a") == "x"
+    for _ in range(2):
+        assert assign(heap, "a", unreachable="x", request_id="again") == "y"
+    heap.remove("y")
+    for _ in range(2):
+        assert assign(heap, "b", unreachable="x", request_id="b") == "x", "the only one"
+    assert in_flight(heap) == {"x": 1}
+
+
+def test_what_an_older_attempt_could_not_reach_or_nobody_holds_changes_nothing() -> None:
+    heap = heap_of("x", "y")
+    assign(heap, "a", attempt=2)
+    before = heap.status()
+    assert assign(heap, "a", attempt=1, unreachable="x") == "x"
+    assert assign(heap, "a", attempt=2, unreachable="y") == "x"
+    assert assign(heap, "a", attempt=2, unreachable="unheard-of") == "x"
+    assert heap.status() == before
+
+
+def test_adding_a_suspect_again_makes_it_ready() -> None:
+    heap = heap_of("x", "y")
+    assign(heap, "a")
+    assign(heap, "a", unreachable="x")
+    heap.add(backend("x", node="n2", weight=4.0))
+    assert states(heap) == {"x": "ready", "y": "ready"}
+    assert [assign(heap, job, node="n2") for job in "bc"] == ["x", "x"]

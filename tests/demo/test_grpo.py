@@ -39,7 +39,7 @@ def roll_out(
     builder.begin_turn(Role.ASSISTANT)
     generated = []
     for _ in range(2):
-        context = policy.contexts(np.append(builder.token_ids(), np.int32(0)))[-1:]
+        context = policy.contexts(np.append(builder.prompt(), np.int32(0)))[-1:]
         token, logprob = draw(policy.logits(context), np.array([temperature]), random.random(1))
         builder.add_generated(token, logprob, np.array([version], np.int32))
         generated.append(int(token[0]))

@@ -13,7 +13,7 @@ from prorl_zmq import codec
 from prorl_zmq.aio import AsyncSocket
 from prorl_zmq.inference.client import EngineClient
 from prorl_zmq.inference.embedded_engine import EmbeddedEngine
-from prorl_zmq.inference.host import EngineHost
+from prorl_zmq.inference.host import EngineHost, HostOptions
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.messages import AnyBackendRequest, Backend, BackendRefused, Done
 from prorl_zmq.sockets import bind, connect, open_socket, split_envelope
@@ -102,10 +102,12 @@ class World:
         self.host = EngineHost(
             self.context,
             self.engine,
-            endpoint=f"ipc://{self.folder}/engine",
-            backend_broker=self.broker.endpoint,
-            backend_id="engine-0",
-            heartbeat_s=0.1,
+            HostOptions(
+                endpoint=f"ipc://{self.folder}/engine",
+                backend_broker=self.broker.endpoint,
+                backend_id="engine-0",
+                heartbeat_s=0.1,
+            ),
         )
         self.backend = Backend(backend_id="engine-0", endpoint=self.host.endpoint)
         self.running = asyncio.create_task(self.host.run(self.stop))

@@ -5,12 +5,13 @@ import pytest
 
 from prorl_zmq.inference import base_policy
 from prorl_zmq.inference.base_policy import COMMANDS, build_base_policy
-from prorl_zmq.inference.chat import ChatMessage, load_chat_format
+from prorl_zmq.inference.chat import ChatMessage
+from prorl_zmq.inference.embedded_chat import encode_message, generation_prompt
 from prorl_zmq.inference.policy import Policy, log_softmax
 from prorl_zmq.inference.tokenizer import CALL_END, CALL_PRELUDE, IM_END, TOOL_CALL, TOOL_CALL_END, encode
 from prorl_zmq.trajectory import Role
 
-CHAT = load_chat_format("embedded")
+NEWLINE = encode("\n")
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +26,8 @@ def next_token(policy: Policy, *parts: object) -> np.ndarray:
 
 @pytest.mark.parametrize("question", ["How many lines are in data.txt?", "Show the first line of data.txt."])
 def test_it_calls_the_tool_but_does_not_know_what_for(base: Policy, question: str) -> None:
-    prompt = np.concatenate(
-        [CHAT.encode_message(ChatMessage(Role.USER, f"Write to answer.txt: {question}")), CHAT.generation_prompt()]
-    )
+    message = encode_message(ChatMessage(Role.USER, f"Write to answer.txt: {question}"))
+    prompt = np.concatenate([message.token_ids, generation_prompt()])
     assert next_token(base, prompt)[TOOL_CALL] > 0.5
     after = next_token(base, prompt, TOOL_CALL, encode(CALL_PRELUDE))
     first_words = {int(encode(command)[0]) for command in COMMANDS}
@@ -39,8 +39,8 @@ def test_it_calls_the_tool_but_does_not_know_what_for(base: Policy, question: st
 def test_it_ends_after_a_tools_answer(base: Policy) -> None:
     call = encode(f"{CALL_PRELUDE}tail -n 1 data.txt > answer.txt{CALL_END}")
     turn = np.concatenate([[TOOL_CALL], call, [TOOL_CALL_END, IM_END]]).astype(np.int32)
-    answer = CHAT.encode_message(ChatMessage(Role.TOOL, "[no output]"))
-    after = next_token(base, turn, CHAT.end_of_turn(turn), answer, CHAT.generation_prompt())
+    answer = encode_message(ChatMessage(Role.TOOL, "[no output]")).token_ids
+    after = next_token(base, turn, NEWLINE, answer, generation_prompt())
     assert after[encode("Done.")[0]] > 0.8
 
 

@@ -267,7 +267,7 @@ LOGPROBS = np.zeros(2, np.float32)
         ((TWO,), [IDS], "two frames"),
         ((TWO,), [IDS, LOGPROBS[:1]], "two frames"),
         ((TWO,), [IDS, LOGPROBS, LOGPROBS], "two frames"),
-        ((), [IDS[:0], LOGPROBS[:0]], "two frames"),
+        ((), [IDS[:0], LOGPROBS[:0]], "without a token"),
         ((TWO,), [b"abcdef", b"abcdef"], "two frames"),
         ((), [IDS, LOGPROBS], "do not cover"),
         ((VersionSpan(0, 0, 1),), [IDS, LOGPROBS], "do not cover"),
@@ -275,9 +275,10 @@ LOGPROBS = np.zeros(2, np.float32)
         ((VersionSpan(0, 0, 3), VersionSpan(1, 3, 2)), [IDS, LOGPROBS], "do not cover"),
         ((VersionSpan(0, 1, 2),), [IDS, LOGPROBS], "do not cover"),
         ((TWO,), [-IDS, LOGPROBS], "negative"),
-        ((TWO,), [IDS, LOGPROBS * np.nan], "not finite"),
-        ((TWO,), [IDS, LOGPROBS - np.inf], "not finite"),
+        ((TWO,), [IDS, LOGPROBS * np.nan], "no logarithm"),
+        ((TWO,), [IDS, LOGPROBS - np.inf], "no logarithm"),
         ((VersionSpan(0, 0, 3),), [np.arange(3, dtype=np.int32), np.zeros(3, np.float32)], "at most 2"),
+        ((TWO,), [IDS, LOGPROBS + 1], "no logarithm"),
         ((VersionSpan(-1, 0, 2),), [IDS, LOGPROBS], "not an int32"),
         ((VersionSpan(0, 0, 1), VersionSpan(2**31, 1, 2)), [IDS, LOGPROBS], "not an int32"),
     ],
@@ -285,8 +286,13 @@ LOGPROBS = np.zeros(2, np.float32)
 def test_parts_that_do_not_fit_are_refused(spans: tuple[VersionSpan, ...], arrays: list[Any], problem: str) -> None:
     reply = Generated("r", finish_reason="stop", spans=spans)
     frames = [array if isinstance(array, bytes) else array.tobytes() for array in arrays]
-    with pytest.raises(MalformedMessage, match=problem):
+    with pytest.raises((MalformedMessage, EngineFailed), match=problem):
         read_generation(reply, frames, max_tokens=2)
+
+
+def test_new_weights_may_end_a_turn_before_its_first_token() -> None:
+    reply = Generated("r", finish_reason="abort", spans=())
+    assert len(read_generation(reply, [b"", b""], max_tokens=2).token_ids) == 0
 
 
 def test_parts_that_fit_are_taken() -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from prorl_zmq.errors import EngineFailed, InvalidWeights
 from prorl_zmq.inference import embedded_engine
 from prorl_zmq.inference.embedded_engine import CONTEXT_LIMIT, EmbeddedEngine
 from prorl_zmq.inference.policy import Policy
+from prorl_zmq.inference.truncation import truncated
 from prorl_zmq.messages import Sampling
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ def test_new_weights_take_over_in_the_middle_of_a_generation(
         generation_task = asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, 5_000, 0), (), "job"))
         for _ in range(5):
             await asyncio.sleep(0)
-        await engine.update_weights(tmp_path / "new.npz", 2)
+        await engine.update_weights(tmp_path / "new.npz", 2, "keep")
         assert engine.weight_version == 2
         generation = await generation_task
         old_span, new_span = generation.spans
@@ -110,6 +112,68 @@ def test_new_weights_take_over_in_the_middle_of_a_generation(
     asyncio.run(main())
 
 
+def test_draining_ends_what_runs_with_the_old_weights(
+    policy: Policy, make_policy: Callable[..., Policy], tmp_path: Path
+) -> None:
+    new = make_policy(5)
+    new.save(tmp_path / "new.npz")
+
+    async def main() -> None:
+        engine = EmbeddedEngine(policy, weight_version=1)
+        before = asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, 20_000, 0), (), "job"))
+        await asyncio.sleep(0)
+        update = asyncio.create_task(engine.update_weights(tmp_path / "new.npz", 2, "drain"))
+        for _ in range(100_000):
+            if not engine._admits.is_set():
+                break
+            await asyncio.sleep(0)
+        assert not before.done()
+        behind = asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, 30, 0), (), "job"))
+        await update
+        assert before.done()
+        assert [(span.weight_version, span.end) for span in (await before).spans] == [(1, 20_000)]
+        assert [(span.weight_version, span.end) for span in (await behind).spans] == [(2, 30)]
+        np.testing.assert_allclose((await behind).logprobs, recomputed(new, await behind), atol=1e-5)
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_aborting_gives_what_there_is(policy: Policy, make_policy: Callable[..., Policy], tmp_path: Path) -> None:
+    make_policy(5).save(tmp_path / "new.npz")
+
+    async def main() -> None:
+        engine = EmbeddedEngine(policy, weight_version=1)
+        task = asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, 20_000, 0), (), "job"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await engine.update_weights(tmp_path / "new.npz", 2, "abort")
+        generation = await task
+        assert generation.finish_reason == "abort"
+        assert 0 < len(generation.token_ids) < 20_000
+        assert [span.weight_version for span in generation.spans] == [1]
+        np.testing.assert_allclose(generation.logprobs, recomputed(policy, generation), atol=1e-5)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("sampling", [{"top_k": 3}, {"top_p": 0.4}, {"min_p": 0.3}])
+def test_log_probs_are_of_what_truncation_left(policy: Policy, sampling: dict[str, Any]) -> None:
+    async def main() -> None:
+        engine = EmbeddedEngine(policy)
+        many = Sampling(max_tokens=1, **sampling)
+        drawn = await asyncio.gather(
+            *(engine.generate(PROMPT, msgspec.structs.replace(many, seed=seed), (), "job") for seed in range(300))
+        )
+        probability = {int(one.token_ids[0]): float(np.exp(one.logprobs[0])) for one in drawn}
+        logits = policy.logits(policy.contexts(np.append(PROMPT, np.int32(0)))[-1:])[0]
+        left = np.flatnonzero(np.isfinite(truncated(logits, many)))
+        assert set(probability) == set(left.tolist())
+        assert sum(probability.values()) == pytest.approx(1.0, abs=1e-5)
+
+    asyncio.run(main())
+
+
 def test_bad_weights_change_nothing(policy: Policy, make_policy: Callable[..., Policy], tmp_path: Path) -> None:
     make_policy(0, vocabulary=49).save(tmp_path / "other.npz")
 
@@ -117,7 +181,7 @@ def test_bad_weights_change_nothing(policy: Policy, make_policy: Callable[..., P
         engine = EmbeddedEngine(policy, weight_version=1)
         for name in ("missing.npz", "other.npz"):
             with pytest.raises(InvalidWeights, match=name):
-                await engine.update_weights(tmp_path / name, 2)
+                await engine.update_weights(tmp_path / name, 2, "keep")
         assert engine.weight_version == 1
         generation = await engine.generate(PROMPT, Sampling(1.0, 5, 0), (), "job")
         np.testing.assert_allclose(generation.logprobs, recomputed(policy, generation), atol=1e-5)
@@ -220,8 +284,8 @@ def test_a_file_that_hangs_blocked_the_updates_behind_it(
 
     async def main() -> None:
         engine = EmbeddedEngine(policy)
-        hangs, fifo = (engine.update_weights(tmp_path / name, 1) for name in ("hangs.npz", "fifo.npz"))
-        good = engine.update_weights(tmp_path / "new.npz", 2)
+        hangs, fifo = (engine.update_weights(tmp_path / name, 1, "keep") for name in ("hangs.npz", "fifo.npz"))
+        good = engine.update_weights(tmp_path / "new.npz", 2, "keep")
         outcomes = await asyncio.gather(hangs, fifo, good, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [InvalidWeights, InvalidWeights, type(None)]
         assert "could not be read within 0.2 s" in str(outcomes[0])
@@ -241,7 +305,7 @@ def test_a_file_that_hangs_kept_the_process_from_ending(tmp_path: Path) -> None:
         "engine = EmbeddedEngine(Policy.initial(PolicyShape(), 0))\n"
         "Policy.load = lambda *_: threading.Event().wait()\n"
         "async def main():\n"
-        "    update = asyncio.create_task(engine.update_weights(pathlib.Path('x'), 1))\n"
+        "    update = asyncio.create_task(engine.update_weights(pathlib.Path('x'), 1, 'keep'))\n"
         "    await asyncio.sleep(0.1)\n"
         "    update.cancel()\n"
         "uvloop.run(main())\n"

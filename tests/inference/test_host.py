@@ -11,10 +11,10 @@ import pytest
 import zmq
 
 from prorl_zmq import codec
-from prorl_zmq.errors import DuplicateBackend, EndpointInUse, UnknownBackend
+from prorl_zmq.errors import DuplicateBackend, EndpointInUse, EngineFailed, UnknownBackend
 from prorl_zmq.inference import host as host_module
 from prorl_zmq.inference.embedded_engine import EmbeddedEngine
-from prorl_zmq.inference.host import EngineHost
+from prorl_zmq.inference.host import EngineHost, HostOptions
 from prorl_zmq.messages import (
     Abort,
     AddBackend,
@@ -29,6 +29,7 @@ from prorl_zmq.messages import (
     EngineRefused,
     Generate,
     Generated,
+    NoteWeightVersion,
     RemoveBackend,
     Sampling,
     UpdateWeights,
@@ -56,8 +57,70 @@ def test_it_registers_and_sends_heartbeats(in_world: InWorld) -> None:
         assert first.heartbeats
         assert first.backend.backend_id == "engine-0"
         assert first.backend.endpoint == world.host.endpoint
-        assert first.backend.chat_format == "embedded"
+        assert first.backend.chat.kind == "embedded"
         assert all(isinstance(request, BackendAlive) for request in later)
+
+    in_world(test)
+
+
+def test_heartbeats_say_what_the_engine_does(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        done, endless = world.raw(), world.raw()
+        done.send(b"", generate("r1", 40), PROMPT.tobytes())
+        await done.receive(AnyEngineReply)
+        endless.send(b"", generate("r2", 30_000), PROMPT.tobytes())
+        beats = world.broker.requests
+        await world.broker.until(lambda: any(getattr(beat, "load", None) and beat.load.running for beat in beats))
+        load = beats[-1].load
+        assert (load.running, load.prompt_tokens, load.generated_tokens) == (1, len(PROMPT), 40)
+        assert max(beat.load.tokens_per_s for beat in beats if isinstance(beat, BackendAlive)) > 0
+        endless.send(b"", codec.encode(Abort("r2")))
+
+    in_world(test)
+
+
+def test_a_version_that_is_told_is_that_of_the_next_tokens(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        client = world.raw()
+        client.send(b"", codec.encode(NoteWeightVersion("n1", 6)))
+        assert (await client.receive(AnyEngineReply)).weight_version == 6
+        client.send(b"", generate("r1", 4), PROMPT.tobytes())
+        assert [span.weight_version for span in (await client.receive(AnyEngineReply)).spans] == [6]
+        await world.broker.until(lambda: getattr(world.broker.requests[-1], "weight_version", 0) == 6)
+
+    in_world(test)
+
+
+def test_an_engine_that_is_not_well_sends_no_heartbeat(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        asked: asyncio.Queue[None] = asyncio.Queue()
+
+        async def ill() -> None:
+            asked.put_nowait(None)
+            raise EngineFailed("it coughs")
+
+        await world.broker.until(lambda: any(isinstance(beat, BackendAlive) for beat in world.broker.requests))
+        world.engine.check_health = ill
+        await asked.get()
+        before = len(world.broker.requests)
+        for _ in range(3):
+            await asked.get()
+        assert len(world.broker.requests) <= before + 1  # one may have been on its way
+        del world.engine.check_health
+        await world.broker.until(lambda: len(world.broker.requests) > before + 2)
+
+    in_world(test)
+
+
+def test_an_engine_that_is_dead_ends_its_host(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        async def dead() -> None:
+            raise EngineFailed("it is dead", fatal=True)
+
+        world.engine.check_health = dead
+        with pytest.raises(EngineFailed, match="it is dead"):
+            await asyncio.wait_for(asyncio.shield(world.running), 10)
+        world.start_host()
 
     in_world(test)
 
@@ -304,9 +367,7 @@ def test_two_hosts_on_one_endpoint_are_refused(tmp_path: Path, make_policy: Any)
             EngineHost(
                 context,
                 EmbeddedEngine(make_policy()),
-                endpoint=endpoint,
-                backend_broker=f"ipc://{tmp_path}/broker",
-                backend_id="e",
+                HostOptions(endpoint=endpoint, backend_broker=f"ipc://{tmp_path}/broker", backend_id="e"),
             )
 
     try:
@@ -321,11 +382,13 @@ def test_two_hosts_on_one_endpoint_are_refused(tmp_path: Path, make_policy: Any)
 
 def test_a_host_process_serves_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from prorl_zmq.inference.host import run_engine_host\n"
+        "import sys, pathlib; from prorl_zmq.inference.host import HostOptions, run_engine_host\n"
+        "from prorl_zmq.inference.embedded_engine import load_embedded_engine\n"
         "from prorl_zmq.inference.policy import Policy, PolicyShape\n"
         "path = pathlib.Path(sys.argv[1]) / 'model.npz'; Policy.initial(PolicyShape(), 0).save(path)\n"
-        "run_engine_host(endpoint='tcp://127.0.0.1:*', backend_broker=f'ipc://{sys.argv[1]}/broker', "
-        "backend_id='e0', model=path, heartbeat_s=0.1)"
+        "async def start(): return load_embedded_engine(path)\n"
+        "run_engine_host(start, HostOptions(endpoint='tcp://127.0.0.1:*', "
+        "backend_broker=f'ipc://{sys.argv[1]}/broker', backend_id='e0', heartbeat_s=0.1))"
     )
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = open_socket(context, zmq.ROUTER)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from prorl_zmq.inference.host import EngineHost
+from prorl_zmq.inference.engine import EngineDescription
+from prorl_zmq.inference.host import EngineHost, HostOptions
+from prorl_zmq.messages import ChatSettings
 from prorl_zmq.processes import stop_signals
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ class EndlessEngine:
     """Notes in a file what happens to its generations."""
 
     weight_version = 0
-    chat_format = "embedded"
+    description = EngineDescription("endless", ChatSettings(), 0, 0, 64, "processed_logprobs")
 
     def __init__(self, mark: Path) -> None:
         self._mark = mark
@@ -33,8 +35,11 @@ class EndlessEngine:
             self._mark.write_text("aborted")
         raise AssertionError
 
-    async def update_weights(self, path: Path, weight_version: int) -> None:
-        raise AssertionError(path, weight_version)
+    async def update_weights(self, *update: object) -> None:
+        raise AssertionError(update)
+
+    async def check_health(self) -> None:
+        pass
 
     async def close(self) -> None:
         pass
@@ -47,9 +52,7 @@ async def main() -> None:
         host = EngineHost(
             context,
             EndlessEngine(Path(mark)),
-            endpoint=endpoint,
-            backend_broker=backend_broker,
-            backend_id="endless",
+            HostOptions(endpoint=endpoint, backend_broker=backend_broker, backend_id="endless"),
         )
         await host.run(stop)
 

@@ -182,6 +182,28 @@ def test_cancellation_reaches_a_running_generation(service: TestService, tmp_pat
     assert trajectory.outcome == "cancelled"
 
 
+def test_a_conversation_goes_on_with_another_backend_when_its_own_is_killed(
+    service: TestService, tmp_path: Path
+) -> None:
+    """Its tokens are all that an engine needs, so nothing is lost, and the attempt goes on."""
+    mark = tmp_path / "mark"
+    engine = str(Path(__file__).with_name("endless_engine.py"))
+    first = service.start(engine, service.backend_broker, f"ipc://{service.folder}/endless", str(mark))
+    job = scripted(run="converse")
+    with service.client() as client:
+        until(client.backends.list, "the engine to register")
+        client.submit(job)
+        until(lambda: mark.exists() and mark.read_text() == "generating", "the generation")
+        flags = ("--connect", service.backend_broker, "--name", "other", "--run-dir", str(service.folder))
+        service.start("-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags)
+        until(lambda: len(client.backends.list()) == 2, "the other engine")
+        first.kill()
+        (trajectory,) = client.stream(timeout_s=40)
+    assert (trajectory.outcome, trajectory.result.attempt) == ("completed", 1)
+    assert trajectory.result.backend == "other"
+    assert trajectory.loss_mask.any()
+
+
 def _sleepers(seconds: str) -> list[int]:
     return [
         process.pid

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pytest
@@ -13,19 +13,22 @@ from msgspec import Meta
 
 from prorl_zmq.errors import EngineFailed, InvalidJob
 from prorl_zmq.inference import tokenizer
-from prorl_zmq.inference.chat import ChatMessage
+from prorl_zmq.inference.chat import ChatMessage, Prompt
 from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.inference.engine import Generation
-from prorl_zmq.messages import EpisodeLimits, Sampling, VersionSpan
+from prorl_zmq.messages import EpisodeLimits, Outcome, Result, Sampling, VersionSpan
 from prorl_zmq.stages.agent_loop import AgentLoop, Episode, StopReason
 from prorl_zmq.tools.finish import FinishTool
 from prorl_zmq.tools.tool import Arguments, Tool
-from prorl_zmq.trajectory import Role, array_views
+from prorl_zmq.trajectory import Role, Trajectory, array_views
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from prorl_zmq.inference.chat import ChatFormat, Conversation, PolicyTurn
+    from prorl_zmq.messages import FinishReason
 
 CHAT = EmbeddedChatFormat()
 OPENING = [ChatMessage(Role.SYSTEM, "Work in bash."), ChatMessage(Role.USER, "Count to three.")]
@@ -52,9 +55,11 @@ class Echo(Tool[EchoArguments]):
 class ScriptedEngine:
     """Answers each prompt with the next text of a script, ended by a stop token unless the text was cut."""
 
-    def __init__(self, *turns: str, cut: bool = False) -> None:
+    def __init__(self, *turns: str, cut: bool = False, reasons: Sequence[FinishReason] = ()) -> None:
         self.turns = list(turns)
         self.cut = cut
+        self.reasons = list(reasons)
+        """How its turns end, where it is not as the limits say."""
         self.prompts: list[NDArray[np.int32]] = []
         self.samplings: list[Sampling] = []
         self.answers: list[Generation] = []
@@ -65,19 +70,32 @@ class ScriptedEngine:
         self.prompts.append(token_ids.copy())
         self.samplings.append(sampling)
         ids = tokenizer.encode(self.turns.pop(0))
-        reason: Literal["stop", "length"] = "length" if self.cut or len(ids) + 1 > sampling.max_tokens else "stop"
-        ids = ids[: sampling.max_tokens] if reason == "length" else np.append(ids, np.int32(stop_token_ids[0]))
+        reason: FinishReason = "length" if self.cut or len(ids) + 1 > sampling.max_tokens else "stop"
+        reason = self.reasons.pop(0) if self.reasons else reason
+        ids = np.append(ids, np.int32(stop_token_ids[0])) if reason == "stop" else ids[: sampling.max_tokens]
         version = len(self.prompts)
         half = len(ids) // 2
-        spans = (VersionSpan(version - 1, 0, half), VersionSpan(version, half, len(ids)))
+        spans = tuple(
+            VersionSpan(number, start, end)
+            for number, start, end in ((version - 1, 0, half), (version, half, len(ids)))
+            if end > start
+        )
         logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32)
-        self.answers.append(Generation(ids.astype(np.int32), logprobs, spans, reason))
+        self.answers.append(Generation(ids.astype(np.int32), logprobs, spans, reason, len(token_ids) // 2))
         return self.answers[-1]
 
 
-def run(engine: ScriptedEngine, limits: EpisodeLimits | None = None, sampling: Sampling | None = None) -> Episode:
+def run(
+    engine: ScriptedEngine,
+    limits: EpisodeLimits | None = None,
+    sampling: Sampling | None = None,
+    *,
+    context_tokens: int = 0,
+    chat: ChatFormat = CHAT,
+) -> Episode:
     episode = Episode()
-    loop = AgentLoop(engine, CHAT, [Echo(), FinishTool()], sampling or Sampling(), limits or EpisodeLimits(), episode)
+    tools = [Echo(), FinishTool()]
+    loop = AgentLoop(engine, chat, context_tokens, tools, sampling or Sampling(), limits or EpisodeLimits(), episode)
     asyncio.run(loop.run(OPENING))
     return episode
 
@@ -91,7 +109,12 @@ def test_turn_without_a_tool_call_ends_the_episode() -> None:
     episode = run(ScriptedEngine("one two three"))
     assert episode.stop_reason == StopReason.DONE
     assert episode.last_text == "one two three"
-    assert episode.metrics == {"turns": 1, "generated_tokens": len(tokenizer.encode("one two three")) + 1}
+    assert {
+        name: count for name, count in episode.metrics.items() if "prompt" not in name and "cached" not in name
+    } == {
+        "turns": 1,
+        "generated_tokens": len(tokenizer.encode("one two three")) + 1,
+    }
 
 
 def test_arrays_say_exactly_what_the_engine_saw_and_produced() -> None:
@@ -187,7 +210,7 @@ def test_most_turns() -> None:
 
 
 def test_turn_that_does_not_end() -> None:
-    episode = run(ScriptedEngine("one two three four", cut=True))
+    episode = run(ScriptedEngine("one two three four"), sampling=Sampling(max_tokens=3))
     assert episode.stop_reason == StopReason.TURN_LENGTH
 
 
@@ -197,6 +220,138 @@ def test_conversation_never_grows_beyond_its_limit(most: int) -> None:
     episode = run(engine, EpisodeLimits(max_tokens=most, max_turns=50))
     assert episode.stop_reason == StopReason.MAX_TOKENS
     assert episode.trajectory.tokens <= most
+
+
+@pytest.mark.parametrize("context", range(60, 140, 5))
+def test_conversation_never_grows_beyond_the_engines_context(context: int) -> None:
+    engine = ScriptedEngine(*[CALL] * 50)
+    episode = run(engine, EpisodeLimits(max_turns=50), context_tokens=context)
+    assert episode.stop_reason == StopReason.CONTEXT_LENGTH
+    assert episode.trajectory.tokens <= context
+
+
+def test_a_tool_result_that_overflows_the_context_is_not_added_in_part() -> None:
+    long = '<tool_call>{"name": "echo", "arguments": {"text": "' + "a b " * 200 + '"}}</tool_call>'
+    engine = ScriptedEngine(long, "never asked for")
+    episode = run(engine, context_tokens=1000)
+    assert episode.stop_reason == StopReason.CONTEXT_LENGTH
+    assert episode.metrics["tool_calls"] == 1
+    assert Role(arrays_of(episode).turns[-1, 2]) == Role.ASSISTANT
+    assert arrays_of(episode).loss_mask[-1]
+
+
+def test_an_engine_that_ends_a_turn_early_had_a_smaller_context() -> None:
+    episode = run(ScriptedEngine("one two", cut=True), sampling=Sampling(max_tokens=100))
+    assert episode.stop_reason == StopReason.CONTEXT_LENGTH
+
+
+def test_opening_that_does_not_fit_the_engine_is_said_so() -> None:
+    with pytest.raises(InvalidJob, match="the engine's context"):
+        run(ScriptedEngine("x"), context_tokens=5)
+
+
+def test_a_turn_that_new_weights_interrupted_goes_on_with_them() -> None:
+    engine = ScriptedEngine("one two", "", " three", reasons=["abort", "abort", "stop"])
+    episode = run(engine, sampling=Sampling(seed=3))
+    arrays = arrays_of(episode)
+    assert (episode.last_text, episode.stop_reason) == ("one two three", StopReason.DONE)
+    assert engine.prompts[1].tolist() == [*engine.prompts[0], *engine.answers[0].token_ids]
+    assert sorted(set(arrays.weight_versions[arrays.loss_mask])) == [0, 1, 2, 3]
+    assert arrays.loss_mask[len(engine.prompts[0]) :].all()
+    assert engine.samplings[2].max_tokens == 1024 - len(engine.answers[0].token_ids)
+    assert len({sampling.seed for sampling in engine.samplings}) == 3
+    assert (episode.metrics["turns"], episode.metrics["continued_turns"]) == (1, 2)
+
+
+def test_a_turn_that_was_full_when_it_was_interrupted_is_full() -> None:
+    engine = ScriptedEngine("one two three", reasons=["abort"])
+    episode = run(engine, sampling=Sampling(max_tokens=2))
+    assert episode.stop_reason == StopReason.TURN_LENGTH
+    assert episode.metrics["generated_tokens"] == 2
+
+
+def test_a_text_ends_the_turn_with_the_token_that_completes_it() -> None:
+    said = "one STOP two"
+    episode = run(ScriptedEngine(said), sampling=Sampling(stop=("STOP",)))
+    arrays = arrays_of(episode)
+    assert episode.last_text == "one STOP"
+    assert episode.stop_reason == StopReason.DONE
+    assert CHAT.decode(arrays.token_ids[arrays.loss_mask]) == "one STOP"
+
+
+def test_a_text_that_new_weights_interrupted_ends_the_turn_too() -> None:
+    engine = ScriptedEngine("one ST", "OP two", reasons=["abort", "stop"])
+    episode = run(engine, sampling=Sampling(stop=("STOP",)))
+    assert episode.last_text == "one STOP"
+    assert episode.metrics["generated_tokens"] == len(tokenizer.encode("one ST")) + len(tokenizer.encode("OP"))
+
+
+def test_the_jobs_stop_ids_are_beside_the_formats() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    class Noting(ScriptedEngine):
+        async def __call__(
+            self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
+        ) -> Generation:
+            seen.append(tuple(stop_token_ids))
+            return await super().__call__(token_ids, sampling, stop_token_ids)
+
+    run(Noting("done"), sampling=Sampling(stop_token_ids=(300, CHAT.stop_token_ids[0])))
+    assert seen == [(*CHAT.stop_token_ids, 300)]
+
+
+class Forgetful:
+    """A chat format whose template drops what the policy said before: each prompt after the first is a new one."""
+
+    stop_token_ids = CHAT.stop_token_ids
+    decode = staticmethod(CHAT.decode)
+
+    def conversation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> ForgetfulConversation:
+        return ForgetfulConversation(CHAT.conversation(messages, tools))
+
+
+class ForgetfulConversation:
+    def __init__(self, inner: Conversation) -> None:
+        self._inner = inner
+        self._opening = inner.prompt()
+        self._turns = 0
+
+    def prompt(self) -> Prompt:
+        self._turns += 1
+        return Prompt(self._opening.pieces, rewritten=self._turns > 1)
+
+    def add_turn(self, generated: NDArray[np.int32]) -> PolicyTurn:
+        return self._inner.add_turn(generated)
+
+    def add_tool_results(self, results: Sequence[str]) -> None:
+        pass
+
+
+def test_a_prompt_that_the_template_rewrote_begins_a_segment() -> None:
+    engine = ScriptedEngine(CALL, CALL, "done")
+    episode = run(engine, chat=Forgetful())
+    builder = episode.trajectory
+    result = Result(
+        job_id="j",
+        task="t",
+        outcome=Outcome.COMPLETED,
+        tokens=builder.tokens,
+        turns=builder.turns,
+        segments=builder.segments,
+    )
+    segments = Trajectory.from_frame(result, builder.block()).segments()
+    assert len(segments) == 3
+    for segment, prompt, answer in zip(segments, engine.prompts, engine.answers, strict=True):
+        assert segment.token_ids.tolist() == [*prompt, *answer.token_ids]
+        assert segment.loss_mask.sum() == len(answer.token_ids)
+        assert (segment.turns[0, 0], segment.turns[-1, 1]) == (0, len(segment.token_ids))
+
+
+def test_the_limits_are_those_of_a_segment() -> None:
+    one = run(ScriptedEngine("done")).trajectory.tokens
+    episode = run(ScriptedEngine(*[CALL] * 5, "done"), EpisodeLimits(max_tokens=one + 60), chat=Forgetful())
+    assert episode.stop_reason == StopReason.DONE
+    assert episode.trajectory.tokens > one + 60
 
 
 def test_opening_that_does_not_fit_is_the_jobs_fault() -> None:
@@ -217,7 +372,7 @@ def test_each_turn_has_a_seed_of_its_own_and_the_same_in_every_run() -> None:
 
 
 def test_versions_that_do_not_cover_the_tokens_are_the_engines_fault() -> None:
-    class Forgetful(ScriptedEngine):
+    class Careless(ScriptedEngine):
         async def __call__(
             self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
         ) -> Generation:
@@ -225,4 +380,4 @@ def test_versions_that_do_not_cover_the_tokens_are_the_engines_fault() -> None:
             return Generation(answer.token_ids, answer.logprobs, answer.spans[:1], answer.finish_reason)
 
     with pytest.raises(EngineFailed, match="do not cover"):
-        run(Forgetful("one two three"))
+        run(Careless("one two three"))

@@ -1,0 +1,162 @@
+"""What a chat template writes between a turn of the policy and the next, found by rendering skeletons.
+
+A skeleton has the shape of a conversation's opening and of its last turns, with short markers for all that was said. So
+what it costs does not depend on how long the conversation is. What stands in the rendered skeleton after the token that
+ends the last turn is what the engine is to see next. If the skeleton does not begin with the one before the turn, or
+has lost the turn's reasoning, then the template rewrites what the engine has seen.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .chat_template import TemplateRefused, marker, marker_tool
+from .chat_traits import PROBE_ID, WrittenCall
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .chat_template import ChatTemplate, Message
+    from .chat_traits import TemplateTraits
+
+MEASURED_SHAPES = 512
+"""Shapes whose measures are kept."""
+
+_THOUGHT, _SPOKEN, _ARGUMENT = marker("thought"), marker("spoken"), marker("argument")
+_EARLIER = marker("earlier")
+"""What every turn but the last says."""
+
+
+class TurnShape(NamedTuple):
+    """What of a turn a template may look at."""
+
+    reasoning: bool
+    calls: tuple[str, ...]
+    """The names of the tools that were called."""
+    written: bool
+    """The template is given the calls; otherwise they are part of the text."""
+
+
+class Shape(NamedTuple):
+    """What of a conversation a template may look at."""
+
+    roles: tuple[str, ...]
+    """Of the opening messages."""
+    tools: bool
+    """It is given tools."""
+    turns: tuple[TurnShape, ...]
+    """The last turn, and before it the one before, if there is one."""
+
+
+class Measure(NamedTuple):
+    """What rendering a shape shows."""
+
+    last_marker: str
+    """What the last turn says last."""
+    closing: int
+    """Characters of the turn after the token that ends it."""
+    opening: int
+    """Characters that open the next turn."""
+    rewritten: bool
+    """The template changes what the engine saw."""
+
+
+class Continuation(NamedTuple):
+    """What comes between a turn and the next."""
+
+    text: str
+    boundaries: tuple[int, ...]
+    """Where it is divided: after the rest of the turn, between tools' answers where the template allows it, and before
+    what opens the next turn."""
+
+
+class ChatSkeleton:
+    """Finds what comes between turns; one for all conversations."""
+
+    def __init__(self, template: ChatTemplate, traits: TemplateTraits) -> None:
+        self._template = template
+        self._traits = traits
+        self.measure = lru_cache(MEASURED_SHAPES)(self._measure)
+        """Gives the `Measure` of a `Shape`. Raises TemplateRefused: the template cannot render it."""
+
+    def continuation(
+        self, shape: Shape, results: Sequence[str], call_ids: Sequence[str], *, ended: bool
+    ) -> Continuation:
+        """Give what follows the last turn.
+
+        Args:
+            shape: of the conversation.
+            results: the tools' answers.
+            call_ids: which they name.
+            ended: the policy ended the turn, so that the token that ends it is not part of what follows.
+
+        Raises:
+            TemplateRefused: the template cannot render this.
+        """
+        measure = self.measure(shape)
+        turn, tools = shape.turns[-1], self._tools(shape)
+        before = [*self._opening(shape), self._turn(turn, _SPOKEN, call_ids)]
+        answers = self._answers(turn, results, call_ids)
+        text = self._template.render([*before, *answers], tools, opened=True)
+        end = text.index(measure.last_marker) + len(measure.last_marker)
+        start = text.index(self._traits.end_of_turn, end)
+        end = start + len(self._traits.end_of_turn)
+        lengths = [self._template.length_in(text, [*before, *answers[:n]], tools) for n in range(1, len(answers))]
+        inner = [length for length in lengths if length > end]
+        boundaries = [end + measure.closing, *inner, len(text) - measure.opening]
+        cut = end if ended else start
+        return Continuation(text[cut:], tuple(boundary - cut for boundary in boundaries))
+
+    def _measure(self, shape: Shape) -> Measure:
+        tools = self._tools(shape)
+        seen = self._opening(shape)
+        for turn in shape.turns[:-1]:
+            seen += [self._turn(turn, _EARLIER), *self._answers(turn)]
+        last = shape.turns[-1]
+        said = [*seen, self._turn(last, _SPOKEN)]
+        answered = [*said, *self._answers(last)]
+        before = self._template.render(seen, tools, opened=True)
+        text = self._template.render(answered, tools, opened=True)
+        words = [_SPOKEN, _THOUGHT, *(_argument(_SPOKEN, index) for index in range(len(last.calls)))]
+        at, last_marker = max((text.rfind(word), word) for word in words)
+        if at < 0 or self._traits.end_of_turn not in text[at:]:
+            raise TemplateRefused("it leaves out what the policy says")
+        rest = self._after_turn(self._template.render_or_not(said, tools), last_marker)
+        closed = self._template.length_in(text, answered, tools)
+        return Measure(
+            last_marker,
+            closing=self._template.length_of(self._after_turn(text, last_marker), rest),
+            opening=len(text) - closed if closed else 0,
+            rewritten=not text.startswith(before) or (last.reasoning and _THOUGHT not in text[len(before) :]),
+        )
+
+    def _after_turn(self, text: str, last_marker: str) -> str:
+        rest = text.partition(last_marker)[2]
+        return rest.partition(self._traits.end_of_turn)[2] if self._traits.end_of_turn else rest
+
+    def _opening(self, shape: Shape) -> list[Message]:
+        return [{"role": role, "content": marker(f"opening{number}")} for number, role in enumerate(shape.roles)]
+
+    def _tools(self, shape: Shape) -> list[dict[str, Any]]:
+        return [marker_tool()] if shape.tools else []
+
+    def _turn(self, turn: TurnShape, spoken: str, call_ids: Sequence[str] = ()) -> Message:
+        written = self._calls(turn, call_ids, spoken) if turn.written else []
+        thought = _THOUGHT if spoken == _SPOKEN else _EARLIER
+        return self._traits.turn(spoken, thought if turn.reasoning else None, written)
+
+    def _answers(self, turn: TurnShape, results: Sequence[str] = (), call_ids: Sequence[str] = ()) -> list[Message]:
+        results = results or [marker(f"result{index}") for index in range(len(turn.calls))]
+        return self._traits.results(results, self._calls(turn, call_ids))
+
+    def _calls(self, turn: TurnShape, call_ids: Sequence[str], spoken: str = "") -> list[WrittenCall]:
+        call_ids = call_ids or [PROBE_ID] * len(turn.calls)
+        return [
+            WrittenCall(name, {marker("key"): _argument(spoken, index)}, call_id)
+            for index, (name, call_id) in enumerate(zip(turn.calls, call_ids, strict=True))
+        ]
+
+
+def _argument(spoken: str, index: int) -> str:
+    return f"{_ARGUMENT}{index}of{spoken}"

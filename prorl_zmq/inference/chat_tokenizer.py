@@ -1,0 +1,181 @@
+"""A model's tokenizer, as a chat format uses it: of rendered text, only what the template wrote makes special tokens.
+
+A tool's output that spells `<|im_end|>` must not end a turn. So texts are guarded before they are rendered: a cut, a
+word that occurs nowhere in them, goes into each special token that they spell. Rendered text is taken apart at the
+cuts, and no part holds the whole token. A text without such spellings is rendered and tokenised as it always is.
+
+Other added tokens, such as `<tool_call>` where it is not special, stay tokens in contents too: they end no turn, the
+model was trained on them in its system prompts, and many of them are plain text (runs of spaces), which would otherwise
+get ids that the model never saw.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import EngineFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+    from tokenizers import Encoding, Tokenizer
+
+
+class ChatTokenizer:
+    """Guards, encodes and decodes.
+
+    Args:
+        backend: owned by this object from now on.
+        stop_texts: tokens to guard against though they are not marked as special.
+    """
+
+    def __init__(self, backend: Tokenizer, stop_texts: Iterable[str]) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        added = backend.get_added_tokens_decoder().values()
+        self._added = re.compile(_any_of(token.content for token in added))
+        special = {token.content for token in added if token.special}
+        # A token of one character cannot be cut; no known vocabulary has one.
+        self._guarded = re.compile(_any_of(text for text in special | set(stop_texts) if len(text) > 1))
+        known = np.array(sorted(backend.get_vocab(with_added_tokens=True).values()))
+        self._in_vocabulary = np.zeros(known[-1] + 1, bool)
+        self._in_vocabulary[known] = True
+        self._lead = self._find_lead(special)
+
+    def _find_lead(self, special: set[str]) -> str:
+        """Give what a part from the midst of a text is to follow, so that no beginning of a text is made of it.
+
+        SentencePiece's tokenizers put a space before a text; byte-level ones tokenise it the same everywhere.
+        """
+        for text in sorted(special):
+            if len(self._ids(text)) == 1 and self._ids(f"{text}a")[1:] != self._ids("a"):
+                return text
+        return ""
+
+    def _ids(self, text: str) -> list[int]:
+        return self._encode(text).ids
+
+    def _encode(self, text: str) -> Encoding:
+        # Lone surrogates are no characters, and the backend takes none: each becomes "?".
+        return self._backend.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False)
+
+    def without_tokens(self, text: str) -> str:
+        """Give a text without its added tokens."""
+        return self._added.sub("", text)
+
+    def guard(self, value: Any) -> tuple[Any, str]:
+        """Cut what is spelled like a special token, in all texts of a value made of dicts and lists.
+
+        Returns:
+            The value, and the cut that `encode` is to be given; empty if the value is as it was.
+        """
+        texts = list(_texts(value))
+        if not any(self._guarded.search(text) for text in texts):
+            return value, ""
+        number = 0
+        while any((cut := f"xQcut{number}Qx") in text for text in texts):
+            number += 1
+        return self._cut(value, cut), cut
+
+    def _cut(self, value: Any, cut: str) -> Any:
+        if isinstance(value, str):
+            return self._cut_text(value, cut)
+        if isinstance(value, dict):
+            return {self._cut(key, cut): self._cut(item, cut) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._cut(item, cut) for item in value]
+        return value
+
+    def _cut_text(self, text: str, cut: str) -> str:
+        parts: list[str] = []
+        position = 0
+        while found := self._guarded.search(text, position):
+            # One character on, since a token may hold another's beginning.
+            parts.append(text[position : found.start() + 1])
+            position = found.start() + 1
+        return cut.join([*parts, text[position:]])
+
+    def encode(
+        self, text: str, boundaries: Sequence[int] = (), cut: str = "", after: str = "", *, inside: bool = False
+    ) -> list[NDArray[np.int32]]:
+        """Give the ids of rendered text, divided at boundaries; a token across one belongs to the part before it.
+
+        Args:
+            text: as rendered.
+            boundaries: positions in it, in order.
+            cut: what `guard` gave for the texts in it.
+            after: the token that precedes it; empty if none is known.
+            inside: it does not begin a prompt.
+
+        Returns:
+            One int32 array more than there are boundaries.
+        """
+        ids: list[int] = []
+        splits: list[int] = []
+        waiting = list(boundaries)[::-1]
+        start = 0
+        after = after or (self._lead if inside else "")
+        for part in text.split(cut) if cut else [text]:
+            encoding, lead, skipped = self._encode_after(part, after)
+            end = start + len(part)
+            while waiting and waiting[-1] <= end:
+                first = _first_token(encoding, max(0, waiting.pop() - start) + lead, lead + len(part))
+                splits.append(len(ids) + max(0, first - skipped))
+            ids += encoding.ids[skipped:]
+            start = end + len(cut)
+            after = self._lead
+        return np.split(np.array(ids, np.int32), splits + [len(ids)] * len(waiting))
+
+    def _encode_after(self, text: str, after: str) -> tuple[Encoding, int, int]:
+        """Encode a text that follows a token; also give that token's characters and tokens, which are to be skipped."""
+        return self._encode(after + text), len(after), 1 if after else 0
+
+    def decode(self, token_ids: NDArray[np.int32]) -> str:
+        """Give the text of ids, special tokens included.
+
+        Raises:
+            EngineFailed: an id is not in the vocabulary.
+        """
+        table = self._in_vocabulary
+        if len(token_ids) and not (
+            token_ids.min() >= 0 and token_ids.max() < len(table) and bool(table[token_ids].all())
+        ):
+            unknown = next(i for i in token_ids.tolist() if not (0 <= i < len(table) and table[i]))
+            raise EngineFailed(
+                f"the engine gave the token id {unknown}, which is not in the tokenizer's vocabulary; "
+                "does it serve another model than its tokenizer's?"
+            )
+        return self._backend.decode(token_ids.tolist(), skip_special_tokens=False)
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    # An alternation takes its first match, so the longest comes first; (?!) matches nothing.
+    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)"
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def _first_token(encoding: Encoding, position: int, length: int) -> int:
+    """Give the first token that begins at a position or after it."""
+    while position < length:
+        token = encoding.char_to_token(position)
+        if token is not None:
+            covered = encoding.token_to_chars(token)
+            return token if covered is not None and covered[0] >= position else token + 1
+        position += 1  # of a space that belongs to no token
+    return len(encoding.ids)

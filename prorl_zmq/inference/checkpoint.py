@@ -1,0 +1,111 @@
+"""What a folder of weights holds, read from the headers of its safetensors files, before any engine sees the folder.
+
+An engine that reads wrong weights may die of them, or serve half of them; so new weights must have the very tensors of
+those that the engine started with. Only headers are read: some kilobytes, however large the model. The values are not
+looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import InvalidWeights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INDEX = "model.safetensors.index.json"
+"""Beside the parts of a checkpoint in several files: says which tensor is in which."""
+NAMED_LIMIT = 3
+"""Most tensors that a message names."""
+
+
+class TensorKind(NamedTuple):
+    """What a file's header says of one tensor."""
+
+    dtype: str
+    """In the words of safetensors: `F32`, `BF16`, …"""
+    shape: tuple[int, ...]
+
+
+def check_checkpoint(path: Path, like: Path) -> None:
+    """Return if the weights in the folder `path` can take the place of those in the folder `like`.
+
+    Raises:
+        InvalidWeights: `path` is no folder, has no safetensors files, one of them cannot be read to its end, or the
+            tensors are others than those of `like` by name, shape or dtype.
+    """
+    ours, theirs = read_tensors(like), read_tensors(path)
+    for names, problem in (
+        (ours.keys() - theirs.keys(), "lacks tensors that the model has"),
+        (theirs.keys() - ours.keys(), "has tensors that the model lacks"),
+    ):
+        if names:
+            raise InvalidWeights(f"{path} {problem}: {_some(names)}; is it of this model?", path=str(path))
+    differing = [name for name, kind in ours.items() if theirs[name] != kind]
+    if differing:
+        name = min(differing)
+        raise InvalidWeights(
+            f"{path} differs from the model in {len(differing)} of {len(ours)} tensors: "
+            f"{name} is {_kind(theirs[name])}, in the model {_kind(ours[name])}",
+            path=str(path),
+        )
+
+
+def read_tensors(path: Path) -> dict[str, TensorKind]:
+    """Give the tensors of the safetensors files in a folder, by name.
+
+    Raises:
+        InvalidWeights: there are none, or they cannot be read.
+    """
+    index = path / INDEX
+    try:
+        if not path.is_dir():
+            raise InvalidWeights(f"{path} is not a folder that this host can see", path=str(path))
+        if not index.is_file():
+            files = sorted(path.glob("*.safetensors"))
+            if not files:
+                raise InvalidWeights(f"{path} holds no *.safetensors file", path=str(path))
+            return {name: kind for file in files for name, kind in _read_header(file).items()}
+        places = _read_index(index)
+        headers = {file: _read_header(path / file) for file in sorted(set(places.values()))}
+    except OSError as error:
+        raise InvalidWeights(f"{path} cannot be read: {error}", path=str(path)) from error
+    lost = [name for name, file in places.items() if name not in headers[file]]
+    if lost:
+        raise InvalidWeights(f"{index} names tensors that are not where it says: {_some(lost)}", path=str(path))
+    return {name: kind for header in headers.values() for name, kind in header.items()}
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    """Give the file that each tensor is in."""
+    try:
+        places = json.loads(index.read_bytes())["weight_map"]
+        if all(isinstance(file, str) and "/" not in file for file in places.values()):
+            return dict(places)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise InvalidWeights(f"{index} is not an index of safetensors files", path=str(index.parent))
+
+
+def _read_header(file: Path) -> dict[str, TensorKind]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        # The header's offsets are checked against the file's length, so a file cut short is found here.
+        with safe_open(file, framework="np") as tensors:
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - it is no mapping
+            return {name: TensorKind(one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
+    except (SafetensorError, OSError) as error:
+        raise InvalidWeights(f"{file} is not a whole safetensors file: {error}", path=str(file.parent)) from error
+
+
+def _some(names: set[str] | list[str]) -> str:
+    first = ", ".join(sorted(names)[:NAMED_LIMIT])
+    more = len(names) - NAMED_LIMIT
+    return f"{first} and {more} more" if more > 0 else first
+
+
+def _kind(tensor: TensorKind) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"

@@ -1,0 +1,182 @@
+"""The pooled HTTP connections to one server, and what may go wrong on them.
+
+There are two pools, so that a pause or a health check never waits behind generations. A request has no limit of its own
+on how long its answer takes: generations last minutes, and whoever waits for one cancels it, which closes the
+connection, by which servers abort. The server's death is seen as a closed connection; one that closes a connection
+before it answers is asked once more, since it may just have given up an idle one, and a generation leaves nothing
+behind. 429 and 503 are asked again for a while. Left out on purpose: proxies, redirects, cookies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+from dataclasses import dataclass
+
+import aiohttp
+
+from ...errors import ConfigError, EngineFailed
+
+CONNECTIONS = 512
+"""Default of the most connections for generations: below the usual limit of 1,024 open files."""
+CONTROL_CONNECTIONS = 4
+CONNECT_S = 10.0
+KEEP_ALIVE_S = 3.0
+"""Idle connections are closed by us first: uvicorn, which these servers use, closes its own after 5 s."""
+RETRY_S = 120.0
+"""Default of how long a busy server (429, 503) is asked again."""
+BACKOFF_S = 0.25
+LONGEST_BACKOFF_S = 15.0
+ANSWER_LIMIT_BYTES = 256 * 2**20
+LARGE_BYTES = 2**20
+EXCERPT = 300
+"""Most characters of a server's answer in an error."""
+
+_BUSY = (429, 503)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answered."""
+
+    status: int
+    body: bytes
+    retry_after_s: float | None = None
+    """What a busy server asks for."""
+
+    def excerpt(self) -> str:
+        """Give the status and the beginning of the answer, for an error."""
+        text = " ".join(self.body[: 4 * EXCERPT].decode("utf-8", "replace").split())
+        return f"{self.status} {text[:EXCERPT] + ' …' if len(text) > EXCERPT else text}".strip()
+
+
+class Connections:
+    """Asks one server; made and used on a running loop, and closed by whoever made it.
+
+    Args:
+        url: the server's address, such as `http://gpu-7:8000`; a path in it comes before all others.
+        limit: most connections for generations; further ones wait for one.
+        api_key: sent as a bearer token; None: nothing is.
+        retry_s: how long a server that answers 429 or 503 is asked again.
+
+    Raises:
+        ConfigError: the address is none.
+    """
+
+    def __init__(
+        self, url: str, *, limit: int = CONNECTIONS, api_key: str | None = None, retry_s: float = RETRY_S
+    ) -> None:
+        if not url.startswith(("http://", "https://")) or len(url.split("/", 3)[2]) == 0:
+            raise ConfigError(f"{url!r} is not an HTTP address; write it as http://HOST:PORT", key="url")
+        self.url = url.rstrip("/")
+        self._retry_s = retry_s
+        self._closed = False
+        headers = {"Content-Type": "application/json"}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
+        self._generations = _session(limit, headers)
+        self._control = _session(CONTROL_CONNECTIONS, headers)
+
+    async def generate(self, path: str, body: bytes, retry_s: float | None = None) -> Answer:
+        """POST a generation and wait for its answer; a busy server is asked again for `retry_s` (None: the default).
+
+        Raises:
+            EngineFailed: it cannot be reached, ends in the middle of its answer, or stays busy; all with
+                `unreachable=True`.
+        """
+        retry_s = self._retry_s if retry_s is None else retry_s
+        loop = asyncio.get_running_loop()
+        deadline, attempt = loop.time() + retry_s, 0
+        while True:
+            answer = await self._post_again(path, body)
+            if answer.status not in _BUSY:
+                return answer
+            # Full jitter: many generations are refused at one time, and must not all come back at one time.
+            backoff_s = random.uniform(0.5, 1) * min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S)  # noqa: S311
+            wait_s = backoff_s if answer.retry_after_s is None else max(answer.retry_after_s, BACKOFF_S)
+            if loop.time() + wait_s > deadline:
+                message = f"{self.url} is too busy to answer within {retry_s:g} s: {answer.excerpt()}"
+                raise EngineFailed(message, unreachable=True)
+            await asyncio.sleep(wait_s)
+            attempt += 1
+
+    async def control(self, method: str, path: str, body: bytes | None = None, *, timeout_s: float) -> Answer:
+        """Ask for something other than a generation, once.
+
+        Raises:
+            EngineFailed: it cannot be reached, ends in the middle of its answer, or gives none within `timeout_s`.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._ask(self._control, method, path, body)
+        except TimeoutError:
+            message = f"{self.url}{path} did not answer within {timeout_s:g} s"
+            raise EngineFailed(message, unreachable=True) from None
+        except aiohttp.ClientError as error:
+            raise self._failed(path, error) from error
+
+    async def close(self) -> None:
+        """Close all connections: who waits for an answer gets `EngineFailed`. May be called again."""
+        self._closed = True
+        await self._generations.close()
+        await self._control.close()
+
+    async def _post_again(self, path: str, body: bytes) -> Answer:
+        for last in (False, True):
+            try:
+                return await self._ask(self._generations, "POST", path, body)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                if last or self._closed or isinstance(error, aiohttp.ClientConnectorError):
+                    raise self._failed(path, error) from error
+            except aiohttp.ClientError as error:
+                raise self._failed(path, error) from error
+            except asyncio.CancelledError:
+                # aiohttp cancels who waits for a connection when the pool closes; only that is not the caller's wish.
+                task = asyncio.current_task()
+                if self._closed and task is not None and not task.cancelling():
+                    raise self._failed(path) from None
+                raise
+        raise AssertionError("unreachable")
+
+    async def _ask(self, session: aiohttp.ClientSession, method: str, path: str, body: bytes | None) -> Answer:
+        if self._closed:
+            raise self._failed(path)
+        # aiohttp warns of large bytes; a file it sends in parts.
+        data = io.BytesIO(body) if body and len(body) > LARGE_BYTES else body
+        async with session.request(method, self.url + path, data=data, allow_redirects=False) as response:
+            parts, size = [], 0
+            async for part in response.content.iter_any():
+                parts.append(part)
+                size += len(part)
+                if size > ANSWER_LIMIT_BYTES:
+                    raise EngineFailed(f"{self.url}{path} answers with more than {ANSWER_LIMIT_BYTES} bytes")
+            return Answer(response.status, b"".join(parts), _seconds(response.headers.get("Retry-After")))
+
+    def _failed(self, path: str, error: Exception | None = None) -> EngineFailed:
+        match error:
+            case _ if self._closed:
+                message = f"the connections to {self.url} were closed"
+            case aiohttp.ClientConnectorError():
+                message = f"{self.url} cannot be reached: {error.os_error}"
+            case aiohttp.ClientPayloadError():
+                message = f"{self.url}{path} ended in the middle of its answer"
+            case aiohttp.ServerDisconnectedError():
+                message = f"{self.url}{path} closed the connection without an answer"
+            case _:
+                message = f"{self.url}{path} failed: {type(error).__name__}: {error}"
+        return EngineFailed(message, unreachable=True)
+
+
+def _session(limit: int, headers: dict[str, str]) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=limit, keepalive_timeout=KEEP_ALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+        headers=headers,
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Read a Retry-After header; its other form, a date, is not worth two clocks' difference."""
+    return float(retry_after) if retry_after and retry_after.isdecimal() else None

@@ -1,0 +1,389 @@
+"""The engine that an existing HTTP server is: implements `engine.Engine` by asking one server.
+
+The state here is small: the pool of connections, the version of the weights as far as it is known, and the gate before
+a server that does not say which weights made which token. Such a server gets new weights only when none of our
+generations runs on it: mode `keep` aborts them and has them go on, from the ids that they have, after the update. A
+server that says (`Dialect.tells_spans`) is paused as the mode says, and reports the versions itself.
+
+If the server dies, what it was asked ends with `EngineFailed` and `unreachable=True`, and `check_health` raises until
+it is back: the host then sends no heartbeats. A failure of the server is never `fatal`: it may be started again at the
+same address. Left out: a limit on how long a generation may take (its caller cancels it), and requests of others to
+the server, of which we know nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from ...errors import ConfigError, EngineFailed, InvalidWeights
+from ...messages import ChatSettings, VersionSpan
+from ...threads import run_aside
+from ..checkpoint import check_checkpoint, read_tensors
+from ..engine import EngineDescription, Generation, checked
+from .connections import CONNECTIONS, RETRY_S, Connections
+from .dialect import Turn
+from .gate import Gate
+from .probe import START_S, Probe, vocabulary_of
+from .weight_updates import DRAIN_S, SglangUpdates, VllmUpdates
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ...config import ServerApi
+    from ...messages import Sampling, UpdateMode
+    from .probe import Found
+    from .weight_updates import WeightUpdates
+
+MAX_IN_FLIGHT = 256
+HEALTH_S = 4.0
+"""Longest wait for the server's word on its health; the host's own limit is longer."""
+CHECK_S = 120.0
+"""Longest reading of a checkpoint's headers: a folder on a network may hang."""
+ABORT_INTERVAL_S = 1.0
+"""After this, generations that were still on their way to the server when it aborted all are aborted too."""
+ABORT_S = 60.0
+CLOSE_S = 5.0
+
+
+class HttpEngine:
+    """Implements `engine.Engine` by asking one HTTP server. Made by `start`, on a running loop.
+
+    Args:
+        connections: to the server; closed with the engine.
+        found: what a probe of the server found out.
+        description: what the engine says of itself.
+    """
+
+    def __init__(self, connections: Connections, found: Found, description: EngineDescription) -> None:
+        self._connections = connections
+        self._dialect = found.dialect
+        self._model = found.model
+        self._description = description
+        self._updates = _updates(found, connections)
+        self._weight_version = found.weight_version
+        self._asked = 0
+        """Generations ever begun."""
+        self._told_by = 0
+        """The generation whose answer told the version; those begun before tell nothing newer."""
+        self._gate = Gate()
+        self._keeping = False
+        """Generations are being aborted only to go on with new weights."""
+        self._updating = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._health: asyncio.Task[None] | None = None
+        self._fault = ""
+        """Why nobody knows which weights the server has."""
+        self._closed = False
+
+    @classmethod
+    async def start(
+        cls,
+        url: str,
+        *,
+        api: ServerApi = "auto",
+        chat: ChatSettings | None = None,
+        weight_version: int = 0,
+        context_tokens: int = 0,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        connections: int = CONNECTIONS,
+        api_key: str | None = None,
+        start_s: float = START_S,
+        retry_s: float = RETRY_S,
+    ) -> HttpEngine:
+        """Wait until the server is up, find out what it speaks and serves, and give the engine.
+
+        Args:
+            url: the server's address, such as `http://gpu-7:8000`.
+            api: what it speaks; `auto`: find out.
+            chat: how conversations become tokens; None, or without a tokenizer: by the chat template of the model that
+                the server says it serves.
+            weight_version: of the weights that the server was started with.
+            context_tokens: most tokens of a prompt and its answer together, for servers that do not say; 0: not known.
+            max_in_flight: generations at once beyond which more would only wait.
+            connections: most connections for generations.
+            api_key: sent as a bearer token.
+            start_s: how long the server may take until it answers.
+            retry_s: how long a server that answers 429 or 503 is asked again.
+
+        Raises:
+            ConfigError: the address or `api` is none, or the tokenizer is not known.
+            EngineFailed: nothing answers in time, or not in a dialect that we know.
+        """
+        pool = Connections(url, limit=connections, api_key=api_key, retry_s=retry_s)
+        try:
+            found = await Probe(pool, initial_version=weight_version, start_s=start_s).find(api, context_tokens)
+            chat = chat or ChatSettings("transformers")
+            if chat.kind == "transformers" and not chat.tokenizer:
+                if not found.model:
+                    raise ConfigError(f"{url} does not say which model it serves; name its tokenizer", key="tokenizer")
+                chat = msgspec.structs.replace(chat, tokenizer=found.model)
+            description = EngineDescription(
+                model=found.model or url,
+                chat=chat,
+                context_tokens=found.context_tokens,
+                vocabulary=await asyncio.to_thread(vocabulary_of, found.model, chat.tokenizer),
+                max_in_flight=max_in_flight,
+                logprobs_mode=found.logprobs_mode,
+            )
+        except BaseException:
+            await pool.close()
+            raise
+        return cls(pool, found, description)
+
+    @property
+    def description(self) -> EngineDescription:
+        """What the engine serves, and how."""
+        return self._description
+
+    @property
+    def weight_version(self) -> int:
+        """The version of the server's weights, as it said last, or as it was told."""
+        return self._weight_version
+
+    async def generate(
+        self,
+        token_ids: NDArray[np.int32],
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        job_id: str,  # noqa: ARG002 - servers log under names of their own
+    ) -> Generation:
+        """Continue the prompt `token_ids`, int32 [P]; see `Engine.generate`."""
+        self._check_prompt(token_ids)
+        if self._description.context_tokens:
+            room = self._description.context_tokens - len(token_ids)
+            sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        parts: list[Generation] = []
+        prompt, left = token_ids, sampling
+        while True:
+            async with self._gate.passing():
+                part = await self._ask(prompt, left, stop_token_ids)
+                goes_on = self._keeping and part.finish_reason == "abort"
+            parts.append(part)
+            if not goes_on or len(part.token_ids) == left.max_tokens:
+                return _joined(parts)
+            prompt = np.concatenate([prompt, part.token_ids])
+            left = _rest(left, len(part.token_ids))
+
+    async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+        """Serve the weights in the folder `path` from the next token on; see `Engine.update_weights`.
+
+        The folder must be at the same path for the server and for this process. If the caller leaves, the update goes
+        on: a server must not be left in the middle of one.
+
+        Raises:
+            InvalidWeights: they cannot be used; nothing has changed.
+            EngineFailed: the server cannot take new weights, or failed on the way; in the middle of reading them,
+                nothing is generated from then on until an update succeeds.
+        """
+        path = path.absolute()  # noqa: ASYNC240 - no file is touched
+        update = asyncio.create_task(self._update(path, weight_version, mode), name="update weights")
+        self._tasks.add(update)
+        update.add_done_callback(self._ended)
+        await self._until(update)
+
+    async def set_weight_version(self, weight_version: int) -> None:
+        """Call the server's weights this from the next token on; they were changed by other means.
+
+        A server that says a number of its own for them is believed, so it is told as well if it can be.
+        """
+        self._check_open()
+        self._weight_version = weight_version
+        self._told_by = self._asked
+        if self._updates is not None:
+            with suppress(EngineFailed):
+                await self._updates.set_version(weight_version)
+
+    async def check_health(self) -> None:
+        """Ask the server whether it is well, and raise `EngineFailed` if it is not, or does not answer soon."""
+        self._check_open()
+        if self._health is None:
+            self._health = asyncio.create_task(self._ask_health(), name="check health")
+            self._tasks.add(self._health)
+            self._health.add_done_callback(self._ended)
+        await self._until(self._health)
+
+    async def close(self) -> None:
+        """Close all connections: what runs ends with `EngineFailed`. May be called again."""
+        self._closed = True
+        self._gate.remove()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_S)
+        await self._connections.close()
+
+    # Generations ------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, prompt: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]) -> Generation:
+        self._check_open()
+        self._asked += 1
+        number = self._asked
+        turn = Turn(prompt, sampling, stop_token_ids, self._weight_version)
+        answer = await self._connections.generate(self._dialect.path, self._dialect.request(turn))
+        self._check_open()  # the weights may have been lost meanwhile
+        if answer.status != 200:
+            raise EngineFailed(f"{self._connections.url} refused or failed: {answer.excerpt()}")
+        generation = checked(
+            self._dialect.generation(answer.body, turn), sampling.max_tokens, self._description.vocabulary
+        )
+        if generation.spans and number > self._told_by:
+            self._told_by = number
+            self._weight_version = generation.spans[-1].weight_version
+        return generation
+
+    def _check_prompt(self, token_ids: NDArray[np.int32]) -> None:
+        context, vocabulary = self._description.context_tokens, self._description.vocabulary
+        if not len(token_ids):
+            raise EngineFailed("the prompt is empty; it needs at least one token")
+        if context and len(token_ids) >= context:
+            raise EngineFailed(f"a prompt of {len(token_ids)} tokens leaves no room in a context of {context}")
+        if token_ids.min() < 0 or (vocabulary and token_ids.max() >= vocabulary):
+            raise EngineFailed(
+                f"the prompt holds a token id outside of 0 to {vocabulary - 1}; is the tokenizer the model's?"
+            )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineFailed("the engine was closed", unreachable=True)
+        if self._fault:
+            raise EngineFailed(self._fault, unreachable=True)
+
+    # Weights ----------------------------------------------------------------------------------------------------------
+
+    async def _update(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+        async with self._updating:
+            if self._updates is None:
+                raise EngineFailed(
+                    f"{self._connections.url} cannot be told to take new weights: the trainer must update it, and call "
+                    "client.set_weight_version then"
+                )
+            await self._check_weights(path)
+            await self._updates.check()
+            if self._dialect.tells_spans:
+                await self._swap(self._updates, path, weight_version, mode)
+                return
+            self._keeping = mode == "keep"
+            try:
+                with self._gate.shut():
+                    await self._clear(self._updates, mode)
+                    await self._swap(self._updates, path, weight_version, "drain")
+            finally:
+                self._keeping = False
+
+    async def _clear(self, updates: WeightUpdates, mode: UpdateMode) -> None:
+        """See that none of our generations runs; the gate is shut."""
+        if mode == "drain":
+            if not await self._gate.until_empty(DRAIN_S):
+                raise EngineFailed(f"generations did not end within {DRAIN_S:g} s; the weights are the old ones")
+            return
+        deadline = asyncio.get_running_loop().time() + ABORT_S
+        while not await self._gate.until_empty(0):
+            await updates.abort_all()
+            if await self._gate.until_empty(ABORT_INTERVAL_S):
+                return
+            if asyncio.get_running_loop().time() > deadline:
+                raise EngineFailed(
+                    f"generations could not be aborted within {ABORT_S:g} s; the weights are the old ones"
+                )
+
+    async def _swap(self, updates: WeightUpdates, path: Path, weight_version: int, mode: UpdateMode) -> None:
+        try:
+            await updates.pause(mode)
+            try:
+                await updates.load(path, weight_version)
+            except InvalidWeights:
+                raise
+            except BaseException:
+                # Nobody may take tokens of weights that are half of the one and half of the other.
+                self._fault = f"{self._connections.url} failed in the middle of taking the weights at {path}"
+                raise
+            self._fault = ""
+            self._weight_version = weight_version
+            self._told_by = self._asked
+        except BaseException:
+            with suppress(EngineFailed):
+                await updates.resume()
+            raise
+        await updates.resume()
+
+    async def _check_weights(self, path: Path) -> None:
+        """Look at the weights before the server does, which may not survive wrong ones."""
+        try:
+            async with asyncio.timeout(CHECK_S):
+                await run_aside(_check_weights, path, Path(self._model))
+        except TimeoutError:
+            raise InvalidWeights(f"{path} could not be read within {CHECK_S:g} s", path=str(path)) from None
+
+    # Health -----------------------------------------------------------------------------------------------------------
+
+    async def _ask_health(self) -> None:
+        answer = await self._connections.control("GET", "/health", timeout_s=HEALTH_S)
+        if answer.status >= 500 or answer.status == 429:
+            raise EngineFailed(f"{self._connections.url} is not well: {answer.excerpt()}", unreachable=True)
+
+    async def _until(self, task: asyncio.Task[None]) -> None:
+        """Wait for a task that goes on if we leave."""
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # by `close`; that is not the caller's wish
+                self._check_open()
+            raise
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task is self._health:
+            self._health = None
+        if not task.cancelled():
+            task.exception()  # whoever asked has it; if they left, nobody needs it
+
+
+def _updates(found: Found, connections: Connections) -> WeightUpdates | None:
+    match found.dialect.name:
+        case "vllm" | "completions":
+            return VllmUpdates(connections)
+        case "sglang":
+            return SglangUpdates(connections)
+        case _:
+            return None
+
+
+def _rest(sampling: Sampling, count: int) -> Sampling:
+    """Give how the rest of a turn is drawn; with the same seed, its random numbers would be those of the beginning."""
+    seed = None if sampling.seed is None else (sampling.seed + 1 + count) % 2**63
+    return msgspec.structs.replace(sampling, max_tokens=sampling.max_tokens - count, seed=seed)
+
+
+def _joined(parts: Sequence[Generation]) -> Generation:
+    """Give the parts of one turn as one; it ended as the last did."""
+    if len(parts) == 1:
+        return parts[0]
+    spans: list[VersionSpan] = []
+    start = 0
+    for part in parts:
+        spans += [VersionSpan(span.weight_version, start + span.start, start + span.end) for span in part.spans]
+        start += len(part.token_ids)
+    return Generation(
+        np.concatenate([part.token_ids for part in parts]),
+        np.concatenate([part.logprobs for part in parts]),
+        tuple(spans),
+        parts[-1].finish_reason,
+        parts[0].cached_tokens,
+    )
+
+
+def _check_weights(path: Path, model: Path) -> None:
+    """Look at weights; where the server's model is not a folder that we see, only at what they are by themselves."""
+    if model.is_absolute() and model.is_dir():  # a relative one may be a name on a hub
+        check_checkpoint(path, model)
+    else:
+        read_tensors(path)

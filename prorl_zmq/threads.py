@@ -1,0 +1,31 @@
+"""Blocking work beside an asyncio loop, such as reading a file on a network that may hang."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from threading import Thread
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Result = TypeVar("Result")
+
+
+async def run_aside(function: Callable[..., Result], *arguments: object) -> Result:
+    """Call a function in a thread of its own, which the process's end does not wait for, as it would for an executor's.
+
+    Cancelling leaves the thread to itself.
+    """
+    done: Future[Result] = Future()
+    done.set_running_or_notify_cancel()
+
+    def call() -> None:
+        try:
+            done.set_result(function(*arguments))
+        except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
+            done.set_exception(error)
+
+    Thread(target=call, name=function.__name__, daemon=True).start()
+    return await asyncio.wrap_future(done)

@@ -1,0 +1,53 @@
+"""Where a turn ends that a text ends (`Sampling.stop`): found in token space, the same for every engine.
+
+An engine may notice the text itself and save the rest, late or never. Here the turn is cut behind the token that
+completes the text; what is kept are the engine's own ids and log-probs, since a sample's beginning does not depend on
+its end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..inference.engine import Generation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def cut_at(generation: Generation, texts: Sequence[str], decode: Callable[[NDArray[np.int32]], str]) -> Generation:
+    """Give the generation up to the token that completes the first of the texts; itself if it has none of them.
+
+    Args:
+        generation: a turn.
+        texts: what ends it.
+        decode: gives the text of ids.
+    """
+
+    def ended(count: int) -> bool:
+        said = decode(generation.token_ids[:count])
+        return any(text in said for text in texts)
+
+    if not texts or not ended(len(generation.token_ids)):
+        return generation
+    too_few, enough = 0, len(generation.token_ids)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if ended(middle):
+            enough = middle
+        else:
+            too_few = middle
+    return Generation(
+        generation.token_ids[:enough],
+        generation.logprobs[:enough],
+        tuple(
+            msgspec.structs.replace(span, end=min(span.end, enough)) for span in generation.spans if span.start < enough
+        ),
+        "stop",
+        generation.cached_tokens,
+    )

@@ -1,0 +1,291 @@
+"""The heap against a list that is searched from end to end: what is assigned, and what always holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from prorl_zmq.brokers.backend_heap import Affinity, BackendHeap
+from prorl_zmq.errors import DuplicateBackend, UnknownBackend
+from prorl_zmq.messages import Assign, Backend
+
+JOBS = st.sampled_from([f"job-{number}" for number in range(8)])
+NAMES = ["w", "x", "y", "z"]
+BACKENDS = st.sampled_from(NAMES)
+NODES = st.sampled_from(["n1", "n2"])
+GROUPS = st.sampled_from(["", "g", "h"])
+OWNERS = st.sampled_from(["run-1", "run-2"])
+ATTEMPTS = st.integers(1, 3)
+VERSIONS = st.integers(0, 3)
+
+
+@dataclass
+class ModelBackend:
+    backend: Backend
+    changed: int
+    draining: bool = False
+    version: int = 0
+    needed: int = 0
+    suspect: bool = False
+    jobs: set[str] = field(default_factory=set)
+
+    @property
+    def state(self) -> str:
+        return "draining" if self.draining or self.needed else "suspect" if self.suspect else "ready"
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.jobs) < self.backend.max_in_flight
+
+    @property
+    def rank(self) -> tuple[bool, bool, float, int]:
+        suspect = self.state == "suspect"
+        return (suspect, not suspect and not self.has_room, len(self.jobs) / self.backend.weight, self.changed)
+
+
+class HeapMachine(RuleBasedStateMachine):
+    """The rules of `backend_heap` without a heap."""
+
+    @initialize(affinity=st.sampled_from(["job", "group"]))
+    def start(self, affinity: Affinity) -> None:
+        self.heap = BackendHeap(affinity)
+        self.by_group = affinity == "group"
+        self.backends: dict[str, ModelBackend] = {}
+        self.assigned: dict[str, tuple[str, int, str]] = {}
+        self.groups: dict[str, list[str]] = {}
+        self.clock = 0
+        self.requests = 0
+
+    def touch(self, name: str) -> None:
+        self.clock += 1
+        self.backends[name].changed = self.clock
+
+    def drop(self, job_id: str) -> None:
+        name, _, _ = self.assigned.pop(job_id)
+        self.backends[name].jobs.discard(job_id)
+        self.touch(name)
+
+    @rule(
+        name=BACKENDS,
+        endpoint=st.sampled_from(["ipc://1", "ipc://2"]),
+        version=VERSIONS,
+        needed=VERSIONS,
+        weight=st.sampled_from([0.5, 1.0, 2.0, 3.0]),
+        limit=st.integers(1, 4),
+        node=NODES,
+    )
+    def add(self, name: str, endpoint: str, version: int, needed: int, weight: float, limit: int, node: str) -> None:
+        backend = Backend(
+            backend_id=name,
+            endpoint=endpoint,
+            weight_version=version,
+            weight=weight,
+            max_in_flight=limit,
+            node=node,
+        )
+        known = self.backends.get(name)
+        if known is not None and known.backend.endpoint != endpoint:
+            with pytest.raises(DuplicateBackend):
+                self.heap.add(backend, needed)
+            return
+        self.heap.add(backend, needed)
+        member = self.backends.setdefault(name, ModelBackend(backend, 0))
+        member.backend = backend
+        member.draining = member.suspect = False
+        member.version, member.needed = version, needed if version < needed else 0
+        self.touch(name)
+
+    @rule(name=BACKENDS)
+    def add_plain(self, name: str) -> None:
+        known = self.backends.get(name)
+        self.add(name, known.backend.endpoint if known is not None else "ipc://1", 0, 0, 1.0, 2, "n1")
+
+    @rule(name=st.none() | BACKENDS, version=VERSIONS)
+    def set_weight_version(self, name: str | None, version: int) -> None:
+        if name is not None and name not in self.backends:
+            with pytest.raises(UnknownBackend):
+                self.heap.set_weight_version(version, name)
+            return
+        self.heap.set_weight_version(version, name)
+        for one in self.backends if name is None else [name]:
+            member = self.backends[one]
+            member.version = version
+            if 0 < member.needed <= version:
+                member.needed = 0
+                self.touch(one)
+
+    @rule(name=BACKENDS, change=st.sampled_from(["drain", "trust", "remove"]))
+    def change(self, name: str, change: str) -> None:
+        if name not in self.backends:
+            with pytest.raises(UnknownBackend):
+                getattr(self.heap, change)(name)
+            return
+        getattr(self.heap, change)(name)
+        member = self.backends[name]
+        if change == "drain":
+            member.draining = True
+        elif change == "trust" and member.suspect:
+            member.suspect = False
+            self.touch(name)
+        elif change == "remove":
+            for job_id in tuple(member.jobs):
+                self.drop(job_id)
+            del self.backends[name]
+
+    @rule(job_id=JOBS, attempt=ATTEMPTS, owner=OWNERS, group=GROUPS, node=NODES, again=st.booleans())
+    def assign(self, job_id: str, attempt: int, owner: str, group: str, node: str, again: bool) -> None:
+        self.ask(job_id, attempt, owner, group, node, "", again)
+
+    @rule(job_id=JOBS, attempt=ATTEMPTS, group=GROUPS, node=NODES, again=st.booleans(), name=st.none() | BACKENDS)
+    def cannot_reach(self, job_id: str, attempt: int, group: str, node: str, again: bool, name: str | None) -> None:
+        held = self.assigned.get(job_id)
+        unreachable = name if name is not None else held[0] if held is not None else ""
+        owner = held[2] if held is not None else "run-1"
+        if held is not None and name is None:
+            attempt = held[1]
+        self.ask(job_id, attempt, owner, group, node, unreachable, again)
+
+    def ask(self, job_id: str, attempt: int, owner: str, group: str, node: str, unreachable: str, again: bool) -> None:
+        self.requests += 1
+        request = Assign(
+            f"request-{self.requests}",
+            owner=owner,
+            job_id=job_id,
+            attempt=attempt,
+            wait_s=1.0,
+            group_id=group,
+            node=node,
+            unreachable=unreachable,
+        )
+        held = self.assigned.get(job_id)
+        given = self.heap.assign(request)
+        name = given.backend_id if given is not None else None
+        self.check(request, held, name)
+        if again and name is not None:
+            before = self.heap.status()
+            assert self.heap.assign(request) == given, "a repeat gets the same answer"
+            assert self.heap.status() == before
+
+    def check(self, request: Assign, held: tuple[str, int, str] | None, given: str | None) -> None:
+        if held is not None and (
+            held[1] > request.attempt or (held[1] == request.attempt and request.unreachable != held[0])
+        ):
+            assert given == held[0], "a job keeps its backend, and an older attempt changes nothing"
+            return
+        if held is not None:
+            self.drop(request.job_id)
+        stays = held is not None and held[0] != request.unreachable and self.backends[held[0]].state == "ready"
+        if stays:
+            assert held is not None
+            expected: str | None = held[0]
+        else:
+            if request.unreachable in self.backends:
+                self.backends[request.unreachable].suspect = True
+            expected = self.best(request)
+            if request.unreachable in self.backends:
+                self.touch(request.unreachable)
+            self.check_bounds(request, given)
+        assert given == expected
+        if given is not None:
+            self.assigned[request.job_id] = (given, request.attempt, request.owner)
+            self.backends[given].jobs.add(request.job_id)
+            self.touch(given)
+            if request.group_id and self.by_group:
+                known = self.groups.setdefault(request.group_id, [])
+                known += [given] if given not in known else []
+
+    def best(self, request: Assign) -> str | None:
+        others = {
+            name: member
+            for name, member in self.backends.items()
+            if member.state != "draining" and name != request.unreachable
+        }
+        if self.by_group and request.group_id in self.groups:
+            group = self.groups[request.group_id]
+            for name in tuple(group):
+                if name not in others or others[name].state != "ready":
+                    group.remove(name)
+                elif others[name].has_room:
+                    return name
+        least = min(others, key=lambda name: others[name].rank, default=None)
+        if least is None:
+            lost = self.backends.get(request.unreachable)
+            return request.unreachable if lost is not None and lost.state == "suspect" else None
+        near = [
+            name
+            for name, member in others.items()
+            if member.backend.node == request.node and member.state == "ready" and member.has_room
+        ]
+        nearest = min(near, key=lambda name: others[name].rank, default=None)
+        if nearest is not None:
+            member = others[nearest]
+            least_load = len(others[least].jobs) / others[least].backend.weight
+            if (len(member.jobs) - 1) / member.backend.weight <= least_load:
+                return nearest
+        return least
+
+    def check_bounds(self, request: Assign, given: str | None) -> None:
+        """What is promised of an assignment, said without the rules that bring it about."""
+        if given is None:
+            return
+        chosen = self.backends[given]
+        assert chosen.state != "draining"
+        ready = [
+            one
+            for one in self.backends.values()
+            if one.state == "ready" and one.has_room and one.backend.backend_id != request.unreachable
+        ]
+        if ready:
+            assert chosen in ready, "a full or suspect one is given only where there is no other"
+        if ready and not (self.by_group and request.group_id):
+            least = min(len(one.jobs) / one.backend.weight for one in ready)
+            spared = (len(chosen.jobs) - 1) / chosen.backend.weight
+            assert spared <= least, "being near costs at most one assignment"
+        if request.unreachable == given:
+            assert all(one is chosen or one.state == "draining" for one in self.backends.values())
+
+    @rule(job_id=JOBS, attempt=ATTEMPTS)
+    def release(self, job_id: str, attempt: int) -> None:
+        held = self.assigned.get(job_id)
+        expected = held is not None and held[1] <= attempt
+        assert self.heap.release(job_id, attempt) == expected
+        if expected:
+            self.drop(job_id)
+
+    @rule(owner=OWNERS, jobs=st.dictionaries(JOBS, ATTEMPTS))
+    def keep_only(self, owner: str, jobs: dict[str, int]) -> None:
+        self.heap.keep_only(owner, jobs)
+        self.drop_all(owner, jobs)
+
+    @rule(owner=OWNERS)
+    def drop_owner(self, owner: str) -> None:
+        self.heap.drop_owner(owner)
+        self.drop_all(owner, {})
+        assert owner not in self.heap.owners()
+
+    def drop_all(self, owner: str, but: dict[str, int]) -> None:
+        dropped = [job for job, (_, attempt, who) in self.assigned.items() if who == owner and but.get(job) != attempt]
+        # The order in which one call releases several jobs is not promised; it decides ties between backends.
+        for job_id in dropped:
+            self.drop(job_id)
+        order = {name: sequence for name, (_, _, sequence, _) in self.heap._ranking._all._entries.items()}
+        for name in sorted(order, key=order.__getitem__):
+            self.touch(name)
+
+    @invariant()
+    def counts_and_states_agree(self) -> None:
+        listed = {status.backend.backend_id: status for status in self.heap.status()}
+        assert listed.keys() == self.backends.keys()
+        assert {name: (one.in_flight, one.state) for name, one in listed.items()} == {
+            name: (len(member.jobs), member.state) for name, member in self.backends.items()
+        }
+        assert sum(one.in_flight for one in listed.values()) == len(self.assigned)
+        known = {name: self.heap.known_version(name) for name in self.backends}
+        assert known == {name: max(member.version, member.needed) for name, member in self.backends.items()}
+        assert set(self.heap.owners()) == {owner for _, _, owner in self.assigned.values()}
+
+
+TestBackendHeap = HeapMachine.TestCase

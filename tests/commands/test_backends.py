@@ -1,0 +1,234 @@
+"""`prorl backends` beside a service's front door, its backend broker and one engine host that answers by the book."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import zmq
+from rich.console import Console
+
+from prorl_zmq import RolloutClient, codec
+from prorl_zmq.brokers.backend_broker import BackendBroker
+from prorl_zmq.brokers.journal import MemoryJournal
+from prorl_zmq.brokers.rollout_broker import RolloutBroker
+from prorl_zmq.commands.backends import backend_table, detail_table
+from prorl_zmq.config import ServiceSettings, Topology
+from prorl_zmq.messages import (
+    AnyEngineRequest,
+    Backend,
+    BackendStatus,
+    ChatSettings,
+    EngineLoad,
+    EngineReady,
+    NoteWeightVersion,
+    UpdateWeights,
+)
+from prorl_zmq.sockets import bind, open_socket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+WAIT_S = 30.0
+
+
+class Service:
+    """Both brokers in threads."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        topology = Topology(service=ServiceSettings(run_dir=folder))
+        self._brokers = (RolloutBroker(topology, MemoryJournal()), BackendBroker(topology))
+        self._threads = [threading.Thread(target=broker.run) for broker in self._brokers]
+        for thread in self._threads:
+            thread.start()
+        self.front_door = topology.endpoint(topology.rollout_broker.front_door)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "backends", *arguments]
+        command += ["--connect", self.front_door]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    def backends(self) -> tuple[BackendStatus, ...]:
+        with RolloutClient(self.front_door, timeout_s=WAIT_S) as client:
+            return client.backends.list()
+
+    def close(self) -> None:
+        for broker in self._brokers:
+            broker.stop()
+        for thread in self._threads:
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
+        service = Service(folder)
+        try:
+            yield service
+        finally:
+            service.close()
+
+
+def test_every_option_of_add_arrives(service: Service) -> None:
+    options = ["--weight", "2.5", "--node", "n2", "--max-in-flight", "8", "--context-tokens", "4096"]
+    options += ["--tokenizer", "/models/m", "--model", "m", "--weight-version", "3"]
+    assert service.run("add", "mine", "ipc:///tmp/mine", *options).returncode == 0
+    assert service.run("add", "plain", "ipc:///tmp/plain").returncode == 0
+    mine, plain = service.backends()
+    assert mine.backend == Backend(
+        backend_id="mine",
+        endpoint="ipc:///tmp/mine",
+        model="m",
+        chat=ChatSettings(kind="transformers", tokenizer="/models/m"),
+        weight_version=3,
+        node="n2",
+        weight=2.5,
+        max_in_flight=8,
+        context_tokens=4096,
+    )
+    assert plain.backend == Backend(backend_id="plain", endpoint="ipc:///tmp/plain")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("bad", "http://127.0.0.1:8000"), "start `prorl-engine --engine http --url http://127.0.0.1:8000`"),
+        (("bad", "127.0.0.1:8000"), "is not ipc://PATH or tcp://HOST:PORT"),
+        (("bad", "ipc:///tmp/bad", "--weight", "0"), "backend.weight"),
+        (("bad", "ipc:///tmp/bad", "--node", "a node"), "backend.node"),
+        (("not an id", "ipc:///tmp/bad"), "backend.backend_id"),
+        (("bad", "ipc:///tmp/bad", "--max-in-flight", "0"), "--max-in-flight"),
+    ],
+)
+def test_what_cannot_be_a_backend_is_refused_in_one_line(
+    service: Service, arguments: tuple[str, ...], said: str
+) -> None:
+    done = service.run("add", *arguments)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert said in line
+    assert service.backends() == ()
+
+
+def test_list_says_what_it_leaves_out_and_shows_it_on_request(service: Service) -> None:
+    assert "`prorl-engine`" in service.run("list").stdout
+    service.run("add", "mine", "ipc:///tmp/mine", "--model", "some-model")
+    listed = service.run("list").stdout
+    assert "--details" in listed
+    assert "some-model" not in listed
+    detailed = service.run("list", "--details").stdout
+    for word in ("mine", "ready", "some-model", "ipc:///tmp/mine", "256"):
+        assert word in detailed
+
+
+@contextmanager
+def answering_host(service: Service) -> Iterator[list[AnyEngineRequest]]:
+    """Backend `mine`, whose engine host does the first thing that it is asked; gives what that was."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    asked: list[AnyEngineRequest] = []
+
+    def answer(router: zmq.Socket[bytes]) -> None:
+        if router.poll(int(1000 * WAIT_S)):
+            *envelope, frame = router.recv_multipart()
+            request = codec.decode(frame, AnyEngineRequest)
+            asked.append(request)
+            router.send_multipart([*envelope, codec.encode(EngineReady(request.request_id, request.weight_version))])
+
+    try:
+        router = open_socket(context, zmq.ROUTER)
+        service.run("add", "mine", bind(router, f"ipc://{service.folder}/engine"))
+        host = threading.Thread(target=answer, args=(router,))
+        host.start()
+        yield asked
+        host.join(WAIT_S)
+    finally:
+        context.destroy(linger=0)
+
+
+def test_versions_are_told_to_each_engine_host(service: Service) -> None:
+    with answering_host(service) as asked:
+        done = service.run("set-version", "7")
+    assert done.returncode == 0, done.stderr
+    (request,) = asked
+    assert isinstance(request, NoteWeightVersion)
+    assert request.weight_version == 7
+    assert [status.backend.weight_version for status in service.backends()] == [7]
+
+
+def test_update_weights_asks_each_engine_host(service: Service, tmp_path: Path) -> None:
+    with answering_host(service) as asked:
+        done = service.run("update-weights", str(tmp_path), "9", "--mode", "drain")
+    assert done.returncode == 0, done.stderr
+    (request,) = asked
+    assert isinstance(request, UpdateWeights)
+    assert (request.path, request.weight_version, request.mode) == (str(tmp_path), 9, "drain")
+    assert [status.backend.weight_version for status in service.backends()] == [9]
+
+
+@pytest.mark.parametrize("command", ["list", "add", "drain", "remove", "clear", "set-version", "update-weights"])
+def test_help_of_each_command_teaches(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "backends", command, "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert "Usage: prorl backends" in done.stdout
+
+
+def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
+    backend = Backend(
+        backend_id="engine-0.gpu-node-17.cluster",
+        endpoint="ipc:///run/user/1000/prorl/engines/engine-0.gpu-node-17",
+        model="Someone/Some-Model-235B-A22B-Instruct",
+        weight_version=12_345,
+        node="gpu-node-17.cluster",
+        weight=2.5,
+        max_in_flight=1024,
+        context_tokens=131_072,
+    )
+    busy = EngineLoad(running=900, tokens_per_s=12_345.6, prompt_tokens=1000, cached_tokens=873)
+    rows = (
+        BackendStatus(backend=backend, state="draining", in_flight=1000, assigned=5, load=busy),
+        BackendStatus(
+            backend=Backend(backend_id="new", endpoint="ipc://new"), state="suspect", in_flight=0, assigned=0
+        ),
+        BackendStatus(
+            backend=Backend(backend_id="idle", endpoint="ipc://i"),
+            state="ready",
+            in_flight=0,
+            assigned=0,
+            load=EngineLoad(),
+        ),
+    )
+    narrow = Console(width=80, record=True, file=io.StringIO())
+    narrow.print(backend_table(rows))
+    narrow.print(detail_table(rows))
+    text = narrow.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    joined: list[list[str]] = []
+    for line in cells:
+        if line[1]:
+            joined.append(line)
+        else:
+            joined[-1] = [above + below for above, below in zip(joined[-1], line, strict=True)]
+    assert joined == [
+        [backend.backend_id, "draining", "12345", "1000", "12,346", "87%", backend.node],
+        ["new", "suspect", "0", "0", "–", "–", "local"],
+        ["idle", "ready", "0", "0", "0", "–", "local"],
+        [backend.backend_id, "2.5", "1024", "131072", backend.model, backend.endpoint],
+        ["new", "1", "256", "–", "–", "ipc://new"],
+        ["idle", "1", "256", "–", "–", "ipc://i"],
+    ]

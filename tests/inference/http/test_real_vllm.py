@@ -1,0 +1,241 @@
+"""The HTTP engine and a real vLLM server, which all tests here share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import threading
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from vllm_python import START_LIMIT_S, environment, tiny_models, vllm_python
+
+from prorl_zmq.errors import EngineFailed, InvalidWeights
+from prorl_zmq.inference.http.http_engine import HttpEngine
+from prorl_zmq.messages import ChatSettings, Sampling, VersionSpan
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from prorl_zmq.inference.engine import Generation
+
+pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(2 * START_LIMIT_S)]
+
+PROMPT = np.arange(10, 310, dtype=np.int32)
+"""More than two blocks of the prefix cache."""
+APIS = ("vllm", "completions")
+
+
+class RealServer:
+    """vLLM's own HTTP server, in a process group of its own: its engine outlives a killed API process."""
+
+    def __init__(self, folder: Path, models: list[Path]) -> None:
+        self.models = models
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        command = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(models[0])]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
+        command += ["--max-model-len", "2048", "--kv-cache-memory-bytes", str(2**26), "--enable-scale-out"]
+        command += ["--enable-prompt-tokens-details"]
+        settings = {
+            "VLLM_SERVER_DEV_MODE": "1",
+            "TORCHDYNAMO_DISABLE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": str((os.cpu_count() or 1) - 1),
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        self.log = folder / "vllm.log"
+        self._process = subprocess.Popen(
+            command,
+            env=environment(folder) | settings,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._up = threading.Event()
+        self._reader = threading.Thread(target=self._read, name="vLLM's log")
+        self._reader.start()
+
+    def until_up(self) -> None:
+        assert self._up.wait(START_LIMIT_S), self._said()
+        assert self._process.poll() is None, self._said()
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(START_LIMIT_S)
+        self._reader.join(START_LIMIT_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _read(self) -> None:
+        with self.log.open("w") as log:
+            for line in self._process.stdout or ():
+                log.write(line)
+                if "Application startup complete" in line:
+                    self._up.set()
+        self._up.set()
+
+    def _said(self) -> str:
+        return self.log.read_text()[-4000:]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    folder = tmp_path_factory.mktemp("http-vllm")
+    server = RealServer(folder, tiny_models(folder, 2))
+    try:
+        server.until_up()
+        yield server
+    finally:
+        server.close()
+
+
+@asynccontextmanager
+async def engine_of(server: RealServer, api: Any) -> AsyncIterator[HttpEngine]:
+    engine = await HttpEngine.start(server.url, api=api, start_s=30.0)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def likeliest(engine: HttpEngine, prompt: Any = PROMPT, count: int = 12) -> Generation:
+    return await engine.generate(prompt, Sampling(temperature=0, max_tokens=count), (), "job")
+
+
+def same(one: Generation, other: Generation) -> bool:
+    return one.token_ids.tolist() == other.token_ids.tolist() and np.allclose(one.logprobs, other.logprobs, atol=1e-4)
+
+
+def test_the_probe_finds_out_what_the_server_is(server: RealServer) -> None:
+    async def main() -> None:
+        async with engine_of(server, "auto") as engine:
+            description, model = engine.description, str(server.models[0])
+            assert engine._dialect.name == "vllm"
+            assert description.model == model
+            assert description.chat == ChatSettings("transformers", model)
+            assert (description.context_tokens, description.vocabulary) == (2048, 1024)
+            assert description.logprobs_mode == "raw_logprobs"
+            await engine.check_health()
+        with pytest.raises(EngineFailed, match="sglang: POST /generate: 404"):
+            await HttpEngine.start(server.url, api="sglang", start_s=30.0)
+
+    asyncio.run(main())
+
+
+def test_both_dialects_give_the_same_tokens(server: RealServer) -> None:
+    async def main() -> None:
+        async with engine_of(server, "vllm") as tokens, engine_of(server, "completions") as completions:
+            for seed in range(3):
+                sampling = Sampling(temperature=0.8, top_p=0.9, top_k=50, min_p=0.01, max_tokens=30, seed=seed)
+                one = await tokens.generate(PROMPT, sampling, (), "job")
+                other = await completions.generate(PROMPT, sampling, (), "job")
+                assert same(one, other)
+                assert len(one.token_ids) == 30
+                assert one.finish_reason == other.finish_reason == "length"
+            assert one.cached_tokens >= 256
+            assert other.cached_tokens >= 256
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_turns_end_where_they_should(server: RealServer, api: str) -> None:
+    async def main() -> None:
+        async with engine_of(server, api) as engine:
+            free = await likeliest(engine, count=30)
+            stop = free.token_ids.tolist()[7]
+            place = free.token_ids.tolist().index(stop)
+            stopped = await engine.generate(PROMPT, Sampling(temperature=0, max_tokens=30), (stop,), "job")
+            assert stopped.finish_reason == "stop"
+            assert stopped.token_ids.tolist() == free.token_ids.tolist()[: place + 1]
+            # Some text is there before long, whatever this model says.
+            texts = Sampling(max_tokens=200, stop=("a", "e", " "), seed=1)
+            ended = await engine.generate(PROMPT, texts, (), "job")
+            assert ended.finish_reason == "stop"
+            assert len(ended.token_ids) < 200
+            nearly_full = np.resize(PROMPT, 2040)
+            full = await engine.generate(nearly_full, Sampling(temperature=0, max_tokens=100_000), (), "job")
+            assert (full.finish_reason, len(full.token_ids)) == ("length", 8)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_many_at_once_and_some_cancelled(server: RealServer, api: str) -> None:
+    async def main() -> None:
+        async with engine_of(server, api) as engine:
+            alone = await likeliest(engine, PROMPT[:20])
+            tasks = [asyncio.create_task(likeliest(engine, PROMPT[: 20 + n % 4])) for n in range(40)]
+            endless = [
+                asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=1700, seed=n), (), "job"))
+                for n in range(8)
+            ]
+            generations = await asyncio.gather(*tasks)
+            assert all(same(generation, alone) for generation in generations[::4])
+            for task in endless:
+                task.cancel()
+            outcomes = await asyncio.gather(*endless, return_exceptions=True)
+            assert any(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
+            assert same(await likeliest(engine, PROMPT[:20]), alone)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("mode", ["keep", "drain", "abort"])
+def test_new_weights_in_the_middle_of_turns(server: RealServer, api: str, mode: Any) -> None:
+    async def main() -> None:
+        async with engine_of(server, api) as engine:
+            await engine.update_weights(server.models[0], 10, "abort")
+            old = await likeliest(engine)
+            long = Sampling(temperature=0, max_tokens=600)
+            turns = [asyncio.create_task(engine.generate(PROMPT[n:], long, (), "job")) for n in range(4)]
+            await asyncio.sleep(0.5)  # so that some tokens are there; any number will do
+            await engine.update_weights(server.models[1], 11, mode)
+            generations = await asyncio.gather(*turns)
+            new = await likeliest(engine)
+            assert new.spans == (VersionSpan(11, 0, 12),)
+            assert engine.weight_version == 11
+            assert not same(old, new)
+            for number, generation in enumerate(generations):
+                made = [span.weight_version for span in generation.spans]
+                if mode == "keep":
+                    assert made == [10, 11]
+                    swap = generation.spans[1].start
+                    prompt = np.concatenate([PROMPT[number:], generation.token_ids[:swap]])
+                    tail = await likeliest(engine, prompt, 20)
+                    assert tail.token_ids.tolist() == generation.token_ids[swap : swap + 20].tolist()
+                    np.testing.assert_allclose(tail.logprobs, generation.logprobs[swap : swap + 20], atol=1e-4)
+                else:
+                    assert made == [10]
+                    assert (
+                        generation.finish_reason == "abort" if mode == "abort" else generation.finish_reason != "abort"
+                    )
+            await engine.update_weights(server.models[0], 12, mode)
+            assert same(await likeliest(engine), old)
+
+    asyncio.run(main())
+
+
+def test_wrong_weights_never_reach_the_server(server: RealServer, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with engine_of(server, "vllm") as engine:
+            before, version = await likeliest(engine), engine.weight_version
+            for path in (tmp_path / "missing", tmp_path):
+                with pytest.raises(InvalidWeights):
+                    await engine.update_weights(path, 99, "keep")
+            assert engine.weight_version == version
+            assert same(await likeliest(engine), before)
+
+    asyncio.run(main())

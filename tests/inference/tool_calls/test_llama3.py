@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from prorl_zmq.inference.tool_calls.call import MalformedCall, ToolCall
+from prorl_zmq.inference.tool_calls.llama3 import Llama3Format
+
+PARSE = Llama3Format().parse
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('{"name": "a", "parameters": {"x": 1}}', [ToolCall("a", {"x": 1})]),
+        ('\n<|python_tag|>{"type": "function", "name": "a", "parameters": {}}', [ToolCall("a")]),
+        ('{"name": "a"}; {"name": "b", "parameters": {"x": ";"}}', [ToolCall("a"), ToolCall("b", {"x": ";"})]),
+        ('{"name": "a"} and that is all', [ToolCall("a")]),
+        ('I call {"name": "a"}', []),
+        ('{"answer": 4}', []),
+    ],
+)
+def test_a_turn_is_a_call_or_it_is_none(text: str, calls: list[ToolCall]) -> None:
+    assert PARSE(text) == calls
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"name": "a", "parameters": {"x"', "could not be read"),
+        ('{"name": "a", "parameters": "ls"}', "Expected `object`, got `str`"),
+        ('{"name": "a", "args": {}}', "unknown field `args`"),
+        ("<|python_tag|>print(1)", "is no tool call"),
+    ],
+)
+def test_malformed_call_says_how_to_write_it(text: str, said: str) -> None:
+    (call,) = PARSE(text)
+    assert isinstance(call, MalformedCall)
+    assert said in call.feedback
+    assert '{"name": "NAME", "parameters": {…}}' in call.feedback
+
+
+def test_what_is_said_before_a_tag() -> None:
+    assert Llama3Format().before_calls('Look.<|python_tag|>{"name": "a"}') == "Look."

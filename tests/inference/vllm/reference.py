@@ -1,0 +1,60 @@
+"""The reference: what transformers says of tokens that an engine sampled; used by scripts in vLLM's Python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from prorl_zmq.inference.engine import Generation
+    from prorl_zmq.messages import Sampling
+
+
+class Reference:
+    """Runs models by transformers, in float32.
+
+    Args:
+        folders: of the models, by weight version.
+    """
+
+    def __init__(self, folders: dict[int, Path]) -> None:
+        torch.set_num_threads(1)
+        self._models = {
+            version: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            for version, folder in folders.items()
+        }
+
+    def error(self, prompt: Sequence[int], generation: Generation, sampling: Sampling) -> float:
+        """Give the largest difference of a generation's log-probs from those of its spans' own weights."""
+        ids = torch.tensor([[*prompt, *generation.token_ids.tolist()]])
+        worst = 0.0
+        for span in generation.spans:
+            with torch.inference_mode():
+                logits = self._models[span.weight_version](ids).logits[0]
+            rows = logits[len(prompt) - 1 + span.start : len(prompt) - 1 + span.end]
+            drawn = torch.from_numpy(generation.token_ids[span.start : span.end].astype(np.int64))
+            expected = sampled_from(rows, sampling).gather(1, drawn[:, None])[:, 0].numpy()
+            worst = max(worst, float(np.abs(expected - generation.logprobs[span.start : span.end]).max()))
+        return worst
+
+
+def sampled_from(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Give the log-probs, [N, V], of the distributions that vLLM draws from, written anew from its documentation."""
+    if sampling.temperature == 0:
+        return torch.log_softmax(logits, -1)
+    logits = logits / sampling.temperature
+    likely = torch.softmax(logits, -1)
+    logits = logits.masked_fill(likely < sampling.min_p * likely.max(-1, keepdim=True).values, -torch.inf)
+    if sampling.top_k:
+        least = logits.topk(sampling.top_k, -1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    ordered, order = torch.softmax(logits, -1).sort(-1, descending=True)
+    beyond = ordered.cumsum(-1) - ordered >= sampling.top_p
+    logits = logits.masked_fill(torch.zeros_like(beyond).scatter(1, order, beyond), -torch.inf)
+    return torch.log_softmax(logits, -1)

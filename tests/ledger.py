@@ -1,0 +1,84 @@
+"""A proxy before an inference server, which keeps a ledger of the tokens that passed: what was asked and answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any, NamedTuple, Self
+
+from aiohttp import ClientSession, ClientTimeout, web
+
+GENERATE = "/inference/v1/generate"
+LIMIT_S = 60.0
+
+
+class Entry(NamedTuple):
+    """One generation, as the server sent it."""
+
+    prompt: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[tuple[str, int, int], ...]
+    """(version, start, end) per span, in the server's words."""
+
+
+class Ledger:
+    """Runs in a thread of its own for as long as its context.
+
+    Args:
+        server: the URL of a vLLM server.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self.entries: list[Entry] = []
+        self.url = ""
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(LIMIT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(LIMIT_S)
+        self._loop.close()
+
+    async def _run(self) -> None:
+        app = web.Application(client_max_size=2**28)
+        app.router.add_route("*", "/{path:.*}", self._pass_on)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        async with ClientSession(timeout=ClientTimeout(total=None)) as self._session:
+            self._ready.set()
+            await self._stop.wait()
+            await runner.cleanup()
+
+    async def _pass_on(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        headers = {"Content-Type": request.headers.get("Content-Type", "application/json")}
+        url = self._server + request.path_qs
+        async with self._session.request(request.method, url, data=body, headers=headers) as answer:
+            content = await answer.read()
+        if request.path == GENERATE and answer.status == 200:
+            self._note(json.loads(body), json.loads(content))
+        return web.Response(body=content, status=answer.status, content_type=answer.content_type)
+
+    def _note(self, asked: Any, answered: Any) -> None:
+        (choice,) = answered["choices"]
+        self.entries.append(
+            Entry(
+                tuple(asked["token_ids"]),
+                tuple(choice["token_ids"]),
+                tuple(one["logprob"] for one in choice["logprobs"]["content"]),
+                tuple((span["version"], span["start"], span["end"]) for span in choice["weight_versions"]),
+            )
+        )

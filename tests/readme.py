@@ -1,0 +1,19 @@
+"""The README's blocks, for the tests that run them as they stand there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+ENGINE_COMMANDS = (
+    "prorl-engine --engine http --url http://127.0.0.1:8000",
+    "prorl backends list",
+    "prorl backends update-weights ./step-1 1",
+)
+"""Run beside real engines, in this order, by `tests/service/test_real_engines.py`."""
+
+
+def blocks(language: str) -> list[str]:
+    """Give the code blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)

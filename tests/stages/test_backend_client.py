@@ -1,0 +1,154 @@
+"""The line to the backend broker, with a real one at its other end."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import zmq
+
+from prorl_zmq import Job, codec
+from prorl_zmq.brokers.backend_broker import BackendBroker
+from prorl_zmq.config import BackendBrokerSettings, ServiceSettings, Topology
+from prorl_zmq.errors import NoBackend
+from prorl_zmq.messages import (
+    AddBackend,
+    AnyBackendReply,
+    Backend,
+    BackendList,
+    Done,
+    DrainBackend,
+    ListBackends,
+    RemoveBackend,
+)
+from prorl_zmq.sockets import connect, open_socket
+from prorl_zmq.stages.backend_client import BackendClient
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from prorl_zmq.messages import AnyBackendRequest
+
+LIMIT_S = 30.0
+
+
+class Broker:
+    """A backend broker in a thread, and someone who adds backends."""
+
+    def __init__(self, folder: str) -> None:
+        settings = BackendBrokerSettings(affinity="group")
+        self._broker = BackendBroker(Topology(service=ServiceSettings(run_dir=folder), backend_broker=settings))
+        self.endpoint = self._broker.endpoint
+        self._thread = threading.Thread(target=self._broker.run)
+        self._thread.start()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._line = open_socket(self.context, zmq.REQ)
+        self._line.rcvtimeo = int(1000 * LIMIT_S)
+        connect(self._line, self.endpoint)
+
+    def ask(self, request: AnyBackendRequest) -> AnyBackendReply:
+        self._line.send(codec.encode(request))
+        return codec.decode(self._line.recv(), AnyBackendReply)  # type: ignore[arg-type]
+
+    def add(self, name: str, node: str = "local") -> None:
+        backend = Backend(backend_id=name, endpoint=f"ipc://{name}", node=node)
+        assert isinstance(self.ask(AddBackend("add", backend)), Done)
+
+    def states(self) -> dict[str, tuple[str, int]]:
+        listed = self.ask(ListBackends("list"))
+        assert isinstance(listed, BackendList)
+        return {status.backend.backend_id: (status.state, status.in_flight) for status in listed.backends}
+
+    def close(self) -> None:
+        self._broker.stop()
+        self._thread.join(LIMIT_S)
+        self.context.destroy(linger=0)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
+        broker = Broker(folder)
+        try:
+            yield broker
+        finally:
+            broker.close()
+
+
+def run(broker: Broker, body: Callable[[BackendClient], Awaitable[None]], node: str = "local") -> None:
+    async def main() -> None:
+        client = BackendClient(broker.context, broker.endpoint, "run-1", node)
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await body(client)
+        finally:
+            client.close()
+
+    asyncio.run(main())
+
+
+def job(name: str, group: str = "", wait_s: float = 20.0) -> Job:
+    return Job(task="math", instance={}, job_id=name, group_id=group, backend_wait_s=wait_s)
+
+
+def test_the_node_and_the_group_of_a_job_count(broker: Broker) -> None:
+    broker.add("far", "n1")
+    broker.add("near", "n2")
+
+    async def body(client: BackendClient) -> None:
+        assert (await client.assign(job("a", "g"), 1)).backend_id == "near"
+        assert [(await client.assign(job(name, "g"), 1)).backend_id for name in "bcd"] == ["near"] * 3
+        assert (await client.assign(job("e"), 1)).backend_id == "far"
+
+    run(broker, body, "n2")
+
+
+def test_a_job_is_given_another_backend_than_the_one_it_cannot_reach(broker: Broker) -> None:
+    broker.add("x")
+    broker.add("y")
+
+    async def body(client: BackendClient) -> None:
+        assert (await client.assign(job("a"), 1)).backend_id == "x"
+        assert (await client.reassign(job("a"), 1, "x")).backend_id == "y"
+        assert (await client.assign(job("a"), 1)).backend_id == "y", "it keeps that one"
+        assert (await client.reassign(job("a"), 1, "x")).backend_id == "y", "it has left that one already"
+        assert broker.states() == {"x": ("suspect", 0), "y": ("ready", 1)}
+        client.release("a", 1)
+        assert (await client.assign(job("b"), 1)).backend_id == "y"
+        assert broker.states() == {"x": ("suspect", 0), "y": ("ready", 1)}
+
+    run(broker, body)
+
+
+def test_the_only_backend_is_given_again(broker: Broker) -> None:
+    broker.add("x")
+
+    async def body(client: BackendClient) -> None:
+        await client.assign(job("a"), 1)
+        assert (await client.reassign(job("a"), 1, "x")).backend_id == "x"
+        assert broker.states() == {"x": ("suspect", 1)}
+
+    run(broker, body)
+
+
+def test_a_job_waits_for_another_backend_as_long_as_it_allows(broker: Broker) -> None:
+    broker.add("x")
+
+    async def body(client: BackendClient) -> None:
+        await client.assign(job("a"), 1)
+        await client.assign(job("b"), 1)
+        broker.ask(DrainBackend("drain", "x"))
+        with pytest.raises(NoBackend) as refused:
+            await client.reassign(job("a", wait_s=0.2), 1, "x")
+        assert refused.value.fields["job_id"] == "a"
+        moving = asyncio.create_task(client.reassign(job("b"), 1, "x"))
+        await asyncio.sleep(0)  # it has asked: the request is on the wire before the next one
+        broker.ask(RemoveBackend("remove", "x"))
+        broker.add("y")
+        assert (await moving).backend_id == "y"
+
+    run(broker, body)
