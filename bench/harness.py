@@ -49,6 +49,19 @@ class Row:
         return self.name, f"{self.value:,.{digits}f} {self.unit}", self.against, ratio, verdict + self.target
 
 
+class Incomplete(Exception):
+    """Part of a benchmark cannot be measured on this machine.
+
+    Args:
+        why: and what to do about it, in one line.
+        rows: what was measured all the same.
+    """
+
+    def __init__(self, why: str, rows: list[Row]) -> None:
+        super().__init__(why)
+        self.rows = rows
+
+
 def machine() -> dict[str, str | int | float]:
     """Describe the machine, for whoever reads the figures later."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -81,15 +94,23 @@ def main(name: str, about: str, measure: Callable[[bool], list[Row]]) -> None:
     Args:
         name: of the module, the JSON's `bench` and the picture.
         about: what it measures, for `--help` and above the table.
-        measure: given whether to be quick (under 60 s); gives the rows.
+        measure: given whether to be quick (under 60 s); gives the rows. Where it raises `Incomplete` there is a report
+            of the rest, but none in the place of a report that is there.
     """
     parser = argparse.ArgumentParser(prog=f"bench/{name}.py", description=about)
     parser.add_argument("--quick", action="store_true", help="a smaller run, under 60 s: checks that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
     arguments = parser.parse_args()
-    rows = measure(arguments.quick)
-    _print(name, about, rows)
-    if arguments.json is not None:
+    incomplete = ""
+    try:
+        rows = measure(arguments.quick)
+    except Incomplete as error:
+        incomplete, rows = str(error), error.rows
+    if rows:
+        _print(name, about, rows)
+    if incomplete:
+        print(f"{name} is incomplete: {incomplete}", file=sys.stderr)
+    if arguments.json is not None and rows and not (incomplete and arguments.json.exists()):
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         report = {"bench": name, "about": about, "machine": machine(), "rows": [asdict(row) for row in rows]}
         arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -2,7 +2,8 @@
 
 No figure is typed by hand, neither in bench/README.md nor in the project's README.md, which gets the rows that have a
 target. Benchmarks run one after the other, since they share the machine's cores; one that fails ends the run with its
-exit code, and leaves both as they were.
+exit code, and leaves both as they were. One that cannot measure all of its parts here (no vLLM) leaves its last report,
+and the page has that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,19 @@ from typing import Any
 
 from harness import RESULTS, Row
 
-BENCHES = ("frontdoor", "startup", "fetch", "overlap", "dispatch", "assign", "tools", "sandbox")
+BENCHES = (
+    "frontdoor",
+    "startup",
+    "fetch",
+    "overlap",
+    "dispatch",
+    "assign",
+    "routing",
+    "inference",
+    "turns",
+    "tools",
+    "sandbox",
+)
 """In the order of README.md."""
 FOLDER = Path(__file__).parent
 FIGURES_BEGIN, FIGURES_END = "<!-- figures: written by bench/run_all.py -->", "<!-- end of figures -->"

@@ -109,6 +109,9 @@ class BackendSettings(Section, frozen=True, kw_only=True):
     max_in_flight: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """Jobs at once beyond which one counts as full; 0: what the engine says."""
 
+    context_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    """`http`: most tokens of a prompt and its answer together, for servers that do not say; 0: not known."""
+
     @property
     def engines(self) -> int:
         """How many engine hosts these are."""

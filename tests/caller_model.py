@@ -56,7 +56,7 @@ def main(source: str, folder: str, *others: str) -> None:
         tokenizer.save_pretrained(place)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter += 0.02 * parameter.std() * torch.randn_like(parameter)
+                parameter += 0.05 * parameter.std() * torch.randn_like(parameter)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""A real vLLM server over HTTP, for tests: started in the Python that has vLLM, ended with all its processes."""
+"""A real vLLM server over HTTP, for tests: started in the Python that has vLLM, ended with all its processes.
+
+Its model calls bash (`caller_model.py`), so that conversations with it have several turns.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Self
 
-from vllm_python import START_LIMIT_S, environment, vllm_python
+from vllm_python import HERE, START_LIMIT_S, environment, tiny_models, vllm_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,21 +42,22 @@ def free_port() -> int:
 
 
 class VllmServer:
-    """Runs for as long as its context; `wait_ready` before it is used.
+    """Runs for as long as its context; it serves when that begins.
 
     Args:
-        model: the model's folder.
-        folder: for its log.
-        flags: vLLM's, beside `SMALL`.
-        cores: that it runs on; None: all.
+        folder: for its log and models.
     """
 
-    def __init__(self, model: Path, folder: Path, *flags: str, cores: set[int] | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.models = [folder / "caller-0", folder / "caller-1"]
+        """What it serves at first, and one that differs from it."""
         self._log = folder / "vllm-server.log"
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        where = ("--host", "127.0.0.1", "--port", str(port), "--model", str(model))
-        command = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server", *where, *SERVER, *SMALL, *flags]
+        self._run("caller_model.py", str(tiny_models(folder, 1)[0]), *map(str, self.models))
+        where = ("--host", "127.0.0.1", "--port", str(port), "--model", str(self.models[0]))
+        command = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server", *where, *SERVER, *SMALL]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
@@ -62,10 +66,22 @@ class VllmServer:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
             )
 
-    def wait_ready(self) -> None:
+    def generated_tokens(self) -> int:
+        """Give how many it has generated since it was started."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=20) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(int(float(line.split()[-1])) for line in lines if line.startswith("vllm:generation_tokens_total"))
+
+    def _run(self, script: str, *arguments: str) -> None:
+        command = [vllm_python(), str(HERE / script), *arguments]
+        done = subprocess.run(
+            command, env=environment(self.folder), capture_output=True, text=True, timeout=START_LIMIT_S
+        )
+        assert done.returncode == 0, done.stderr
+
+    def _wait_ready(self) -> None:
         """Wait until it serves."""
         until = time.monotonic() + START_LIMIT_S
         while True:
@@ -78,6 +94,11 @@ class VllmServer:
                 time.sleep(0.2)
 
     def __enter__(self) -> Self:
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -89,6 +89,14 @@ def engine(
             show_default=False,
         ),
     ] = 0,
+    context_tokens: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="http: most tokens of a prompt and its answer, for servers that do not say.",
+            show_default=False,
+        ),
+    ] = 0,
     weight_version: Annotated[int, typer.Option(min=0, help="The version of the weights that it starts with.")] = 0,
     bind: Annotated[
         str,
@@ -126,7 +134,7 @@ def engine(
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, _ids("--gpus", gpus)))
     chat = ChatSettings("transformers", tokenizer, tool_calls, history)
-    start = _starter(engine, model, arguments or [], url, api, chat, weight_version)
+    start = _starter(engine, model, arguments or [], url, api, chat, context_tokens, weight_version)
     with one_blas_thread() if engine == "embedded" else nullcontext():
         run_engine_host(start, options)
 
@@ -143,6 +151,7 @@ def _starter(
     url: str,
     api: ServerApi,
     chat: ChatSettings,
+    context_tokens: int,
     weight_version: int,
 ) -> Callable[[], Awaitable[Engine]]:
     """Give what starts the engine."""
@@ -159,8 +168,15 @@ def _starter(
     if kind == "http":
         from ..inference.http.http_engine import HttpEngine
 
-        key = os.environ.get(API_KEY)
-        return partial(HttpEngine.start, url, api=api, chat=chat, weight_version=weight_version, api_key=key)
+        return partial(
+            HttpEngine.start,
+            url,
+            api=api,
+            chat=chat,
+            context_tokens=context_tokens,
+            weight_version=weight_version,
+            api_key=os.environ.get(API_KEY),
+        )
     from ..inference.embedded_engine import load_embedded_engine
 
     async def embedded() -> Engine:

@@ -84,7 +84,7 @@ def start_async_llm(model: str, arguments: Sequence[str]) -> Any:
         disable_log_stats=True,
     )
     if is_cpu_build():
-        # A seeded request whose prompt is computed in parts ends the engine: "CPU Generator does not use offset" (0.32).
+        # A seeded request whose prompt is computed in parts ends the engine: "CPU Generator does not use offset".
         parser.set_defaults(enable_chunked_prefill=False)
     options = parser.parse_args([f"--model={model}", *arguments])
     if options.model != model:

@@ -38,8 +38,8 @@ FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
 GROWN_UP_S = 30.0
 """A child that lived for so long starts again without a longer pause."""
-STOP_S = 15.0
-"""How long children may take to end before they are killed."""
+STOP_S = 30.0
+"""How long children may take to end before they are killed; vLLM takes up to ten seconds."""
 
 log = logging.getLogger("prorl.serve")
 
@@ -107,6 +107,7 @@ def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
         "--cores": ",".join(map(str, backends.share(backends.cores, index))),
         "--weight": str(backends.weight),
         "--max-in-flight": str(backends.max_in_flight),
+        "--context-tokens": str(backends.context_tokens),
     }
     given = [part for flag, value in flags.items() if value for part in (flag, value)]
     return [*given, *(["--", *backends.arguments] if backends.arguments else [])]

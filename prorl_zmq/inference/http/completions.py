@@ -30,6 +30,7 @@ class _Request(msgspec.Struct, omit_defaults=True):
     logprobs: int
     return_token_ids: bool
     return_tokens_as_token_ids: bool
+    ignore_eos: bool
     stop_token_ids: list[int]
     stop: list[str] = []
     seed: int | None = None
@@ -81,6 +82,7 @@ class Completions:
                 logprobs=0,
                 return_token_ids=True,
                 return_tokens_as_token_ids=True,
+            ignore_eos=True,  # only the ids that are asked for end a turn
                 stop_token_ids=list(turn.stop_token_ids),
                 stop=list(sampling.stop),
                 seed=sampling.seed,

@@ -28,6 +28,7 @@ class _Sampling(msgspec.Struct, omit_defaults=True):
     logprobs: int
     stop_token_ids: list[int]
     detokenize: bool
+    ignore_eos: bool
     stop: list[str] = []
     seed: int | None = None
 
@@ -100,6 +101,7 @@ class VllmGenerate:
             logprobs=0,
             stop_token_ids=list(turn.stop_token_ids),
             detokenize=bool(sampling.stop),
+            ignore_eos=True,  # only the ids that are asked for end a turn
             stop=list(sampling.stop),
             seed=sampling.seed,
         )

@@ -42,6 +42,7 @@ def test_vllm_is_asked_by_ids_under_its_own_names() -> None:
     assert asked["sampling_params"] == expected | {
         "stop_token_ids": [7, 9],
         "detokenize": True,
+        "ignore_eos": True,
         "stop": ["END"],
         "seed": 2**62,
     }
@@ -66,6 +67,7 @@ def test_completions_leaves_nothing_to_the_servers_defaults() -> None:
         "logprobs": 0,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
+        "ignore_eos": True,
         "stop_token_ids": [7, 9],
     }
 

@@ -1,27 +1,24 @@
-"""The HTTP engine and a real vLLM server, which all tests here share."""
+"""The HTTP engine and a real vLLM server. Other tests use it too: each begins with whatever weights it has."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import socket
-import subprocess
-import threading
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from vllm_python import START_LIMIT_S, environment, tiny_models, vllm_python
+from vllm_python import START_LIMIT_S
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights
 from prorl_zmq.inference.http.http_engine import HttpEngine
 from prorl_zmq.messages import ChatSettings, Sampling, VersionSpan
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from vllm_server import VllmServer
 
     from prorl_zmq.inference.engine import Generation
 
@@ -32,81 +29,24 @@ PROMPT = np.arange(10, 310, dtype=np.int32)
 APIS = ("vllm", "completions")
 
 
-class RealServer:
-    """vLLM's own HTTP server, in a process group of its own: its engine outlives a killed API process."""
-
-    def __init__(self, folder: Path, models: list[Path]) -> None:
-        self.models = models
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        command = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(models[0])]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
-        command += ["--max-model-len", "2048", "--kv-cache-memory-bytes", str(2**26), "--enable-scale-out"]
-        command += ["--enable-prompt-tokens-details"]
-        settings = {
-            "VLLM_SERVER_DEV_MODE": "1",
-            "TORCHDYNAMO_DISABLE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": str((os.cpu_count() or 1) - 1),
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
-        self.log = folder / "vllm.log"
-        self._process = subprocess.Popen(
-            command,
-            env=environment(folder) | settings,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self._up = threading.Event()
-        self._reader = threading.Thread(target=self._read, name="vLLM's log")
-        self._reader.start()
-
-    def until_up(self) -> None:
-        assert self._up.wait(START_LIMIT_S), self._said()
-        assert self._process.poll() is None, self._said()
-
-    def close(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(START_LIMIT_S)
-        self._reader.join(START_LIMIT_S)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    def _read(self) -> None:
-        with self.log.open("w") as log:
-            for line in self._process.stdout or ():
-                log.write(line)
-                if "Application startup complete" in line:
-                    self._up.set()
-        self._up.set()
-
-    def _said(self) -> str:
-        return self.log.read_text()[-4000:]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    folder = tmp_path_factory.mktemp("http-vllm")
-    server = RealServer(folder, tiny_models(folder, 2))
-    try:
-        server.until_up()
-        yield server
-    finally:
-        server.close()
+@pytest.fixture
+def server(vllm_server: VllmServer) -> VllmServer:
+    return vllm_server
 
 
 @asynccontextmanager
-async def engine_of(server: RealServer, api: Any) -> AsyncIterator[HttpEngine]:
+async def engine_of(server: VllmServer, api: Any) -> AsyncIterator[HttpEngine]:
     engine = await HttpEngine.start(server.url, api=api, start_s=30.0)
     try:
         yield engine
     finally:
         await engine.close()
+
+
+async def until_generated(server: VllmServer, tokens: int) -> None:
+    async with asyncio.timeout(60):
+        while await asyncio.to_thread(server.generated_tokens) < tokens:
+            pass  # the question itself takes its time
 
 
 async def likeliest(engine: HttpEngine, prompt: Any = PROMPT, count: int = 12) -> Generation:
@@ -117,14 +57,14 @@ def same(one: Generation, other: Generation) -> bool:
     return one.token_ids.tolist() == other.token_ids.tolist() and np.allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
-def test_the_probe_finds_out_what_the_server_is(server: RealServer) -> None:
+def test_the_probe_finds_out_what_the_server_is(server: VllmServer) -> None:
     async def main() -> None:
         async with engine_of(server, "auto") as engine:
             description, model = engine.description, str(server.models[0])
             assert engine._dialect.name == "vllm"
             assert description.model == model
             assert description.chat == ChatSettings("transformers", model)
-            assert (description.context_tokens, description.vocabulary) == (2048, 1024)
+            assert (description.context_tokens, description.vocabulary) == (4096, 1024)
             assert description.logprobs_mode == "raw_logprobs"
             await engine.check_health()
         with pytest.raises(EngineFailed, match="sglang: POST /generate: 404"):
@@ -133,7 +73,7 @@ def test_the_probe_finds_out_what_the_server_is(server: RealServer) -> None:
     asyncio.run(main())
 
 
-def test_both_dialects_give_the_same_tokens(server: RealServer) -> None:
+def test_both_dialects_give_the_same_tokens(server: VllmServer) -> None:
     async def main() -> None:
         async with engine_of(server, "vllm") as tokens, engine_of(server, "completions") as completions:
             for seed in range(3):
@@ -150,7 +90,7 @@ def test_both_dialects_give_the_same_tokens(server: RealServer) -> None:
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_turns_end_where_they_should(server: RealServer, api: str) -> None:
+def test_turns_end_where_they_should(server: VllmServer, api: str) -> None:
     async def main() -> None:
         async with engine_of(server, api) as engine:
             free = await likeliest(engine, count=30)
@@ -164,7 +104,7 @@ def test_turns_end_where_they_should(server: RealServer, api: str) -> None:
             ended = await engine.generate(PROMPT, texts, (), "job")
             assert ended.finish_reason == "stop"
             assert len(ended.token_ids) < 200
-            nearly_full = np.resize(PROMPT, 2040)
+            nearly_full = np.resize(PROMPT, 4088)
             full = await engine.generate(nearly_full, Sampling(temperature=0, max_tokens=100_000), (), "job")
             assert (full.finish_reason, len(full.token_ids)) == ("length", 8)
 
@@ -172,7 +112,7 @@ def test_turns_end_where_they_should(server: RealServer, api: str) -> None:
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_many_at_once_and_some_cancelled(server: RealServer, api: str) -> None:
+def test_many_at_once_and_some_cancelled(server: VllmServer, api: str) -> None:
     async def main() -> None:
         async with engine_of(server, api) as engine:
             alone = await likeliest(engine, PROMPT[:20])
@@ -194,14 +134,15 @@ def test_many_at_once_and_some_cancelled(server: RealServer, api: str) -> None:
 
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("mode", ["keep", "drain", "abort"])
-def test_new_weights_in_the_middle_of_turns(server: RealServer, api: str, mode: Any) -> None:
+def test_new_weights_in_the_middle_of_turns(server: VllmServer, api: str, mode: Any) -> None:
     async def main() -> None:
         async with engine_of(server, api) as engine:
             await engine.update_weights(server.models[0], 10, "abort")
             old = await likeliest(engine)
             long = Sampling(temperature=0, max_tokens=600)
+            before = server.generated_tokens()
             turns = [asyncio.create_task(engine.generate(PROMPT[n:], long, (), "job")) for n in range(4)]
-            await asyncio.sleep(0.5)  # so that some tokens are there; any number will do
+            await until_generated(server, before + 40)
             await engine.update_weights(server.models[1], 11, mode)
             generations = await asyncio.gather(*turns)
             new = await likeliest(engine)
@@ -228,7 +169,7 @@ def test_new_weights_in_the_middle_of_turns(server: RealServer, api: str, mode: 
     asyncio.run(main())
 
 
-def test_wrong_weights_never_reach_the_server(server: RealServer, tmp_path: Path) -> None:
+def test_wrong_weights_never_reach_the_server(server: VllmServer, tmp_path: Path) -> None:
     async def main() -> None:
         async with engine_of(server, "vllm") as engine:
             before, version = await likeliest(engine), engine.weight_version
