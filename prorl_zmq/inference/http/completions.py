@@ -82,7 +82,7 @@ class Completions:
                 logprobs=0,
                 return_token_ids=True,
                 return_tokens_as_token_ids=True,
-            ignore_eos=True,  # only the ids that are asked for end a turn
+                ignore_eos=True,  # only the ids that are asked for end a turn
                 stop_token_ids=list(turn.stop_token_ids),
                 stop=list(sampling.stop),
                 seed=sampling.seed,
