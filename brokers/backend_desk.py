@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .backend_heap import Affinity
 
 LOST_LIMIT = 10_000
-"""Most hosts that fell silent whose versions are remembered; beyond it, the longest silent is forgotten."""
+"""Most hosts that are gone and remembered; beyond it, the first that went is forgotten."""
 
 log = logging.getLogger("prorl.backend_broker")
 
@@ -78,6 +78,14 @@ class _Host:
     load: EngineLoad
 
 
+class _Lost(NamedTuple):
+    """What is remembered of a host that fell silent."""
+
+    weight_version: int
+    drained: bool
+    """It was asked to take no more jobs."""
+
+
 class BackendDesk:
     """Answers the requests of stage processes, engine hosts and trainers.
 
@@ -93,9 +101,10 @@ class BackendDesk:
         self._waiting: dict[str, _Waiting] = {}
         self._owners: dict[str, float] = {}
         self._hosts: dict[str, _Host] = {}
-        self._lost: dict[str, int] = {}
-        """Weight versions of the hosts that fell silent; none of them is in the heap."""
-        self._dismissed: set[str] = set()
+        self._lost: dict[str, _Lost] = {}
+        """The hosts that fell silent; none of them is in the heap."""
+        self._dismissed: dict[str, None] = {}
+        """The hosts that were removed on request, in that order."""
         self._suspected: dict[str, float] = {}
         """When a job last said that it could not reach a backend; kept for a lease."""
 
@@ -114,10 +123,11 @@ class BackendDesk:
             self.heap.drop_owner(owner)
         self._owners = {owner: heard for owner, heard in self._owners.items() if heard + self._lease_s > now}
         for backend_id in [key for key, host in self._hosts.items() if host.heard + self._lease_s <= now]:
-            self._lost[backend_id] = self.heap.known_version(backend_id)
+            self._lost[backend_id] = _Lost(self.heap.known_version(backend_id), self.heap.is_drained(backend_id))
             self._remove(backend_id)
-        while len(self._lost) > LOST_LIMIT:
-            del self._lost[next(iter(self._lost))]
+        for gone in (self._lost, self._dismissed):
+            while len(gone) > LOST_LIMIT:
+                del gone[next(iter(gone))]
         for backend_id in [key for key, since in self._suspected.items() if since + self._lease_s <= now]:
             del self._suspected[backend_id]
             if backend_id in self.heap:
@@ -149,10 +159,10 @@ class BackendDesk:
                 self.heap.drain(request.backend_id)
             case RemoveBackend():
                 if self._lost.pop(request.backend_id, None) is None:
-                    self._dismissed.update(self._hosts.keys() & {request.backend_id})
+                    self._dismissed.update(dict.fromkeys(self._hosts.keys() & {request.backend_id}))
                     self._remove(request.backend_id)
             case ClearBackends():
-                self._dismissed.update(self._hosts)
+                self._dismissed.update(dict.fromkeys(self._hosts))
                 self._hosts.clear()
                 self._lost.clear()
                 self.heap.clear()
@@ -172,12 +182,14 @@ class BackendDesk:
         backend = request.backend
         backend_id = backend.backend_id
         _check(backend)
-        known = self.heap.known_version(backend_id) if backend_id in self.heap else self._lost.get(backend_id, 0)
+        lost = self._lost.pop(backend_id, _Lost(0, drained=False))
+        known = self.heap.known_version(backend_id) if backend_id in self.heap else lost.weight_version
         # A host that registers says what its process was started with; anyone else says what is wanted.
         self.heap.add(backend, needed_version=known if request.heartbeats else 0)
-        self._lost.pop(backend_id, None)
-        self._dismissed.discard(backend_id)
+        self._dismissed.pop(backend_id, None)
         if request.heartbeats:
+            if lost.drained:  # that it fell silent meanwhile does not undo what it was asked
+                self.heap.drain(backend_id)
             self._hosts[backend_id] = _Host(now, backend.weight_version, EngineLoad())
             if backend.weight_version < known:
                 log.warning(
@@ -198,6 +210,7 @@ class BackendDesk:
             host.heard = now
             host.load = alive.load
             self.heap.trust(backend_id)
+            self.heap.set_problem(backend_id, alive.problem)
             if host.reported != alive.weight_version:  # the same again does not undo what a trainer has set since
                 host.reported = alive.weight_version
                 self.heap.set_weight_version(alive.weight_version, backend_id)

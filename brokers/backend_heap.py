@@ -9,7 +9,7 @@
   least loaded one.
 - A job that could not reach its backend gets another one, and the same only where there is no other. The backend is
   suspect from then on, and gets jobs only where there is no other, until it is trusted again.
-- A backend that drains, or serves older weights than it should, takes no jobs; those that hold it keep it.
+- A backend that drains, serves older weights than it should, or is unwell takes no jobs; those that hold it keep it.
 
 Assignments belong to an owner (a stage process): when the owner is dropped, so are they.
 """
@@ -44,13 +44,17 @@ class _Member:
     """While its weights are older than these it takes no jobs; 0 once it has caught up."""
     suspect: bool = False
     """A job could not reach it, and it was not heard of since."""
+    problem: str = ""
+    """Why its engine cannot serve now, as its host says."""
     assigned: int = 0
     jobs: set[str] = field(default_factory=set)
 
     @property
-    def state(self) -> Literal["ready", "draining", "suspect"]:
+    def state(self) -> Literal["ready", "draining", "suspect", "unwell"]:
         if self.draining or self.needed_version:
             return "draining"
+        if self.problem:
+            return "unwell"
         return "suspect" if self.suspect else "ready"
 
     @property
@@ -105,6 +109,7 @@ class BackendHeap:
             member = self._members[backend.backend_id] = _Member(backend)
         member.backend = backend
         member.draining = member.suspect = False
+        member.problem = ""
         member.needed_version = needed_version if backend.weight_version < needed_version else 0
         self._rank(member)
 
@@ -117,6 +122,25 @@ class BackendHeap:
         member = self._member(backend_id)
         member.draining = True
         self._rank(member)
+
+    def is_drained(self, backend_id: str) -> bool:
+        """Say whether a backend was asked to take no more jobs.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        return self._member(backend_id).draining
+
+    def set_problem(self, backend_id: str, problem: str) -> None:
+        """Note why a backend cannot serve, and so takes no jobs; empty: it can again.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        member = self._member(backend_id)
+        if member.problem != problem:
+            member.problem = problem
+            self._rank(member)
 
     def trust(self, backend_id: str) -> None:
         """Take a backend for reachable again, if it was suspect.
@@ -219,7 +243,11 @@ class BackendHeap:
         """Describe the backends in the order in which they were added."""
         return tuple(
             BackendStatus(
-                backend=member.backend, state=member.state, in_flight=len(member.jobs), assigned=member.assigned
+                backend=member.backend,
+                state=member.state,
+                problem=member.problem,
+                in_flight=len(member.jobs),
+                assigned=member.assigned,
             )
             for member in self._members.values()
         )
@@ -269,7 +297,7 @@ class BackendHeap:
     def _rank(self, member: _Member) -> None:
         """Put a backend where its load belongs, behind its equals; nowhere if it takes no jobs."""
         state = member.state
-        if state == "draining":
+        if state in ("draining", "unwell"):
             self._ranking.discard(member.backend.backend_id)
         else:
             self._ranking.place(member.backend, len(member.jobs), suspect=state == "suspect")

@@ -11,7 +11,7 @@ import zmq
 from . import codec
 from .aio import AsyncSocket
 from .client import RESEND_S, default_front_door
-from .errors import Busy, Closed, MalformedMessage, ProrlError, RequestTimeout
+from .errors import Busy, Closed, MalformedMessage, NoBackend, ProrlError, RequestTimeout
 from .messages import (
     Accepted,
     AddBackend,
@@ -170,11 +170,15 @@ class AsyncRolloutClient:
                 await self._line(backend.endpoint).ask([codec.encode(asked)], asked.request_id, until)
             except ProrlError as error:
                 error.fields["backend"] = backend.backend_id
+                error.message = f"backend {backend.backend_id}: {error.message}"
+                error.args = (error.message,)
                 raise
             noted = SetWeightVersion(new_id(), asked.weight_version, backend.backend_id)
             await self.backends.ask(noted, max(0.0, until - time.monotonic()))
 
         told = [tell(status.backend) for status in await self.backends.list()]
+        if not told:
+            raise NoBackend("no backend is registered, so none has taken the weights; see `prorl backends list`")
         for outcome in await asyncio.gather(*told, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome

@@ -19,7 +19,7 @@ import zmq
 
 from . import codec
 from .config import default_run_dir
-from .errors import Busy, Closed, ProrlError, RequestTimeout
+from .errors import Busy, Closed, NoBackend, ProrlError, RequestTimeout
 from .messages import (
     Accepted,
     AddBackend,
@@ -178,6 +178,7 @@ class RolloutClient:
         Every token that they generate from now on carries the version, but where a server says another one itself.
 
         Raises:
+            NoBackend: there is none.
             RequestTimeout: the backend broker, or an engine host, did not answer; `backend` names it.
         """
         until = self._until(timeout_s)
@@ -200,6 +201,7 @@ class RolloutClient:
                 longest turn.
 
         Raises:
+            NoBackend: there is none.
             InvalidWeights: an engine refused them and serves what it served; `backend` names it.
             RequestTimeout: an engine did not answer; `backend` names it.
         """
@@ -269,6 +271,8 @@ class RolloutClient:
         lines = {
             status.backend.backend_id: _Line(self._context, status.backend.endpoint) for status in self.backends.list()
         }
+        if not lines:
+            raise NoBackend("no backend is registered, so none has taken the weights; see `prorl backends list`")
         try:
             requests = {backend_id: request() for backend_id in lines}
             for backend_id, line in lines.items():
@@ -276,7 +280,7 @@ class RolloutClient:
             for backend_id, line in lines.items():
                 with _naming(backend_id):
                     if line.reply(requests[backend_id].request_id, until) is None:
-                        raise RequestTimeout(f"the engine host of backend {backend_id} did not answer in time")
+                        raise RequestTimeout("its engine host did not answer in time")
                 yield backend_id
         finally:
             for line in lines.values():
@@ -400,3 +404,5 @@ class _naming:  # noqa: N801 - reads as a statement
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, ProrlError):
             error.fields["backend"] = self._backend_id
+            error.message = f"backend {self._backend_id}: {error.message}"
+            error.args = (error.message,)

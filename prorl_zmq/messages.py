@@ -513,8 +513,11 @@ class BackendStatus(Part, frozen=True, kw_only=True):
     """One backend, as the backend broker sees it."""
 
     backend: Backend
-    state: Literal["ready", "draining", "suspect"]
-    """`suspect`: a job could not reach it; it gets jobs only where there is no other, until it is heard of again."""
+    state: Literal["ready", "draining", "suspect", "unwell"]
+    """`suspect`: a job could not reach it; it gets jobs only where there is no other, until it is heard of again.
+    `unwell`: its host says that the engine cannot serve now, so it gets none."""
+    problem: str = ""
+    """What is the matter with an unwell one."""
     in_flight: int
     """Assignments held now."""
     assigned: int
@@ -573,6 +576,8 @@ class BackendAlive(BackendRequest, frozen=True):
     backend_id: Identifier
     weight_version: WeightVersion
     load: EngineLoad = EngineLoad()
+    problem: Annotated[str, Meta(max_length=1000)] = ""
+    """Why the engine cannot serve now; empty: it can."""
 
 
 class DrainBackend(BackendRequest, frozen=True):

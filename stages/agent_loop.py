@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from ..messages import EpisodeLimits, Sampling
     from ..tools.tool import Tool
 
+EMPTY_ABORTS = 8
+"""How often new weights may come before a turn's first token; beyond it, the engine just takes no work."""
 UNLIMITED = 2**31 - 1
 """Tokens of a context whose size is not known."""
 
@@ -126,7 +128,6 @@ class AgentLoop:
             EngineFailed, ToolSessionLost: what the episode needs is broken.
         """
         conversation = self._chat.conversation(messages, [tool.schema() for tool in self._tools.values()])
-        self._episode.stop_reason = StopReason.MAX_TURNS
         for turn in range(self._limits.max_turns):
             started = time.monotonic()
             prompt = conversation.prompt()
@@ -151,6 +152,8 @@ class AgentLoop:
                 self._episode.stop_reason = StopReason.FINISHED
                 break
             conversation.add_tool_results(results)
+        else:
+            self._episode.stop_reason = StopReason.MAX_TURNS
         return self._episode.stop_reason
 
     def _add(self, prompt: Prompt) -> _Room:
@@ -187,8 +190,12 @@ class AgentLoop:
         self._episode.metrics["turns"] += 1
         turn_so_far = await self._generated(wanted, seed)
         self._append(turn_so_far, 0)
+        empty = 0
         while turn_so_far.finish_reason == "abort":
             done = len(turn_so_far.token_ids)
+            empty = 0 if done else empty + 1
+            if empty > EMPTY_ABORTS:
+                raise EngineFailed(f"the engine ended {empty} generations before their first token", unreachable=True)
             self._episode.metrics["continued_turns"] += 1
             part = await self._generated(wanted - done, turn_seed(seed, self._episode.metrics["continued_turns"]))
             turn_so_far = self._ended(joined(turn_so_far, part), wanted)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import codec
 from ..errors import Cancelled, EngineFailed, HandlerFailed, MalformedMessage, PhaseTimeout, ProrlError
-from ..inference.chat import load_chat_format
+from ..inference.chat import chat_format
 from ..messages import Outcome, Phase, PhaseDone, PhaseFailed
 from ..tools.processes import to_the_end
 from .agent_loop import AgentLoop, Episode
@@ -44,8 +44,8 @@ EVENT_LIMIT_BYTES = codec.HEADER_LIMIT_BYTES // 2
 """Largest event: what a handler hands on (`carry`), its metrics and the rest. Bulk data goes into the sandbox."""
 
 
-MOVES = 3
-"""How often one turn may go on with another backend."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 5.0
+"""Between two tries with a backend that could not be reached, where there is no other."""
 
 
 class PhaseRunner:
@@ -148,8 +148,7 @@ class PhaseRunner:
 
     async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:
         backend = await self._assigned()
-        # In a thread: the first job of a model loads its tokenizer, and the others' phases go on meanwhile.
-        chat = await asyncio.to_thread(load_chat_format, backend.chat)
+        chat = await chat_format(backend.chat)
         self._episode = Episode()
         loop = AgentLoop(
             self._generate, chat, backend.context_tokens, tools, self._job.sampling, self._job.episode, self._episode
@@ -160,20 +159,28 @@ class PhaseRunner:
     async def _generate(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
     ) -> Generation:
-        """Have the job's backend generate; if it is gone, another one that serves the same tokens."""
+        """Have the job's backend generate; if it is gone, another one of the same policy, or itself when it is back.
+
+        An attempt is not lost to that: the tokens are all that an engine needs.
+        """
         backend = await self._assigned()
-        for _ in range(MOVES):
+        pause_s = FIRST_PAUSE_S
+        give_up: float | None = None
+        while True:
             try:
                 return await self._engines.generate(backend, self._job.job_id, token_ids, sampling, stop_token_ids)
             except EngineFailed as error:
-                if not error.fields.get("unreachable"):
+                give_up = give_up or time.monotonic() + self._job.backend_wait_s
+                if not error.fields.get("unreachable") or time.monotonic() + pause_s > give_up:
                     raise
                 other = await self._backends.reassign(self._job, self._command.attempt, backend.backend_id)
-                if other.backend_id == backend.backend_id or not _interchangeable(backend, other):
+                if not _interchangeable(backend, other):
                     raise
-                log.warning("job %s goes on with backend %s: %s", self._job.job_id, other.backend_id, error.message)
+                if other.backend_id == backend.backend_id:
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                log.info("job %s goes on with backend %s: %s", self._job.job_id, other.backend_id, error.message)
                 self._backend = backend = other
-        return await self._engines.generate(backend, self._job.job_id, token_ids, sampling, stop_token_ids)
 
     # How it ends ------------------------------------------------------------------------------------------------------
 
@@ -255,8 +262,9 @@ class PhaseRunner:
 
 
 def _interchangeable(one: Backend, other: Backend) -> bool:
-    """Say whether a conversation can go on with another backend: the same tokens, and log-probs of the same kind."""
-    return one.chat == other.chat and one.logprobs_mode == other.logprobs_mode
+    """Say whether a conversation can go on with another backend: the same policy, tokens, log-probs, and room."""
+    fields = ("model", "chat", "logprobs_mode", "context_tokens")
+    return all(getattr(one, name) == getattr(other, name) for name in fields)
 
 
 def checked(done: PhaseDone) -> PhaseDone:

@@ -25,6 +25,6 @@ settings.load_profile("quick")
 
 @pytest.fixture(scope="session")
 def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    """A vLLM server for all tests that use one; half a minute to start, so they are of the xdist group `vllm`."""
+    """A vLLM server for all tests that use one; half a minute to start. They are marked `vllm`."""
     with VllmServer(tmp_path_factory.mktemp("vllm-server")) as server:
         yield server

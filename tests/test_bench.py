@@ -42,7 +42,7 @@ PROGRAMS = {"tools": ("tmux",)}
 
 
 def marked(name: str) -> object:
-    vllm = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(120 + START_LIMIT_S)]
+    vllm = [pytest.mark.vllm, pytest.mark.timeout(120 + START_LIMIT_S)]
     return pytest.param(name, marks=vllm if name in WITH_VLLM else [])
 
 

@@ -79,7 +79,7 @@ class Tool(ABC, Generic[A]):
         """
         try:
             return msgspec.convert(arguments, self.takes)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
             raise ToolArgumentsInvalid(f"wrong arguments for {self.name}: {error}; it takes {self._usage()}") from error
 
     @abstractmethod

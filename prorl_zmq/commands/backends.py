@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,8 +48,9 @@ def list_(
     """List the backends: state, weight version, jobs in flight, tokens/s and cache hits.
 
     A backend is `ready`; or `draining`: it keeps its jobs and gets no more; or `suspect`: a job could not reach it, and
-    it gets jobs only where there is no other, until it is heard of again. Cache hits are the share of all prompt tokens
-    that the engine found in its prefix cache. Tokens/s and cache hits are known of engine hosts that send heartbeats.
+    it gets jobs only where there is no other, until it is heard of again; or `unwell`: its host says why it cannot
+    serve. Cache hits are the share of all prompt tokens that the engine found in its prefix cache. Tokens/s and cache
+    hits are known of engine hosts that send heartbeats.
     """
     with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
         if not watch:
@@ -136,6 +138,7 @@ def set_version(weight_version: Version, connect: Connect = None, config: Config
     """
     with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
         client.set_weight_version(weight_version)
+        print(f"what {len(client.backends.list())} backend(s) generate from now on is of version {weight_version}")
 
 
 @commands.command("update-weights")
@@ -158,7 +161,10 @@ def update_weights(
 ) -> None:
     """Have every backend serve the weights at DIR. An engine that refuses them serves what it served."""
     with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
+        started = time.monotonic()
         client.update_weights(path.absolute(), weight_version, mode=mode, timeout_s=timeout_s)
+        spent_s = time.monotonic() - started
+        print(f"{len(client.backends.list())} backend(s) serve version {weight_version} after {spent_s:.1f} s")
 
 
 def backend_table(backends: tuple[BackendStatus, ...]) -> Table:
@@ -180,8 +186,9 @@ def backend_table(backends: tuple[BackendStatus, ...]) -> Table:
             NOTHING if load is None or not load.prompt_tokens else f"{load.cached_tokens / load.prompt_tokens:.0%}",
             backend.node,
         )
-    if not backends:
-        table.caption = "there are none; start one with `prorl-engine`"
+    problems = [f"{status.backend.backend_id}: {status.problem}" for status in backends if status.problem]
+    if problems or not backends:
+        table.caption = "\n".join(problems) or "there are none; start one with `prorl-engine`"
     return table
 
 

@@ -25,7 +25,7 @@ class StartupLine:
             self._progress = Progress(
                 *columns, TextColumn("{task.description}"), console=console(stderr=True), transient=True
             )
-            self._task = self._progress.add_task("starting")
+            self._task = self._progress.add_task("starting", total=None)
 
     def __enter__(self) -> Self:
         if self._progress is not None:

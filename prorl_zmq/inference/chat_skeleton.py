@@ -58,6 +58,8 @@ class Measure(NamedTuple):
     """Characters of the turn after the token that ends it."""
     opening: int
     """Characters that open the next turn."""
+    answers: tuple[tuple[int, int], ...]
+    """Which answers the template divides from the next, and where: characters after the token that ends the turn."""
     rewritten: bool
     """The template changes what the engine saw."""
 
@@ -102,11 +104,39 @@ class ChatSkeleton:
         end = text.index(measure.last_marker) + len(measure.last_marker)
         start = text.index(self._traits.end_of_turn, end)
         end = start + len(self._traits.end_of_turn)
-        lengths = [self._template.length_in(text, [*before, *answers[:n]], tools) for n in range(1, len(answers))]
-        inner = [length for length in lengths if length > end]
+        inner = [end + length for length in self._inner(shape, results, call_ids, len(text) - end)]
         boundaries = [end + measure.closing, *inner, len(text) - measure.opening]
         cut = end if ended else start
         return Continuation(text[cut:], tuple(boundary - cut for boundary in boundaries))
+
+    def _inner(self, shape: Shape, results: Sequence[str], call_ids: Sequence[str], length: int) -> list[int]:
+        """Give where answers are divided, in characters after the token that ends the turn; nothing if it is not known.
+
+        Each answer is rendered alone among markers: so all together cost as much as the conversation once.
+        """
+        measure = self.measure(shape)
+        if not measure.answers:
+            return []
+        turn, tools = shape.turns[-1], self._tools(shape)
+        before = [*self._opening(shape), self._turn(turn, _SPOKEN, call_ids)]
+        markers = self._answers(turn, (), call_ids)
+        marked, *with_one = (
+            len(self._after_turn(self._template.render(before + answers, tools, opened=True), measure.last_marker))
+            for answers in (
+                markers,
+                *(
+                    [*markers[:n], answer, *markers[n + 1 :]]
+                    for n, answer in enumerate(self._answers(turn, results, call_ids))
+                ),
+            )
+        )
+        longer = [0]
+        for one in with_one:
+            longer.append(longer[-1] + one - marked)
+        if marked + longer[-1] != length:
+            return []
+        inner = [end + longer[n] for n, end in measure.answers]
+        return inner if inner == sorted(inner) else []
 
     def _measure(self, shape: Shape) -> Measure:
         tools = self._tools(shape)
@@ -123,11 +153,15 @@ class ChatSkeleton:
         if at < 0 or self._traits.end_of_turn not in text[at:]:
             raise TemplateRefused("it leaves out what the policy says")
         rest = self._after_turn(self._template.render_or_not(said, tools), last_marker)
+        start = text.index(self._traits.end_of_turn, at) + len(self._traits.end_of_turn)
+        answers = answered[len(said) :]
+        ends = [(n, self._template.length_in(text, [*said, *answers[:n]], tools)) for n in range(1, len(answers))]
         closed = self._template.length_in(text, answered, tools)
         return Measure(
             last_marker,
             closing=self._template.length_of(self._after_turn(text, last_marker), rest),
             opening=len(text) - closed if closed else 0,
+            answers=tuple((n, end - start) for n, end in ends if end > start),
             rewritten=not text.startswith(before) or (last.reasoning and _THOUGHT not in text[len(before) :]),
         )
 

@@ -2,7 +2,8 @@
 
 A tool's output that spells `<|im_end|>` must not end a turn. So texts are guarded before they are rendered: a cut, a
 word that occurs nowhere in them, goes into each special token that they spell. Rendered text is taken apart at the
-cuts, and no part holds the whole token. A text without such spellings is rendered and tokenised as it always is.
+cuts, and no part holds the whole token. A text without such spellings is rendered and tokenised as it always is. A
+normalizer may make a special token of another spelling (`＜|im_end|＞`): what was tokenised so is taken apart too.
 
 Other added tokens, such as `<tool_call>` where it is not special, stay tokens in contents too: they end no turn, the
 model was trained on them in its system prompts, and many of them are plain text (runs of spaces), which would otherwise
@@ -12,6 +13,7 @@ get ids that the model never saw.
 from __future__ import annotations
 
 import re
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +43,16 @@ class ChatTokenizer:
         self._added = re.compile(_any_of(token.content for token in added))
         special = {token.content for token in added if token.special}
         # A token of one character cannot be cut; no known vocabulary has one.
-        self._guarded = re.compile(_any_of(text for text in special | set(stop_texts) if len(text) > 1))
+        guarded = special | set(stop_texts)
+        self._guarded = re.compile(_any_of(text for text in guarded if len(text) > 1))
+        self._rests: dict[str, set[str]] = {}
+        """What each beginning of a guarded token lacks."""
+        for text in guarded:
+            for length in range(1, len(text)):
+                self._rests.setdefault(text[:length], set()).add(text[length:])
+        self._longest = max(map(len, guarded), default=1)
+        ids = {backend.token_to_id(text): text for text in guarded}
+        self._guarded_ids = {token_id: text for token_id, text in ids.items() if token_id is not None}
         known = np.array(sorted(backend.get_vocab(with_added_tokens=True).values()))
         self._in_vocabulary = np.zeros(known[-1] + 1, bool)
         self._in_vocabulary[known] = True
@@ -75,29 +86,58 @@ class ChatTokenizer:
             The value, and the cut that `encode` is to be given; empty if the value is as it was.
         """
         texts = list(_texts(value))
-        if not any(self._guarded.search(text) for text in texts):
+        joining = self._joining(texts)
+        if not joining and not any(self._guarded.search(text) for text in texts):
             return value, ""
-        number = 0
-        while any((cut := f"xQcut{number}Qx") in text for text in texts):
-            number += 1
-        return self._cut(value, cut), cut
+        # Nobody can have written it, whatever was written.
+        cut = f"xQ{secrets.token_hex(16)}Qx"
+        return self._cut(value, cut, joining), cut
 
-    def _cut(self, value: Any, cut: str) -> Any:
+    def _joining(self, texts: Sequence[str]) -> set[str]:
+        """Give the beginnings of guarded tokens that a text ends with, and that another one goes on with.
+
+        A template may write them side by side.
+        """
+        ends = {end for text in texts for end in self._ends_of(text)}
+        if not ends:
+            return set()
+        heads = [text.lstrip()[: self._longest] for text in texts]
+        beginnings = {head[:length] for head in heads for length in range(1, len(head) + 1)}
+        wholes = {text.strip() for text in texts if len(text) < 2 * self._longest} - {""}
+        return {
+            end
+            for end in ends
+            if any(
+                rest in beginnings or any(rest[:length] in wholes for length in range(1, len(rest)))
+                for rest in self._rests[end]
+            )
+        }
+
+    def _ends_of(self, text: str) -> list[str]:
+        tail = text.rstrip()[-self._longest :]
+        return [tail[start:] for start in range(len(tail)) if tail[start:] in self._rests]
+
+    def _cut(self, value: Any, cut: str, joining: set[str]) -> Any:
         if isinstance(value, str):
-            return self._cut_text(value, cut)
+            return self._cut_text(value, cut, joining)
         if isinstance(value, dict):
-            return {self._cut(key, cut): self._cut(item, cut) for key, item in value.items()}
+            return {self._cut(key, cut, joining): self._cut(item, cut, joining) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._cut(item, cut) for item in value]
+            return [self._cut(item, cut, joining) for item in value]
         return value
 
-    def _cut_text(self, text: str, cut: str) -> str:
+    def _cut_text(self, text: str, cut: str, joining: set[str]) -> str:
         parts: list[str] = []
         position = 0
         while found := self._guarded.search(text, position):
             # One character on, since a token may hold another's beginning.
             parts.append(text[position : found.start() + 1])
             position = found.start() + 1
+        length = len(text.rstrip())
+        for end in self._ends_of(text):
+            if end in joining and length - len(end) >= position:
+                parts.append(text[position : length - len(end) + 1])
+                position = length - len(end) + 1
         return cut.join([*parts, text[position:]])
 
     def encode(
@@ -120,16 +160,43 @@ class ChatTokenizer:
         waiting = list(boundaries)[::-1]
         start = 0
         after = after or (self._lead if inside else "")
-        for part in text.split(cut) if cut else [text]:
+        parts = [(part, len(cut)) for part in (text.split(cut) if cut else [text])][::-1]
+        while parts:
+            part, gap = parts.pop()
             encoding, lead, skipped = self._encode_after(part, after)
+            if apart := self._taken_apart(part, encoding, lead, skipped):
+                parts += [(apart[-1], gap), *((one, 0) for one in apart[-2::-1])]
+                continue
             end = start + len(part)
             while waiting and waiting[-1] <= end:
                 first = _first_token(encoding, max(0, waiting.pop() - start) + lead, lead + len(part))
                 splits.append(len(ids) + max(0, first - skipped))
             ids += encoding.ids[skipped:]
-            start = end + len(cut)
+            start = end + gap
             after = self._lead
         return np.split(np.array(ids, np.int32), splits + [len(ids)] * len(waiting))
+
+    def _taken_apart(self, part: str, encoding: Encoding, lead: int, skipped: int) -> list[str]:
+        """Divide a part so that nothing in it is normalized to a guarded token; empty if nothing is."""
+        ids = encoding.ids
+        if self._guarded_ids.keys().isdisjoint(ids):
+            return []
+        apart: list[str] = []
+        position = 0
+        for index in (i for i, token_id in enumerate(ids) if i >= skipped and token_id in self._guarded_ids):
+            start, end = encoding.token_to_chars(index) or (0, 0)
+            start, end = max(0, start - lead), end - lead
+            # What the template wrote is spelled as the token is; no text spells it still.
+            if end <= start or self._guarded_ids[ids[index]] in part[start:end]:
+                continue
+            if end - start == 1:
+                apart += [part[position:start], "?"]
+                position = end
+            else:
+                middle = (start + end) // 2
+                apart.append(part[position:middle])
+                position = middle
+        return [*apart, part[position:]] if apart else []
 
     def _encode_after(self, text: str, after: str) -> tuple[Encoding, int, int]:
         """Encode a text that follows a token; also give that token's characters and tokens, which are to be skipped."""

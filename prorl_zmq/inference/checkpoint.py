@@ -8,9 +8,13 @@ looked at.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from ..errors import InvalidWeights
+from .policy import open_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +23,19 @@ INDEX = "model.safetensors.index.json"
 """Beside the parts of a checkpoint in several files: says which tensor is in which."""
 NAMED_LIMIT = 3
 """Most tensors that a message names."""
+
+
+LENGTH_BYTES = 8
+HEADER_LIMIT_BYTES = 100 * 2**20
+"""As the library has it."""
+
+
+class _Entry(msgspec.Struct):
+    """One tensor in a file's header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
 
 
 class TensorKind(NamedTuple):
@@ -90,15 +107,25 @@ def _read_index(index: Path) -> dict[str, str]:
 
 
 def _read_header(file: Path) -> dict[str, TensorKind]:
-    from safetensors import SafetensorError, safe_open
+    """Read what a safetensors file begins with: the header's length, and the header, which says where all else is.
 
+    By Python alone: the library opens a file with the interpreter's lock held, so that a hanging one stops everything.
+    """
     try:
-        # The header's offsets are checked against the file's length, so a file cut short is found here.
-        with safe_open(file, framework="np") as tensors:
-            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - it is no mapping
-            return {name: TensorKind(one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
-    except (SafetensorError, OSError) as error:
+        with open(file, "rb", opener=open_regular) as content:
+            size = os.fstat(content.fileno()).st_size
+            length = int.from_bytes(content.read(LENGTH_BYTES), "little")
+            if not 0 < length <= min(HEADER_LIMIT_BYTES, size - LENGTH_BYTES):
+                raise ValueError("it has no header")
+            header = msgspec.json.decode(content.read(length), type=dict[str, Any])
+        header.pop("__metadata__", None)
+        entries = msgspec.convert(header, dict[str, _Entry])
+        end = max((entry.data_offsets[1] for entry in entries.values()), default=0)
+        if LENGTH_BYTES + length + end != size:
+            raise ValueError("its length is not what its header says")
+    except (ValueError, msgspec.MsgspecError, RecursionError, OSError) as error:
         raise InvalidWeights(f"{file} is not a whole safetensors file: {error}", path=str(file.parent)) from error
+    return {name: TensorKind(entry.dtype, entry.shape) for name, entry in entries.items()}
 
 
 def _some(names: set[str] | list[str]) -> str:

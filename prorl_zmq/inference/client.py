@@ -12,8 +12,10 @@ Which backend a job talks to is not decided here.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +40,7 @@ from ..sockets import connect, open_socket
 from .engine import Generation, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -51,6 +53,9 @@ GENERATE_TIMEOUT_S = 600.0
 """Default limit on one turn of the policy."""
 RECONNECT_S = 5.0
 """How long a line may be down before its requests fail."""
+RETIRE_S = 300.0
+"""How long a line that failed is kept while it is down and not used."""
+UNWANTED_LIMIT = 10_000
 
 INT32_MAX = 2**31 - 1
 """A trajectory keeps weight versions as int32."""
@@ -72,10 +77,6 @@ class EngineClient:
         self._reconnect_s = reconnect_s
         self._lines: dict[str, _Line] = {}
         self._closed = False
-
-    def generator(self, backend: Backend, job_id: str, timeout_s: float = GENERATE_TIMEOUT_S) -> BoundGenerator:
-        """Give a `Generator` for one job and its backend."""
-        return BoundGenerator(self, backend, job_id, timeout_s)
 
     async def generate(
         self,
@@ -100,7 +101,7 @@ class EngineClient:
             line = self._line(backend.endpoint)
             try:
                 reply, frames = await line.ask(request, [prompt], timeout_s)
-            except (asyncio.CancelledError, RequestTimeout):
+            except (asyncio.CancelledError, ProrlError):
                 line.abort(request.request_id)
                 raise
             if isinstance(reply, EngineRefused):
@@ -153,26 +154,16 @@ class EngineClient:
             raise Closed("the engine client was closed")
         line = self._lines.get(endpoint)
         if line is None:
-            line = self._lines[endpoint] = _Line(self._context, endpoint, self._reconnect_s)
+            try:
+                line = _Line(self._context, endpoint, self._reconnect_s, partial(self._retire, endpoint))
+            except zmq.ZMQError as error:
+                raise EngineFailed(f"no line to {endpoint} can be opened: {error}") from error
+            self._lines[endpoint] = line
         return line
 
-
-@dataclass(frozen=True, slots=True)
-class BoundGenerator:
-    """Implements `engine.Generator` for one job and its backend."""
-
-    client: EngineClient
-    backend: Backend
-    job_id: str
-    timeout_s: float
-
-    async def __call__(
-        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
-    ) -> Generation:
-        """Continue the prompt; see `EngineClient.generate`."""
-        return await self.client.generate(
-            self.backend, self.job_id, token_ids, sampling, stop_token_ids, self.timeout_s
-        )
+    def _retire(self, endpoint: str) -> None:
+        """Close a line that has long been down and that nobody waits at: hosts come and go under new endpoints."""
+        self._lines.pop(endpoint).close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +175,19 @@ class _Pending:
 class _Line:
     """The socket to one engine host, and what waits for its answers."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, reconnect_s: float) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        reconnect_s: float,
+        on_retire: Callable[[], None],
+    ) -> None:
         self._endpoint = endpoint
         self._reconnect_s = reconnect_s
+        self._on_retire = on_retire
+        self._unwanted: deque[str] = deque(maxlen=UNWANTED_LIMIT)
+        """Requests that were given up while the line was down: the host may still work on them."""
+        self._retiring: asyncio.TimerHandle | None = None
         self._pending: dict[str, _Pending] = {}
         self._loop = asyncio.get_running_loop()
         # A line that is down has a timer; a new one is down until its first connection.
@@ -228,14 +229,17 @@ class _Line:
             self._pending.pop(request.request_id, None)
 
     def abort(self, request_id: str) -> None:
-        """Tell the host that nobody waits for this any more."""
+        """Tell the host that nobody waits for this any more, as soon as the line is up."""
         if self._down is None:
             self._socket.send([b"", codec.encode(Abort(request_id))])
+        else:
+            self._unwanted.append(request_id)
 
     def close(self) -> None:
         """Close the sockets; what waits gets `Closed`."""
-        if self._down is not None:
-            self._down.cancel()
+        for timer in (self._down, self._retiring):
+            if timer is not None:
+                timer.cancel()
         self._raw.disable_monitor()
         self._events.close()
         self._socket.close()
@@ -260,6 +264,8 @@ class _Line:
         if event == zmq.Event.HANDSHAKE_SUCCEEDED and self._down is not None:
             self._down.cancel()
             self._down = None
+            while self._unwanted:
+                self.abort(self._unwanted.popleft())
             for pending in self._pending.values():
                 self._socket.send(pending.frames)
         elif event == zmq.Event.DISCONNECTED and self._down is None:
@@ -273,6 +279,13 @@ class _Line:
         for pending in self._pending.values():
             if not pending.answer.done():
                 pending.answer.set_exception(error)
+        if self._retiring is None and isinstance(error, EngineFailed):
+            self._retiring = self._loop.call_later(RETIRE_S, self._retire)
+
+    def _retire(self) -> None:
+        self._retiring = None
+        if self._down is not None and not self._pending:
+            self._on_retire()
 
 
 def read_generation(reply: Any, frames: Sequence[bytes], max_tokens: int) -> Generation:

@@ -64,10 +64,12 @@ class EmbeddedEngine:
     Args:
         policy: what to serve; not changed by the engine, and must not be by others.
         weight_version: the policy's version.
+        model: what the policy is called.
     """
 
-    def __init__(self, policy: Policy, weight_version: int = 0) -> None:
+    def __init__(self, policy: Policy, weight_version: int = 0, model: str = "embedded") -> None:
         self._policy = policy
+        self._model = model
         self._weight_version = weight_version
         self._running: list[_Running] = []
         self._decoding: asyncio.Task[None] | None = None
@@ -90,7 +92,7 @@ class EmbeddedEngine:
         """What it serves; log-probs are of the distribution that was sampled from."""
         vocabulary = self._policy.shape.vocabulary
         return EngineDescription(
-            "embedded", ChatSettings(), CONTEXT_LIMIT, vocabulary, MAX_IN_FLIGHT, "processed_logprobs"
+            self._model, ChatSettings(), CONTEXT_LIMIT, vocabulary, MAX_IN_FLIGHT, "processed_logprobs"
         )
 
     async def generate(
@@ -248,4 +250,4 @@ def load_embedded_engine(model: Path | None, weight_version: int = 0) -> Embedde
         raise InvalidWeights(
             f"{model} has {policy.shape.vocabulary} tokens, the embedded chat format {VOCABULARY_SIZE}", path=str(model)
         )
-    return EmbeddedEngine(policy, weight_version)
+    return EmbeddedEngine(policy, weight_version, "base policy" if model is None else str(model))

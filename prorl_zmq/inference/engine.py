@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from ..messages import ChatSettings, FinishReason, LogprobsMode, Sampling, UpdateMode, VersionSpan
 
 
+SPAN_LIMIT = 1024
+"""Most spans of one generation: weights do not change with every token."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
     """What an engine generated for one prompt."""
@@ -153,6 +157,6 @@ def checked(generation: Generation, max_tokens: int, vocabulary: int = 0) -> Gen
         if span.start != end or span.end <= span.start:
             break
         end = span.end
-    if end != count:
-        raise EngineFailed("the engine's weight versions do not cover the tokens that it generated")
+    if end != count or len(generation.spans) > SPAN_LIMIT:
+        raise EngineFailed("the engine's weight versions do not cover the tokens that it generated, or are too many")
     return generation

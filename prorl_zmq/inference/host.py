@@ -17,6 +17,7 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,7 +113,7 @@ class EngineHost:
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._reported = (time.monotonic(), 0)
         """When the last heartbeat was, and the tokens generated until then."""
-        self._well = True
+        self._problem = ""
         self._closing = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -123,8 +124,8 @@ class EngineHost:
         """
         try:
             while not stop.is_set():
-                if await self._is_well():
-                    self._registration.announce(self._engine.weight_version, self._load())
+                problem = await self._ask_health()
+                self._registration.announce(self._engine.weight_version, self._load(), problem)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), self._options.heartbeat_s)
         finally:
@@ -160,22 +161,24 @@ class EngineHost:
             logprobs_mode=engine.logprobs_mode,
         )
 
-    async def _is_well(self) -> bool:
-        """Ask the engine; while it is not well there are no heartbeats, and the broker's lease on it runs out."""
+    async def _ask_health(self) -> str:
+        """Give what the engine says is the matter; nothing if it is well. An unwell one is listed, but gets no jobs."""
+        problem = ""
         try:
             async with asyncio.timeout(HEALTH_S):
                 await self._engine.check_health()
-        except (EngineFailed, TimeoutError) as error:
-            if isinstance(error, EngineFailed) and error.fields.get("fatal"):
+        except EngineFailed as error:
+            if error.fields.get("fatal"):
                 raise
-            if self._well:
-                log.warning("the engine is not well: %s", error or f"no answer within {HEALTH_S:g} s")
-            self._well = False
-        else:
-            if not self._well:
-                log.info("the engine is well again")
-            self._well = True
-        return self._well
+            problem = error.message
+        except TimeoutError:
+            problem = f"the engine did not say within {HEALTH_S:g} s whether it is well"
+        if problem and not self._problem:
+            log.warning("the engine is not well: %s", problem)
+        elif self._problem and not problem:
+            log.info("the engine is well again")
+        self._problem = problem
+        return problem
 
     def _load(self) -> EngineLoad:
         now, (then, generated) = time.monotonic(), self._reported
@@ -220,6 +223,8 @@ class EngineHost:
                 if request.request_id not in self._generations:
                     task = asyncio.create_task(self._generate(request, token_ids))
                     self._generations[request.request_id] = task
+                    # Not in the task: one that is cancelled before it begins never runs at all.
+                    task.add_done_callback(partial(self._forget, request.request_id))
             case Abort():
                 task_or_none = self._generations.get(request.request_id)
                 if task_or_none is not None:
@@ -235,9 +240,10 @@ class EngineHost:
         request_id = request.request_id
         try:
             done = await self._engine.generate(token_ids, request.sampling, request.stop_token_ids, request.job_id)
-            self._count(token_ids, done)
+            cached_tokens = min(max(done.cached_tokens, 0), len(token_ids))  # an engine may say anything
+            self._count(token_ids, done, cached_tokens)
             header = Generated(
-                request_id, finish_reason=done.finish_reason, spans=done.spans, cached_tokens=done.cached_tokens
+                request_id, finish_reason=done.finish_reason, spans=done.spans, cached_tokens=cached_tokens
             )
             arrays = [done.token_ids.astype(np.int32).tobytes(), done.logprobs.astype(np.float32).tobytes()]
             self._router.send([*self._envelopes[request_id], codec.encode(header), *arrays])
@@ -245,12 +251,13 @@ class EngineHost:
             log.debug("generation %s was aborted", request_id)
         except Exception as error:  # noqa: BLE001 - a fault of the engine is the client's to know of, not the host's end
             self._send(self._envelopes[request_id], EngineRefused(request_id, _describe(error)))
-        finally:
-            del self._generations[request_id], self._envelopes[request_id]
 
-    def _count(self, prompt: NDArray[np.int32], done: Generation) -> None:
+    def _forget(self, request_id: str, _: asyncio.Task[None]) -> None:
+        del self._generations[request_id], self._envelopes[request_id]
+
+    def _count(self, prompt: NDArray[np.int32], done: Generation, cached_tokens: int) -> None:
         self._prompt_tokens += len(prompt)
-        self._cached_tokens += done.cached_tokens
+        self._cached_tokens += cached_tokens
         self._generated_tokens += len(done.token_ids)
 
     async def _update(self, envelope: Sequence[Frame], request: UpdateWeights | NoteWeightVersion) -> None:

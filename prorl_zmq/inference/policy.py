@@ -168,7 +168,7 @@ class Policy:
                 numbers not finite.
         """
         try:
-            with open(path, "rb", opener=_open_regular) as file, np.load(file, allow_pickle=False) as arrays:
+            with open(path, "rb", opener=open_regular) as file, np.load(file, allow_pickle=False) as arrays:
                 parameters = dict(arrays)
         except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
             raise InvalidWeights(f"{path} cannot be read as an .npz of weights: {error}", path=str(path)) from error
@@ -278,7 +278,7 @@ def draw(logits: Floats, temperatures: NDArray[np.float64], uniforms: NDArray[np
     return tokens, logprobs[np.arange(len(tokens)), tokens]
 
 
-def _open_regular(path: str, flags: int) -> int:
+def open_regular(path: str, flags: int) -> int:
     """Open a file without waiting for a peer, as a FIFO would have it; refuse what is not a regular file."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

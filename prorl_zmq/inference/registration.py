@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 UNANSWERED_LIMIT = 5
 """Heartbeats without an answer after which the line to the backend broker is opened anew."""
+PROBLEM_LIMIT = 1000
+"""Characters of a problem that are told."""
 GOODBYE_S = 1.0
 """Longest wait, when closing, for the backend broker to confirm."""
 
@@ -59,6 +61,7 @@ class Registration:
         self._backend = backend
         self._unanswered = 0
         self._load = EngineLoad()
+        self._problem = ""
         self._weight_version = backend.weight_version
         self._registered = False
         self._adding = ""
@@ -67,27 +70,32 @@ class Registration:
         self._left = asyncio.Event()
         self._socket = self._open()
 
-    def announce(self, weight_version: int, load: EngineLoad | None = None) -> None:
+    def announce(self, weight_version: int, load: EngineLoad | None = None, problem: str = "") -> None:
         """Send one heartbeat now, or ask to be registered.
 
         Args:
             weight_version: what the engine serves.
-            load: what it is doing; None: what was said last.
+            load: what it is doing; None: as at the last heartbeat, since only the version has changed.
+            problem: why it cannot serve now; empty: it can.
         """
+        if load is not None:
+            self._heartbeat(load, problem)
+        self._weight_version = weight_version
+        backend = self._backend
+        if self._registered:
+            self._send(BackendAlive(new_id(), backend.backend_id, weight_version, self._load, self._problem))
+        else:
+            current = msgspec.structs.replace(backend, weight_version=weight_version)
+            self._adding = new_id()
+            self._send(AddBackend(self._adding, current, heartbeats=True))
+
+    def _heartbeat(self, load: EngineLoad, problem: str) -> None:
+        self._load, self._problem = load, problem[:PROBLEM_LIMIT]
         if self._unanswered >= UNANSWERED_LIMIT:
             log.warning("the backend broker at %s does not answer; connecting again", self._endpoint)
             self._socket.close()
             self._socket = self._open()
         self._unanswered += 1
-        self._weight_version = weight_version
-        self._load = load or self._load
-        backend = self._backend
-        if self._registered:
-            self._send(BackendAlive(new_id(), backend.backend_id, weight_version, self._load))
-        else:
-            current = msgspec.structs.replace(backend, weight_version=weight_version)
-            self._adding = new_id()
-            self._send(AddBackend(self._adding, current, heartbeats=True))
 
     async def close(self) -> None:
         """Take the backend off the list, waiting a little for the answer, and close the socket."""

@@ -14,6 +14,7 @@ import json
 import logging
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     from ..messages import ChatSettings
 
+_IMPORTING = Lock()
+"""transformers cannot be imported by two threads at once; never held while a tokenizer is loaded."""
 _ROLES = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "assistant", Role.TOOL: "tool"}
 
 
@@ -154,20 +157,20 @@ def _load_tokenizer(name: str) -> Any:
         raise ConfigError(
             f"{name} is no directory: the chat format needs the model's, with its tokenizer", key="chat.tokenizer"
         )
-    with _quiet():
+    with _IMPORTING, _quiet():
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
             message = f"a chat format of kind transformers needs the package transformers ({error})"
             raise ConfigError(message, key="chat.kind") from error
-        try:
-            loaded = AutoTokenizer.from_pretrained(name, local_files_only=directory.is_dir())
-        except Exception as error:
-            raise ConfigError(
-                f"no tokenizer could be loaded from {name} ({error}): give a directory with tokenizer.json and "
-                "tokenizer_config.json, or a hub name",
-                key="chat.tokenizer",
-            ) from error
+    try:
+        loaded = AutoTokenizer.from_pretrained(name, local_files_only=directory.is_dir())
+    except Exception as error:
+        raise ConfigError(
+            f"no tokenizer could be loaded from {name} ({error}): give a directory with tokenizer.json and "
+            "tokenizer_config.json, or a hub name",
+            key="chat.tokenizer",
+        ) from error
     if not getattr(loaded, "is_fast", False):
         raise ConfigError(
             f"the tokenizer in {name} has no fast form: convert it to a tokenizer.json", key="chat.tokenizer"
@@ -177,12 +180,15 @@ def _load_tokenizer(name: str) -> Any:
 
 def _end_tokens(directory: Path) -> list[int]:
     """Give the ids that `generation_config.json` ends a text with, if there is one."""
-    try:
-        ends = json.loads((directory / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
-    except FileNotFoundError:
+    path = directory / "generation_config.json"
+    if not path.exists():
         return []
+    try:
+        if not path.is_file():  # opening a pipe would wait for its writer
+            raise OSError("it is no file")
+        ends = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
     except (OSError, ValueError, AttributeError) as error:
-        message = f"{directory}/generation_config.json cannot be read: {error}"
+        message = f"{path} cannot be read: {error}"
         raise ConfigError(message, key="chat.tokenizer") from error
     return [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)]
 

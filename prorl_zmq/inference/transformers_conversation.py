@@ -1,10 +1,17 @@
-"""One conversation by a chat template (see `transformers_chat`)."""
+"""One conversation by a chat template (see `transformers_chat`).
+
+Where the messages of a rendered conversation end is found by rendering its beginnings, which for all of them would cost
+the square of their number. So only `RENDERED_BEGINNINGS` are; what further messages of a role stand between is known by
+then, and a message that does not stand so is one piece with what follows it.
+"""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InvalidJob
@@ -26,6 +33,8 @@ if TYPE_CHECKING:
 
 _CALL_ID = re.compile(r"[0-9A-Za-z]{9}")
 """What all templates take."""
+RENDERED_BEGINNINGS = 64
+"""How many beginnings of a conversation are rendered for one prompt."""
 UNKNOWN_TOOL = "unknown"
 """The name under which a call that names no tool is answered."""
 
@@ -195,11 +204,14 @@ class TransformersConversation:
         front = self._front(messages, tools, text) if not ends and roles[0] != Role.SYSTEM else 0
         if front:
             ends.append(_End(front, Role.SYSTEM, 0))
-        for number in range(ends[-1].messages + 1 if ends else 1, len(roles) + 1):
+        known = ends[-1].messages if ends else 0
+        for number in range(known + 1, min(known + RENDERED_BEGINNINGS, len(roles)) + 1):
             start, length = ends[-1].length if ends else 0, template.length_in(text, messages[:number], tools)
             # A message that is told with a later one has no text yet, only the token that begins all.
             if length > start and (start or tokenizer.without_tokens(text[:length]).strip()):
                 ends.append(_End(length, roles[number - 1], number))
+        if len(roles) > known + RENDERED_BEGINNINGS:
+            self._add_ends_alike(text, messages, tools, roles, ends)
         self._last_whole = text, ends
         *contents, opening = tokenizer.encode(text, [end.length for end in ends], cut)
         pieces = [Piece(end.role, ids) for end, ids in zip(ends, contents, strict=True)]
@@ -208,9 +220,39 @@ class TransformersConversation:
     def _known_ends(self, text: str) -> list[_End]:
         """Give the ends that were found the last time and still are: what is not new is not looked at again."""
         before, ends = self._last_whole
-        while ends and not text.startswith(before[: ends[-1].length]):
-            ends = ends[:-1]
-        return list(ends)
+        changed = bisect_right(ends, 0, key=lambda end: not text.startswith(before[: end.length]))
+        return ends[:changed]
+
+    def _add_ends_alike(
+        self, text: str, messages: Sequence[Message], tools: Sequence[Any], roles: Sequence[Role], ends: list[_End]
+    ) -> None:
+        """Add the ends of the messages that stand between what the last one of their role did, and the text's end."""
+        frames: dict[Role, tuple[str, str]] = {}
+        for one, end in pairwise(ends):
+            content = messages[end.messages - 1]["content"].strip()
+            written = text[one.length : end.length]
+            if end.messages == one.messages + 1 and content and written.count(content) == 1:
+                before, _, after = written.partition(content)
+                frames[end.role] = before, after
+        start = ends[-1].length if ends else 0
+        for number in range(ends[-1].messages if ends else 0, len(roles)):
+            frame = frames.get(roles[number])
+            written = messages[number]["content"]
+            lengths = (
+                len(frame[0]) + len(content) + len(frame[1])
+                for content in (written, written.strip())
+                if frame and text.startswith(f"{frame[0]}{content}{frame[1]}", start)
+            )
+            length = next(lengths, 0)
+            following = frames.get(roles[number + 1], ("", "")) if number + 1 < len(roles) else ("", "")
+            if not length or not text.startswith(following[0], start + length):
+                break
+            start += length
+            ends.append(_End(start, roles[number], number + 1))
+        if ends and ends[-1].messages < len(roles):
+            rendered = self._chat.template.length_in(text, messages, tools)
+            if rendered > ends[-1].length:
+                ends.append(_End(rendered, roles[-1], len(roles)))
 
     def _front(self, messages: Sequence[Message], tools: Sequence[Any], text: str) -> int:
         """Give the characters that the template says of its own before the first message, such as the tools'."""

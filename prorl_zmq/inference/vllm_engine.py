@@ -16,6 +16,7 @@ import asyncio
 import gc
 import multiprocessing
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
@@ -24,6 +25,7 @@ import numpy as np
 from ..errors import EngineFailed, InvalidWeights, ProrlError
 from ..messages import ChatSettings, VersionSpan
 from ..threads import run_aside
+from .chat import load_chat_format
 from .checkpoint import check_checkpoint
 from .engine import EngineDescription, Generation
 from .vllm_processes import Interrupted, interruptible, set_environment, tailed_output
@@ -31,7 +33,6 @@ from .vllm_start import downloaded_folder, model_folder, start_async_llm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -89,12 +90,16 @@ class VllmEngine:
             weight_version: the version of the model's weights.
 
         Raises:
-            ConfigError: the folder holds no model, a flag is wrong, or vLLM is not installed.
+            ConfigError: the folder holds no model, tokenizer or chat template, a flag is wrong, or vLLM is not there.
             EngineFailed: vLLM could not start, or was not let.
         """
         folder = model_folder(model)
         name = model if folder is None else str(folder)
         set_environment(offline=folder is not None)
+        described = chat if chat.tokenizer else msgspec.structs.replace(chat, tokenizer=name)
+        # That no conversation can be held with a model is better known before it is loaded.
+        if Path(described.tokenizer).is_dir():  # noqa: ASYNC240 - the loop is blocked for much longer below
+            load_chat_format(described)
         with tailed_output() as tail:
             try:
                 with interruptible():

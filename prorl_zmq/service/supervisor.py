@@ -138,9 +138,11 @@ class Supervisor:
             on_ready: called once everything has reported.
 
         Raises:
-            ConfigError: a child cannot work with its settings.
+            ConfigError: a child cannot work with its settings, or an interpreter is none.
             EndpointInUse: another service runs in this run folder.
         """
+        for python in {plan.python for plan in self._plans} - {sys.executable}:
+            await _check_python(python)
         async with _run_dir(self._topology.run_dir):
             with stop_signals(self.stop):
                 await self._serve(on_startup, on_ready)
@@ -254,6 +256,28 @@ class Supervisor:
                     log.warning("process %d did not end within %g s; killing it", child.pid, STOP_S)
                     child.kill()
                     await child.wait()
+
+
+async def _check_python(python: str) -> None:
+    """Raise unless another environment's interpreter has what an engine host needs."""
+    null = asyncio.subprocess.DEVNULL
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *(python, *ISOLATED, "-c", "import prorl_zmq.cli"), stdin=null, stdout=null, stderr=asyncio.subprocess.PIPE
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"backends.python: {python} cannot be started ({error.strerror}); `make vllm` makes .vllm/bin/python, and "
+            "a relative path is seen from the current folder",
+            key="backends.python",
+        ) from error
+    _, said = await child.communicate()
+    if child.returncode:
+        words = said.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ConfigError(
+            f"backends.python: {python} has no prorl-zmq: `{python} -m pip install 'prorl-zmq[server]'` ({words})",
+            key="backends.python",
+        )
 
 
 @contextlib.asynccontextmanager

@@ -399,3 +399,28 @@ def test_a_job_whose_backend_was_removed_gets_another() -> None:
     moved = desk.ask(assign(unreachable="x"))[b"client"]
     assert isinstance(moved, Assigned)
     assert moved.backend.backend_id == "y"
+
+
+def test_an_unwell_backend_is_listed_with_its_problem_and_gets_no_jobs() -> None:
+    desk = Desk()
+    desk.ask(add(heartbeats=True))
+    assert desk.ask(assign("held"))[b"client"].backend.backend_id == "x"
+    desk.ask(BackendAlive("alive", "x", 0, EngineLoad(), "it coughs"))
+    (status,) = desk.ask(ListBackends("list"))[b"client"].backends
+    assert (status.state, status.problem, status.in_flight) == ("unwell", "it coughs", 1)
+    assert desk.ask(assign("b"), b"b") == {}
+    answered = desk.ask(BackendAlive("alive", "x", 0), b"host")
+    assert answered[b"b"].backend.backend_id == "x"
+    assert desk.listed() == ("ready", 0)
+
+
+def test_a_drained_host_that_fell_silent_drains_on_when_it_is_back() -> None:
+    desk = Desk()
+    desk.ask(add(heartbeats=True))
+    desk.ask(DrainBackend("drain", "x"))
+    desk.tick(LEASE_S)
+    assert desk.in_flight() == {}
+    desk.ask(add(heartbeats=True))
+    assert desk.listed()[0] == "draining"
+    desk.ask(add())
+    assert desk.listed()[0] == "ready"

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
+from typing import TYPE_CHECKING
 
 import pytest
+from chat_families import FAMILIES, save_tokenizer
 
 from prorl_zmq.errors import ConfigError
-from prorl_zmq.inference.chat import load_chat_format
+from prorl_zmq.inference import chat
+from prorl_zmq.inference.chat import chat_format, load_chat_format
 from prorl_zmq.messages import ChatSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 def test_a_format_is_loaded_once() -> None:
@@ -27,3 +36,56 @@ def test_who_needs_no_chat_format_loads_none() -> None:
         "sys.exit(any(name in sys.modules for name in ('prorl_zmq.inference.embedded_chat', 'transformers', 'jinja2')))"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatSettings]:
+    """A tokenizer whose files cannot be read until the test is over, as on a network's file system."""
+    settings = ChatSettings(kind="transformers", tokenizer="/hanging")
+    over = threading.Event()
+    load = chat._load
+
+    def hang(asked: ChatSettings) -> chat.ChatFormat:
+        if asked == settings:
+            over.wait(60)
+        return load(asked)
+
+    monkeypatch.setattr(chat, "_load", hang)
+    yield settings
+    over.set()
+
+
+def test_a_tokenizer_that_hangs_holds_up_only_who_needs_it(
+    hanging: ChatSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(chat, "LOADING_LIMIT_S", 0.5)
+        threads = threading.active_count()
+        jobs = [asyncio.create_task(chat_format(hanging)) for _ in range(50)]
+        cancelled = asyncio.create_task(chat_format(hanging))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        assert await chat_format(ChatSettings()) is load_chat_format(ChatSettings())
+        assert not any(job.done() for job in jobs)
+        failures = await asyncio.gather(*jobs, return_exceptions=True)
+        assert all(isinstance(failure, ConfigError) and hanging.tokenizer in failure.message for failure in failures)
+        with pytest.raises(ConfigError, match="did not load in"):  # at once: it is not tried again
+            await chat_format(hanging)
+        assert threading.active_count() <= threads + 1
+
+    asyncio.run(main())
+
+
+def test_a_failure_answers_for_a_while_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        settings = ChatSettings(kind="transformers", tokenizer=str(tmp_path))
+        with pytest.raises(ConfigError, match="no tokenizer could be loaded"):
+            await chat_format(settings)
+        save_tokenizer(FAMILIES["chatml"], tmp_path)
+        with pytest.raises(ConfigError, match="no tokenizer could be loaded"):
+            await chat_format(settings)
+        until, failure = chat._FAILED[settings]
+        monkeypatch.setitem(chat._FAILED, settings, (until - chat.FAILURE_KEPT_S, failure))
+        assert await chat_format(settings) is load_chat_format(settings)
+
+    asyncio.run(main())

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from prorl_zmq.errors import EngineFailed
 from prorl_zmq.inference.chat_tokenizer import ChatTokenizer
@@ -16,7 +17,7 @@ STOP = "<stop>"
 MARK = "<mark>"
 
 
-def make(*, pieces: bool) -> ChatTokenizer:
+def make_backend(*, pieces: bool) -> Tokenizer:
     """A byte-level tokenizer, or one of words that puts a space before a text, as SentencePiece's do."""
     backend = Tokenizer(models.BPE(unk_token="<unk>"))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -32,7 +33,11 @@ def make(*, pieces: bool) -> ChatTokenizer:
     )
     backend.train_from_iterator(["the tools of the shell\n\n say the words"] * 3, trainer)
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in (STOP, MARK)])
-    return ChatTokenizer(backend, [STOP])
+    return backend
+
+
+def make(*, pieces: bool) -> ChatTokenizer:
+    return ChatTokenizer(make_backend(pieces=pieces), [STOP])
 
 
 BYTES, PIECES = make(pieces=False), make(pieces=True)
@@ -116,3 +121,45 @@ def test_an_unknown_id_is_the_engines_fault(token_id: int) -> None:
     with pytest.raises(EngineFailed, match=f"token id {token_id}, which is not in the tokenizer's vocabulary"):
         BYTES.decode(np.array([0, token_id], np.int32))
     assert BYTES.decode(np.zeros(0, np.int32)) == ""
+
+
+def test_a_cut_is_not_searched_for_in_what_was_written() -> None:
+    _, first = BYTES.guard("</s>")
+    _, second = BYTES.guard(f"</s>{first}")
+    assert len(first) > 32
+    assert second != first
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "written"),
+    [
+        (normalizers.NFKC(), "＜/s＞"),
+        (normalizers.NFKC(), "a ＜/s> ＜/s＞"),
+        (normalizers.Lowercase(), "</S>"),
+        (normalizers.Replace("\u200b", ""), "</\u200b\u200b\u200bs>"),
+        (normalizers.Replace("\u2603", "</s>"), "a\u2603b"),
+    ],
+)
+def test_no_other_spelling_is_normalized_to_a_special_token(normalizer: normalizers.Normalizer, written: str) -> None:
+    backend = make_backend(pieces=False)
+    document = json.loads(backend.to_str())
+    for token in document["added_tokens"]:
+        token["normalized"] = True
+    backend = Tokenizer.from_str(json.dumps(document))
+    backend.normalizer = normalizer
+    tokenizer = ChatTokenizer(backend, [STOP])
+    end = backend.token_to_id("</s>")
+    assert end in backend.encode(written).ids
+    text = f"the{written}</s>the"
+    first, last = tokenizer.encode(text, [len(text) - 3])
+    assert first.tolist().count(end) == 1
+    assert first[-1] == end
+    assert tokenizer.decode(last) == "the"
+
+
+@pytest.mark.parametrize("texts", [["a</", "s>b"], ["a</ ", "\ns>"], ["<", "/", "s>"], ["<<s", ">", "x"]])
+def test_texts_side_by_side_make_no_special_token(texts: list[str]) -> None:
+    guarded, cut = BYTES.guard(texts)
+    (ids,) = BYTES.encode("".join(text.strip() for text in guarded), cut=cut)
+    assert not set(ids.tolist()) & {IDS[text] for text in GUARDED}
+    assert BYTES.decode(ids) == "".join(text.strip() for text in texts)

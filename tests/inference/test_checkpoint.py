@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -129,3 +130,25 @@ def test_malformed_index(index: str, model: Path, tmp_path: Path) -> None:
     new = parts(tmp_path / "new", tensors(1))
     (new / INDEX).write_bytes(index.encode("latin-1"))
     assert "not an index" in refused(new, model)
+
+
+@pytest.mark.parametrize("what", ["fifo", "header", "longer", "nested"])
+def test_a_file_that_is_none_is_refused_at_once(tmp_path: Path, what: str) -> None:
+    """A FIFO stopped the whole process: the library opens files with the interpreter's lock held."""
+    model, weights = tmp_path / "model", tmp_path / "new"
+    for folder in (model, weights):
+        folder.mkdir()
+        save_file({"layer": np.zeros(3, np.float32)}, folder / "model.safetensors")
+    file = weights / "model.safetensors"
+    if what == "fifo":
+        file.unlink()
+        os.mkfifo(file)
+    elif what == "header":
+        file.write_bytes((2**62).to_bytes(8, "little") + b"{}")
+    elif what == "longer":
+        file.write_bytes(file.read_bytes() + b"more")
+    else:
+        header = b"[" * 100_000
+        file.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(InvalidWeights, match="not a whole safetensors file"):
+        check_checkpoint(weights, model)

@@ -35,8 +35,7 @@ TWO = VersionSpan(0, 0, 2)
 
 def test_a_generation_arrives_as_the_engine_made_it(in_world: InWorld) -> None:
     async def test(world: Any) -> None:
-        generate = world.client.generator(world.backend, "job")
-        there = await generate(PROMPT, Sampling(1.0, 50, 3), (49,))
+        there = await world.client.generate(world.backend, "job", PROMPT, Sampling(1.0, 50, 3), (49,))
         here = await world.engine.generate(PROMPT, Sampling(1.0, 50, 3), (49,), "job")
         assert there.token_ids.tolist() == here.token_ids.tolist()
         np.testing.assert_allclose(there.logprobs, here.logprobs, atol=1e-5)

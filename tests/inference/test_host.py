@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -39,6 +40,8 @@ from prorl_zmq.sockets import bind, open_socket
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from prorl_zmq.inference.engine import Generation
 
     InWorld = Callable[[Callable[[Any], Any]], None]
 
@@ -91,23 +94,58 @@ def test_a_version_that_is_told_is_that_of_the_next_tokens(in_world: InWorld) ->
     in_world(test)
 
 
-def test_an_engine_that_is_not_well_sends_no_heartbeat(in_world: InWorld) -> None:
-    async def test(world: Any) -> None:
-        asked: asyncio.Queue[None] = asyncio.Queue()
+def test_an_engine_that_is_not_well_says_why(in_world: InWorld) -> None:
+    """It stays on the list: without that, nobody could give a half-updated engine its weights again."""
 
+    async def test(world: Any) -> None:
         async def ill() -> None:
-            asked.put_nowait(None)
             raise EngineFailed("it coughs")
 
-        await world.broker.until(lambda: any(isinstance(beat, BackendAlive) for beat in world.broker.requests))
+        def told(problem: str) -> bool:
+            beat = world.broker.requests[-1]
+            return isinstance(beat, BackendAlive) and beat.problem == problem
+
+        await world.broker.until(lambda: world.broker.requests and told(""))
         world.engine.check_health = ill
-        await asked.get()
-        before = len(world.broker.requests)
-        for _ in range(3):
-            await asked.get()
-        assert len(world.broker.requests) <= before + 1  # one may have been on its way
+        await world.broker.until(lambda: told("it coughs"))
         del world.engine.check_health
-        await world.broker.until(lambda: len(world.broker.requests) > before + 2)
+        await world.broker.until(lambda: told(""))
+
+    in_world(test)
+
+
+def test_a_generation_that_is_aborted_before_it_begins_leaves_nothing(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        client = world.raw()
+        for number in range(50):
+            client.send(b"", generate(f"r{number}", 30_000), PROMPT.tobytes())
+            client.send(b"", codec.encode(Abort(f"r{number}")))
+        client.send(b"", codec.encode(EngineHealth("h1")))
+        await client.receive(AnyEngineReply)
+        client.send(b"", codec.encode(EngineHealth("h2")))
+        assert (await client.receive(AnyEngineReply)).in_flight == 0
+        assert world.host._envelopes == {}
+
+    in_world(test)
+
+
+@pytest.mark.parametrize("said", [-1, 2**63])
+def test_prefix_cache_hits_that_cannot_be_are_not_believed(in_world: InWorld, said: int) -> None:
+    """One of -1 made every later heartbeat malformed."""
+
+    async def test(world: Any) -> None:
+        honest = world.engine.generate
+
+        async def lying(*arguments: Any) -> Generation:
+            return dataclasses.replace(await honest(*arguments), cached_tokens=said)
+
+        world.engine.generate = lying
+        client = world.raw()
+        client.send(b"", generate("r1", 4), PROMPT.tobytes())
+        generated = await client.receive(AnyEngineReply)
+        assert generated.cached_tokens == (len(PROMPT) if said > 0 else 0)
+        beats = world.broker.requests
+        await world.broker.until(lambda: getattr(beats[-1], "load", None) and beats[-1].load.generated_tokens == 4)
 
     in_world(test)
 

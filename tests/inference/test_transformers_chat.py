@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -513,3 +514,64 @@ def test_each_call_has_one_answer() -> None:
     conversation.add_turn(encode_turn(FAMILIES["chatml"], "Done."))
     with pytest.raises(ValueError, match="0 calls, 1 answers"):
         conversation.add_tool_results(["x"])
+
+
+def test_a_generation_config_that_is_no_file(tmp_path: Path) -> None:
+    save_tokenizer(FAMILIES["chatml"], tmp_path)
+    os.mkfifo(tmp_path / "generation_config.json")
+    with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read: it is no file"):
+        TransformersChatFormat.load(settings(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3"])
+def test_an_opening_of_many_messages_is_rendered_few_times(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = load(name)
+    talk = [ChatMessage((Role.USER, Role.ASSISTANT)[n % 2], f" no. {n} ") for n in range(301)]
+    counted = count_renderings(chat, monkeypatch)
+    pieces = chat.conversation(talk, []).prompt().pieces
+    assert len(counted) < 80
+    told = [piece for piece in pieces if "no. " in chat.decode(piece.token_ids)]
+    assert [piece.role for piece in told] == [message.role for message in talk]
+    assert all(f"no. {n}" in chat.decode(piece.token_ids) for n, piece in enumerate(told))
+
+
+def test_messages_that_do_not_stand_as_earlier_ones_are_one_piece() -> None:
+    chat = load("chatml")
+    roles = [Role.USER, Role.ASSISTANT] * 40
+    talk = [ChatMessage(role, f"no. {n}") for n, role in enumerate(roles)]
+    talk += [ChatMessage(Role.SYSTEM, "never before"), ChatMessage(Role.USER, "last")]
+    pieces = chat.conversation(talk, []).prompt().pieces
+    assert [piece.role for piece in pieces[-3:]] == [Role.ASSISTANT, Role.USER, Role.ASSISTANT]
+    assert "never before" in chat.decode(pieces[-2].token_ids)
+    assert "last" in chat.decode(pieces[-2].token_ids)
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "mistral"])
+def test_large_answers_are_each_rendered_twice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat, family = load(name), FAMILIES[name]
+    conversation = chat.conversation(HI, TOOLS)
+    conversation.prompt()
+    calls = [(BASH_CALL, call_id(0, n)) for n in range(20 if name != "llama3" else 1)]
+    conversation.add_turn(encode_turn(family, family.write("", None, calls)))
+    results = [f'\n"{n}" é<|im_end|></s> ' + "y" * 1000 for n in range(len(calls))]
+    conversation.add_tool_results(results)
+    counted = count_renderings(chat, monkeypatch)
+    pieces = [piece for piece in conversation.prompt().pieces if piece.role == Role.TOOL]
+    assert sum(counted) < 3 * sum(map(len, results)) + 500 * len(counted) + 40 * len(calls) * len(counted) * 5
+    assert len(pieces) == len(calls)
+    assert all("y" * 1000 in chat.decode(piece.token_ids) for piece in pieces)
+    assert all(str(n) in chat.decode(piece.token_ids)[:90] for n, piece in enumerate(pieces))
+
+
+def count_renderings(chat: TransformersChatFormat, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Give a list that gets the length of each rendering from now on."""
+    lengths: list[int] = []
+    render = chat.template.render
+
+    def counting(*arguments: Any, **named: Any) -> str:
+        text = render(*arguments, **named)
+        lengths.append(len(text))
+        return text
+
+    monkeypatch.setattr(chat.template, "render", counting)
+    return lengths

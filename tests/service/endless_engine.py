@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from prorl_zmq.inference.embedded_engine import CONTEXT_LIMIT
 from prorl_zmq.inference.engine import EngineDescription
 from prorl_zmq.inference.host import EngineHost, HostOptions
 from prorl_zmq.messages import ChatSettings
@@ -22,7 +23,7 @@ class EndlessEngine:
     """Notes in a file what happens to its generations."""
 
     weight_version = 0
-    description = EngineDescription("endless", ChatSettings(), 0, 0, 64, "processed_logprobs")
+    description = EngineDescription("base policy", ChatSettings(), CONTEXT_LIMIT, 0, 64, "processed_logprobs")
 
     def __init__(self, mark: Path) -> None:
         self._mark = mark

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from vllm_server import VllmServer
 
-pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 HERE = Path(__file__).parent
 STAGES = """

@@ -270,6 +270,20 @@ def test_a_turn_that_was_full_when_it_was_interrupted_is_full() -> None:
     assert episode.metrics["generated_tokens"] == 2
 
 
+def test_an_engine_that_always_gives_up_is_not_asked_for_ever() -> None:
+    with pytest.raises(EngineFailed, match="before their first token") as caught:
+        run(ScriptedEngine(*[""] * 20, reasons=["abort"] * 20))
+    assert caught.value.unreachable
+
+
+def test_an_episode_that_could_not_begin_has_no_stop_reason() -> None:
+    episode = Episode()
+    loop = AgentLoop(ScriptedEngine("x"), CHAT, 5, [], Sampling(), EpisodeLimits(), episode)
+    with pytest.raises(InvalidJob):
+        asyncio.run(loop.run(OPENING))
+    assert episode.stop_reason is None
+
+
 def test_a_text_ends_the_turn_with_the_token_that_completes_it() -> None:
     said = "one STOP two"
     episode = run(ScriptedEngine(said), sampling=Sampling(stop=("STOP",)))

@@ -94,3 +94,8 @@ def test_wrong_arguments_are_told_with_what_the_tool_takes() -> None:
         '"fifth"?: [{"first": integer, "last"?: integer}, …], "sixth"?: object, '
         '"seventh"?: {"below"?: [{"below"?: [{"below"?: […, …]}, …]}, …]}}'
     )
+
+
+def test_half_a_surrogate_pair_in_arguments_is_the_models_to_put_right() -> None:
+    with pytest.raises(ToolArgumentsInvalid, match="surrogates not allowed"):
+        View().check({"\ud800": 1})

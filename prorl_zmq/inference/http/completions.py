@@ -13,7 +13,7 @@ import msgspec
 
 from ...errors import EngineFailed
 from ..engine import Generation
-from .dialect import TOP_K_ALL, Turn, decoded, finish, id_array, logprob_array, whole_span
+from .dialect import TOP_K_ALL, UNTOLD, Turn, cached, decoded, finish, id_array, logprob_array, small_number, whole_span
 from .vllm_generate import Usage, undone
 
 _ID = "token_id:"
@@ -102,9 +102,9 @@ class Completions:
         return Generation(
             id_array(token_ids),
             logprob_array([undone(logprob) for logprob in choice.logprobs.token_logprobs]),
-            whole_span(len(token_ids), turn.weight_version),
+            whole_span(len(token_ids), UNTOLD),
             finish(choice.finish_reason),
-            answer.usage.cached_tokens if answer.usage else 0,
+            cached(answer.usage.cached_tokens if answer.usage else 0, turn),
         )
 
 
@@ -112,10 +112,11 @@ def _token_ids(choice: _Choice) -> list[int]:
     if choice.token_ids is not None:
         return choice.token_ids
     tokens = choice.logprobs.tokens if choice.logprobs else []
-    numbers = [token.removeprefix(_ID) for token in tokens]
-    if not tokens or not all(token.startswith(_ID) for token in tokens) or not all(map(str.isdecimal, numbers)):
+    numbers = [small_number(token[len(_ID) :]) if token.startswith(_ID) else None for token in tokens]
+    ids = [number for number in numbers if number is not None]
+    if not tokens or len(ids) != len(tokens):
         raise EngineFailed(
             "the server returned text only, and tokenising text again gives other tokens than were sampled; serve the "
             "model with vLLM 0.10.2 or later, which has return_token_ids"
         )
-    return [int(number) for number in numbers]
+    return ids

@@ -28,7 +28,8 @@ RETRY_S = 120.0
 """Default of how long a busy server (429, 503) is asked again."""
 BACKOFF_S = 0.25
 LONGEST_BACKOFF_S = 15.0
-ANSWER_LIMIT_BYTES = 256 * 2**20
+ANSWER_LIMIT_BYTES = 16 * 2**20
+"""Default of the longest answer."""
 LARGE_BYTES = 2**20
 EXCERPT = 300
 """Most characters of a server's answer in an error."""
@@ -72,24 +73,27 @@ class Connections:
         self.url = url.rstrip("/")
         self._retry_s = retry_s
         self._closed = False
-        headers = {"Content-Type": "application/json"}
+        # Compressed, a few bytes may become many: none is asked for, and none is unpacked.
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
         self._generations = _session(limit, headers)
         self._control = _session(CONTROL_CONNECTIONS, headers)
 
-    async def generate(self, path: str, body: bytes, retry_s: float | None = None) -> Answer:
+    async def generate(
+        self, path: str, body: bytes, retry_s: float | None = None, *, limit_bytes: int = ANSWER_LIMIT_BYTES
+    ) -> Answer:
         """POST a generation and wait for its answer; a busy server is asked again for `retry_s` (None: the default).
 
         Raises:
-            EngineFailed: it cannot be reached, ends in the middle of its answer, or stays busy; all with
-                `unreachable=True`.
+            EngineFailed: it cannot be reached, ends in the middle of its answer, or stays busy, all with
+                `unreachable=True`; or its answer is longer than `limit_bytes`.
         """
         retry_s = self._retry_s if retry_s is None else retry_s
         loop = asyncio.get_running_loop()
         deadline, attempt = loop.time() + retry_s, 0
         while True:
-            answer = await self._post_again(path, body)
+            answer = await self._post_again(path, body, limit_bytes)
             if answer.status not in _BUSY:
                 return answer
             # Full jitter: many generations are refused at one time, and must not all come back at one time.
@@ -122,10 +126,10 @@ class Connections:
         await self._generations.close()
         await self._control.close()
 
-    async def _post_again(self, path: str, body: bytes) -> Answer:
+    async def _post_again(self, path: str, body: bytes, limit_bytes: int) -> Answer:
         for last in (False, True):
             try:
-                return await self._ask(self._generations, "POST", path, body)
+                return await self._ask(self._generations, "POST", path, body, limit_bytes)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
                 if last or self._closed or isinstance(error, aiohttp.ClientConnectorError):
                     raise self._failed(path, error) from error
@@ -139,7 +143,14 @@ class Connections:
                 raise
         raise AssertionError("unreachable")
 
-    async def _ask(self, session: aiohttp.ClientSession, method: str, path: str, body: bytes | None) -> Answer:
+    async def _ask(
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        path: str,
+        body: bytes | None,
+        limit_bytes: int = ANSWER_LIMIT_BYTES,
+    ) -> Answer:
         if self._closed:
             raise self._failed(path)
         # aiohttp warns of large bytes; a file it sends in parts.
@@ -149,8 +160,8 @@ class Connections:
             async for part in response.content.iter_any():
                 parts.append(part)
                 size += len(part)
-                if size > ANSWER_LIMIT_BYTES:
-                    raise EngineFailed(f"{self.url}{path} answers with more than {ANSWER_LIMIT_BYTES} bytes")
+                if size > limit_bytes:
+                    raise EngineFailed(f"{self.url}{path} answers with more than {limit_bytes} bytes")
             return Answer(response.status, b"".join(parts), _seconds(response.headers.get("Retry-After")))
 
     def _failed(self, path: str, error: Exception | None = None) -> EngineFailed:
@@ -174,6 +185,7 @@ def _session(limit: int, headers: dict[str, str]) -> aiohttp.ClientSession:
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
         headers=headers,
         cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
     )
 
 

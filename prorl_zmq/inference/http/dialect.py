@@ -29,6 +29,20 @@ TOP_K_ALL = -1
 FINISH_REASONS: Final[dict[str | None, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
 """In the words of vLLM and SGLang, which are ours."""
 
+UNTOLD: Final = -1
+"""In a dialect's spans: the server did not say a number."""
+LOADING: Final = -2
+"""In a dialect's spans: the server was taking new weights."""
+LOADING_WORD: Final = "prorl-loading"
+"""What we have servers call their weights meanwhile, for whoever finds them left like that."""
+_DIGITS: Final = 10
+"""Of an int32."""
+_BASE_BYTES: Final = 2**20
+_TOKEN_BYTES: Final = 2**11
+_PROMPT_TOKEN_BYTES: Final = 16
+"""Some echo the prompt's ids."""
+_MOST_BYTES: Final = 2**28
+
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
@@ -41,8 +55,12 @@ class Turn:
     sampling: Sampling
     stop_token_ids: Sequence[int]
     """All of them."""
-    weight_version: int = 0
-    """Of the weights that the server has when it is asked, for servers that do not say."""
+
+    @property
+    def answer_limit_bytes(self) -> int:
+        """How long an answer may be."""
+        tokens = self.sampling.max_tokens * _TOKEN_BYTES + len(self.token_ids) * _PROMPT_TOKEN_BYTES
+        return min(_BASE_BYTES + tokens, _MOST_BYTES)
 
 
 class Dialect(Protocol):
@@ -59,7 +77,7 @@ class Dialect(Protocol):
         """Give the body of the request."""
 
     def generation(self, body: bytes, turn: Turn) -> Generation:
-        """Read the body of an answer with status 200.
+        """Read the body of an answer with status 200. Spans may have `UNTOLD` or `LOADING` in place of a version.
 
         Raises:
             EngineFailed: nothing can be made of it: not JSON, of another form, or text only.
@@ -76,7 +94,7 @@ def decoded(body: bytes, kind: type[_Body]) -> _Body:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise EngineFailed(f"the server's answer has another form than expected: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineFailed(f"the server's answer is not JSON ({error}): {body[:120]!r}") from None
 
 
@@ -94,12 +112,35 @@ def id_array(ids: Sequence[int]) -> NDArray[np.int32]:
 
 def logprob_array(logprobs: Sequence[float | None]) -> NDArray[np.float32]:
     """Give log-probs as float32 [G], with NaN where the server gave none: JSON has no NaN, and some write null."""
-    return np.array([np.nan if value is None else value for value in logprobs], np.float32)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused as such
+        return np.array([np.nan if value is None else value for value in logprobs], np.float32)
 
 
-def version_number(text: str, initial: int) -> int:
-    """Read a server's name for its weights: ours are integers; any word (`default`) is what it was started with."""
-    return int(text) if text.isdecimal() and int(text) < 2**31 else initial
+def version_number(text: str) -> int:
+    """Read a server's name for its weights: ours are integers; any word (`default`) is `UNTOLD`."""
+    if text == LOADING_WORD:
+        return LOADING
+    number = small_number(text)
+    return UNTOLD if number is None else number
+
+
+def small_number(text: str) -> int | None:
+    """Read digits; None: they are none, or no int32."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
+        return None
+    return int(text) if int(text) < 2**31 else None
+
+
+def cached(count: int, turn: Turn) -> int:
+    """Give how much of the prompt was cached, which is no more than there is of it."""
+    return min(max(count, 0), len(turn.token_ids))
+
+
+def with_version(spans: Sequence[VersionSpan], weight_version: int) -> tuple[VersionSpan, ...]:
+    """Give spans with this version where the server told none."""
+    return tuple(
+        span if span.weight_version >= 0 else VersionSpan(weight_version, span.start, span.end) for span in spans
+    )
 
 
 def whole_span(count: int, weight_version: int) -> tuple[VersionSpan, ...]:

@@ -1,9 +1,9 @@
 """The engine that an existing HTTP server is: implements `engine.Engine` by asking one server.
 
-The state here is small: the pool of connections, the version of the weights as far as it is known, and the gate before
-a server that does not say which weights made which token. Such a server gets new weights only when none of our
-generations runs on it: mode `keep` aborts them and has them go on, from the ids that they have, after the update. A
-server that says (`Dialect.tells_spans`) is paused as the mode says, and reports the versions itself.
+The state here is small: the pool of connections, what is known of the weights, and the gate before a server that does
+not say which weights made which token. Such a server gets new weights only when none of our generations runs on it:
+mode `keep` aborts them and has them go on, from the ids that they have, after the update. A server that says
+(`Dialect.tells_spans`) is paused as the mode says, and reports the versions itself.
 
 If the server dies, what it was asked ends with `EngineFailed` and `unreachable=True`, and `check_health` raises until
 it is back: the host then sends no heartbeats. A failure of the server is never `fatal`: it may be started again at the
@@ -29,6 +29,7 @@ from ..engine import EngineDescription, Generation, checked
 from .connections import CONNECTIONS, RETRY_S, Connections
 from .dialect import Turn
 from .gate import Gate
+from .known_weights import KnownWeights
 from .probe import START_S, Probe, vocabulary_of
 from .weight_updates import DRAIN_S, SglangUpdates, VllmUpdates
 
@@ -68,19 +69,14 @@ class HttpEngine:
         self._model = found.model
         self._description = description
         self._updates = _updates(found, connections)
-        self._weight_version = found.weight_version
-        self._asked = 0
-        """Generations ever begun."""
-        self._told_by = 0
-        """The generation whose answer told the version; those begun before tell nothing newer."""
+        self._weights = KnownWeights(connections.url, found.weight_version, numbered=found.numbered)
         self._gate = Gate()
         self._keeping = False
         """Generations are being aborted only to go on with new weights."""
         self._updating = asyncio.Lock()
+        self._updates_begun = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._health: asyncio.Task[None] | None = None
-        self._fault = ""
-        """Why nobody knows which weights the server has."""
         self._closed = False
 
     @classmethod
@@ -146,7 +142,7 @@ class HttpEngine:
     @property
     def weight_version(self) -> int:
         """The version of the server's weights, as it said last, or as it was told."""
-        return self._weight_version
+        return self._weights.weight_version
 
     async def generate(
         self,
@@ -194,12 +190,13 @@ class HttpEngine:
 
         A server that says a number of its own for them is believed, so it is told as well if it can be.
         """
-        self._check_open()
-        self._weight_version = weight_version
-        self._told_by = self._asked
+        if self._closed:
+            raise EngineFailed("the engine was closed", unreachable=True)
+        self._weights.changed(weight_version, numbered=False)
         if self._updates is not None:
             with suppress(EngineFailed):
                 await self._updates.set_version(weight_version)
+                self._weights.changed(weight_version, numbered=self._dialect.tells_spans)
 
     async def check_health(self) -> None:
         """Ask the server whether it is well, and raise `EngineFailed` if it is not, or does not answer soon."""
@@ -225,20 +222,20 @@ class HttpEngine:
 
     async def _ask(self, prompt: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]) -> Generation:
         self._check_open()
-        self._asked += 1
-        number = self._asked
-        turn = Turn(prompt, sampling, stop_token_ids, self._weight_version)
-        answer = await self._connections.generate(self._dialect.path, self._dialect.request(turn))
+        asked = self._weights.asked()
+        updates, updating = self._updates_begun, self._updating.locked()
+        turn = Turn(prompt, sampling, stop_token_ids)
+        answer = await self._connections.generate(
+            self._dialect.path, self._dialect.request(turn), limit_bytes=turn.answer_limit_bytes
+        )
         self._check_open()  # the weights may have been lost meanwhile
         if answer.status != 200:
             raise EngineFailed(f"{self._connections.url} refused or failed: {answer.excerpt()}")
-        generation = checked(
-            self._dialect.generation(answer.body, turn), sampling.max_tokens, self._description.vocabulary
-        )
-        if generation.spans and number > self._told_by:
-            self._told_by = number
-            self._weight_version = generation.spans[-1].weight_version
-        return generation
+        generation = self._weights.read(asked, self._dialect.generation(answer.body, turn))
+        unasked = generation.finish_reason == "abort" and not (updating or updates != self._updates_begun)
+        if unasked and not len(generation.token_ids):  # with some, the trainer may have asked it to
+            raise EngineFailed(f"{self._connections.url} aborted what nobody asked it to: {answer.excerpt()}")
+        return checked(generation, sampling.max_tokens, self._description.vocabulary)
 
     def _check_prompt(self, token_ids: NDArray[np.int32]) -> None:
         context, vocabulary = self._description.context_tokens, self._description.vocabulary
@@ -254,13 +251,14 @@ class HttpEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise EngineFailed("the engine was closed", unreachable=True)
-        if self._fault:
-            raise EngineFailed(self._fault, unreachable=True)
+        if self._weights.fault:
+            raise EngineFailed(self._weights.fault, unreachable=True)
 
     # Weights ----------------------------------------------------------------------------------------------------------
 
     async def _update(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
         async with self._updating:
+            self._updates_begun += 1
             if self._updates is None:
                 raise EngineFailed(
                     f"{self._connections.url} cannot be told to take new weights: the trainer must update it, and call "
@@ -296,22 +294,24 @@ class HttpEngine:
                 )
 
     async def _swap(self, updates: WeightUpdates, path: Path, weight_version: int, mode: UpdateMode) -> None:
+        ended = True
         try:
             await updates.pause(mode)
+            await updates.name_loading()
             try:
                 await updates.load(path, weight_version)
             except InvalidWeights:
                 raise
-            except BaseException:
+            except BaseException as error:
                 # Nobody may take tokens of weights that are half of the one and half of the other.
-                self._fault = f"{self._connections.url} failed in the middle of taking the weights at {path}"
+                self._weights.half_taken()
+                ended = isinstance(error, EngineFailed) and not error.fields.get("unreachable")
                 raise
-            self._fault = ""
-            self._weight_version = weight_version
-            self._told_by = self._asked
+            self._weights.changed(weight_version, numbered=self._dialect.tells_spans)
         except BaseException:
-            with suppress(EngineFailed):
-                await updates.resume()
+            if ended:
+                with suppress(EngineFailed):
+                    await updates.resume()
             raise
         await updates.resume()
 
@@ -326,9 +326,17 @@ class HttpEngine:
     # Health -----------------------------------------------------------------------------------------------------------
 
     async def _ask_health(self) -> None:
-        answer = await self._connections.control("GET", "/health", timeout_s=HEALTH_S)
+        try:
+            answer = await self._connections.control("GET", "/health", timeout_s=HEALTH_S)
+        except EngineFailed:
+            self._weights.down()
+            raise
         if answer.status >= 500 or answer.status == 429:
+            if answer.status != 429:
+                self._weights.down()
             raise EngineFailed(f"{self._connections.url} is not well: {answer.excerpt()}", unreachable=True)
+        self._weights.up()
+        self._check_open()
 
     async def _until(self, task: asyncio.Task[None]) -> None:
         """Wait for a task that goes on if we leave."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
 
@@ -23,7 +23,7 @@ from ...errors import ConfigError, EngineFailed
 from ...messages import Sampling
 from ..engine import checked
 from .completions import Completions
-from .dialect import Turn, version_number
+from .dialect import LOADING, UNTOLD, Turn, version_number, with_version
 from .prorl import Prorl
 from .sglang import Sglang
 from .vllm_generate import VllmGenerate
@@ -62,7 +62,10 @@ class Found:
     context_tokens: int
     """0: it did not say."""
     weight_version: int
+    """`LOADING`: it was left in the middle of taking new weights."""
     logprobs_mode: LogprobsMode
+    numbered: bool = False
+    """Its answers say this version."""
 
 
 class _Card(msgspec.Struct):
@@ -81,6 +84,10 @@ class _Info(msgspec.Struct):
     model_path: str = ""
     weight_version: str | int | None = None
     context_length: int | None = None
+
+
+class _Paused(msgspec.Struct):
+    is_paused: bool = False
 
 
 class Probe:
@@ -106,11 +113,12 @@ class Probe:
 
         Raises:
             ConfigError: `api` names no dialect.
-            EngineFailed: nothing answers in time, or not in a dialect that we know.
+            EngineFailed: nothing answers in time, or not in a dialect that we know, or the server is paused.
         """
         if api not in get_args(ServerApi):
             raise ConfigError(f"{api!r} is not one of {', '.join(get_args(ServerApi))}", key="api")
         await self._until_up()
+        await self._see_that_it_runs()
         card = await self._card()
         context_tokens = card.max_model_len or context_tokens
         dialects: list[Dialect] = [
@@ -120,19 +128,33 @@ class Probe:
             Prorl(context_tokens),
         ]
         dialect, generation = await self._speaking([d for d in dialects if api in ("auto", d.name)])
-        model, version = card.root or card.id, self._initial_version
-        if generation.spans:
-            version = generation.spans[-1].weight_version
+        model, said = card.root or card.id, generation.spans[-1].weight_version
+        numbered = said >= 0
         if dialect.name in ("sglang", "completions"):
             info = await self._info(dialect)
             model = model if dialect.name == "completions" else info.model_path or model
             context_tokens = context_tokens or info.context_length or 0
             if info.weight_version is not None:
-                version = version_number(str(info.weight_version), self._initial_version)
+                said = version_number(str(info.weight_version))
         exact = bool(np.all(np.abs(generation.logprobs) < 1e-6))
         other: LogprobsMode = "tempered_logprobs" if dialect.name == "sglang" else "raw_logprobs"
         mode: LogprobsMode = "processed_logprobs" if exact else other
-        return Found(dialect, model, context_tokens, version, mode)
+        version = self._initial_version if said == UNTOLD else said
+        return Found(dialect, model, context_tokens, version, mode, numbered)
+
+    async def _see_that_it_runs(self) -> None:
+        """Have a server go on that was left in the middle of an update; its weights have a word for a name, then."""
+        if not _read(await self._ask("/is_paused"), _Paused).is_paused:
+            return
+        info = _read(await self._ask("/weight_info"), _Info)
+        if version_number(str(info.weight_version)) != LOADING:
+            raise EngineFailed(
+                f"{self._connections.url} is paused: somebody changes its weights, or left it like that; POST /resume "
+                "to it, or start it again",
+                unreachable=True,
+            )
+        log.warning("%s was left in the middle of taking weights, and is resumed", self._connections.url)
+        await self._connections.control("POST", "/resume", timeout_s=ASK_S)
 
     async def _until_up(self) -> None:
         """Wait until the server answers anything but that it is not ready."""
@@ -168,15 +190,21 @@ class Probe:
         raise EngineFailed(f"{self._connections.url} answers, but gives no token ids in a way that we know:{lines}")
 
     async def _try(self, dialect: Dialect) -> Generation:
-        turn = Turn(_PROMPT, _SAMPLING, (), self._initial_version)
+        turn = Turn(_PROMPT, _SAMPLING, ())
         try:
             async with asyncio.timeout(GENERATE_S):
-                answer = await self._connections.generate(dialect.path, dialect.request(turn))
+                answer = await self._connections.generate(
+                    dialect.path, dialect.request(turn), limit_bytes=turn.answer_limit_bytes
+                )
         except TimeoutError:
             raise EngineFailed(f"no answer within {GENERATE_S:g} s", silent=True) from None
         if answer.status != 200:
             raise EngineFailed(answer.excerpt() + _hint(dialect, answer))
-        return checked(dialect.generation(answer.body, turn), _SAMPLING.max_tokens)
+        generation = dialect.generation(answer.body, turn)
+        checked(replace(generation, spans=with_version(generation.spans, 0)), _SAMPLING.max_tokens)
+        if not generation.spans:
+            raise EngineFailed(f"the server aborted: {answer.excerpt()}")
+        return generation
 
     async def _card(self) -> _Card:
         """Ask for the model; of a server with adapters, the first is the base model."""
@@ -220,7 +248,7 @@ def _read(answer: Answer | None, kind: type[_Said]) -> _Said:
         return kind()
     try:
         return msgspec.json.decode(answer.body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return kind()
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from ...errors import EngineFailed
 from ..engine import Generation
-from .dialect import TOP_K_ALL, Turn, decoded, id_array, logprob_array, whole_span
+from .dialect import TOP_K_ALL, UNTOLD, Turn, decoded, id_array, logprob_array, whole_span
 
 if TYPE_CHECKING:
     from ...messages import FinishReason
@@ -78,7 +78,7 @@ class Prorl:
         return Generation(
             id_array(answer.response_ids),
             logprob_array(answer.logprobs),
-            whole_span(len(answer.response_ids), turn.weight_version),
+            whole_span(len(answer.response_ids), UNTOLD),
             self._finish(answer.response_ids, turn),
         )
 

@@ -13,7 +13,18 @@ import msgspec
 
 from ...errors import EngineFailed
 from ..engine import Generation
-from .dialect import TOP_K_ALL, Turn, decoded, finish, id_array, logprob_array, version_number, whole_span
+from .dialect import (
+    TOP_K_ALL,
+    UNTOLD,
+    Turn,
+    cached,
+    decoded,
+    finish,
+    id_array,
+    logprob_array,
+    version_number,
+    whole_span,
+)
 
 
 class _Sampling(msgspec.Struct, omit_defaults=True):
@@ -97,13 +108,11 @@ class Sglang:
                 f"the server gave {len(answer.output_ids)} token ids with {len(entries)} log-probs, or log-probs of "
                 "other tokens than those it generated"
             )
-        version = turn.weight_version
-        if meta.weight_version is not None:
-            version = version_number(str(meta.weight_version), turn.weight_version)
+        version = UNTOLD if meta.weight_version is None else version_number(str(meta.weight_version))
         return Generation(
             id_array(token_ids),
             logprob_array([logprob for logprob, _, _ in entries]),
             whole_span(len(token_ids), version),
             finish(reason),
-            meta.cached_tokens,
+            cached(meta.cached_tokens, turn),
         )

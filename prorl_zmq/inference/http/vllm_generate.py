@@ -13,7 +13,18 @@ import msgspec
 from ...errors import EngineFailed
 from ...messages import VersionSpan
 from ..engine import Generation
-from .dialect import TOP_K_ALL, Turn, decoded, finish, id_array, logprob_array, version_number, whole_span
+from .dialect import (
+    TOP_K_ALL,
+    UNTOLD,
+    Turn,
+    cached,
+    decoded,
+    finish,
+    id_array,
+    logprob_array,
+    version_number,
+    whole_span,
+)
 
 NOT_A_NUMBER = -9999.0
 """At and below this, a log-prob was NaN or minus infinity."""
@@ -123,19 +134,20 @@ class VllmGenerate:
         return Generation(
             id_array(choice.token_ids),
             logprob_array([undone(entry.logprob) for entry in content]),
-            self._spans(choice, turn),
+            _spans(choice),
             finish(choice.finish_reason),
-            answer.usage.cached_tokens if answer.usage else 0,
+            cached(answer.usage.cached_tokens if answer.usage else 0, turn),
         )
 
-    def _spans(self, choice: _Choice, turn: Turn) -> tuple[VersionSpan, ...]:
-        if choice.weight_versions is None:
-            return whole_span(len(choice.token_ids or ()), turn.weight_version)
-        return tuple(
-            VersionSpan(version_number(span.version, turn.weight_version), span.start, span.end)
-            for span in choice.weight_versions
-            if span.end > span.start  # weights may change before the first token
-        )
+
+def _spans(choice: _Choice) -> tuple[VersionSpan, ...]:
+    if choice.weight_versions is None:
+        return whole_span(len(choice.token_ids or ()), UNTOLD)
+    return tuple(
+        VersionSpan(version_number(span.version), span.start, span.end)
+        for span in choice.weight_versions
+        if span.end > span.start  # weights may change before the first token
+    )
 
 
 def undone(logprob: float | None) -> float | None:

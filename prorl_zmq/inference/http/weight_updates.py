@@ -1,8 +1,9 @@
 """How a server is told to take new weights from a folder that it sees too.
 
-Whoever updates asks `abort_all` and `pause` before `load`, and `resume` after it, on every path; the order, and what a
-failure means, are the engine's. vLLM has these calls only in its development mode. Left out: weights that the trainer
-sends to the server by itself, which it then reports with `client.set_weight_version`.
+Whoever updates asks `abort_all`, `pause` and `name_loading` before `load`, and `resume` after it, unless nobody knows
+whether the load has ended; the order, and what a failure means, are the engine's. vLLM has these calls only in its
+development mode. Left out: weights that the trainer sends to the server by itself, which it then reports with
+`client.set_weight_version`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from ...errors import EngineFailed, InvalidWeights
-from .dialect import decoded
+from .dialect import LOADING_WORD, decoded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +42,9 @@ class WeightUpdates(Protocol):
 
     async def pause(self, mode: UpdateMode) -> None:
         """Stop between two tokens; what runs is treated as `mode` says."""
+
+    async def name_loading(self) -> None:
+        """Have the server say that it takes new weights, to whoever finds it if we die on the way."""
 
     async def load(self, path: Path, weight_version: int) -> None:
         """Read new weights.
@@ -88,6 +92,10 @@ class VllmUpdates:
     async def pause(self, mode: UpdateMode) -> None:
         """Stop between two tokens; vLLM forgets its prefix cache with it, which the old weights made."""
         await self._post(f"/pause?mode={PAUSES[mode]}", timeout_s=DRAIN_S if mode == "drain" else CALL_S)
+
+    async def name_loading(self) -> None:
+        """Have answers say `LOADING_WORD`."""
+        await self._post("/update_weight_version", _NewVersion(LOADING_WORD))
 
     async def load(self, path: Path, weight_version: int) -> None:
         """Read new weights; see `WeightUpdates`. vLLM never refuses any: it fails."""
@@ -153,6 +161,9 @@ class SglangUpdates:
 
     async def pause(self, mode: UpdateMode) -> None:
         """Do nothing."""
+
+    async def name_loading(self) -> None:
+        """Do nothing: weights and their version come in one call."""
 
     async def load(self, path: Path, weight_version: int) -> None:
         """Read new weights; see `WeightUpdates`. Weights that cannot be read are given up for the old ones."""

@@ -65,6 +65,8 @@ def read_json_at(text: str, start: int, kind: type[T], example: str) -> tuple[T 
     """Read JSON of a known kind that begins at `start`, whatever follows it; also give where it ended."""
     try:
         value, end = _JSON.raw_decode(text, start)
+        # Half of a surrogate pair, which Python's decoder lets pass, is no text that anything else takes.
+        json.dumps(value, ensure_ascii=False).encode()
         return msgspec.convert(value, kind), end
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         return MalformedCall(f"The tool call could not be read: {error}. Write it as {example}"), len(text)

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from prorl_zmq.errors import ConfigError, EngineFailed
-from prorl_zmq.inference.http import connections as module
-from prorl_zmq.inference.http.connections import Connections
+from prorl_zmq.inference.http.connections import ANSWER_LIMIT_BYTES, Connections
 
 
 def test_a_busy_server_is_asked_again(serving: Any) -> None:
@@ -113,15 +113,29 @@ def test_a_connection_closed_before_the_answer_is_tried_once_more(scripted: Any)
     asyncio.run(main())
 
 
-def test_an_endless_answer_is_refused(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ANSWER_LIMIT_BYTES", 1000)
-
+def test_an_endless_answer_is_refused(serving: Any) -> None:
     async def main() -> None:
         async with serving() as server:
             server.handlers["/generate"] = lambda _: web.Response(body=b"x" * 100_000)
             connections = Connections(server.url)
             with pytest.raises(EngineFailed, match="more than 1000 bytes"):
-                await connections.generate("/generate", b"{}")
+                await connections.generate("/generate", b"{}", limit_bytes=1000)
+            server.handlers["/health"] = lambda _: web.Response(body=b"x" * (ANSWER_LIMIT_BYTES + 1))
+            with pytest.raises(EngineFailed, match="more than"):
+                await connections.control("GET", "/health", timeout_s=10)
+            await connections.close()
+
+    asyncio.run(main())
+
+
+def test_a_compressed_answer_is_not_unpacked(serving: Any) -> None:
+    async def main() -> None:
+        async with serving() as server:
+            bomb = gzip.compress(b" " * 10**6)
+            headers = {"Content-Encoding": "gzip"}
+            server.handlers["/generate"] = lambda _: web.Response(body=bomb, headers=headers)
+            connections = Connections(server.url)
+            assert (await connections.generate("/generate", b"{}", limit_bytes=10_000)).body == bomb
             await connections.close()
 
     asyncio.run(main())

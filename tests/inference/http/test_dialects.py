@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from prorl_zmq.errors import EngineFailed
 from prorl_zmq.inference.engine import checked
 from prorl_zmq.inference.http.completions import Completions
-from prorl_zmq.inference.http.dialect import Turn, version_number
+from prorl_zmq.inference.http.dialect import LOADING, UNTOLD, Turn, version_number, with_version
 from prorl_zmq.inference.http.prorl import Prorl
 from prorl_zmq.inference.http.sglang import Sglang
 from prorl_zmq.inference.http.vllm_generate import VllmGenerate
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 DIALECTS = {"vllm": VllmGenerate(), "completions": Completions("tiny"), "sglang": Sglang(), "prorl": Prorl()}
 PROMPT = np.array([1, 2, 3], np.int32)
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, max_tokens=4, stop=("END",), seed=2**62)
-PLAIN = Turn(PROMPT, Sampling(max_tokens=4), (7, 9), weight_version=6)
-FULL = Turn(PROMPT, SAMPLING, (7, 9), weight_version=6)
+PLAIN = Turn(PROMPT, Sampling(max_tokens=4), (7, 9))
+FULL = Turn(PROMPT, SAMPLING, (7, 9))
 
 
 def body(dialect: Dialect, turn: Turn) -> Any:
@@ -32,7 +33,8 @@ def body(dialect: Dialect, turn: Turn) -> Any:
 
 def read(name: str, answer: Any, turn: Turn = PLAIN) -> Generation:
     data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    return checked(DIALECTS[name].generation(data, turn), 4, vocabulary=100)
+    generation = DIALECTS[name].generation(data, turn)
+    return checked(replace(generation, spans=with_version(generation.spans, 6)), 4, vocabulary=100)
 
 
 def test_vllm_is_asked_by_ids_under_its_own_names() -> None:
@@ -223,7 +225,50 @@ def test_log_probs_are_needed(speeches: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [("0", 0), ("41", 41), ("default", 1), ("step-3", 1), ("", 1), ("-3", 1), ("99999999999", 1)]
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("41", 41),
+        ("2147483647", 2**31 - 1),
+        ("2147483648", UNTOLD),
+        ("9" * 5000, UNTOLD),
+        ("٣", UNTOLD),
+        ("default", UNTOLD),
+        ("step-3", UNTOLD),
+        ("", UNTOLD),
+        ("-3", UNTOLD),
+        ("prorl-loading", LOADING),
+    ],
 )
-def test_words_for_weights_are_those_of_the_start(text: str, number: int) -> None:
-    assert version_number(text, initial=1) == number
+def test_only_numbers_of_ours_are_versions(text: str, number: int) -> None:
+    assert version_number(text) == number
+
+
+def test_token_ids_of_thousands_of_digits_are_none() -> None:
+    for token in ("token_id:" + "9" * 5000, "token_id:٣"):
+        choice = {"logprobs": {"token_logprobs": [-1.0], "tokens": [token]}, "finish_reason": "stop"}
+        with pytest.raises(EngineFailed, match="text only"):
+            read("completions", {"choices": [choice]})
+
+
+@pytest.mark.parametrize("start", [b'{"x":', b'{"choices":'])
+def test_json_nested_too_deep_is_refused(speech: Any, start: bytes) -> None:
+    with pytest.raises(EngineFailed):
+        read(speech.name, start + b"[" * 10**6)
+
+
+@pytest.mark.parametrize(("said", "kept"), [(-1, 0), (2**63, 3), (4, 3), (3, 3)])
+def test_no_more_is_cached_than_the_prompt(speeches: Any, said: int, kept: int) -> None:
+    usage = {"prompt_tokens_details": {"cached_tokens": said}}
+    for name in ("vllm", "completions"):
+        assert read(name, {**speeches[name].answer([4], [-1.0]), "usage": usage}).cached_tokens == kept
+    answer = speeches["sglang"].answer([4], [-1.0])
+    answer["meta_info"]["cached_tokens"] = said
+    assert read("sglang", answer).cached_tokens == kept
+
+
+def test_longer_answers_are_taken_to_longer_questions() -> None:
+    short = PLAIN.answer_limit_bytes
+    assert 2**20 < short < 2**21
+    assert Turn(PROMPT, Sampling(max_tokens=1000), ()).answer_limit_bytes > short + 996 * 500
+    assert Turn(PROMPT, Sampling(max_tokens=2**30), ()).answer_limit_bytes == 2**28

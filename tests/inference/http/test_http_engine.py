@@ -301,6 +301,7 @@ def test_vllm_is_paused_as_the_mode_says(serving: Any, speeches: Any, weights: C
                 assert server.server.requests == [
                     ("/is_paused", None),
                     (f"/pause?mode={word}", None),
+                    ("/update_weight_version", {"new_version": "prorl-loading"}),
                     ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}),
                     ("/update_weight_version", {"new_version": str(version)}),
                     ("/resume", None),
@@ -481,8 +482,10 @@ def test_nothing_is_generated_with_weights_that_nobody_knows(
             server.load = lambda: web.json_response({"results": [None]})
             await engine.update_weights(path, 9, "abort")
             await engine.check_health()
-            server.server.handlers[server.speech.path] = server.speech.good
-            await engine.generate(PROMPT, FOUR, (), "job")
+            turn = asyncio.create_task(engine.generate(PROMPT, FOUR, (), "job"))
+            await server.started(1)
+            server.ends[0].set_result("length")
+            assert (await turn).spans == (VersionSpan(9, 0, 4),)
 
     asyncio.run(main())
 
@@ -527,12 +530,17 @@ def test_an_update_goes_on_when_its_caller_leaves(serving: Any, speeches: Any, w
             go.set()
             await server.server.until(lambda: "/resume" in server.paths())
             await engine.update_weights(path, 9, "keep")
-            assert [body["new_version"] for body in server.server.asked("/update_weight_version")] == ["8", "9"]
+            assert [body["new_version"] for body in server.server.asked("/update_weight_version")] == [
+                "prorl-loading",
+                "8",
+                "prorl-loading",
+                "9",
+            ]
 
     asyncio.run(main())
 
 
-def test_closing_in_the_middle_of_an_update_leaves_no_server_paused(
+def test_closing_in_the_middle_of_an_update_does_not_resume_the_server(
     serving: Any, speeches: Any, weights: Callable[..., Path]
 ) -> None:
     async def main() -> None:
@@ -544,7 +552,136 @@ def test_closing_in_the_middle_of_an_update_leaves_no_server_paused(
             await engine.close()
             with pytest.raises(EngineFailed, match="the engine was closed"):
                 await update
-            assert server.paths()[-1] == "/resume"
+            assert server.paths()[-1] == "/collective_rpc"
+            assert server.version == "prorl-loading"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["vllm", "completions"])
+def test_weights_that_another_host_left_in_the_middle_have_no_version(
+    serving: Any, speeches: Any, weights: Callable[..., Path], name: str
+) -> None:
+    async def main() -> None:
+        path = weights("new")
+        async with serving(speeches[name]) as server:
+            state = Updating(server, speeches[name])
+            state.version, paused = "prorl-loading", [True]
+
+            def resume(_: Any) -> web.Response:
+                paused[0] = False
+                server.handlers[speeches[name].path] = lambda body: web.json_response(
+                    speeches[name].answer([4] * 4, [-0.5] * 4, version=state.version)
+                )
+                return web.json_response({})
+
+            server.handlers["/is_paused"] = lambda _: web.json_response({"is_paused": paused[0]})
+            server.handlers["/weight_info"] = lambda _: web.json_response({"weight_version": state.version})
+            server.handlers["/resume"] = resume
+            async with engine_of(server, weight_version=3, api=name) as engine:
+                assert not paused[0]
+                for ask in (engine.check_health, lambda: engine.generate(PROMPT, FOUR, (), "job")):
+                    with pytest.raises(EngineFailed, match="in the middle of taking the weights") as caught:
+                        await ask()
+                    assert caught.value.unreachable
+                await engine.update_weights(path, 5, "drain")
+                await engine.check_health()
+                assert (await engine.generate(PROMPT, FOUR, (), "job")).spans == (VersionSpan(5, 0, 4),)
+
+    asyncio.run(main())
+
+
+def test_a_server_that_says_numbers_and_then_a_word_was_started_again(
+    serving: Any, speeches: Any, weights: Callable[..., Path]
+) -> None:
+    async def main() -> None:
+        path = weights("new")
+        async with updating(serving, speeches["vllm"]) as (server, engine):
+
+            async def spans() -> Any:
+                begun = len(server.ends)
+                turn = asyncio.create_task(engine.generate(PROMPT, FOUR, (), "job"))
+                await server.started(begun + 1)
+                server.ends[-1].set_result("length")
+                return (await turn).spans
+
+            assert await spans() == (VersionSpan(0, 0, 4),)
+            for word in ("default", "step-8", "2147483648"):
+                await engine.update_weights(path, 5, "keep")
+                assert await spans() == (VersionSpan(5, 0, 4),)
+                server.version = word
+                with pytest.raises(EngineFailed, match="started again") as caught:
+                    await spans()
+                assert caught.value.unreachable
+                with pytest.raises(EngineFailed, match="started again"):
+                    await engine.check_health()
+            await engine.set_weight_version(6)
+            await engine.check_health()
+            assert await spans() == (VersionSpan(6, 0, 4),)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["completions", "prorl"])
+def test_after_an_outage_a_server_that_says_nothing_may_have_other_weights(
+    serving: Any, speeches: Any, name: str
+) -> None:
+    async def main() -> None:
+        async with serving(speeches[name]) as server, engine_of(server) as engine:
+
+            async def outage() -> None:
+                server.handlers["/health"] = lambda _: web.Response(status=503)
+                with pytest.raises(EngineFailed, match="not well"):
+                    await engine.check_health()
+                server.handlers["/health"] = lambda _: web.Response()
+
+            await outage()
+            await engine.check_health()
+            await engine.set_weight_version(4)
+            await outage()
+            for ask in (engine.check_health, lambda: engine.generate(PROMPT, FOUR, (), "job")):
+                with pytest.raises(EngineFailed, match="may have been started again") as caught:
+                    await ask()
+                assert caught.value.unreachable
+            await engine.set_weight_version(5)
+            await engine.check_health()
+            assert (await engine.generate(PROMPT, FOUR, (), "job")).spans == (VersionSpan(5, 0, 4),)
+
+    asyncio.run(main())
+
+
+def test_a_paused_server_is_not_waited_for(serving: Any, speeches: Any) -> None:
+    async def main() -> None:
+        async with serving(speeches["vllm"]) as server:
+            server.handlers["/is_paused"] = lambda _: web.json_response({"is_paused": True})
+            with pytest.raises(EngineFailed, match="is paused"):
+                async with engine_of(server):
+                    pass
+            assert not server.asked("/inference/v1/generate")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["vllm", "completions", "sglang"])
+def test_an_abort_that_nobody_asked_for_is_a_failure(serving: Any, speeches: Any, name: str) -> None:
+    async def main() -> None:
+        speech = speeches[name]
+        async with serving(speech) as server, engine_of(server) as engine:
+            answer = {**speech.answer([], [], "abort"), "message": "too long"}
+            server.handlers[speech.path] = lambda _: web.json_response(answer)
+            with pytest.raises(EngineFailed, match=r"nobody asked it to: 200 .*too long"):
+                await engine.generate(PROMPT, FOUR, (), "job")
+            assert len(server.asked(speech.path)) == 1
+
+    asyncio.run(main())
+
+
+def test_an_answer_is_no_longer_than_what_was_asked_for(serving: Any, speech: Any) -> None:
+    async def main() -> None:
+        async with serving(speech) as server, engine_of(server) as engine:
+            server.handlers[speech.path] = lambda _: web.Response(body=b" " * 2**21)
+            with pytest.raises(EngineFailed, match="answers with more than"):
+                await engine.generate(PROMPT, FOUR, (), "job")
 
     asyncio.run(main())
 
@@ -579,6 +716,9 @@ def test_weights_that_others_changed_have_the_version_that_is_told(serving: Any,
             server.handlers["/update_weight_version"] = note
             await engine.set_weight_version(5)
             assert engine.weight_version == 5
+            if speech.name == "vllm":
+                answer = speech.answer([4] * 4, [-0.5] * 4, version="5")
+                server.handlers[speech.path] = lambda _: web.json_response(answer)
             generation = await engine.generate(PROMPT, FOUR, (), "job")
             assert {span.weight_version for span in generation.spans} == {5}
             assert told == (["5"] if speech.name in ("vllm", "completions") else [])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from prorl_zmq.inference.engine import Generation
 
-pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(2 * START_LIMIT_S)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2 * START_LIMIT_S)]
 
 PROMPT = np.arange(10, 310, dtype=np.int32)
 """More than two blocks of the prefix cache."""

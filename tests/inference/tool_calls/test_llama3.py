@@ -41,3 +41,10 @@ def test_malformed_call_says_how_to_write_it(text: str, said: str) -> None:
 
 def test_what_is_said_before_a_tag() -> None:
     assert Llama3Format().before_calls('Look.<|python_tag|>{"name": "a"}') == "Look."
+
+
+def test_half_a_surrogate_pair_is_malformed() -> None:
+    (call,) = PARSE(r'{"name": "a", "parameters": {"\ud800": "x"}}')
+    assert isinstance(call, MalformedCall)
+    assert "surrogates not allowed" in call.feedback
+    call.feedback.encode()

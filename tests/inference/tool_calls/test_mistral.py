@@ -52,3 +52,10 @@ def test_one_list_of_many_calls_is_cut_too() -> None:
     assert calls[:MAX_CALLS] == [ToolCall("a")] * MAX_CALLS
     (last,) = calls[MAX_CALLS:]
     assert isinstance(last, MalformedCall)
+
+
+def test_half_a_surrogate_pair_is_malformed() -> None:
+    (call,) = PARSE(r'[TOOL_CALLS] [{"name": "a", "arguments": {"x": "\udc00"}}]')
+    assert isinstance(call, MalformedCall)
+    assert "surrogates not allowed" in call.feedback
+    call.feedback.encode()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from vllm_python import START_LIMIT_S, vllm_python
 
-pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(START_LIMIT_S + 60)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(START_LIMIT_S + 60)]
 
 END_S = 30.0
 """Longest that vLLM's processes may outlive their host, on a busy machine."""

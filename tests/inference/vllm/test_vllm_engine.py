@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from vllm_python import START_LIMIT_S
 
-pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(START_LIMIT_S + 60)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(START_LIMIT_S + 60)]
 
 CLOSE = 1e-4
 """Most that a log-prob may differ from that of transformers, in float32."""

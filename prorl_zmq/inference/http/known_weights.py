@@ -1,0 +1,105 @@
+"""What is known of the weights that a server has: their version, who said so, and whether that still holds.
+
+Pure, without I/O; the HTTP engine owns it. A server may be started again at any time, with the weights that it was
+started with. One that called its weights by a number and now uses a word was; of one that says nothing, nobody knows
+after an outage. Then nothing is generated until somebody says which weights these are: tokens of an unknown version
+are worse than none. Left out: a server that says nothing and was started again between two health checks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ...errors import EngineFailed
+from .dialect import LOADING, UNTOLD, with_version
+
+if TYPE_CHECKING:
+    from ..engine import Generation
+
+REPAIR = "update_weights or set_weight_version"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was known when a generation began."""
+
+    number: int
+    """Of all generations."""
+    weight_version: int
+    numbered: bool
+    """The server had called these weights by a number."""
+
+
+class KnownWeights:
+    """The version of one server's weights.
+
+    Args:
+        url: the server's, for errors.
+        weight_version: as the server said, or else as its owner did; `LOADING`: it was left in the middle of new ones.
+        numbered: the server's answers say this number.
+    """
+
+    def __init__(self, url: str, weight_version: int, *, numbered: bool) -> None:
+        self._url = url
+        self.weight_version = max(weight_version, 0)
+        self.fault = ""
+        """Why nobody knows which weights the server has; empty: they are known."""
+        self._numbered = numbered
+        self._changed = False
+        """The weights are not those that the server was started with."""
+        self._down = False
+        self._asked = 0
+        self._told_by = 0
+        """The generation whose answer told the version; those begun before tell nothing newer."""
+        if weight_version == LOADING:
+            self.half_taken()
+
+    def asked(self) -> Asked:
+        """Note that a generation begins."""
+        self._asked += 1
+        return Asked(self._asked, self.weight_version, self._numbered)
+
+    def read(self, asked: Asked, generation: Generation) -> Generation:
+        """Give an answer with versions in place of what the server did not tell, and learn from it.
+
+        Raises:
+            EngineFailed: nobody knows which weights made it.
+        """
+        versions = [span.weight_version for span in generation.spans]
+        newer = asked.number > self._told_by
+        if LOADING in versions:
+            if newer:
+                self.half_taken()
+            raise EngineFailed(f"{self._url} generated while it took new weights", unreachable=True)
+        if asked.numbered and UNTOLD in versions:
+            message = f"{self._url} was started again: it has the weights that it started with; {REPAIR}"
+            if newer:
+                self.fault = message
+            raise EngineFailed(message, unreachable=True)
+        if newer and versions and versions[-1] >= 0:
+            self._told_by, self._numbered, self.weight_version = asked.number, True, versions[-1]
+        return replace(generation, spans=with_version(generation.spans, asked.weight_version))
+
+    def changed(self, weight_version: int, *, numbered: bool) -> None:
+        """Note new weights, and that the server will (`numbered`) or may not call them by that number."""
+        self.weight_version, self._numbered = weight_version, numbered
+        self._changed, self._down = True, False
+        self._told_by = self._asked
+        self.fault = ""
+
+    def half_taken(self) -> None:
+        """Note that the server's weights may be half of the one and half of the other."""
+        self.fault = f"{self._url} was left, or failed, in the middle of taking the weights; {REPAIR}"
+
+    def down(self) -> None:
+        """Note an outage."""
+        self._down = True
+
+    def up(self) -> None:
+        """Note that the server is well."""
+        if self._down and self._changed and not self._numbered and not self.fault:
+            self.fault = (
+                f"{self._url} was away, may have been started again, and does not say which weights it has; {REPAIR}"
+            )
+        self._down = False
