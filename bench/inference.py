@@ -8,7 +8,8 @@ pooled connections, with msgspec for JSON.
 
 Tokens per second: 64 new tokens a call; medians of rounds, ratios turn by turn. On top of the engine: calls of one new
 token, one at a time; the median of the differences to the engine alone, turn by turn, and for our way also what is
-outside of the engine in the same call. An engine that answers at once shows the way without any engine's noise.
+outside of the engine in the same call. An engine that answers at once shows the way without any engine's noise; a quick
+run is that part only.
 """
 
 from __future__ import annotations
@@ -191,15 +192,11 @@ async def rate_rows(engines: Groups, rounds: Sequence[Round], times: int) -> tup
     return rows, rates
 
 
-async def measure_engines(engines: Engines, url: str | None) -> list[Row]:
-    """Measure real engines that have started; without a URL our host alone, and little of it."""
+async def measure_engines(engines: Engines, url: str) -> list[Row]:
+    """Measure real engines that have started."""
     endpoint, control = f"ipc://{engines.folder}/ours", engines.folder / "control"
     async with our_way(endpoint) as ours, bare_way(control) as bare:
         near = {BARE: bare, OURS: ours}
-        if url is None:
-            await warm_up([near], [SHORT])
-            rows, _ = await rate_rows([near], [Round(SHORT, 8, 1, 16)], 3)
-            return [*await overhead_rows([near], SHORT, 1, 20), *rows]
         async with http_ways(url) as (token_api, completions):
             both = [near, {TOKEN_API: token_api, COMPLETIONS: completions}]
             await warm_up(both, [SHORT, LONG])
@@ -246,6 +243,8 @@ def measure(quick: bool) -> list[Row]:
         ),
         Row(f"{name}, {OWN_TOKENS} tokens", short_ms, "ms"),
     ]
+    if quick:
+        return rows
     python = vllm_python()
     if python is None:
         raise Incomplete(WITHOUT, rows)
@@ -253,7 +252,7 @@ def measure(quick: bool) -> list[Row]:
         where = (str(engines.model), f"ipc://{engines.folder}/ours", str(engines.folder / "control"))
         flags = (*ENGINE_FLAGS, *FLAGS)
         engines.start("ours", "serves at", "-P", str(HOST_SCRIPT), *where, *flags, core=CORE)
-        url = None if quick else engines.server("http", *FLAGS, core=CORE)
+        url = engines.server("http", *FLAGS, core=CORE)
         engines.wait()
         return rows + uvloop.run(measure_engines(engines, url))
 

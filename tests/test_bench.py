@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from vllm_python import START_LIMIT_S, vllm_python
 
 BENCH = Path(__file__).parent.parent / "bench"
 NAMES = (
@@ -25,28 +24,19 @@ NAMES = (
     "tools",
     "sandbox",
 )
-WITH_VLLM = ("inference",)
-
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
 
 
 def quick(name: str, json_path: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCH / f"{name}.py"), "--quick", "--json", str(json_path)]
-    # The start of an engine may take long on a busy machine.
-    limit_s = 60 + START_LIMIT_S if name in WITH_VLLM else 100
-    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 PEERS = {"fetch": ("fastapi", "httpx", "uvicorn"), "tools": ("swerex", "libtmux", "bashlex", "ipykernel")}
 PROGRAMS = {"tools": ("tmux",)}
 
 
-def marked(name: str) -> object:
-    vllm = [pytest.mark.vllm, pytest.mark.timeout(120 + START_LIMIT_S)]
-    return pytest.param(name, marks=vllm if name in WITH_VLLM else [])
-
-
-@pytest.mark.parametrize("name", [marked(name) for name in NAMES])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_reports_positive_finite_figures(name, tmp_path):
     for module in PEERS.get(name, ()):
         if importlib.util.find_spec(module) is None:
@@ -54,8 +44,6 @@ def test_a_quick_run_reports_positive_finite_figures(name, tmp_path):
     for program in PROGRAMS.get(name, ()):
         if shutil.which(program) is None:
             pytest.skip(f"bench/{name}.py runs {program}: install its Debian package")
-    if name in WITH_VLLM:
-        vllm_python()
 
     done = quick(name, tmp_path / "report.json")
 
