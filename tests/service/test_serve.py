@@ -216,3 +216,16 @@ def test_children_die_with_the_supervisor(own_served: Served) -> None:
     own_served.process.wait(10)
     _, alive = psutil.wait_procs(children, timeout=20)
     assert alive == []
+
+
+@pytest.mark.parametrize(
+    ("python", "said"), [("/nonexistent/python", "cannot be started"), ("/bin/false", "has no prorl")]
+)
+def test_an_interpreter_without_an_engine_is_named_at_once(tmp_path: Path, python: str, said: str) -> None:
+    """`prorl serve` waited for ever for an engine that could not be started."""
+    config = tmp_path / "topology.toml"
+    config.write_text(f'{TOPOLOGY}\n[backends]\npython = "{python}"\n')
+    command = [*PRORL, "serve", "--config", str(config), "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert f"{python} {said}" in done.stderr

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from prorl_zmq import Job, PhaseLimits
+from prorl_zmq.errors import NoBackend
 
 from .conftest import TestService, scripted, until
 
@@ -202,6 +203,37 @@ def test_a_conversation_goes_on_with_another_backend_when_its_own_is_killed(
     assert (trajectory.outcome, trajectory.result.attempt) == ("completed", 1)
     assert trajectory.result.backend == "other"
     assert trajectory.loss_mask.any()
+
+
+def test_a_conversation_waits_for_its_only_backend_when_that_is_started_again(
+    service: TestService, tmp_path: Path
+) -> None:
+    """Each of its attempts was spent at once on an engine that was not there."""
+    mark = tmp_path / "mark"
+    endpoint = f"ipc://{service.folder}/endless"
+    engine = str(Path(__file__).with_name("endless_engine.py"))
+    first = service.start(engine, service.backend_broker, endpoint, str(mark))
+    job = scripted(run="converse")
+    with service.client() as client:
+        until(client.backends.list, "the engine to register")
+        client.submit(job)
+        until(lambda: mark.exists() and mark.read_text() == "generating", "the generation")
+        first.kill()
+        first.wait()
+        until(lambda: [s.state for s in client.backends.list()] == ["suspect"], "the job to miss its engine")
+        flags = ("--connect", service.backend_broker, "--name", "endless", "--bind", endpoint)
+        service.start("-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags, "--run-dir", str(service.folder))
+        (trajectory,) = client.stream(timeout_s=60)
+    assert (trajectory.outcome, trajectory.result.attempt) == ("completed", 1)
+    assert trajectory.result.backend == "endless"
+
+
+def test_weights_that_no_backend_could_take_are_not_taken(service: TestService, tmp_path: Path) -> None:
+    with service.client() as client:
+        with pytest.raises(NoBackend, match="no backend is registered"):
+            client.update_weights(tmp_path, 1)
+        with pytest.raises(NoBackend, match="no backend is registered"):
+            client.set_weight_version(1)
 
 
 def _sleepers(seconds: str) -> list[int]:
