@@ -49,8 +49,8 @@ def list_(
 
     A backend is `ready`; or `draining`: it keeps its jobs and gets no more; or `suspect`: a job could not reach it, and
     it gets jobs only where there is no other, until it is heard of again; or `unwell`: its host says why it cannot
-    serve. Cache hits are the share of all prompt tokens that the engine found in its prefix cache. Tokens/s and cache
-    hits are known of engine hosts that send heartbeats.
+    serve. Cache hits are the share of all prompt tokens that the engine found in its prefix cache; some servers do not
+    say. Tokens/s and cache hits are known of engine hosts that send heartbeats.
     """
     with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
         if not watch:
@@ -183,7 +183,7 @@ def backend_table(backends: tuple[BackendStatus, ...]) -> Table:
             str(backend.weight_version),
             str(status.in_flight),
             NOTHING if load is None else f"{load.tokens_per_s:,.0f}",
-            NOTHING if load is None or not load.prompt_tokens else f"{load.cached_tokens / load.prompt_tokens:.0%}",
+            NOTHING if load is None or not load.cached_tokens else f"{load.cached_tokens / load.prompt_tokens:.0%}",
             backend.node,
         )
     problems = [f"{status.backend.backend_id}: {status.problem}" for status in backends if status.problem]

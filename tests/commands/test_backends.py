@@ -209,7 +209,7 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
             state="ready",
             in_flight=0,
             assigned=0,
-            load=EngineLoad(),
+            load=EngineLoad(prompt_tokens=100),
         ),
     )
     narrow = Console(width=80, record=True, file=io.StringIO())

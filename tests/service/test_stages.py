@@ -213,7 +213,7 @@ def test_a_conversation_waits_for_its_only_backend_when_that_is_started_again(
     endpoint = f"ipc://{service.folder}/endless"
     engine = str(Path(__file__).with_name("endless_engine.py"))
     first = service.start(engine, service.backend_broker, endpoint, str(mark))
-    job = scripted(run="converse")
+    job = msgspec.structs.replace(scripted(run="converse"), backend_wait_s=60.0)
     with service.client() as client:
         until(client.backends.list, "the engine to register")
         client.submit(job)

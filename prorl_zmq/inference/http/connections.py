@@ -49,6 +49,8 @@ class Answer:
     def excerpt(self) -> str:
         """Give the status and the beginning of the answer, for an error."""
         text = " ".join(self.body[: 4 * EXCERPT].decode("utf-8", "replace").split())
+        if text.startswith("<"):
+            return f"{self.status} (a page of HTML)"
         return f"{self.status} {text[:EXCERPT] + ' …' if len(text) > EXCERPT else text}".strip()
 
 
@@ -109,7 +111,8 @@ class Connections:
         """Ask for something other than a generation, once.
 
         Raises:
-            EngineFailed: it cannot be reached, ends in the middle of its answer, or gives none within `timeout_s`.
+            EngineFailed: it cannot be reached, ends in the middle of its answer, or gives none within `timeout_s`, all
+                with `unreachable=True`; or TLS with it fails, which no second try mends.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -168,6 +171,8 @@ class Connections:
         match error:
             case _ if self._closed:
                 message = f"the connections to {self.url} were closed"
+            case aiohttp.ClientSSLError():
+                return EngineFailed(f"no TLS with {self.url}: {error.os_error}")
             case aiohttp.ClientConnectorError():
                 message = f"{self.url} cannot be reached: {error.os_error}"
             case aiohttp.ClientPayloadError():

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 START_S = 600.0
 """Default of how long a server may take until it answers."""
 INTERVAL_S = 0.5
+SAY_S = 10.0
+"""How often is said what is waited for."""
 ASK_S = 10.0
 GENERATE_S = 120.0
 """Longest first generation: servers compile on the way."""
@@ -157,13 +159,16 @@ class Probe:
         await self._connections.control("POST", "/resume", timeout_s=ASK_S)
 
     async def _until_up(self) -> None:
-        """Wait until the server answers anything but that it is not ready."""
+        """Wait until the server answers anything but that it is not ready, and say so."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._start_s
+        started = loop.time()
+        deadline, say = started + self._start_s, started + 2 * INTERVAL_S
         while True:
             try:
                 answer = await self._connections.control("GET", "/health", timeout_s=ASK_S)
             except EngineFailed as error:
+                if not error.fields.get("unreachable"):
+                    raise
                 problem = str(error)
             else:
                 if answer.status != 503:
@@ -171,6 +176,9 @@ class Probe:
                 problem = f"{self._connections.url}/health answers {answer.excerpt()}"
             if loop.time() + INTERVAL_S > deadline:
                 raise EngineFailed(f"{problem}; it was given {self._start_s:g} s to start", unreachable=True)
+            if loop.time() >= say:
+                log.info("waiting for the server, %.0f of %g s: %s", loop.time() - started, self._start_s, problem)
+                say = loop.time() + SAY_S
             await asyncio.sleep(INTERVAL_S)  # nothing tells of a server's start
 
     async def _speaking(self, dialects: Iterable[Dialect]) -> tuple[Dialect, Generation]:
@@ -187,7 +195,9 @@ class Probe:
                     log.info("%s does not speak %s", self._connections.url, problem)
                 return dialect, generation
         lines = "".join(f"\n  {problem}" for problem in tried)
-        raise EngineFailed(f"{self._connections.url} answers, but gives no token ids in a way that we know:{lines}")
+        url = self._connections.url
+        hint = "; its address ends before /v1" if url.endswith("/v1") else ""
+        raise EngineFailed(f"{url} answers, but gives no token ids in a way that we know{hint}:{lines}")
 
     async def _try(self, dialect: Dialect) -> Generation:
         turn = Turn(_PROMPT, _SAMPLING, ())

@@ -191,6 +191,41 @@ def test_a_server_that_never_comes_is_not_waited_for_forever(serving: Any) -> No
     asyncio.run(main())
 
 
+def test_what_is_waited_for_is_said(
+    serving: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(module, "SAY_S", 0.05)
+
+    async def main() -> None:
+        async with serving() as server:
+            server.handlers["/health"] = lambda _: web.Response(status=503, text="<html>loading</html>")
+            with caplog.at_level("INFO", "prorl.engine"), pytest.raises(EngineFailed):
+                await probed(server.url, start_s=0.3)
+
+    asyncio.run(main())
+    assert 2 <= len(caplog.messages) <= 6
+    assert all("waiting for the server" in said and "503 (a page of HTML)" in said for said in caplog.messages)
+
+
+def test_a_server_without_tls_is_not_waited_for(serving: Any) -> None:
+    async def main() -> None:
+        async with serving() as server:
+            with pytest.raises(EngineFailed, match="no TLS with https://"):
+                await probed(server.url.replace("http://", "https://"), start_s=60)
+
+    asyncio.run(main())
+
+
+def test_an_address_that_ends_with_v1(serving: Any, speeches: Any) -> None:
+    async def main() -> None:
+        async with serving(speeches["vllm"]) as server:
+            with pytest.raises(EngineFailed, match="its address ends before /v1:"):
+                await probed(f"{server.url}/v1")
+
+    asyncio.run(main())
+
+
 def test_a_server_that_accepts_and_closes(scripted: Any) -> None:
     async def main() -> None:
         async with scripted(b"") as (url, _):
