@@ -18,6 +18,7 @@ NAMES = (
     "overlap",
     "dispatch",
     "assign",
+    "journal",
     "routing",
     "inference",
     "turns",
@@ -36,6 +37,7 @@ PEERS = {"fetch": ("fastapi", "httpx", "uvicorn"), "tools": ("swerex", "libtmux"
 PROGRAMS = {"tools": ("tmux",)}
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_reports_positive_finite_figures(name, tmp_path):
     for module in PEERS.get(name, ()):
