@@ -7,7 +7,9 @@ import time
 
 import msgspec
 
+from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
+from prorl_zmq.trajectory import Role
 
 
 class NothingInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,4 +64,21 @@ class SleepHandler(AgentHandler[SleepInstance]):
         return Evaluation(1.0, {"started": float(phase.carry["started"])})
 
 
-HANDLERS = {handler.task: handler for handler in (NothingHandler, SleepHandler)}
+class ConverseHandler(AgentHandler[NothingInstance]):
+    """RUN is one turn of the policy."""
+
+    task = "converse"
+    instance_type = NothingInstance
+
+    async def run(self, phase: RunPhase[NothingInstance]) -> Carry:
+        """Have an engine say something."""
+        await phase.converse([ChatMessage(Role.USER, "Go on.")], [])
+        return {}
+
+    async def eval(self, phase: EvalPhase[NothingInstance]) -> Evaluation:
+        """Find everything right."""
+        del phase
+        return Evaluation(1.0)
+
+
+HANDLERS = {handler.task: handler for handler in (NothingHandler, SleepHandler, ConverseHandler)}

@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,13 +98,23 @@ def main(name: str, about: str, measure: Callable[[bool], list[Row]]) -> None:
         measure: given whether to be quick (under 60 s); gives the rows. Where it raises `Incomplete` there is a report
             of the rest, but none in the place of a report that is there.
     """
+    arguments = command(name, about).parse_args()
+    report(name, about, arguments, partial(measure, arguments.quick))
+
+
+def command(name: str, about: str) -> argparse.ArgumentParser:
+    """Give the parser of a benchmark's command line, for one that has flags of its own."""
     parser = argparse.ArgumentParser(prog=f"bench/{name}.py", description=about)
     parser.add_argument("--quick", action="store_true", help="a smaller run, under 60 s: checks that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
-    arguments = parser.parse_args()
+    return parser
+
+
+def report(name: str, about: str, arguments: argparse.Namespace, measure: Callable[[], list[Row]]) -> None:
+    """Measure as the command line says, and print and write what came of it (see `main`)."""
     incomplete = ""
     try:
-        rows = measure(arguments.quick)
+        rows = measure()
     except Incomplete as error:
         incomplete, rows = str(error), error.rows
     if rows:
@@ -112,8 +123,8 @@ def main(name: str, about: str, measure: Callable[[bool], list[Row]]) -> None:
         print(f"{name} is incomplete: {incomplete}", file=sys.stderr)
     if arguments.json is not None and rows and not (incomplete and arguments.json.exists()):
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        report = {"bench": name, "about": about, "machine": machine(), "rows": [asdict(row) for row in rows]}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        content = {"bench": name, "about": about, "machine": machine(), "rows": [asdict(row) for row in rows]}
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     missed = [row.name for row in rows if row.holds is False]
     if missed:
         print(f"missed: {'; '.join(missed)}", file=sys.stderr)

@@ -24,11 +24,17 @@ BENCHES = (
     "overlap",
     "dispatch",
     "assign",
+    "journal",
     "routing",
     "inference",
     "turns",
     "tools",
     "sandbox",
+    "losses",
+    "chaos",
+    "hostile",
+    "fuzz",
+    "soak",
 )
 """In the order of README.md."""
 FOLDER = Path(__file__).parent

@@ -27,16 +27,22 @@ class BenchService:
     Args:
         stages: (role, slots) per stage process.
         tcp: put the front door on a free TCP port of loopback instead of ipc.
+        loopback: put everything there.
+        in_memory: keep the rollout broker's journal in memory instead of on disk.
     """
 
-    def __init__(self, stages: Sequence[tuple[str, int]], *, tcp: bool = False) -> None:
+    def __init__(
+        self, stages: Sequence[tuple[str, int]], *, tcp: bool = False, loopback: bool = False, in_memory: bool = False
+    ) -> None:
         self._stages = stages
+        self._in_memory = in_memory
         self._folder = tempfile.TemporaryDirectory(prefix="prorl-bench-")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.folder = Path(self._folder.name)
         """Where the sockets and the log are."""
-        self.front_door = f"tcp://127.0.0.1:{free_port()}" if tcp else f"ipc://{self.folder}/front_door"
-        self.backend_broker = f"ipc://{self.folder}/backend_broker"
+        self.front_door = self._endpoint("front_door", tcp=tcp or loopback)
+        self.stage_events = self._endpoint("stage_events", tcp=loopback)
+        self.backend_broker = self._endpoint("backend_broker", tcp=loopback)
 
     def __enter__(self) -> Self:
         try:
@@ -47,21 +53,46 @@ class BenchService:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in reversed(self._processes):
+        for process in reversed(self._processes.values()):
             process.terminate()
-        for process in self._processes:
+        for process in self._processes.values():
             process.wait(20)
         self._folder.cleanup()
 
+    def kill_stage(self, role: str) -> None:
+        """Kill one stage process of a role (SIGKILL); it is not started again."""
+        next(process for name, process in self._processes.items() if name.startswith(f"{role}-")).kill()
+
+    def pids(self) -> dict[str, int]:
+        """Give the processes by what they are, such as `backend broker`, `rollout broker` and `init-0`."""
+        return {name: process.pid for name, process in self._processes.items()}
+
+    def start_engine(self) -> None:
+        """Start an embedded engine, and wait until it is registered."""
+        flags = ["--connect", self.backend_broker, "--name", "engine", "--run-dir", str(self.folder)]
+        self._start("engine", "-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags)
+        until = time.monotonic() + START_S
+        with RolloutClient(self.front_door, timeout_s=START_S) as client:
+            while not client.backends.list():
+                self._check(until)
+                client.collect(1, wait_s=0.05)
+
+    def _endpoint(self, name: str, *, tcp: bool) -> str:
+        return f"tcp://127.0.0.1:{free_port()}" if tcp else f"ipc://{self.folder}/{name}"
+
     def _start_all(self) -> None:
         topology = self.folder / "topology.toml"
-        topology.write_text(f'[rollout_broker]\nfront_door = "{self.front_door}"\n')
+        topology.write_text(
+            f'[rollout_broker]\nfront_door = "{self.front_door}"\nstage_events = "{self.stage_events}"\n'
+            + ('journal = ""\n' if self._in_memory else "")
+            + f'[backend_broker]\nendpoint = "{self.backend_broker}"\n'
+        )
         for broker in ("backend", "rollout"):
             flags = ["--config", str(topology), "--run-dir", str(self.folder)]
-            self._start("-P", "-m", "prorl_zmq.cli", "prorl", "broker", broker, *flags)
+            self._start(f"{broker} broker", "-P", "-m", "prorl_zmq.cli", "prorl", "broker", broker, *flags)
         script = str(Path(__file__).with_name("stage.py"))
-        for role, slots in self._stages:
-            self._start(script, role, str(slots), f"ipc://{self.folder}/stage_events", str(self.folder))
+        for number, (role, slots) in enumerate(self._stages):
+            self._start(f"{role}-{number}", script, role, str(slots), self.stage_events, str(self.folder))
         until = time.monotonic() + START_S
         while self._log().count(": ready: ") < 2:
             self._check(until)
@@ -75,10 +106,10 @@ class BenchService:
         return (self.folder / "log").read_text()
 
     def _check(self, until: float) -> None:
-        if time.monotonic() > until or any(process.poll() is not None for process in self._processes):
+        if time.monotonic() > until or any(process.poll() is not None for process in self._processes.values()):
             raise RuntimeError(f"the service did not start:\n{self._log()}")
 
-    def _start(self, *arguments: str) -> None:
+    def _start(self, name: str, *arguments: str) -> None:
         with (self.folder / "log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -86,7 +117,7 @@ class BenchService:
                 stderr=log,
                 preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - no threads of ours yet
             )
-        self._processes.append(process)
+        self._processes[name] = process
 
 
 def free_port() -> int:

@@ -5,9 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from ..messages import SandboxHandle, StartPhase
+    from ..errors import ErrorInfo
+    from ..messages import Phase, SandboxHandle, StartPhase
     from .outbox import Finished
     from .stage_pool import Hold
+
+
+class Queued(NamedTuple):
+    """A job waits for a phase. Nothing is to be done; its history and the log tell of it."""
+
+    job_id: str
+    attempt: int
+    phase: Phase
+    error: ErrorInfo | None
+    """What the attempt before was lost to."""
 
 
 class Start(NamedTuple):
@@ -43,4 +54,4 @@ class End(NamedTuple):
     finished: Finished
 
 
-Action = Start | Stop | Close | Unassign | End
+Action = Queued | Start | Stop | Close | Unassign | End

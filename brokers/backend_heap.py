@@ -3,13 +3,14 @@
 - The load of a backend is its assignments in flight over its weight. (The ProRL Agent paper, arXiv 2603.18815, §3.3,
   keys its heap by assignments ever made, which cannot see long jobs; here a release lowers the load again.)
 - A job keeps its backend for as long as it holds the assignment, so that its next turn finds the prefix cache warm. A
-  newer attempt keeps it too, unless the backend takes no more jobs or is suspect.
+  newer attempt keeps it too, unless the backend takes no more jobs.
 - With affinity `group`, a job goes to the backend that its group has been on: of several the earliest that has room.
 - Otherwise it goes to the best of the ranking (see `backend_ranking`): one with room on its node, one with room, the
   least loaded one.
-- A job that could not reach its backend gets another one, and the same only where there is no other. The backend is
-  suspect from then on, and gets jobs only where there is no other, until it is trusted again.
+- A job that cannot go on with its backend gets another one, and the same only where there is no other.
 - A backend that drains, serves older weights than it should, or is unwell takes no jobs; those that hold it keep it.
+- One on probation takes none either, but for one job each time that it is offered for a trial (when is not decided
+  here): the next one that has no backend yet; or, if nothing else is left, one that leaves another.
 
 Assignments belong to an owner (a stage process): when the owner is dropped, so are they.
 """
@@ -17,7 +18,7 @@ Assignments belong to an owner (a stage process): when the owner is dropped, so 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -27,48 +28,76 @@ from .backend_ranking import BackendRanking
 from .group_memory import GroupMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from ..messages import Assign
+    from ..messages import Assign, HeldAssignment
 
 Affinity = Literal["job", "group"]
 """What sticks to a backend."""
 
 
 @dataclass(slots=True)
-class _Member:
+class Member:
+    """A backend."""
+
     backend: Backend
     draining: bool = False
     """It was asked to take no more jobs."""
     needed_version: int = 0
     """While its weights are older than these it takes no jobs; 0 once it has caught up."""
-    suspect: bool = False
-    """A job could not reach it, and it was not heard of since."""
+    failure: str = ""
+    """Why it is on probation: what its last failed generation met."""
     problem: str = ""
     """Why its engine cannot serve now, as its host says."""
     assigned: int = 0
     jobs: set[str] = field(default_factory=set)
 
     @property
-    def state(self) -> Literal["ready", "draining", "suspect", "unwell"]:
+    def state(self) -> Literal["ready", "draining", "probation", "unwell"]:
+        """As in `BackendStatus`."""
         if self.draining or self.needed_version:
             return "draining"
         if self.problem:
             return "unwell"
-        return "suspect" if self.suspect else "ready"
+        return "probation" if self.failure else "ready"
+
+    @property
+    def trouble(self) -> str:
+        """What is the matter with it, for people."""
+        if self.needed_version:
+            return (
+                f"it serves weights {self.backend.weight_version} and has served {self.needed_version}: update it, or "
+                "say with `prorl backends set-version` that these are wanted"
+            )
+        return self.problem or self.failure
 
     @property
     def has_room(self) -> bool:
+        """It is not full."""
         return len(self.jobs) < self.backend.max_in_flight
 
 
 @dataclass(slots=True)
-class _Assignment:
+class Assignment:
+    """What a job holds."""
+
     backend_id: str
     attempt: int
     owner: str
     request_id: str
     """The request that it answers; that one sent again changes nothing."""
+    trial: bool = False
+    """The backend was on probation when the job got it."""
+    served: int = 0
+    """Generations that it has done for the job, as last heard."""
+
+
+class Served(NamedTuple):
+    """A backend that has done a generation."""
+
+    backend_id: str
+    trial: bool
+    """It was for a job that tries it."""
 
 
 class BackendHeap:
@@ -82,14 +111,16 @@ class BackendHeap:
 
     def __init__(self, affinity: Affinity = "job") -> None:
         self._by_group = affinity == "group"
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
+        self._offers: dict[str, None] = {}
+        """Backends on probation that the next job may try."""
         self._ranking = BackendRanking()
         self._groups = GroupMemory()
-        self._assignments: dict[str, _Assignment] = {}
+        self._assignments: dict[str, Assignment] = {}
         self._owned: dict[str, set[str]] = {}
 
     def add(self, backend: Backend, needed_version: int = 0) -> None:
-        """Register a backend. Adding a known one again updates it, and makes a draining or suspect one ready.
+        """Register a backend. Adding a known one again updates it, and ends its draining or probation.
 
         Args:
             backend: what to add.
@@ -106,10 +137,11 @@ class BackendHeap:
                 backend=backend.backend_id,
             )
         if member is None:
-            member = self._members[backend.backend_id] = _Member(backend)
+            member = self._members[backend.backend_id] = Member(backend)
         member.backend = backend
-        member.draining = member.suspect = False
-        member.problem = ""
+        member.draining = False
+        member.problem = member.failure = ""
+        self._offers.pop(backend.backend_id, None)
         member.needed_version = needed_version if backend.weight_version < needed_version else 0
         self._rank(member)
 
@@ -119,17 +151,9 @@ class BackendHeap:
         Raises:
             UnknownBackend: there is none of that id.
         """
-        member = self._member(backend_id)
+        member = self.member(backend_id)
         member.draining = True
         self._rank(member)
-
-    def is_drained(self, backend_id: str) -> bool:
-        """Say whether a backend was asked to take no more jobs.
-
-        Raises:
-            UnknownBackend: there is none of that id.
-        """
-        return self._member(backend_id).draining
 
     def set_problem(self, backend_id: str, problem: str) -> None:
         """Note why a backend cannot serve, and so takes no jobs; empty: it can again.
@@ -137,20 +161,42 @@ class BackendHeap:
         Raises:
             UnknownBackend: there is none of that id.
         """
-        member = self._member(backend_id)
+        member = self.member(backend_id)
         if member.problem != problem:
             member.problem = problem
             self._rank(member)
 
-    def trust(self, backend_id: str) -> None:
-        """Take a backend for reachable again, if it was suspect.
+    def suspend(self, backend_id: str, failure: str) -> None:
+        """Put a backend on probation, or note what failed there last.
 
         Raises:
             UnknownBackend: there is none of that id.
         """
-        member = self._member(backend_id)
-        if member.suspect:
-            member.suspect = False
+        member = self.member(backend_id)
+        fresh = not member.failure
+        member.failure = failure
+        if fresh:
+            self._rank(member)
+
+    def offer(self, backend_id: str) -> None:
+        """Let one job try a backend that is on probation.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        if self.member(backend_id).failure:
+            self._offers[backend_id] = None
+
+    def restore(self, backend_id: str) -> None:
+        """End a backend's probation, if it is on one.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        member = self.member(backend_id)
+        if member.failure:
+            member.failure = ""
+            self._offers.pop(backend_id, None)
             self._rank(member)
 
     def remove(self, backend_id: str) -> None:
@@ -159,25 +205,28 @@ class BackendHeap:
         Raises:
             UnknownBackend: there is none of that id.
         """
-        for job_id in tuple(self._member(backend_id).jobs):
+        for job_id in tuple(self.member(backend_id).jobs):
             self._release(job_id)
+        self._offers.pop(backend_id, None)
         del self._members[backend_id]
         self._ranking.discard(backend_id)
 
-    def clear(self) -> None:
-        """Forget all backends."""
-        for backend_id in tuple(self._members):
-            self.remove(backend_id)
+    def set_weight_version(
+        self, weight_version: int, backend_id: str | None = None, *, as_wanted: bool = False
+    ) -> None:
+        """Note which weights a backend serves from now on; one that has caught up takes jobs again.
 
-    def set_weight_version(self, weight_version: int, backend_id: str | None = None) -> None:
-        """Note which weights a backend (None: each) serves from now on; one that has caught up takes jobs again.
+        Args:
+            weight_version: their version.
+            backend_id: which one; None: each.
+            as_wanted: the trainer says so, and what it wants need not catch up with anything.
 
         Raises:
             UnknownBackend: there is none of that id.
         """
-        for member in [self._member(backend_id)] if backend_id is not None else self._members.values():
+        for member in [self.member(backend_id)] if backend_id is not None else self._members.values():
             member.backend = msgspec.structs.replace(member.backend, weight_version=weight_version)
-            if member.needed_version and weight_version >= member.needed_version:
+            if member.needed_version and (as_wanted or weight_version >= member.needed_version):
                 member.needed_version = 0
                 self._rank(member)
 
@@ -187,13 +236,17 @@ class BackendHeap:
         Raises:
             UnknownBackend: there is none of that id.
         """
-        member = self._member(backend_id)
+        member = self.member(backend_id)
         return max(member.backend.weight_version, member.needed_version)
 
-    def assign(self, request: Assign) -> Backend | None:
+    def assign(self, request: Assign, *, anyhow: bool = False) -> Backend | None:
         """Give the job the backend that it holds, or one by the rules above; None if no backend takes jobs.
 
         An older attempt gets what the newer one holds and changes nothing; nor does a request that comes again.
+
+        Args:
+            request: whose job it is.
+            anyhow: if no backend takes jobs, give the least loaded one on probation, if there is any.
         """
         job_id = request.job_id
         held = self._assignments.get(job_id)
@@ -201,21 +254,35 @@ class BackendHeap:
             return self._members[held.backend_id].backend
         if held is not None:
             self._release(job_id)
-        backend_id = self._choose(request, held)
+        backend_id = self._choose(request, held) or (self._least_bad() if anyhow else None)
         if backend_id is None:
             return None
         member = self._members[backend_id]
-        member.jobs.add(job_id)
         member.assigned += 1
-        self._rank(member)
-        self._assignments[job_id] = _Assignment(backend_id, request.attempt, request.owner, request.request_id)
-        owned = self._owned.get(request.owner)
-        if owned is None:
-            owned = self._owned[request.owner] = set()
-        owned.add(job_id)
+        self._offers.pop(backend_id, None)
+        trial = bool(member.failure)
+        self._hold(job_id, Assignment(backend_id, request.attempt, request.owner, request.request_id, trial))
         if self._by_group and request.group_id:
             self._groups.add(request.group_id, backend_id)
         return member.backend
+
+    def is_on_probation(self, backend_id: str) -> bool:
+        """Say whether generations failed on a backend and none has succeeded since."""
+        return bool(self.member(backend_id).failure)
+
+    def adopt(self, owner: str, job_id: str, held: HeldAssignment) -> None:
+        """Take note of an assignment that was made before this heap was; one that it knows changes nothing."""
+        backend_id = held.backend_id
+        if backend_id is not None and backend_id in self._members and job_id not in self._assignments:
+            self._hold(job_id, Assignment(backend_id, held.attempt, owner, "", served=held.served))
+
+    def note_served(self, job_id: str, attempt: int, served: int) -> Served | None:
+        """Note how many generations a job's backend has done for it; give the backend if they have become more."""
+        held = self._assignments.get(job_id)
+        if held is None or held.attempt != attempt or held.served >= served:
+            return None
+        held.served = served
+        return Served(held.backend_id, held.trial)
 
     def release(self, job_id: str, attempt: int) -> bool:
         """End a job's assignment; false, and no change, if there is none or a newer attempt holds it."""
@@ -225,10 +292,11 @@ class BackendHeap:
         self._release(job_id)
         return True
 
-    def keep_only(self, owner: str, jobs: dict[str, int]) -> None:
-        """Release those of an owner's assignments that it does not name (job id to attempt)."""
+    def keep_only(self, owner: str, jobs: Mapping[str, HeldAssignment]) -> None:
+        """Release those of an owner's assignments that it does not name."""
         for job_id in tuple(self._owned.get(owner, ())):
-            if jobs.get(job_id) != self._assignments[job_id].attempt:
+            named = jobs.get(job_id)
+            if named is None or named.attempt != self._assignments[job_id].attempt:
                 self._release(job_id)
 
     def drop_owner(self, owner: str) -> None:
@@ -245,7 +313,7 @@ class BackendHeap:
             BackendStatus(
                 backend=member.backend,
                 state=member.state,
-                problem=member.problem,
+                problem=member.trouble,
                 in_flight=len(member.jobs),
                 assigned=member.assigned,
             )
@@ -255,34 +323,66 @@ class BackendHeap:
     def __contains__(self, backend_id: str) -> bool:
         return backend_id in self._members
 
-    def _member(self, backend_id: str) -> _Member:
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._members))
+
+    def holds(self, job_id: str) -> Assignment | None:
+        """Give the assignment that a job holds."""
+        return self._assignments.get(job_id)
+
+    def member(self, backend_id: str) -> Member:
+        """Give what is known of a backend; for reading.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
         try:
             return self._members[backend_id]
         except KeyError:
             raise UnknownBackend(f"no backend is called {backend_id}", backend=backend_id) from None
 
-    def _choose(self, request: Assign, held: _Assignment | None) -> str | None:
+    def _choose(self, request: Assign, held: Assignment | None) -> str | None:
         kept = held.backend_id if held is not None else ""
-        if kept and kept != request.unreachable and self._members[kept].state == "ready":
+        if kept and kept != request.leaving and self._members[kept].state == "ready":
             return kept
-        lost = self._members.get(request.unreachable)
-        if lost is None:
-            return self._choose_any(request)
-        lost.suspect = True
-        self._ranking.discard(request.unreachable)
-        other = self._choose_any(request)
-        self._rank(lost)
-        return other or (request.unreachable if lost.state == "suspect" else None)
+        left = self._members.get(request.leaving)
+        if left is None:
+            return self._offered(request) or self._choose_ready(request)
+        self._ranking.discard(request.leaving)
+        other = self._choose_ready(request) or self._offered(request)
+        self._rank(left)
+        return other or (request.leaving if left.state == "ready" else None)
 
-    def _choose_any(self, request: Assign) -> str | None:
+    def _offered(self, request: Assign) -> str | None:
+        """Give a backend that the job may try."""
+        for backend_id in self._offers:
+            if backend_id != request.leaving and self._members[backend_id].state == "probation":
+                return backend_id
+        return None
+
+    def _least_bad(self) -> str | None:
+        tried = [key for key, member in self._members.items() if member.state == "probation"]
+        return min(tried, key=lambda backend_id: len(self._members[backend_id].jobs), default=None)
+
+    def _choose_ready(self, request: Assign) -> str | None:
         if self._by_group and request.group_id:
             for backend_id in self._groups.backends(request.group_id):
                 member = self._members.get(backend_id)
-                if member is None or member.state != "ready":
+                if member is None or member.state != "ready" or backend_id == request.leaving:
                     self._groups.forget(request.group_id, backend_id)
                 elif member.has_room:
                     return backend_id
         return self._ranking.first(request.node)
+
+    def _hold(self, job_id: str, held: Assignment) -> None:
+        self._assignments[job_id] = held
+        owned = self._owned.get(held.owner)
+        if owned is None:
+            owned = self._owned[held.owner] = set()
+        owned.add(job_id)
+        member = self._members[held.backend_id]
+        member.jobs.add(job_id)
+        self._rank(member)
 
     def _release(self, job_id: str) -> None:
         held = self._assignments.pop(job_id)
@@ -294,17 +394,16 @@ class BackendHeap:
         member.jobs.discard(job_id)
         self._rank(member)
 
-    def _rank(self, member: _Member) -> None:
+    def _rank(self, member: Member) -> None:
         """Put a backend where its load belongs, behind its equals; nowhere if it takes no jobs."""
-        state = member.state
-        if state in ("draining", "unwell"):
-            self._ranking.discard(member.backend.backend_id)
+        if member.state == "ready":
+            self._ranking.place(member.backend, len(member.jobs))
         else:
-            self._ranking.place(member.backend, len(member.jobs), suspect=state == "suspect")
+            self._ranking.discard(member.backend.backend_id)
 
 
-def _moves(request: Assign, held: _Assignment) -> bool:
+def _moves(request: Assign, held: Assignment) -> bool:
     """Tell whether a request asks for more than what its job holds."""
     if request.attempt != held.attempt:
         return request.attempt > held.attempt
-    return request.unreachable == held.backend_id and request.request_id != held.request_id
+    return request.leaving == held.backend_id and request.request_id != held.request_id

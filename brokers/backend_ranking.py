@@ -1,9 +1,9 @@
 """Which backend is best for a job that has none: tier, then load, then how long ago that changed; the job's node first.
 
-The tiers: backends with room, full ones (a soft limit: a job never waits for room), suspects. A backend on the job's
-node is preferred if it has room and, without its newest assignment, would be no more loaded than the least loaded one
-of all: so being near never makes an imbalance of more than the assignment that is being made and one other. Pure, and
-O(log n) per change and answer.
+The tiers: backends with room, full ones (a soft limit: a job never waits for room). A backend on the job's node is
+preferred if it has room and, without its newest assignment, would be no more loaded than the least loaded one of all:
+so being near never makes an imbalance of more than the assignment that is being made and one other. Pure, and O(log n)
+per change and answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .least_loaded import LeastLoaded
 if TYPE_CHECKING:
     from ..messages import Backend
 
-ROOM, FULL, SUSPECT = range(3)
+ROOM, FULL = range(2)
 """The tiers: backends of a lower one get a job before any of a higher one."""
 
 
@@ -29,10 +29,10 @@ class BackendRanking:
         self._with_room: dict[str, tuple[Backend, int]] = {}
         """Those with room, and the assignments in flight on them."""
 
-    def place(self, backend: Backend, in_flight: int, *, suspect: bool = False) -> None:
+    def place(self, backend: Backend, in_flight: int) -> None:
         """Add a backend, or move it to where its load belongs, behind its equals."""
         backend_id = backend.backend_id
-        tier = SUSPECT if suspect else FULL if in_flight >= backend.max_in_flight else ROOM
+        tier = FULL if in_flight >= backend.max_in_flight else ROOM
         load = in_flight / backend.weight
         self._all.set(backend_id, load, tier)
         before = self._with_room.get(backend_id)

@@ -9,17 +9,19 @@ takes the place of the one that is held, and the results in a lost reply are giv
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from .. import codec
 from ..errors import (
-    Busy,
     DuplicateJob,
     InternalError,
     InvalidJob,
     JobTooLarge,
+    JournalFailed,
     MalformedMessage,
     ProrlError,
     VersionMismatch,
@@ -39,24 +41,29 @@ from ..messages import (
     ServiceStatus,
     Status,
     Submit,
+    Trace,
     Welcome,
 )
+from ..security.rights import ANYBODY
 from ..sockets import split_envelope
-from .job_table import Place
-from .journal import AcceptedJob
+from .job_record import Place
+from .journal import JobState, StoredBlock
 from .outbox import job_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..config import RolloutBrokerSettings
-    from ..messages import FrontDoorReply
+    from ..messages import FrontDoorReply, JobTrace
+    from ..security.rights import Sender
     from ..sockets import Frame
     from .actions import Action
+    from .job_history import JobHistory
     from .job_table import JobTable
-    from .journal import Journal
     from .outbox import Finished, Outbox
+    from .quota import Quota
     from .task_catalog import TaskCatalog
+    from .write_ahead import WriteAhead
 
 
 log = logging.getLogger("prorl.rollout_broker")
@@ -77,8 +84,10 @@ class FrontDoor:
         backend_broker: the endpoint that clients are told.
         table: the jobs that have not ended.
         outbox: the results that were not acknowledged.
+        history: what each job went through.
         catalog: the tasks that are served.
-        journal: told of jobs before they are accepted.
+        quota: what each session may hold.
+        writes: has what is new written down before it is told to anybody.
         perform: does what the job table decides.
         reply: sends frames to the client behind an envelope; false if there is none any more.
         started_at: when the service started, on the clock of `now`.
@@ -90,8 +99,10 @@ class FrontDoor:
         backend_broker: str,
         table: JobTable,
         outbox: Outbox,
+        history: JobHistory,
         catalog: TaskCatalog,
-        journal: Journal,
+        quota: Quota,
+        writes: WriteAhead,
         perform: Callable[[list[Action]], None],
         reply: Callable[[Sequence[Frame]], bool],
         started_at: float,
@@ -100,15 +111,17 @@ class FrontDoor:
         self._backend_broker = backend_broker
         self._table = table
         self._outbox = outbox
+        self._history = history
         self._catalog = catalog
-        self._journal = journal
+        self._quota = quota
+        self._writes = writes
         self._perform = perform
         self._reply = reply
         self._polls: dict[str, _HeldPoll] = {}
         self._started_at = started_at
 
-    def handle(self, frames: list[bytes], now: float) -> None:
-        """Answer one request: `frames` as the ROUTER received them."""
+    def handle(self, frames: list[bytes], now: float, sender: Sender = ANYBODY) -> None:
+        """Answer one request: `frames` as the ROUTER received them, from `sender`."""
         try:
             envelope, message = split_envelope(frames)
         except MalformedMessage:
@@ -120,7 +133,9 @@ class FrontDoor:
             header, *rest = message
             content = codec.unpack(header)
             request_id = codec.request_id(content)
-            self._dispatch(envelope, codec.convert(content, FrontDoorRequest), rest, now)
+            request: FrontDoorRequest = codec.convert(content, FrontDoorRequest)
+            sender.check(request)
+            self._dispatch(envelope, request, rest, now)
         except ProrlError as error:
             self._answer(envelope, Refused(request_id, error.info()))
         except Exception as error:
@@ -135,7 +150,10 @@ class FrontDoor:
         """Answer the held polls of sessions that have new results, and those whose time is up."""
         for client_id, poll in tuple(self._polls.items()):
             if poll.request.session in sessions or poll.until <= now:
-                self._collect(poll.envelope, poll.request, now, final=poll.until <= now)
+                try:
+                    self._collect(poll.envelope, poll.request, now, final=poll.until <= now)
+                except JournalFailed as error:
+                    self._answer(poll.envelope, Refused(poll.request.request_id, error.info()))
                 if self._polls.get(client_id) is poll and poll.until <= now:
                     del self._polls[client_id]
 
@@ -154,11 +172,13 @@ class FrontDoor:
             case Submit():
                 self._answer(envelope, self._submit(request, rest, now))
             case Cancel():
-                self._answer(envelope, self._cancel(request, now))
+                self._cancel(envelope, request, now)
             case Status():
                 self._answer(envelope, self._status(request, now))
             case Hello():
                 self._answer(envelope, self._hello(request))
+            case Trace():
+                self._answer(envelope, self._trace(request))
 
     def _hello(self, request: Hello) -> Welcome:
         if request.protocol != PROTOCOL_VERSION:
@@ -186,16 +206,18 @@ class FrontDoor:
                 new[job.job_id] = (job, frame)
             elif known != job_digest(frame):
                 raise DuplicateJob(f"another job is called {job.job_id}; ids must be unique", job_id=job.job_id)
-        if len(self._table) + len(self._outbox) + len(new) > self._settings.max_jobs:
-            raise Busy(
-                f"the service holds {len(self._table)} jobs and {len(self._outbox)} uncollected results, and takes "
-                f"{self._settings.max_jobs} in all; collect results, or submit later",
-                retry_after_s=1.0,
-            )
-        self._journal.accepted([AcceptedJob(request.session, job_id, packed) for job_id, (_, packed) in new.items()])
+        self._quota.check(request.session, len(new), sum(len(packed) for _, packed in new.values()))
+        if new:
+            numbers = count(self._table.last_sequence + 1)
+            states = [
+                JobState(next(numbers), request.session, job.job_id, job.task, job.stage_wait_s, packed)
+                for job, packed in new.values()
+            ]
+            self._writes.accept(states, now)
         for job, packed in new.values():
+            self._quota.submitted(request.session, job.job_id, len(packed))
             self._perform(self._table.submit(request.session, job, packed, now))
-        return Accepted(request.request_id, new=len(new), journal_id=self._journal.journal_id)
+        return Accepted(request.request_id, new=len(new), journal_id=self._writes.journal_id)
 
     def _parse_job(self, frame: bytes) -> Job:
         limit = self._settings.job_limit_bytes
@@ -227,7 +249,10 @@ class FrontDoor:
         """Drop what the client says it has; give it to the caller, who lets go of the memory when it suits."""
         dropped = self._outbox.acknowledge(request.session, request.acknowledge)
         if dropped:
-            self._journal.acknowledged([finished.result.job_id for finished in dropped])
+            job_ids = [finished.result.job_id for finished in dropped]
+            self._writes.acknowledge(dropped)
+            self._quota.collected(dropped)
+            self._history.collected(job_ids, time.time())
         return dropped
 
     def _collect(self, envelope: Sequence[Frame], request: Collect, now: float, *, final: bool) -> None:
@@ -242,13 +267,21 @@ class FrontDoor:
             request.request_id,
             results=tuple(item.result for item in finished),
             remaining=self._table.unfinished(request.session) + self._outbox.waiting(request.session) - len(finished),
-            journal_id=self._journal.journal_id,
+            journal_id=self._writes.journal_id,
         )
-        blocks = [item.block for item in finished if item.result.tokens]
-        if not self._answer(envelope, reply, blocks):
+        try:
+            sent = self._answer(envelope, reply, [self._block(item) for item in finished if item.result.tokens])
+        except JournalFailed:
+            self._outbox.put_back(finished)
+            raise
+        if not sent:
             self._outbox.put_back(finished)
 
-    def _cancel(self, request: Cancel, now: float) -> Cancelled:
+    def _block(self, finished: Finished) -> Frame:
+        block: Frame | StoredBlock = finished.block
+        return self._writes.block(block) if isinstance(block, StoredBlock) else block
+
+    def _cancel(self, envelope: Sequence[Frame], request: Cancel, now: float) -> None:
         jobs: dict[str, Any] = {}
         for job_id in request.job_ids:
             if job_id in self._table:
@@ -256,7 +289,7 @@ class FrontDoor:
                 jobs[job_id] = "cancelled"
             else:
                 jobs.setdefault(job_id, "finished" if self._outbox.get(job_id) is not None else "unknown")
-        return Cancelled(request.request_id, jobs=jobs)
+        self._writes.then(lambda: self._answer(envelope, Cancelled(request.request_id, jobs=jobs)))
 
     def _status(self, request: Status, now: float) -> ServiceStatus:
         return ServiceStatus(
@@ -270,6 +303,9 @@ class FrontDoor:
             tasks=tuple(sorted(self._table.stages.tasks())),
             uptime_s=now - self._started_at,
         )
+
+    def _trace(self, request: Trace) -> JobTrace:
+        return self._history.trace(request.request_id, self._history.find(request.job_id), time.time())
 
     def _answer(self, envelope: Sequence[Frame], reply: FrontDoorReply, blocks: Sequence[Frame] = ()) -> bool:
         return self._reply([*envelope, codec.encode(reply), *blocks])

@@ -15,35 +15,42 @@ A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stag
     no live process for it       → ended, `no_stage`, or lost if it waits for its sandbox's node
 
     lost in INIT or RUN → INIT queued under the next attempt (RUN in a fresh sandbox: nothing of the first was observed)
-    lost in EVAL        → EVAL queued under the next attempt (from RUN's recorded result, in the same sandbox)
+    lost in EVAL        → EVAL queued under the next attempt (from RUN's recorded result, in the same sandbox; where the
+                          holder says that this is gone, INIT is)
     lost, none left     → ended, `infrastructure_error`
 
     waits for its node in vain → INIT queued under the next attempt (the sandbox went with the node)
+
+    in a table that was restored, until the lease is over:
+    its holder's first report names it, or that its phase ended   → held, with a fresh lease
+    its holder's first report does not                            → given back (it may never have been sent)
 
 The attempt is the fence: it rises with every loss, and a message that carries an older one changes nothing. Whoever
 holds INIT or RUN closes the job's sandbox unless `PhaseDone` hands it on. The table closes it after EVAL, so that a
 lost EVAL finds it as RUN left it, and for every job that it ends or starts again without a word from the holder
 (closing twice does no harm).
+
+`take_changes` gives what a journal must keep of the jobs that moved, and `restore` takes it up in a new table.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Cancelled, ErrorInfo, LeaseLost, NoStage, PhaseTimeout
 from ..messages import Outcome, Phase, PhaseDone, PhaseFailed, Result, SandboxHandle, StartPhase
-from .actions import Action, Close, End, Start, Stop, Unassign
+from .actions import Action, Close, End, Queued, Start, Stop, Unassign
+from .job_record import JobRecord, Place
 from .outbox import Finished, job_digest
 from .stage_pool import Hold, Need, StagePool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ..messages import Job, StageReport
+    from .journal import JobState
     from .stage_pool import StageProcess
 
 STOP_GRACE_S = 15.0
@@ -51,51 +58,6 @@ STOP_GRACE_S = 15.0
 
 NEXT_PHASE = {Phase.INIT: Phase.RUN, Phase.RUN: Phase.EVAL}
 RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phase.EVAL}
-
-
-class Place(StrEnum):
-    """Where a job is within its phase."""
-
-    QUEUED = "queued"
-    HELD = "held"
-    MOVING = "moving"
-    """Between two of the others, within one event."""
-
-
-@dataclass(slots=True)
-class _Record:
-    """All that is known of one job that has not ended."""
-
-    job: Job
-    packed: bytes
-    session: str
-    sequence: int
-    phase: Phase = Phase.INIT
-    place: Place = Place.MOVING
-    attempt: int = 1
-    attempts_given_back: int = 0
-    stage_id: str = ""
-    """Who holds the phase."""
-    since: float = 0.0
-    """When it was queued, or held."""
-    lease_until: float = 0.0
-    sandbox: SandboxHandle | None = None
-    carry: dict[str, Any] = field(default_factory=dict)
-    run: PhaseDone | PhaseFailed | None = None
-    block: Any = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    timings: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def hold(self) -> Hold:
-        return Hold(self.job.job_id, self.attempt)
-
-    @property
-    def need(self) -> Need:
-        return Need(self.phase, self.job.task, self.sandbox.node if self.sandbox is not None else None)
-
-    def is_held_by(self, stage_id: str, attempt: int) -> bool:
-        return self.place == Place.HELD and self.stage_id == stage_id and self.attempt == attempt
 
 
 class JobTable:
@@ -113,12 +75,18 @@ class JobTable:
         self.outcomes: Counter[Outcome] = Counter()
         self._lease_s = lease_s
         self._ready_limit = ready_limit
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, JobRecord] = {}
         self._unfinished: Counter[str] = Counter()
         self._queues: dict[Phase, dict[Need, list[tuple[int, str, int]]]] = {phase: {} for phase in Phase}
         self._unserved_since: dict[Need, float] = {}
         self._counts: Counter[tuple[Phase, Place]] = Counter()
-        self._sequence = 0
+        self.may_start: Callable[[str], bool] = lambda _: True
+        """Says of a session whether INIT may start its jobs now; those that may not are looked at with each `tick`."""
+        self._set_aside: dict[str, list[tuple[Need, tuple[int, str, int]]]] = {}
+        """Entries of INIT's queues, of sessions that may not start jobs now."""
+        self.last_sequence = 0
+        """The number of the job that was accepted last; the next one gets the next."""
+        self._changed: dict[int, JobRecord] = {}
         self._stopping: dict[str, tuple[str, Hold]] = {}
         """Jobs that ended while a stage process held them, until it lets go: who, and which attempt."""
         self._actions: list[Action] = []
@@ -145,14 +113,55 @@ class JobTable:
         """Give the number of jobs of each phase that are queued, or held."""
         return {phase: self._counts[phase, place] for phase in Phase}
 
+    # What outlives the table ------------------------------------------------------------------------------------------
+
+    def take_changes(self) -> list[JobState]:
+        """Give the jobs that have moved since the last call and have not ended, as they are now."""
+        changed, self._changed = self._changed, {}
+        return [record.state() for record in changed.values()]
+
+    def restore(self, states: Iterable[JobState], last_sequence: int, now: float) -> None:
+        """Take up the jobs of an earlier table, oldest first, before any event. What is held stays so for a lease.
+
+        Args:
+            states: the jobs, in the order of their numbers.
+            last_sequence: the largest number that was given.
+            now: the time.
+        """
+        self.last_sequence = last_sequence
+        for state in states:
+            record = JobRecord.restored(state)
+            self._records[record.job_id] = record
+            self._unfinished[record.session] += 1
+            if state.stage_id:
+                self._enter(record, Place.HELD, now)
+                record.stage_id, record.lease_until = state.stage_id, now + self._lease_s
+                self.stages.expect(state.stage_id, record.hold)
+            else:
+                self._enter(record, Place.QUEUED, now)
+                # Entries come in order, and a sorted list is a heap.
+                entry = (record.sequence, record.job_id, record.attempt)
+                self._queues[record.phase].setdefault(record.need, []).append(entry)
+        self._changed.clear()
+
     # Events -----------------------------------------------------------------------------------------------------------
 
     def submit(self, session: str, job: Job, packed: bytes, now: float) -> list[Action]:
         """Accept a job whose id is new."""
-        self._sequence += 1
+        self.last_sequence += 1
         # An ended job's id may come again while its last attempt still stops; the new job's attempts go on from there.
         before = self._last_attempt(job.job_id)
-        record = _Record(job, packed, session, self._sequence, attempt=before + 1, attempts_given_back=before)
+        record = JobRecord(
+            self.last_sequence,
+            session,
+            job.job_id,
+            job.task,
+            job.stage_wait_s,
+            packed,
+            job,
+            attempt=before + 1,
+            attempts_given_back=before,
+        )
         self._records[job.job_id] = record
         self._unfinished[session] += 1
         self._queue(record, now)
@@ -160,27 +169,38 @@ class JobTable:
 
     def stage_reported(self, report: StageReport, now: float) -> list[Action]:
         """A stage process lives: renew the leases of the jobs that it names, and stop those that are not its own."""
+        anew = self.stages.is_expected(report.stage_id)
         stage = self.stages.heard(report, now)
-        for job_id, attempt in report.running.items():
+        for job_id, attempt in (*report.running.items(), *report.ended.items()):
             record = self._records.get(job_id)
             if record is not None and record.is_held_by(report.stage_id, attempt):
                 record.lease_until = now + self._lease_s
-            else:
+                continue
+            at_work = report.running.get(job_id) == attempt
+            if at_work:
                 self._actions.append(Stop(report.stage_id, Hold(job_id, attempt)))
-                if record is not None and record.place == Place.QUEUED and attempt >= record.attempt:
-                    self._skip_attempts(record, attempt)
-        for hold in stage.holds - {Hold(*item) for item in report.running.items()}:
+            if (
+                record is not None
+                and record.place == Place.QUEUED
+                and attempt >= record.attempt
+                and (at_work or record.phase == report.role)
+            ):
+                self._skip_attempts(record, attempt)
+        for hold in sorted(stage.holds - {Hold(*item) for item in (*report.running.items(), *report.ended.items())}):
             # A slot that is not reported stays taken while its phase may still be on the way there.
             record = self._records.get(hold.job_id)
             if record is None or not record.is_held_by(stage.stage_id, hold.attempt):
                 self.stages.give_back(stage.stage_id, hold)
+            elif anew:
+                self.stages.give_back(stage.stage_id, hold)
+                record.attempts_given_back += 1
+                self._restart(record, RESTART_PHASE[record.phase], _lease_lost(record), now)
         self._employ(stage, now)
         return self._take_actions()
 
     def stage_left(self, stage_id: str, now: float) -> list[Action]:
         """A stage process ends in good order: give its jobs to others without spending their attempts."""
-        stage = self.stages.remove(stage_id)
-        for hold in sorted(stage.holds) if stage is not None else ():
+        for hold in sorted(self.stages.remove(stage_id)):
             record = self._records.get(hold.job_id)
             if record is not None and record.is_held_by(stage_id, hold.attempt):
                 record.attempts_given_back += 1
@@ -213,7 +233,8 @@ class JobTable:
         stage = self.stages.give_back(failed.stage_id, Hold(failed.job_id, failed.attempt))
         record = self._current(failed)
         if record is not None and failed.retry:
-            self._restart(record, RESTART_PHASE[record.phase], failed.error, now)
+            phase = Phase.INIT if failed.sandbox_gone else RESTART_PHASE[record.phase]
+            self._restart(record, phase, failed.error, now)
         elif record is not None:
             self._note(record, failed, block)
             if failed.phase != Phase.EVAL:
@@ -235,9 +256,12 @@ class JobTable:
         for stage in tuple(self.stages):
             if stage.heard_at + self._lease_s <= now:
                 self.stages.remove(stage.stage_id)
-        for record in [record for record in self._records.values() if record.place == Place.HELD]:
+        held = [record for record in self._records.values() if record.place == Place.HELD]
+        self.stages.expect_only({record.stage_id for record in held if record.lease_until > now})
+        for record in held:
             limit_s = record.job.limits.of(record.phase)
-            if record.lease_until <= now or record.stage_id not in self.stages:
+            is_there = record.stage_id in self.stages or self.stages.is_expected(record.stage_id)
+            if record.lease_until <= now or not is_there:
                 self._stop_holder(record)
                 self._restart(record, RESTART_PHASE[record.phase], _lease_lost(record), now)
             elif record.since + limit_s + STOP_GRACE_S <= now:
@@ -246,6 +270,9 @@ class JobTable:
                 error = PhaseTimeout(message, phase=record.phase, limit_s=limit_s)
                 self._end(record, Outcome.TIMEOUT, error.info(), now)
         self._stopping = {job_id: held for job_id, held in self._stopping.items() if self.stages.holds(*held)}
+        for session in [session for session in self._set_aside if self.may_start(session)]:
+            for need, entry in self._set_aside.pop(session):
+                heapq.heappush(self._queues[need.role].setdefault(need, []), entry)
         for phase in Phase:
             for need in tuple(self._queues[phase]):
                 self._check_served(need, now)
@@ -254,9 +281,10 @@ class JobTable:
 
     # Queues and credit ------------------------------------------------------------------------------------------------
 
-    def _queue(self, record: _Record, now: float) -> None:
+    def _queue(self, record: JobRecord, now: float, lost_to: ErrorInfo | None = None) -> None:
         self._enter(record, Place.QUEUED, now)
-        entry = (record.sequence, record.job.job_id, record.attempt)
+        self._actions.append(Queued(record.job_id, record.attempt, record.phase, lost_to))
+        entry = (record.sequence, record.job_id, record.attempt)
         heapq.heappush(self._queues[record.phase].setdefault(record.need, []), entry)
         if record.phase != Phase.INIT:
             self._start_oldest([record.need], now)
@@ -288,17 +316,19 @@ class JobTable:
                 return True
         return False
 
-    def _head(self, need: Need) -> _Record | None:
+    def _head(self, need: Need) -> JobRecord | None:
         """Give the oldest job that waits with a need, dropping entries whose job has moved on."""
         queue = self._queues[need.role].get(need, [])
         while queue:
             record = self._waiting(queue[0])
-            if record is not None:
+            if record is not None and (need.role != Phase.INIT or self.may_start(record.session)):
                 return record
-            heapq.heappop(queue)
+            entry = heapq.heappop(queue)
+            if record is not None:
+                self._set_aside.setdefault(record.session, []).append((need, entry))
         return None
 
-    def _waiting(self, entry: tuple[int, str, int]) -> _Record | None:
+    def _waiting(self, entry: tuple[int, str, int]) -> JobRecord | None:
         """Give the job of a queue's entry if it still waits there: an ended job's id may belong to a new one."""
         sequence, job_id, attempt = entry
         record = self._records.get(job_id)
@@ -319,8 +349,8 @@ class JobTable:
             if record is None:
                 continue
             waited = now - max(record.since, since)
-            if waited >= record.job.stage_wait_s:
-                message = f"no live {need.role} process{where} took the job within {record.job.stage_wait_s:g} s"
+            if waited >= record.stage_wait_s:
+                message = f"no live {need.role} process{where} took the job within {record.stage_wait_s:g} s"
                 error = NoStage(message, role=need.role, waited_s=waited).info()
                 if need.node is None:
                     self._end(record, Outcome.INFRASTRUCTURE_ERROR, error, now)
@@ -329,16 +359,17 @@ class JobTable:
 
     # Transitions ------------------------------------------------------------------------------------------------------
 
-    def _enter(self, record: _Record, place: Place, now: float) -> None:
+    def _enter(self, record: JobRecord, place: Place, now: float) -> None:
         record.place = place
         record.since = now
         self._counts[record.phase, place] += 1
+        self._changed[record.sequence] = record
 
-    def _leave(self, record: _Record) -> None:
+    def _leave(self, record: JobRecord) -> None:
         self._counts[record.phase, record.place] -= 1
         record.place = Place.MOVING
 
-    def _start(self, record: _Record, stage_id: str, now: float) -> None:
+    def _start(self, record: JobRecord, stage_id: str, now: float) -> None:
         waited = f"{record.phase}_queue"
         record.timings[waited] = record.timings.get(waited, 0.0) + now - record.since
         self._leave(record)
@@ -346,7 +377,7 @@ class JobTable:
         record.stage_id = stage_id
         record.lease_until = now + self._lease_s
         command = StartPhase(
-            job_id=record.job.job_id,
+            job_id=record.job_id,
             attempt=record.attempt,
             phase=record.phase,
             sandbox=record.sandbox,
@@ -354,7 +385,7 @@ class JobTable:
         )
         self._actions.append(Start(stage_id, command, record.packed))
 
-    def _restart(self, record: _Record, phase: Phase, error: ErrorInfo, now: float) -> None:
+    def _restart(self, record: JobRecord, phase: Phase, error: ErrorInfo, now: float) -> None:
         """The job's phase was lost: start again with `phase` under the next attempt, or end with `error`."""
         if record.attempt - record.attempts_given_back >= record.job.max_attempts:
             self._end(record, Outcome.INFRASTRUCTURE_ERROR, error, now)
@@ -368,25 +399,26 @@ class JobTable:
         self.redelivered += 1
         record.attempt += 1
         record.phase = phase
-        self._queue(record, now)
+        self._queue(record, now, error)
 
     def _end(
-        self, record: _Record, outcome: Outcome, error: ErrorInfo | None, now: float, reward: float | None = None
+        self, record: JobRecord, outcome: Outcome, error: ErrorInfo | None, now: float, reward: float | None = None
     ) -> None:
         self._unassign(record)
         if record.place == Place.HELD and self.stages.holds(record.stage_id, record.hold):
-            self._stopping[record.job.job_id] = (record.stage_id, record.hold)
+            self._stopping[record.job_id] = (record.stage_id, record.hold)
         self._leave(record)
         self._close(record.sandbox)
-        del self._records[record.job.job_id]
+        del self._records[record.job_id]
+        self._changed.pop(record.sequence, None)
         self._unfinished[record.session] -= 1
         if not self._unfinished[record.session]:
             del self._unfinished[record.session]
         self.outcomes[outcome] += 1
         run = record.run
         result = Result(
-            job_id=record.job.job_id,
-            task=record.job.task,
+            job_id=record.job_id,
+            task=record.task,
             outcome=outcome,
             group_id=record.job.group_id,
             attempt=record.attempt,
@@ -401,16 +433,18 @@ class JobTable:
             segments=run.segments if run is not None else (),
             logprobs_mode=run.logprobs_mode if run is not None else "",
         )
-        self._actions.append(End(Finished(record.session, result, record.block, job_digest(record.packed))))
+        digest = job_digest(record.packed)
+        self._actions.append(End(Finished(record.session, result, record.block, digest, record.sequence)))
         self._fill_init(now)
 
-    def _skip_attempts(self, record: _Record, attempt: int) -> None:
+    def _skip_attempts(self, record: JobRecord, attempt: int) -> None:
         """Go on behind an attempt of an earlier job of this id, which a process that was silent still works on."""
         skipped = attempt + 1 - record.attempt
         record.attempt += skipped
         record.attempts_given_back += skipped
+        self._changed[record.sequence] = record
         heapq.heappush(
-            self._queues[record.phase].setdefault(record.need, []), (record.sequence, record.job.job_id, record.attempt)
+            self._queues[record.phase].setdefault(record.need, []), (record.sequence, record.job_id, record.attempt)
         )
 
     def _last_attempt(self, job_id: str) -> int:
@@ -418,24 +452,24 @@ class JobTable:
         stage_id, hold = self._stopping.pop(job_id, ("", Hold(job_id, 0)))
         return hold.attempt if self.stages.holds(stage_id, hold) else 0
 
-    def _current(self, event: PhaseDone | PhaseFailed) -> _Record | None:
+    def _current(self, event: PhaseDone | PhaseFailed) -> JobRecord | None:
         """Give the job of an event; None if the event is stale."""
         record = self._records.get(event.job_id)
         if record is None or not record.is_held_by(event.stage_id, event.attempt) or record.phase != event.phase:
             return None
         return record
 
-    def _note(self, record: _Record, event: PhaseDone | PhaseFailed, block: Any) -> None:
+    def _note(self, record: JobRecord, event: PhaseDone | PhaseFailed, block: Any) -> None:
         record.metrics.update(event.metrics)
         record.timings.update(event.timings)
         if event.phase == Phase.RUN:
             record.run, record.block = event, block
 
-    def _stop_holder(self, record: _Record) -> None:
+    def _stop_holder(self, record: JobRecord) -> None:
         if record.place == Place.HELD and record.stage_id in self.stages:
             self._actions.append(Stop(record.stage_id, record.hold))
 
-    def _unassign(self, record: _Record) -> None:
+    def _unassign(self, record: JobRecord) -> None:
         if record.place == Place.HELD and record.phase == Phase.RUN:
             self._actions.append(Unassign(record.hold))
 
@@ -448,6 +482,6 @@ class JobTable:
         return actions
 
 
-def _lease_lost(record: _Record) -> ErrorInfo:
-    message = f"{record.phase} was lost with its stage process, and no attempt is left"
-    return LeaseLost(message, attempts=record.attempt).info()
+def _lease_lost(record: JobRecord) -> ErrorInfo:
+    message = f"{record.phase} was lost with its stage process {record.stage_id}, which died, fell silent or left"
+    return LeaseLost(message, stage_id=record.stage_id, attempts=record.attempt).info()

@@ -1,51 +1,100 @@
 """What the rollout broker must remember beyond its own life, behind one interface.
 
-The broker writes down a job before it says `accepted`, and a result before it tells a client of it; at its start it
-reads both back. `MemoryJournal` lasts as long as its process: a broker that is started anew over the same object has
-lost nothing, one in a new process starts empty.
+The broker writes down a job before it says `accepted`, where each job is before it tells a stage process, and a result
+before it tells a client; at its start it reads all of it back. `MemoryJournal` lasts as long as its process: a broker
+that is started anew over the same object has lost nothing, one in a new process starts empty. `DiskJournal` lasts.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ..messages import new_id
+from ..messages import Phase, new_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
+    from ..messages import PhaseDone, PhaseFailed, SandboxHandle
+    from ..sockets import Frame
     from .outbox import Finished
 
 
-class AcceptedJob(NamedTuple):
-    """A job that the service has promised to end."""
+class JobState(NamedTuple):
+    """One job that has not ended: all that another job table needs to go on with it."""
 
+    sequence: int
+    """Numbers the jobs of a journal in the order in which they were accepted; never used again."""
     session: str
     job_id: str
+    task: str
+    stage_wait_s: float
     packed: bytes
+    """The job as submitted."""
+    phase: Phase = Phase.INIT
+    stage_id: str = ""
+    """Who holds the phase; empty: it is queued."""
+    attempt: int = 1
+    attempts_given_back: int = 0
+    sandbox: SandboxHandle | None = None
+    carry: dict[str, Any] = {}  # noqa: RUF012 - nobody writes to it
+    run: PhaseDone | PhaseFailed | None = None
+    """RUN's event, once it has come."""
+    block: Any = None
+    """RUN's trajectory: a frame, or a `StoredBlock`."""
+    metrics: dict[str, float] = {}  # noqa: RUF012 - nobody writes to it
+    timings: dict[str, float] = {}  # noqa: RUF012 - nobody writes to it
+    history: bytes = b""
+    """What the job went through (see `JobHistory`)."""
+
+
+class StoredBlock(NamedTuple):
+    """A trajectory's block that is in the journal and not in memory."""
+
+    sequence: int
+    size_bytes: int
+
+    def __len__(self) -> int:
+        return self.size_bytes
+
+
+class Recovered(NamedTuple):
+    """What a journal holds at a broker's start."""
+
+    unfinished: Sequence[JobState]
+    """The jobs that have not ended, oldest first."""
+    uncollected: Sequence[Finished]
+    """The results that were not acknowledged, those of the oldest jobs first."""
+    last_sequence: int
+    """No job of a larger number is here."""
 
 
 class Journal(Protocol):
-    """The record of jobs accepted, ended and acknowledged."""
+    """The record of jobs accepted, moved, ended and acknowledged. Every method may raise `JournalFailed`."""
 
     @property
     def journal_id(self) -> str:
         """Names this record for as long as it remembers."""
 
-    def accepted(self, jobs: Sequence[AcceptedJob]) -> None:
-        """Note jobs; when this returns they are safe."""
+    def accept(self, jobs: Sequence[JobState]) -> None:
+        """Note new jobs, all or none; when this returns they are safe."""
 
-    def ended(self, finished: Finished) -> None:
-        """Note a job's outcome and trajectory in place of the job; when this returns they are safe."""
+    def write(self, states: Sequence[JobState], ended: Sequence[Finished], acknowledged: Sequence[int]) -> None:
+        """Note a round's changes, all or none; when this returns they are safe.
 
-    def acknowledged(self, job_ids: Iterable[str]) -> None:
-        """Forget results that their client has."""
+        Args:
+            states: jobs that have moved.
+            ended: outcomes and trajectories, each in place of its job.
+            acknowledged: numbers of the jobs whose results the client has; they are forgotten.
+        """
 
-    def unfinished(self) -> Sequence[AcceptedJob]:
-        """Give the jobs that have not ended, oldest first."""
+    def recover(self) -> Recovered:
+        """Give all that there is."""
 
-    def uncollected(self) -> Sequence[Finished]:
-        """Give the results that were not acknowledged, oldest first."""
+    def block(self, stored: StoredBlock) -> Frame:
+        """Give a trajectory's block."""
+
+    def unloaded(self, finished: Finished) -> Finished:
+        """Give a result that is safe without its block in memory, if the journal can give that back."""
 
 
 class MemoryJournal:
@@ -54,27 +103,35 @@ class MemoryJournal:
     def __init__(self) -> None:
         self.journal_id = new_id()
         """Names this record."""
-        self._jobs: dict[str, AcceptedJob] = {}
-        self._results: dict[str, Finished] = {}
+        self._jobs: dict[int, JobState] = {}
+        self._results: dict[int, Finished] = {}
+        self._last_sequence = 0
 
-    def accepted(self, jobs: Sequence[AcceptedJob]) -> None:
-        """Note jobs."""
-        self._jobs.update((job.job_id, job) for job in jobs)
+    def accept(self, jobs: Sequence[JobState]) -> None:
+        """Note new jobs."""
+        for job in jobs:
+            self._jobs[job.sequence] = job
+            self._last_sequence = max(self._last_sequence, job.sequence)
 
-    def ended(self, finished: Finished) -> None:
-        """Note a job's outcome and trajectory in place of the job."""
-        self._jobs.pop(finished.result.job_id, None)
-        self._results[finished.result.job_id] = finished
+    def write(self, states: Sequence[JobState], ended: Sequence[Finished], acknowledged: Sequence[int]) -> None:
+        """Note a round's changes."""
+        self.accept(states)
+        for finished in ended:
+            self._jobs.pop(finished.sequence, None)
+            self._results[finished.sequence] = finished
+        for sequence in acknowledged:
+            self._results.pop(sequence, None)
 
-    def acknowledged(self, job_ids: Iterable[str]) -> None:
-        """Forget results that their client has."""
-        for job_id in job_ids:
-            self._results.pop(job_id, None)
+    def recover(self) -> Recovered:
+        """Give all that there is."""
+        jobs = [self._jobs[sequence] for sequence in sorted(self._jobs)]
+        results = [self._results[sequence] for sequence in sorted(self._results)]
+        return Recovered(jobs, results, self._last_sequence)
 
-    def unfinished(self) -> Sequence[AcceptedJob]:
-        """Give the jobs that have not ended, oldest first."""
-        return tuple(self._jobs.values())
+    def block(self, stored: StoredBlock) -> Frame:
+        """Not called: this journal gives back the blocks themselves."""
+        raise LookupError(f"the block of job {stored.sequence} is not here")
 
-    def uncollected(self) -> Sequence[Finished]:
-        """Give the results that were not acknowledged, oldest first."""
-        return tuple(self._results.values())
+    def unloaded(self, finished: Finished) -> Finished:
+        """Give the result as it is: its memory is the journal's."""
+        return finished

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from ..memory import give_memory_back
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,6 +28,7 @@ class Loop:
     """Owns a ZeroMQ context and the sockets opened in it; runs in one thread until stopped."""
 
     def __init__(self) -> None:
+        give_memory_back()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, min(MAX_SOCKETS, self.context.get(zmq.SOCKET_LIMIT)))
         self._poller = zmq.Poller()

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..codec import HEADER_LIMIT_BYTES, encode
+from .journal import StoredBlock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,9 +29,13 @@ class Finished(NamedTuple):
     session: str
     result: Result
     block: Any
-    """The trajectory's block as received (bytes or a frame); None if it has no tokens."""
+    """The trajectory's block as received (bytes or a frame), or a `StoredBlock`; None if it has no tokens."""
     job_digest: bytes = b""
     """Tells whether a job that is submitted again is this one."""
+    sequence: int = 0
+    """The job's number in the journal."""
+    history: bytes = b""
+    """What the job went through (see `JobHistory`)."""
 
 
 def job_digest(packed: bytes) -> bytes:
@@ -51,6 +56,10 @@ class Outbox:
         self._sessions: dict[str, dict[str, Finished]] = {}
         self._deliveries: dict[str, _Delivery] = {}
         self._session_of: dict[str, str] = {}
+        self._held_back: set[str] = set()
+        """Those that are not to be given yet."""
+        self.memory_bytes = 0
+        """What the blocks take that are in memory."""
 
     def __len__(self) -> int:
         return len(self._session_of)
@@ -64,17 +73,27 @@ class Outbox:
         """Give the number of a session's results that were not acknowledged."""
         return len(self._sessions.get(session, ()))
 
+    def hold_back(self, finished: Finished) -> None:
+        """Keep an ended job that nobody is to be told of before it is `put`."""
+        self.put(finished)
+        self._held_back.add(finished.result.job_id)
+
     def put(self, finished: Finished) -> None:
-        """Keep an ended job for its session."""
+        """Keep an ended job for its session, or let one go that was held back."""
         job_id = finished.result.job_id
-        self._sessions.setdefault(finished.session, {})[job_id] = finished
+        self._held_back.discard(job_id)
+        results = self._sessions.setdefault(finished.session, {})
+        self.memory_bytes += _in_memory(finished) - _in_memory(results.get(job_id))
+        results[job_id] = finished
         self._session_of[job_id] = finished.session
 
     def acknowledge(self, session: str, job_ids: Iterable[str]) -> list[Finished]:
         """Drop results that the client has; give those that were here."""
         results = self._sessions.get(session, {})
-        dropped = [results.pop(job_id) for job_id in job_ids if job_id in results]
+        known = [job_id for job_id in job_ids if job_id in results and job_id not in self._held_back]
+        dropped = [results.pop(job_id) for job_id in dict.fromkeys(known)]
         for finished in dropped:
+            self.memory_bytes -= _in_memory(finished)
             self._deliveries.pop(finished.result.job_id, None)
             del self._session_of[finished.result.job_id]
         if session in self._sessions and not results:
@@ -90,6 +109,8 @@ class Outbox:
         for job_id, finished in self._sessions.get(session, {}).items():
             if len(taken) == max_results:
                 break
+            if job_id in self._held_back:
+                continue
             delivery = self._deliveries.get(job_id)
             if delivery is None or delivery.client_id == client_id or delivery.at + REDELIVER_S <= now:
                 size += len(encode(finished.result))
@@ -108,3 +129,9 @@ class Outbox:
         """Undo `take`: the client is gone, so any client of the session may have them at once."""
         for finished in taken:
             self._deliveries.pop(finished.result.job_id, None)
+
+
+def _in_memory(finished: Finished | None) -> int:
+    """Give the bytes of memory that a result's block takes."""
+    block = finished.block if finished is not None else None
+    return 0 if block is None or isinstance(block, StoredBlock) else len(block)

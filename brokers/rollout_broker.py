@@ -5,9 +5,11 @@
     one PUSH per stage process, connected to the PULL it announced → phases to start and stop
     DEALER        → backend broker: releases for jobs whose stage process is gone
 
-The loop owns all state, in `JobTable`, `Outbox`, `TaskCatalog` and the journal. When a stage process dies, its lease
-lapses and the table gives its jobs to others. When this process dies, what its journal keeps is all that survives;
-stage processes report to the next one within a heartbeat, and are told to stop what it does not know.
+The loop owns all state, in `JobTable`, `Outbox`, `TaskCatalog` and the journal. It handles a round of messages, has the
+journal note what has changed, and then sends what follows from it (`WriteAhead`). When a stage process dies, its lease
+lapses and the table gives its jobs to others. When this process dies, the next one goes on from the journal: stage
+processes report within a heartbeat what they work on, which goes on undisturbed, and send again the ends of phases that
+nobody told them were noted.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
@@ -24,7 +27,7 @@ from ..errors import MalformedMessage, ProrlError, VersionMismatch
 from ..messages import (
     PROTOCOL_VERSION,
     CloseSandbox,
-    Job,
+    EventsNoted,
     Outcome,
     Phase,
     PhaseDone,
@@ -38,14 +41,21 @@ from ..messages import (
     StopPhase,
     new_id,
 )
-from ..sockets import NOBLOCK, bind, connect, open_socket, receive, send
+from ..security.gate import Gate
+from ..security.keyring import BROKER, Keyring, connect_to_peer, connect_to_service
+from ..security.rights import Door
+from ..sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, receive, send
 from ..trajectory import block_bytes
 from .actions import Action, Close, End, Start, Stop, Unassign
 from .front_door import FrontDoor
+from .job_history import JobHistory
+from .job_log import log_actions
 from .job_table import JobTable
 from .loop import Loop
 from .outbox import Outbox
+from .quota import Quota
 from .task_catalog import TaskCatalog
+from .write_ahead import WriteAhead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,52 +87,69 @@ class RolloutBroker:
 
     Raises:
         EndpointInUse, InvalidEndpoint: it could not bind.
+        ConfigError: the key folder is not private, or lacks the service's key.
     """
 
     def __init__(self, topology: Topology, journal: Journal) -> None:
         self._settings = topology.rollout_broker
-        self._journal = journal
+        self._keyring = Keyring.load(topology.security.keys, BROKER)
         self._loop = Loop()
-        insecure = topology.service.insecure
-        self._door = open_socket(self._loop.context, zmq.ROUTER)
+        self._gate = Gate(self._loop.context, self._keyring, insecure=topology.service.insecure)
+        door_limit = max(CONTROL_FRAME_BYTES, self._settings.job_limit_bytes)
+        self._door = open_socket(self._loop.context, zmq.ROUTER, door_limit)
         # A reply to a client that is gone is an error here, not silence: its results go to the next client at once.
         self._door.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._events = open_socket(self._loop.context, zmq.PULL)
         try:
-            self.front_door = bind(self._door, topology.endpoint(self._settings.front_door), insecure=insecure)
-            self.stage_events = bind(self._events, topology.endpoint(self._settings.stage_events), insecure=insecure)
+            front_door, stage_events = self._settings.front_door, self._settings.stage_events
+            self.front_door = self._gate.bind(self._door, topology.endpoint(front_door), Door.FRONT_DOOR)
+            self.stage_events = self._gate.bind(self._events, topology.endpoint(stage_events), Door.STAGE_EVENTS)
         except ProrlError:
             self._loop.close()
             raise
         self._backend_broker = topology.endpoint(topology.backend_broker.endpoint)
-        self._releases = open_socket(self._loop.context, zmq.DEALER)
-        connect(self._releases, self._backend_broker)
+        self._releases = open_socket(self._loop.context, zmq.DEALER, CONTROL_FRAME_BYTES)
+        connect_to_service(self._releases, self._backend_broker, self._keyring)
         self._stages: dict[str, _Line] = {}
         self._table = JobTable(self._settings.lease_s, self._settings.ready_limit)
         self._outbox = Outbox()
+        self._history = JobHistory()
         self._catalog = TaskCatalog()
-        self._sessions_with_news: set[str] = set()
+        settings = self._settings
+        self._quota = Quota(settings.max_jobs, settings.max_held_bytes, settings.max_session_share)
+        self._table.may_start = self._quota.may_start
+        self._writes = WriteAhead(journal, self._table, self._outbox, self._history, self._act)
+        self._noted: defaultdict[str, set[int]] = defaultdict(set)
+        """Events that each stage process may forget once they are in the journal."""
         self._requests = FrontDoor(
             self._settings,
             self._backend_broker,
             self._table,
             self._outbox,
+            self._history,
             self._catalog,
-            journal,
+            self._quota,
+            self._writes,
             self._perform,
             self._reply,
             time.monotonic(),
         )
         self._next_tick = time.monotonic()
-        self._recover()
+        try:
+            self._recover(journal)
+        except ProrlError:
+            self._loop.close()
+            raise
 
     def run(self) -> None:
         """Serve until `stop`, SIGTERM or SIGINT; then close all sockets."""
         self._loop.register(self._events, self._drain_events)
         self._loop.register(self._door, self._drain_requests)
         self._loop.register(self._releases, self._drain_release_replies)
+        self._gate.register(self._loop.register)
         try:
             self._loop.run(self._housekeep, self._say_ready)
+            self._writes.settle(time.monotonic())
         finally:
             self._loop.close()
 
@@ -130,12 +157,20 @@ class RolloutBroker:
         """End `run`; may be called from another thread or a signal handler."""
         self._loop.stop()
 
-    def _recover(self) -> None:
-        for finished in self._journal.uncollected():
+    def _recover(self, journal: Journal) -> None:
+        recovered = journal.recover()
+        at = time.time()
+        for finished in recovered.uncollected:
             self._outbox.put(finished)
-        for accepted in self._journal.unfinished():
-            job = codec.decode(accepted.packed, Job, self._settings.job_limit_bytes)
-            self._perform(self._table.submit(accepted.session, job, accepted.packed, time.monotonic()))
+            self._quota.recovered(finished)
+            self._history.restore_ended(finished.result.job_id, finished.history)
+        for state in recovered.unfinished:
+            self._quota.submitted(state.session, state.job_id, len(state.packed))
+            self._history.restore(state.job_id, state.history, at)
+        self._table.restore(recovered.unfinished, recovered.last_sequence, time.monotonic())
+        if recovered.unfinished or recovered.uncollected:
+            counts = (len(recovered.unfinished), len(recovered.uncollected))
+            log.info("took up %d jobs and %d uncollected results from the journal", *counts)
 
     def _say_ready(self) -> None:
         log.info("ready: front door %s, stage events %s", self.front_door, self.stage_events)
@@ -147,10 +182,10 @@ class RolloutBroker:
             self._next_tick = now + min(self._settings.heartbeat_s, self._settings.lease_s / 4)
             self._perform(self._table.tick(now))
             self._drop_silent(now)
-        news, self._sessions_with_news = self._sessions_with_news, set()
-        self._requests.answer_held(news, now)
-        deadline = self._requests.next_deadline()
-        return max(0.0, min(self._next_tick, deadline if deadline is not None else self._next_tick) - now)
+        self._writes.settle(now)
+        self._requests.answer_held(self._writes.take_news(), now)
+        deadlines = (self._next_tick, self._requests.next_deadline(), self._writes.retry_at)
+        return max(0.0, min(deadline for deadline in deadlines if deadline is not None) - now)
 
     def _drop_silent(self, now: float) -> None:
         """Close the lines to processes whose leases lapsed, and to those that never took their welcome."""
@@ -164,10 +199,13 @@ class RolloutBroker:
     def _drain_requests(self) -> None:
         for _ in range(BATCH):
             try:
-                frames = self._door.recv_multipart(zmq.NOBLOCK)
+                sender, frames = self._gate.receive(self._door)
             except zmq.Again:
                 return
-            self._requests.handle(frames, time.monotonic())
+            except MalformedMessage as error:
+                log.warning("dropped a request: %s", error.message)
+                continue
+            self._requests.handle(frames, time.monotonic(), sender)  # type: ignore[arg-type]
 
     def _reply(self, frames: Sequence[Frame]) -> bool:
         """Send a reply; false if its client is gone or does not read."""
@@ -183,32 +221,64 @@ class RolloutBroker:
     def _drain_events(self) -> None:
         for _ in range(BATCH):
             try:
-                header, *rest = receive(self._events, copied=1)
+                sender, (header, *rest) = self._gate.receive(self._events, copied=1)
             except zmq.Again:
                 return
+            except MalformedMessage as error:
+                log.warning("dropped a stage event: %s", error.message)
+                continue
+            if sender.revoked:
+                continue  # its process falls silent to us, and its lease lapses
             try:
                 event = codec.decode(header, StageEvent)  # type: ignore[arg-type]
                 self._handle_event(event, _block(event, rest), time.monotonic())
             except MalformedMessage as error:
                 log.warning("dropped a malformed stage event: %s", error)
+                self._note_malformed(header)
             except Exception:
                 log.exception("a stage event failed")  # a fault of ours must not take all jobs with it
 
     def _handle_event(self, event: StageEvent, block: Any, now: float) -> None:
         match event:
             case PhaseDone():
+                self._note_backend(event.job_id, event.attempt, event.backend)
                 self._perform(self._table.phase_done(event, block, now))
+                self._note(event.stage_id, event.number)
             case PhaseFailed():
+                self._note_backend(event.job_id, event.attempt, event.backend)
                 self._perform(self._table.phase_failed(event, block, now))
+                self._note(event.stage_id, event.number)
             case StageReport():
                 self._handle_report(event, now)
             case StageLeaving():
                 self._perform(self._table.stage_left(event.stage_id, now))
                 self._disconnect(event.stage_id)
 
+    def _note(self, stage_id: str, number: int) -> None:
+        """Have a stage process told that it may forget an event, once what that changed is in the journal."""
+        if number:
+            if not self._noted:
+                self._writes.then(self._say_noted)
+            self._noted[stage_id].add(number)
+
+    def _note_malformed(self, header: bytes | zmq.Frame) -> None:
+        """Let an event go that would be as malformed if it was sent again."""
+        try:
+            content = codec.unpack(header if isinstance(header, bytes) else header.bytes)
+        except MalformedMessage:
+            return
+        number = content.get("number") if isinstance(content, dict) else None
+        if isinstance(number, int) and content.get("stage_id") in self._stages:
+            self._note(content["stage_id"], number)
+
+    def _say_noted(self) -> None:
+        for stage_id, numbers in self._noted.items():
+            self._command(stage_id, EventsNoted(tuple(sorted(numbers))))
+        self._noted.clear()
+
     def _handle_report(self, report: StageReport, now: float) -> None:
         if report.stage_id not in self._stages:
-            self._stages[report.stage_id] = _Line(self._connect(report.endpoint), now)
+            self._stages[report.stage_id] = _Line(self._connect(report), now)
             if report.protocol != PROTOCOL_VERSION:
                 self._refuse(report)
                 return
@@ -220,15 +290,22 @@ class RolloutBroker:
                 where = (report.role, report.stage_id, report.node, report.slots)
                 log.info("%s process %s joined: node %s, %d slots", *where)
             self._catalog.add(report.tasks)
+            for job_id, backend in report.backends.items():
+                self._note_backend(job_id, report.running.get(job_id, 0), backend)
             self._perform(self._table.stage_reported(report, now))
 
-    def _connect(self, endpoint: str) -> zmq.Socket[bytes]:
+    def _note_backend(self, job_id: str, attempt: int, backend: str) -> None:
+        if backend:
+            self._history.assigned(job_id, attempt, backend, time.time())
+
+    def _connect(self, report: StageReport) -> zmq.Socket[bytes]:
+        endpoint = report.endpoint
         try:
-            socket = open_socket(self._loop.context, zmq.PUSH)
+            socket = open_socket(self._loop.context, zmq.PUSH, CONTROL_FRAME_BYTES)
         except zmq.ZMQError as error:
             raise MalformedMessage(f"no socket for {endpoint}: {error.strerror}") from error
         try:
-            connect(socket, endpoint)
+            connect_to_peer(socket, endpoint, report.curve_key, self._keyring)
         except ProrlError as error:
             socket.close()
             raise MalformedMessage(f"{endpoint} cannot be reached: {error}") from error
@@ -265,20 +342,25 @@ class RolloutBroker:
     # Actions ----------------------------------------------------------------------------------------------------------
 
     def _perform(self, actions: list[Action]) -> None:
+        log_actions(actions)
+        at = time.time()
         for action in actions:
-            try:
-                self._act(action)
-            except MalformedMessage as error:
-                log.error("an action of the job table could not be sent: %s", error)  # noqa: TRY400 - it says it all
+            stage = self._table.stages.get(action.stage_id) if isinstance(action, Start) else None
+            self._history.note(action, at, stage.node if stage is not None else "")
+            if isinstance(action, End):
+                self._quota.ended(action.finished)
+        self._writes.perform(actions)
 
     def _act(self, action: Action) -> None:
+        try:
+            self._send_action(action)
+        except MalformedMessage as error:
+            log.error("an action of the job table could not be sent: %s", error)  # noqa: TRY400 - it says it all
+
+    def _send_action(self, action: Action) -> None:
         match action:
             case Start():
                 self._command(action.stage_id, action.command, action.packed_job)
-            case End():
-                self._journal.ended(action.finished)
-                self._outbox.put(action.finished)
-                self._sessions_with_news.add(action.finished.session)
             case Stop():
                 self._command(action.stage_id, StopPhase(*action.hold))
             case Close():
@@ -295,7 +377,7 @@ class RolloutBroker:
     def _drain_release_replies(self) -> None:
         for _ in range(BATCH):
             try:
-                self._releases.recv_multipart(zmq.NOBLOCK)
+                receive(self._releases, copied=2)
             except zmq.Again:
                 return
 

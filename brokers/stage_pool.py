@@ -16,7 +16,7 @@ from ..messages import StageStatus
 from .least_loaded import LeastLoaded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from ..messages import Phase, StageReport
 
@@ -68,6 +68,8 @@ class StagePool:
         self._stages: dict[str, StageProcess] = {}
         self._free: dict[Need, LeastLoaded[str]] = {}
         self._serving: Counter[Need] = Counter()
+        self._expected: dict[str, set[Hold]] = {}
+        """Processes that held jobs when the broker was started anew, until they report."""
 
     def __contains__(self, stage_id: str) -> bool:
         return stage_id in self._stages
@@ -79,12 +81,26 @@ class StagePool:
         """Give a live stage process."""
         return self._stages.get(stage_id)
 
+    def expect(self, stage_id: str, hold: Hold) -> None:
+        """Take a slot of a process that has not reported to this broker yet."""
+        self._expected.setdefault(stage_id, set()).add(hold)
+
+    def is_expected(self, stage_id: str) -> bool:
+        """Tell whether a process may still report that it has what an earlier broker gave it."""
+        return stage_id in self._expected
+
+    def expect_only(self, stage_ids: Container[str]) -> None:
+        """Expect no others any more: their jobs are lost."""
+        if self._expected:
+            self._expected = {key: holds for key, holds in self._expected.items() if key in stage_ids}
+
     def heard(self, report: StageReport, now: float) -> StageProcess:
         """Add the process of a report, or note that it lives."""
         stage = self._stages.get(report.stage_id)
         if stage is None:
             tasks = frozenset(task.name for task in report.tasks)
             stage = StageProcess(report.stage_id, report.role, report.node, report.slots, tasks, now)
+            stage.holds = self._expected.pop(report.stage_id, set())
             self._stages[report.stage_id] = stage
             self._serving.update(stage.needs)
             self._offer(stage)
@@ -99,10 +115,11 @@ class StagePool:
             self._serving.subtract(stage.needs)
             self._offer(stage)
 
-    def remove(self, stage_id: str) -> StageProcess | None:
-        """Forget a process, and give what it was."""
+    def remove(self, stage_id: str) -> set[Hold]:
+        """Forget a process, and give what it held."""
         self.leave(stage_id)
-        return self._stages.pop(stage_id, None)
+        stage = self._stages.pop(stage_id, None)
+        return stage.holds if stage is not None else self._expected.pop(stage_id, set())
 
     def can_serve(self, need: Need) -> bool:
         """Tell whether some live process meets the need, busy or not."""
@@ -126,6 +143,8 @@ class StagePool:
     def give_back(self, stage_id: str, hold: Hold) -> StageProcess | None:
         """Free the slot that a hold takes; the process if that gave a credit back."""
         stage = self._stages.get(stage_id)
+        if stage is None:
+            self._expected.get(stage_id, set()).discard(hold)
         if stage is None or hold not in stage.holds:
             return None
         stage.holds.discard(hold)

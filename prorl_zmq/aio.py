@@ -8,12 +8,13 @@ and once more after each send; reading one message per event loses the stream. M
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
 import zmq
 
-from .errors import Busy, Closed
+from .errors import Busy, Closed, MalformedMessage
 from .sockets import NOBLOCK, receive, send
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ BACKLOG_LIMIT = 100_000
 """Messages that wait here while the socket is full."""
 BATCH = 256
 """Messages handled before the loop's other callbacks get their turn."""
+
+log = logging.getLogger("prorl.socket")
 
 
 class AsyncSocket:
@@ -103,6 +106,9 @@ class AsyncSocket:
                 frames = receive(self._socket, self._copied)
             except zmq.Again:
                 return
+            except MalformedMessage as error:
+                log.warning("dropped a message: %s", error.message)
+                continue
             try:
                 on_message(frames)
             except BaseException:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Self
 import zmq
 
 from . import codec
-from .aio import AsyncSocket
 from .client import RESEND_S, default_front_door
 from .errors import Busy, Closed, MalformedMessage, NoBackend, ProrlError, RequestTimeout
 from .messages import (
@@ -24,18 +23,22 @@ from .messages import (
     DrainBackend,
     Hello,
     Job,
+    JobTrace,
     ListBackends,
     NoteWeightVersion,
     RemoveBackend,
     ServiceStatus,
     SetWeightVersion,
     Status,
+    Trace,
     UpdateWeights,
     Welcome,
     new_id,
 )
 from .requests import IDS_PER_REQUEST, POLL_S, CollectState, read_reply, submissions
-from .sockets import connect, open_socket
+from .security.keyring import CLIENT, Keyring
+from .security.line import Line
+from .sockets import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -52,11 +55,23 @@ class AsyncRolloutClient:
         endpoint: the service's front door; None: that of `prorl serve` without a topology file.
         session: the name under which jobs and results are kept apart from other trainers'; None: a new one.
         timeout_s: longest time, in seconds, that a call waits for the service if it is not told otherwise.
+        keys: see `RolloutClient`.
+
+    Raises:
+        ConfigError: the key folder is not private, or lacks a key.
     """
 
-    def __init__(self, endpoint: str | None = None, *, session: str | None = None, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        session: str | None = None,
+        timeout_s: float = 30.0,
+        keys: str | Path | None = None,
+    ) -> None:
         self.session = session if session is not None else new_id()
         self.timeout_s = timeout_s
+        self._keyring = Keyring.load(keys, CLIENT)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._endpoint = endpoint if endpoint is not None else default_front_door()
         self._lines: dict[str, _AsyncLine] = {}
@@ -123,6 +138,11 @@ class AsyncRolloutClient:
         reply: ServiceStatus = await self._ask(Status(new_id()), self._until(timeout_s))
         return reply
 
+    async def trace(self, job_id: str, *, timeout_s: float | None = None) -> JobTrace:
+        """Tell what a job went through; see `RolloutClient.trace`."""
+        reply: JobTrace = await self._ask(Trace(new_id(), job_id), self._until(timeout_s))
+        return reply
+
     async def set_weight_version(self, weight_version: int, *, timeout_s: float | None = None) -> None:
         """Say that all backends serve these weights from now on; see `RolloutClient.set_weight_version`."""
         until = self._until(timeout_s)
@@ -167,7 +187,8 @@ class AsyncRolloutClient:
         async def tell(backend: Backend) -> None:
             asked = request()
             try:
-                await self._line(backend.endpoint).ask([codec.encode(asked)], asked.request_id, until)
+                line = self._line(backend.endpoint, backend)
+                await line.ask([codec.encode(asked)], asked.request_id, until)
             except ProrlError as error:
                 error.fields["backend"] = backend.backend_id
                 error.message = f"backend {backend.backend_id}: {error.message}"
@@ -183,11 +204,14 @@ class AsyncRolloutClient:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    def _line(self, endpoint: str) -> _AsyncLine:
+    def _line(self, endpoint: str, backend: Backend | None = None) -> _AsyncLine:
+        """Give the line to a broker, or to a backend's engine host."""
         if self._context.closed:
             raise Closed("the client was closed")
         if endpoint not in self._lines:
-            self._lines[endpoint] = _AsyncLine(self._context, endpoint)
+            self._lines[endpoint] = _AsyncLine(
+                self._context, endpoint, self._keyring, None if backend is None else backend.curve_key
+            )
         return self._lines[endpoint]
 
     async def _hello(self, until: float) -> Welcome:
@@ -266,12 +290,26 @@ class AsyncBackends:
 class _AsyncLine:
     """A DEALER socket whose replies find their requests by id; a request is sent again while no reply comes."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
-        socket = open_socket(context, zmq.DEALER)
-        connect(socket, endpoint)
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        keyring: Keyring | None,
+        curve_key: str | None,
+    ) -> None:
         self._endpoint = endpoint
-        self._socket = AsyncSocket(socket, self._receive, copied=2)
         self._pending: dict[str, asyncio.Future[list[bytes | zmq.Frame]]] = {}
+        self._socket = Line(
+            context,
+            zmq.DEALER,
+            endpoint,
+            keyring,
+            self._receive,
+            curve_key=curve_key,
+            copied=2,
+            on_refused=self._refused,
+            limit_bytes=MAX_FRAME_BYTES,
+        )
 
     async def ask(self, frames: list[bytes], request_id: str, until: float) -> Any:
         return read_reply(await self.ask_frames(frames, request_id, until))
@@ -291,11 +329,9 @@ class _AsyncLine:
                     return future.result()
                 if time.monotonic() >= until:
                     waited = time.monotonic() - started
-                    raise RequestTimeout(
-                        f"no reply from {self._endpoint} within {waited:.1f} s; is the service running? "
-                        "(`prorl serve`)",
-                        timeout_s=waited,
-                    )
+                    why = self._socket.handshake.problem or "is the service running? (`prorl serve`)"
+                    message = f"no reply from {self._endpoint} within {waited:.1f} s; {why}"
+                    raise RequestTimeout(message, timeout_s=waited)
         finally:
             del self._pending[request_id]
 
@@ -304,6 +340,11 @@ class _AsyncLine:
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(Closed("the client was closed"))
+
+    def _refused(self) -> None:
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(self._socket.handshake.error())
 
     def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
         try:

@@ -12,6 +12,7 @@ happens with the next `collect` after the one that gave them, or at `close`.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,18 +33,22 @@ from .messages import (
     DrainBackend,
     Hello,
     Job,
+    JobTrace,
     ListBackends,
     NoteWeightVersion,
     RemoveBackend,
     ServiceStatus,
     SetWeightVersion,
     Status,
+    Trace,
     UpdateWeights,
     Welcome,
     new_id,
 )
 from .requests import IDS_PER_REQUEST, POLL_S, CollectState, read_reply, submissions
-from .sockets import connect, open_socket, receive
+from .security.handshake import Handshake
+from .security.keyring import CLIENT, Keyring, connect_to_peer, connect_to_service
+from .sockets import open_socket, receive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -52,8 +57,11 @@ if TYPE_CHECKING:
     from .messages import UpdateMode
     from .trajectory import Trajectory
 
-RESEND_S = 5.0
-"""A request is sent again after so long without a reply, beyond the time that its reply may be held."""
+RESEND_S = 2.0
+"""A request is sent again after so long without a reply, beyond the time that its reply may be held: a broker that was
+killed is back in about as long (bench/chaos.py), and what was on its way to it is lost."""
+SEND_MS = 1000
+"""Longest wait to hand a request to libzmq; only a connection that is being refused makes it wait at all."""
 
 
 def default_front_door() -> str:
@@ -69,14 +77,28 @@ class RolloutClient:
         session: the name under which jobs and results are kept apart from other trainers'; None: a new one. A trainer
             that was restarted names its old session to collect what it had submitted.
         timeout_s: longest time, in seconds, that a call waits for the service if it is not told otherwise.
+        keys: for a service over TCP with keys: the folder that has ours and the service's public one, or our secret
+            file in it (see SECURITY.md). None: `$PRORL_KEYS`, and without it no keys.
+
+    Raises:
+        ConfigError: the key folder is not private, or lacks a key.
+        InvalidEndpoint: the endpoint is malformed.
     """
 
-    def __init__(self, endpoint: str | None = None, *, session: str | None = None, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        session: str | None = None,
+        timeout_s: float = 30.0,
+        keys: str | Path | None = None,
+    ) -> None:
         self.session = session if session is not None else new_id()
         self.timeout_s = timeout_s
+        self._keyring = Keyring.load(keys, CLIENT)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._endpoint = endpoint if endpoint is not None else default_front_door()
-        self._door = _Line(self._context, self._endpoint)
+        self._door = _Line.to_service(self._context, self._endpoint, self._keyring)
         self._collecting = CollectState(self.session, new_id())
         self._welcome: Welcome | None = None
         self.backends = Backends(self)
@@ -170,6 +192,20 @@ class RolloutClient:
             RequestTimeout: it did not answer.
         """
         reply: ServiceStatus = self._ask(Status(new_id()), self._until(timeout_s))
+        return reply
+
+    def trace(self, job_id: str, *, timeout_s: float | None = None) -> JobTrace:
+        """Tell what a job went through: each state, where, how long, and what ended it.
+
+        Args:
+            job_id: its id, or a beginning that no other job's has.
+            timeout_s: longest wait for the answer; None: the client's `timeout_s`.
+
+        Raises:
+            UnknownJob: no such job is known (any more), or several ids begin so.
+            RequestTimeout: the service did not answer.
+        """
+        reply: JobTrace = self._ask(Trace(new_id(), job_id), self._until(timeout_s))
         return reply
 
     def set_weight_version(self, weight_version: int, *, timeout_s: float | None = None) -> None:
@@ -269,7 +305,8 @@ class RolloutClient:
     def _tell_engines(self, request: Callable[[], UpdateWeights | NoteWeightVersion], until: float) -> Iterator[str]:
         """Ask all engine hosts the same at one time, and give each backend's id once it has done it."""
         lines = {
-            status.backend.backend_id: _Line(self._context, status.backend.endpoint) for status in self.backends.list()
+            status.backend.backend_id: _Line.to_engine(self._context, status.backend, self._keyring)
+            for status in self.backends.list()
         }
         if not lines:
             raise NoBackend("no backend is registered, so none has taken the weights; see `prorl backends list`")
@@ -287,7 +324,7 @@ class RolloutClient:
                 line.close()
 
     def _backend_broker(self, until: float) -> _Line:
-        return _Line(self._context, self._hello(until).backend_broker)
+        return _Line.to_service(self._context, self._hello(until).backend_broker, self._keyring)
 
 
 class Backends:
@@ -342,12 +379,42 @@ class Backends:
 
 
 class _Line:
-    """A REQ socket that sends a request again while no reply comes, and knows which reply is its own."""
+    """A REQ socket that sends a request again while no reply comes, and knows which reply is its own.
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+    Of a connection that the other side refuses it says so at once, and tries it again with the next request.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        keyring: Keyring | None,
+        connect: Callable[[zmq.Socket[bytes]], None],
+    ) -> None:
         self._socket = open_socket(context, zmq.REQ)
+        self._socket.sndtimeo = SEND_MS
         self._endpoint = endpoint
-        connect(self._socket, endpoint)
+        self._handshake = Handshake(self._socket, endpoint, keyring)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        if endpoint.startswith("tcp://"):
+            self._poller.register(self._handshake.watch(), zmq.POLLIN)
+        try:
+            connect(self._socket)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def to_service(cls, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keyring: Keyring | None) -> Self:
+        """Open the line to a broker."""
+        return cls(context, endpoint, keyring, lambda socket: connect_to_service(socket, endpoint, keyring))
+
+    @classmethod
+    def to_engine(cls, context: zmq.Context[zmq.Socket[bytes]], backend: Backend, keyring: Keyring | None) -> Self:
+        """Open the line to an engine host."""
+        endpoint, key = backend.endpoint, backend.curve_key
+        return cls(context, endpoint, keyring, lambda socket: connect_to_peer(socket, endpoint, key, keyring))
 
     def ask(self, frames: list[bytes], request_id: str, until: float) -> Any:
         return read_reply(self.ask_frames(frames, request_id, until))
@@ -363,15 +430,18 @@ class _Line:
                 return received
             if time.monotonic() >= until:
                 waited = time.monotonic() - started
-                raise RequestTimeout(
-                    f"no reply from {self._endpoint} within {waited:.1f} s; is the service running? (`prorl serve`)",
-                    timeout_s=waited,
-                )
+                why = self._handshake.problem or "is the service running? (`prorl serve`)"
+                message = f"no reply from {self._endpoint} within {waited:.1f} s; {why}"
+                raise RequestTimeout(message, timeout_s=waited)
 
     def send(self, frames: list[bytes]) -> None:
         if self._socket.closed:
             raise Closed("the client was closed")
-        self._socket.send_multipart(frames)
+        self._handshake.drain()
+        if self._handshake.refused:
+            self._handshake.renew()
+        with contextlib.suppress(zmq.Again):  # refused at this moment: the wait for the reply will say so
+            self._socket.send_multipart(frames)
 
     def reply(self, request_id: str, until: float) -> Any:
         frames = self.receive(request_id, until)
@@ -379,7 +449,12 @@ class _Line:
 
     def receive(self, request_id: str, until: float) -> list[bytes | zmq.Frame] | None:
         """Give the reply to a request; None if none came in time. Replies to earlier ones are dropped."""
-        while self._socket.poll(max(0, int(1000 * (until - time.monotonic())))):
+        while ready := dict(self._poller.poll(max(0, int(1000 * (until - time.monotonic()))))):
+            self._handshake.drain()
+            if self._handshake.refused:
+                raise self._handshake.error()
+            if self._socket not in ready:
+                continue
             try:
                 frames = receive(self._socket, copied=1)
             except zmq.Again:
@@ -389,6 +464,7 @@ class _Line:
         return None
 
     def close(self) -> None:
+        self._handshake.close()
         self._socket.close()
 
 

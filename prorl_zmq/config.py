@@ -16,12 +16,17 @@ import msgspec
 from msgspec import Meta
 
 from .errors import ConfigError, ProrlError
+from .logs import LogFormat, LogLevel  # noqa: TC001 - msgspec reads the annotations at run time
 from .messages import JOB_LIMIT_BYTES, Count, History, Identifier, Phase, SandboxKind, Seconds, ToolCallForm
 from .sockets import check_endpoint
 
 ServerApi = Literal["auto", "vllm", "completions", "sglang", "prorl"]
 """What an inference server speaks: vLLM's token API, its `/v1/completions`, SGLang's `/generate`, or that of ProRL's
 token servers."""
+
+
+SERVICE_VARIABLE = "PRORL_SERVICE_ID"
+"""Environment variable that names one life of `prorl serve` to its children."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,6 +42,17 @@ class ServiceSettings(Section, frozen=True):
     """The node's name; a job's phases that share a sandbox run on one node."""
     insecure: bool = False
     """Allow plaintext TCP beyond loopback."""
+    log_format: LogFormat = "text"
+    """How the lines of all processes' logs look: for people, or one JSON object each."""
+    log_level: LogLevel = "info"
+    """The least that is logged; `debug` has every transition of every job."""
+
+
+class SecuritySettings(Section, frozen=True):
+    """`[security]`: keys for connections over TCP."""
+
+    keys: str = ""
+    """The key folder (see `prorl keys`). Empty: that of `$PRORL_KEYS`, and without it plaintext on loopback only."""
 
 
 class RolloutBrokerSettings(Section, frozen=True):
@@ -48,6 +64,11 @@ class RolloutBrokerSettings(Section, frozen=True):
     """Where stage processes connect."""
     max_jobs: Count = 100_000
     """Jobs and uncollected results held at once; beyond it, submissions are answered `busy`."""
+    max_held_bytes: Annotated[int, Meta(ge=2**20)] = 2**34
+    """Bytes of jobs held at once, and of uncollected trajectories; beyond it, submissions are answered `busy`, and no
+    further sandboxes are prepared."""
+    max_session_share: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    """The part of both that one session may take."""
     job_limit_bytes: Annotated[int, Meta(ge=1024, le=256 * 2**20)] = JOB_LIMIT_BYTES
     ready_limit: Count = 64
     """Sandboxes that INIT prepares ahead of RUN."""
@@ -55,6 +76,12 @@ class RolloutBrokerSettings(Section, frozen=True):
     """How often stage processes report."""
     lease_s: Seconds = 10.0
     """How long a silent stage process keeps its jobs."""
+    journal: str = "{run_dir}/rollout.journal"
+    """File of the jobs and results that a restart takes up again. Empty: in memory, so that a restart loses them."""
+    journal_limit_bytes: Annotated[int, Meta(ge=2**20)] = 16 * 2**30
+    """Largest size of that file: what the uncollected trajectories may take."""
+    journal_sync: bool = False
+    """Wait for the disk at each commit: then a power loss takes nothing either, not only a killed process."""
 
 
 class BackendBrokerSettings(Section, frozen=True):
@@ -137,6 +164,7 @@ class Topology(Section, frozen=True):
     """A whole topology file."""
 
     service: ServiceSettings = ServiceSettings()
+    security: SecuritySettings = SecuritySettings()
     rollout_broker: RolloutBrokerSettings = RolloutBrokerSettings()
     backend_broker: BackendBrokerSettings = BackendBrokerSettings()
     stage: tuple[StageSettings, ...] = (
@@ -151,6 +179,12 @@ class Topology(Section, frozen=True):
     def run_dir(self) -> Path:
         """The service's private folder."""
         return Path(self.service.run_dir).expanduser() if self.service.run_dir else default_run_dir()
+
+    @property
+    def journal(self) -> Path | None:
+        """The rollout broker's journal; None: in memory."""
+        template = self.rollout_broker.journal
+        return Path(template.replace("{run_dir}", str(self.run_dir))).expanduser() if template else None
 
     def endpoint(self, template: str) -> str:
         """Give an endpoint of this file with `{run_dir}` filled in, checked.

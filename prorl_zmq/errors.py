@@ -109,6 +109,15 @@ class Busy(ProrlError):
     code = "busy"
 
 
+class JournalFailed(ProrlError):
+    """The service cannot write its journal (`path`), so it takes no new jobs; what it has is safe.
+
+    Try again after `retry_after_s` seconds, once there is room or the disk is well.
+    """
+
+    code = "journal_failed"
+
+
 class JobsLost(ProrlError):
     """Jobs that were accepted are gone: the rollout broker was started anew without its journal (`count`, `job_ids`).
 
@@ -116,6 +125,12 @@ class JobsLost(ProrlError):
     """
 
     code = "jobs_lost"
+
+
+class UnknownJob(ProrlError):
+    """No job that the service knows has this id, or more than one has an id that begins so (`job_id`, `matches`)."""
+
+    code = "unknown_job"
 
 
 class UnknownBackend(ProrlError):
@@ -140,6 +155,12 @@ class RequestTimeout(ProrlError):
     """No reply came within the time allowed (`timeout_s`); the request may or may not have been done."""
 
     code = "request_timeout"
+
+
+class NotAllowed(ProrlError):
+    """A key is not let in, was revoked, or has no right to what it asked for (`key`); or one side has keys only."""
+
+    code = "not_allowed"
 
 
 class Closed(ProrlError):
@@ -197,7 +218,7 @@ class HandlerFailed(ProrlError):
 
 
 class LeaseLost(ProrlError):
-    """The stage process that held the job died or fell silent, and no attempt is left (`attempts`)."""
+    """The stage process that held the job died, fell silent or left (`stage_id`); `attempts` is how many were made."""
 
     code = "lease_lost"
 

@@ -3,7 +3,8 @@
 A message is one MessagePack header frame, followed by raw frames where its docstring says so. Behind a ROUTER the
 header comes after an empty delimiter frame, for REQ and DEALER clients alike; PUSH/PULL messages have no delimiter.
 Each header is a map whose `type` names the class (`phase_done` is `PhaseDone`); unknown fields are refused. Times are
-seconds, sizes are bytes, and no message carries a clock's reading, since two nodes have two clocks.
+seconds, sizes are bytes, and no message carries a clock's reading, since two nodes have two clocks
+(but `JobTrace.accepted_at`, for people).
 
     trainer        ⇄ rollout broker    Request / Reply              ROUTER, the front door
     stage process  → rollout broker    StageEvent                   PUSH → PULL
@@ -54,6 +55,10 @@ Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 WeightVersion = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+CurveKey = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z")]
+"""32 bytes as ZeroMQ writes keys; there are neither quotes nor backslashes in it."""
+AnnouncedKey = Annotated[str, Meta(pattern=r"^(?:[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40})?\Z")]
+"""The public key that a socket proves; empty: it takes plaintext."""
 
 
 def new_id() -> str:
@@ -77,6 +82,19 @@ class Outcome(StrEnum):
     INFRASTRUCTURE_ERROR = "infrastructure_error"
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
+
+
+class KeyRole(StrEnum):
+    """What a key is for (see `security.rights`)."""
+
+    TRAINER = "trainer"
+    """Submits jobs, collects trajectories, gives engines new weights."""
+    STAGE = "stage"
+    """A node's stage processes and engine hosts."""
+    OPERATOR = "operator"
+    """Looks at the service, cancels jobs, manages backends; neither submits jobs nor sees trajectories."""
+    SERVICE = "service"
+    """The brokers themselves."""
 
 
 # Jobs ---------------------------------------------------------------------------------------------------------------
@@ -112,6 +130,8 @@ class EpisodeLimits(Part, frozen=True):
     """Most tokens of the whole conversation, prompt included."""
     tool_call_s: Seconds = 60.0
     """Longest single tool call."""
+    generation_s: Seconds = 600.0
+    """Longest that an engine may take for one turn; beyond it the engine hangs, and the turn is asked of another."""
 
 
 class PhaseLimits(Part, frozen=True):
@@ -242,6 +262,12 @@ class Status(Request, frozen=True):
     """Describe the service."""
 
 
+class Trace(Request, frozen=True):
+    """Tell what a job went through; `job_id` is its id, or a beginning that no other job's has."""
+
+    job_id: JobIdentifier
+
+
 class Reply(Message, frozen=True):
     """Base of the answers to a client."""
 
@@ -313,14 +339,59 @@ class ServiceStatus(Reply, frozen=True, kw_only=True):
     uptime_s: float = 0.0
 
 
+class Span(Part, frozen=True, kw_only=True):
+    """A job's stay in one state."""
+
+    phase: Phase
+    place: Literal["queued", "held"]
+    attempt: int
+    start_s: float
+    """Seconds after the job was accepted."""
+    end_s: float | None = None
+    """None: it is there still."""
+    stage_id: str = ""
+    """The stage process that held it."""
+    node: str = ""
+    backends: tuple[str, ...] = ()
+    """Those that RUN was assigned to, one after the other."""
+    error: ErrorInfo | None = None
+    """What ended it badly, in short."""
+
+
+class JobTrace(Reply, frozen=True, kw_only=True):
+    """Answer to `Trace`. All times but one are seconds after the job was accepted."""
+
+    job_id: str
+    accepted_at: float
+    """For people: the broker's wall clock, in seconds since 1970."""
+    age_s: float
+    spans: tuple[Span, ...]
+    left_out: int = 0
+    """Events that a very long history has lost in its middle."""
+    restarts: tuple[float, ...] = ()
+    """When the broker was started anew."""
+    outcome: Outcome | None = None
+    """None: the job has not ended; then what follows is not known either."""
+    ended_s: float | None = None
+    collected_s: float | None = None
+    """When a client acknowledged the result."""
+    task: str = ""
+    group_id: str = ""
+    reward: float | None = None
+    stop_reason: str = ""
+    tokens: int = 0
+    turns: int = 0
+    error: ErrorInfo | None = None
+
+
 class Refused(Reply, frozen=True):
     """The request was not done, and changed nothing."""
 
     error: ErrorInfo
 
 
-FrontDoorRequest = Hello | Submit | Collect | Cancel | Status
-FrontDoorReply = Welcome | Accepted | Collected | Cancelled | ServiceStatus | Refused
+FrontDoorRequest = Hello | Submit | Collect | Cancel | Status | Trace
+FrontDoorReply = Welcome | Accepted | Collected | Cancelled | ServiceStatus | JobTrace | Refused
 
 
 # Stage process → rollout broker -------------------------------------------------------------------------------------
@@ -350,11 +421,16 @@ class StageReport(Message, frozen=True, kw_only=True):
     slots: Count
     endpoint: str
     """Where the process's PULL is bound."""
+    curve_key: AnnouncedKey = ""
     tasks: tuple[Task, ...]
     welcomed: bool = False
     """The broker's welcome has arrived at `endpoint`; before that, the process is given no job."""
     running: dict[JobIdentifier, int] = {}
     """The jobs that it holds, with their attempts."""
+    backends: dict[JobIdentifier, Identifier] = {}
+    """RUN: the backends of those that have one."""
+    ended: dict[JobIdentifier, int] = {}
+    """The jobs whose phase ended here and whose event the broker has not noted yet, with their attempts."""
 
 
 class StageLeaving(Message, frozen=True):
@@ -370,6 +446,8 @@ class PhaseDone(Message, frozen=True, kw_only=True):
     job_id: JobIdentifier
     attempt: Count
     phase: Phase
+    number: Annotated[int, Meta(ge=0)] = 0
+    """Names the event among those of its process, which sends it again until `EventsNoted` names it; 0: only once."""
     sandbox: SandboxHandle | None = None
     """The sandbox that lives on, for the next phase; its node is where that phase must run."""
     carry: dict[str, Any] = {}
@@ -395,8 +473,12 @@ class PhaseFailed(Message, frozen=True, kw_only=True):
     phase: Phase
     outcome: Outcome
     error: ErrorInfo
+    number: Annotated[int, Meta(ge=0)] = 0
+    """Names the event among those of its process, which sends it again until `EventsNoted` names it; 0: only once."""
     retry: bool = False
     """Nothing was observed, so the phase may be tried again."""
+    sandbox_gone: bool = False
+    """The sandbox that earlier phases left for this one is no more, so trying again means to begin with a new one."""
     stop_reason: str = ""
     backend: str = ""
     metrics: dict[str, float] = {}
@@ -444,13 +526,19 @@ class StopPhase(Message, frozen=True):
     attempt: Count
 
 
+class EventsNoted(Message, frozen=True):
+    """The events of these numbers are in the broker's journal, or were stale: the process may forget them."""
+
+    numbers: tuple[Count, ...]
+
+
 class CloseSandbox(Message, frozen=True):
     """Remove a sandbox of the process's node that no phase will use."""
 
     sandbox: SandboxHandle
 
 
-StageCommand = StageWelcome | StageRefused | StartPhase | StopPhase | CloseSandbox
+StageCommand = StageWelcome | StageRefused | StartPhase | StopPhase | EventsNoted | CloseSandbox
 
 
 # Backend broker -----------------------------------------------------------------------------------------------------
@@ -480,6 +568,7 @@ class Backend(Part, frozen=True, kw_only=True):
     backend_id: Identifier
     endpoint: str
     """Where the engine host's ROUTER is bound."""
+    curve_key: AnnouncedKey = ""
     model: str = ""
     """What the engine says that it serves."""
     chat: ChatSettings = ChatSettings()
@@ -513,11 +602,13 @@ class BackendStatus(Part, frozen=True, kw_only=True):
     """One backend, as the backend broker sees it."""
 
     backend: Backend
-    state: Literal["ready", "draining", "suspect", "unwell"]
-    """`suspect`: a job could not reach it; it gets jobs only where there is no other, until it is heard of again.
-    `unwell`: its host says that the engine cannot serve now, so it gets none."""
+    state: Literal["ready", "draining", "probation", "unwell"]
+    """`probation`: a job could not reach it, or its generation failed there; single jobs try it, at growing intervals,
+    until one is served. `unwell`: its host says that the engine cannot serve now, so it gets none."""
     problem: str = ""
-    """What is the matter with an unwell one."""
+    """What is the matter with one that is unwell or on probation."""
+    next_try_s: float | None = None
+    """How soon a job may try one on probation; 0: the next one does."""
     in_flight: int
     """Assignments held now."""
     assigned: int
@@ -544,8 +635,16 @@ class Assign(BackendRequest, frozen=True, kw_only=True):
     """The job's group, for `affinity = "group"`."""
     node: Identifier = "local"
     """Where the job's RUN is."""
-    unreachable: Identifier | Literal[""] = ""
-    """The backend that the job holds and could not reach: give it another one."""
+    leaving: Identifier | Literal[""] = ""
+    """The backend that the job holds and cannot go on with: give it another one, or wait until that may be tried."""
+
+
+class GenerationFailed(BackendRequest, frozen=True):
+    """A backend could not be reached by a job, or failed its generation: put it on probation."""
+
+    job_id: JobIdentifier
+    backend_id: Identifier
+    problem: Annotated[str, Meta(min_length=1, max_length=1000)]
 
 
 class Release(BackendRequest, frozen=True):
@@ -553,13 +652,28 @@ class Release(BackendRequest, frozen=True):
 
     job_id: JobIdentifier
     attempt: Count
+    served: Annotated[int, Meta(ge=0)] = 0
+    """As in `HeldAssignment`."""
+
+
+class HeldAssignment(Part, frozen=True, array_like=True):
+    """An assignment, as the stage process knows it that holds its job."""
+
+    attempt: Count
+    backend_id: Identifier | None = None
+    """None: it waits for one."""
+    served: Annotated[int, Meta(ge=0)] = 0
+    """Generations that the backend has done for the job, failed ones not counted."""
 
 
 class OwnerAlive(BackendRequest, frozen=True):
-    """Keep the assignments of a stage process, and name those it still wants."""
+    """Keep the assignments of a stage process, and name those it still wants.
+
+    A broker that was started anew learns from it which jobs are where.
+    """
 
     owner: Identifier
-    jobs: dict[JobIdentifier, int] = {}
+    jobs: dict[JobIdentifier, HeldAssignment] = {}
 
 
 class AddBackend(BackendRequest, frozen=True):
@@ -611,6 +725,12 @@ class SetWeightVersion(BackendRequest, frozen=True):
     backend_id: Identifier | None = None
 
 
+class ListKeys(BackendRequest, frozen=True):
+    """Tell an engine host which keys the service lets in; it has the list of that state."""
+
+    state: str = ""
+
+
 class BackendReply(Message, frozen=True):
     """Base of the backend broker's answers."""
 
@@ -635,6 +755,23 @@ class BackendList(BackendReply, frozen=True):
     """Jobs that wait for a backend."""
 
 
+class AllowedKey(Part, frozen=True):
+    """A key that the service lets in."""
+
+    name: Identifier
+    role: KeyRole
+    public_key: CurveKey
+
+
+class KeyList(BackendReply, frozen=True):
+    """Answer to `ListKeys`."""
+
+    state: str
+    """Names what the list holds."""
+    keys: tuple[AllowedKey, ...] | None = None
+    """None: the list has not changed since the state that was named."""
+
+
 class BackendRefused(BackendReply, frozen=True):
     """The request was not done, and changed nothing."""
 
@@ -643,6 +780,7 @@ class BackendRefused(BackendReply, frozen=True):
 
 AnyBackendRequest = (
     Assign
+    | GenerationFailed
     | Release
     | OwnerAlive
     | AddBackend
@@ -652,8 +790,9 @@ AnyBackendRequest = (
     | ClearBackends
     | ListBackends
     | SetWeightVersion
+    | ListKeys
 )
-AnyBackendReply = Assigned | Done | BackendList | BackendRefused
+AnyBackendReply = Assigned | Done | BackendList | KeyList | BackendRefused
 
 
 # Engine host --------------------------------------------------------------------------------------------------------

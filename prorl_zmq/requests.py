@@ -36,8 +36,8 @@ JOBS_PER_REQUEST = 512
 IDS_PER_REQUEST = 10_000
 REQUEST_BYTES = 32 * 2**20
 """Packed jobs in one request, about."""
-SEEN_LIMIT = 100_000
-"""Ids of received results that a client remembers."""
+SEEN_LIMIT = 20_000
+"""Ids of received results that a client remembers: many more than can be on the way without an acknowledgement."""
 POLL_S = 10.0
 """Longest that one `Collect` is held by the broker; a longer wait is several of them."""
 
@@ -129,8 +129,8 @@ class CollectState:
         if self._lost and not self._received:
             lost, self._lost = self._lost, []
             raise JobsLost(
-                f"{len(lost)} accepted jobs are gone: the rollout broker was started anew, and its journal was in "
-                "memory; submit them again if they are still wanted",
+                f"{len(lost)} accepted jobs are gone: the rollout broker was started anew without the journal that had "
+                "them (cleared, or in memory); submit them again if they are still wanted",
                 count=len(lost),
                 job_ids=" ".join(lost),
             )

@@ -1,9 +1,11 @@
 """Sockets with the options that the service relies on, endpoints that are checked, and frames in and out.
 
-- Every socket has LINGER 0, heartbeats (a stopped peer is noticed within 2 s) and a frame size limit.
+- Every socket has LINGER 0, heartbeats (a stopped peer is noticed within 2 s) and a limit on the size of a frame and on
+  the frames of a message.
 - A second bind silently steals a live ipc path from the first process, so `bind` holds a lock beside the path for as
   long as the process lives, and makes the path's folder private (0700).
-- Plaintext TCP is for loopback only: `bind` refuses any other address unless told that the network is trusted.
+- Plaintext TCP is for loopback only: `bind` refuses any other address unless told that the network is trusted. Services
+  bind through `security.gate` and connect through `security.keyring`, which add the keys.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ import ipaddress
 import os
 import re
 from pathlib import Path
+from socket import AF_INET, SOCK_DGRAM
+from socket import socket as plain_socket
 from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 
 from .errors import EndpointInUse, InvalidEndpoint, MalformedMessage
+from .messages import MAX_FRAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,21 +38,37 @@ COPY_LIMIT_BYTES = 64 * 1024
 """Frames from this size on are sent without a copy; below, a copy is faster (measured: 2.4 to 5 times)."""
 MAX_FRAME_BYTES = 2**30
 """Largest frame that any socket takes; a peer that sends a larger one is disconnected."""
+CONTROL_FRAME_BYTES = 16 * 2**20
+"""Largest frame of sockets that only take headers: four times a header's own limit, whose excess gets a reply."""
+JOB_FRAME_BYTES = 256 * 2**20
+"""Largest frame of sockets that take jobs: as large as any service may allow one to be."""
+PROMPT_FRAME_BYTES = 64 * 2**20
+"""Largest frame of sockets that take headers and the tokens of one turn: 16 million of them."""
 NOBLOCK = int(zmq.NOBLOCK)
 """As a plain number: combining two of pyzmq's flags costs more than packing a header."""
 _MORE = int(zmq.SNDMORE)
 _PORT = re.compile("[0-9]{1,5}")
 
+FRAME_LIMIT = MAX_FRAMES + 4
+"""Most frames of a message with its envelope; of one with more, none is kept."""
 HIGH_WATER_MARK = 100_000
 """Messages that a socket holds for a peer: more than the credit of any stage process."""
 
 
-def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
-    """Open a socket of `kind` (such as `zmq.ROUTER`) with the service's options set."""
+def open_socket(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, limit_bytes: int = MAX_FRAME_BYTES
+) -> zmq.Socket[bytes]:
+    """Open a socket of `kind` (such as `zmq.ROUTER`) with the service's options set.
+
+    Args:
+        context: the process's ZeroMQ context.
+        kind: the socket type.
+        limit_bytes: largest frame that it takes; a peer that sends a larger one is disconnected.
+    """
     socket = context.socket(kind)
     socket.linger = 0
     socket.set_hwm(HIGH_WATER_MARK)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, limit_bytes)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 500)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 1500)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -83,15 +104,18 @@ def check_endpoint(endpoint: str) -> str:
 
 
 def endpoint_beside(peer: str, ipc_path: str) -> str:
-    """Give an endpoint to bind where `peer` (an endpoint too) is sure to reach it: ipc, or TCP on loopback.
+    """Give an endpoint to bind where `peer` (an endpoint too) is sure to reach it: ipc, or TCP on the same address.
 
     Raises:
         InvalidEndpoint: the peer is on another machine, so someone has to say which of our addresses it reaches.
     """
     if check_endpoint(peer).startswith("ipc://"):
         return f"ipc://{ipc_path}"
-    if _is_loopback(peer.partition("://")[2].rpartition(":")[0]):
+    host = _host(peer)
+    if is_loopback_host(host):
         return "tcp://127.0.0.1:*"
+    if _is_own(host):
+        return f"tcp://{host}:*"
     raise InvalidEndpoint(
         f"{peer} is on another machine; say with --bind tcp://HOST:* where it reaches us", endpoint=peer
     )
@@ -113,10 +137,11 @@ def bind(socket: zmq.Socket[bytes], endpoint: str, *, insecure: bool = False) ->
     address = endpoint.partition("://")[2]
     if endpoint.startswith("ipc://"):
         _own_ipc_path(Path(address), endpoint)
-    elif not insecure and not _is_loopback(address.rpartition(":")[0]):
+    elif not insecure and not is_loopback(endpoint):
         raise InvalidEndpoint(
-            f"{endpoint} is reachable from other machines and has no encryption; bind to 127.0.0.1, or say --insecure "
-            "if the network is trusted",
+            f"{endpoint} is reachable from other machines and has no keys: make one with `prorl keys new service "
+            "--role service` and name its folder with --keys; or bind to 127.0.0.1; or, on a trusted network, say "
+            "--insecure",
             endpoint=endpoint,
         )
     try:
@@ -140,13 +165,33 @@ def connect(socket: zmq.Socket[bytes], endpoint: str) -> None:
         raise InvalidEndpoint(f"{endpoint} cannot be used: {error.strerror}", endpoint=endpoint) from None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(endpoint: str) -> bool:
+    """Tell whether a TCP endpoint is on this machine's loopback interface."""
+    return is_loopback_host(_host(endpoint))
+
+
+def is_loopback_host(host: str) -> bool:
+    """Tell whether a host name or address is that of the loopback interface."""
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def _host(endpoint: str) -> str:
+    return endpoint.partition("://")[2].rpartition(":")[0]
+
+
+def _is_own(host: str) -> bool:
+    """Tell whether a numeric IPv4 address is one of this machine's."""
+    try:
+        with plain_socket(AF_INET, SOCK_DGRAM) as probe:
+            probe.bind((str(ipaddress.IPv4Address(host)), 0))
+    except (ValueError, OSError):
+        return False
+    return not ipaddress.IPv4Address(host).is_unspecified
 
 
 _locks: dict[str, int] = {}
@@ -193,11 +238,32 @@ def receive(socket: zmq.Socket[bytes], copied: int, flags: int = NOBLOCK) -> lis
 
     Raises:
         zmq.Again: there is none.
+        MalformedMessage: it has too many frames.
     """
-    frames: list[bytes | zmq.Frame] = [socket.recv(flags)]
+    return receive_rest(socket, socket.recv(flags) if copied else socket.recv(flags, copy=False), copied)
+
+
+def receive_rest(socket: zmq.Socket[bytes], first: bytes | zmq.Frame, copied: int) -> list[bytes | zmq.Frame]:
+    """Receive what follows the first frame of a message, and give all of it; see `receive`.
+
+    Raises:
+        MalformedMessage: the message has too many frames. It was taken from the socket, and is gone.
+    """
+    frames: list[bytes | zmq.Frame] = [first]
     while socket.getsockopt(zmq.RCVMORE):
-        frames.append(socket.recv(flags) if len(frames) < copied else socket.recv(flags, copy=False))
+        if len(frames) == FRAME_LIMIT:
+            dropped = _drop_rest(socket)
+            raise MalformedMessage(f"a message of {FRAME_LIMIT + dropped} frames is over the limit of {FRAME_LIMIT}")
+        frames.append(socket.recv(NOBLOCK) if len(frames) < copied else socket.recv(NOBLOCK, copy=False))
     return frames
+
+
+def _drop_rest(socket: zmq.Socket[bytes]) -> int:
+    dropped = 0
+    while socket.getsockopt(zmq.RCVMORE):
+        socket.recv(NOBLOCK, copy=False)
+        dropped += 1
+    return dropped
 
 
 def split_envelope(frames: list[AnyFrame]) -> tuple[list[AnyFrame], list[AnyFrame]]:

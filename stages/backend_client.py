@@ -1,7 +1,7 @@
 """A stage process's line to the backend broker: assignments for its jobs, on asyncio.
 
 The assignments last while `keep_alive` is called; the broker releases those of a process that has died. A broker that
-is started anew loses nothing that matters: requests without an answer are sent again.
+is started anew learns of them from the next `keep_alive`, and requests without an answer are sent again.
 """
 
 from __future__ import annotations
@@ -9,21 +9,35 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import msgspec
 import zmq
 
 from .. import codec
-from ..aio import AsyncSocket
 from ..errors import InternalError, MalformedMessage, NoBackend, from_info
-from ..messages import AnyBackendReply, Assign, Assigned, BackendRefused, OwnerAlive, Release, new_id
-from ..sockets import connect, open_socket
+from ..messages import (
+    AnyBackendReply,
+    Assign,
+    Assigned,
+    BackendRefused,
+    GenerationFailed,
+    HeldAssignment,
+    OwnerAlive,
+    Release,
+    new_id,
+)
+from ..security.line import Line
+from ..sockets import CONTROL_FRAME_BYTES
 
 if TYPE_CHECKING:
     from ..messages import AnyBackendRequest, Backend, Job
+    from ..security.keyring import Keyring
 
 RESEND_S = 5.0
 """An assignment is asked for again after so long without an answer, in case the broker was restarted."""
 REPLY_SLACK_S = 5.0
 """How much later than the wait that a job allows the broker's answer may come."""
+PROBLEM_LIMIT = 1000
+"""Characters of a failure that are told."""
 
 
 class BackendClient:
@@ -34,16 +48,24 @@ class BackendClient:
         endpoint: the backend broker's.
         owner: the stage process's id.
         node: its node; backends there are preferred.
+        keyring: its keys; None: plaintext.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, owner: str, node: str) -> None:
-        socket = open_socket(context, zmq.DEALER)
-        connect(socket, endpoint)
-        self._socket = AsyncSocket(socket, self._receive, copied=2)
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        owner: str,
+        node: str,
+        keyring: Keyring | None = None,
+    ) -> None:
+        self._socket = Line(
+            context, zmq.DEALER, endpoint, keyring, self._receive, copied=2, limit_bytes=CONTROL_FRAME_BYTES
+        )
         self._owner = owner
         self._node = node
         self._pending: dict[str, asyncio.Future[AnyBackendReply]] = {}
-        self._held: dict[str, int] = {}
+        self._held: dict[str, HeldAssignment] = {}
 
     async def assign(self, job: Job, attempt: int) -> Backend:
         """Give the job's backend, waiting for one as long as the job allows.
@@ -51,22 +73,38 @@ class BackendClient:
         Raises:
             NoBackend: none took the job in that time.
         """
-        return await self._assign(job, attempt, unreachable="")
+        return await self._assign(job, attempt, leaving="")
 
-    async def reassign(self, job: Job, attempt: int, unreachable: str) -> Backend:
-        """Give the job another backend than `unreachable`, which it has; the same again if it is the only one.
+    async def reassign(self, job: Job, attempt: int, leaving: str) -> Backend:
+        """Give the job another backend than `leaving`, which it has; the same, when it may be tried, if it is alone.
 
-        The other jobs will avoid that backend until it is heard of. Waits as `assign` does.
+        Waits as `assign` does.
 
         Raises:
             NoBackend: none took the job in the time that it allows.
         """
-        return await self._assign(job, attempt, unreachable)
+        return await self._assign(job, attempt, leaving)
+
+    def report_failure(self, job_id: str, backend_id: str, problem: str) -> None:
+        """Say that a backend could not be reached, or failed a generation: other jobs will avoid it for a while."""
+        self._send(GenerationFailed(new_id(), job_id, backend_id, problem[:PROBLEM_LIMIT]))
+
+    def note_served(self, job_id: str, attempt: int) -> None:
+        """Note that the job's backend has done a generation for it; the broker is told with the next message."""
+        held = self._held.get(job_id)
+        if held is not None and held.attempt == attempt:
+            self._held[job_id] = msgspec.structs.replace(held, served=held.served + 1)
 
     def release(self, job_id: str, attempt: int) -> None:
-        """End the job's assignment, or stop waiting for it."""
-        if self._held.pop(job_id, None) is not None:
-            self._send(Release(new_id(), job_id, attempt))
+        """End the job's assignment, or stop waiting for it; that of a newer attempt stays."""
+        held = self._held.get(job_id)
+        if held is not None and held.attempt <= attempt:
+            del self._held[job_id]
+            self._send(Release(new_id(), job_id, attempt, held.served))
+
+    def backends(self) -> dict[str, str]:
+        """Give the backend of each job that has one."""
+        return {job_id: held.backend_id for job_id, held in self._held.items() if held.backend_id}
 
     def keep_alive(self) -> None:
         """Renew the lease on the assignments of this process."""
@@ -78,8 +116,8 @@ class BackendClient:
         for future in self._pending.values():
             future.cancel()
 
-    async def _assign(self, job: Job, attempt: int, unreachable: str) -> Backend:
-        self._held[job.job_id] = attempt
+    async def _assign(self, job: Job, attempt: int, leaving: str) -> Backend:
+        self._held[job.job_id] = HeldAssignment(attempt)
         request = Assign(
             new_id(),
             owner=self._owner,
@@ -88,13 +126,15 @@ class BackendClient:
             wait_s=job.backend_wait_s,
             group_id=job.group_id,
             node=self._node,
-            unreachable=unreachable,
+            leaving=leaving,
         )
         reply = await self._ask(request, job.backend_wait_s + REPLY_SLACK_S)
         if isinstance(reply, BackendRefused):
             raise from_info(reply.error)
         if not isinstance(reply, Assigned):
             raise InternalError(f"the backend broker answered an assignment with {type(reply).__name__}")
+        if self._held.get(job.job_id) == HeldAssignment(attempt):  # it may have been released while it waited
+            self._held[job.job_id] = HeldAssignment(attempt, reply.backend.backend_id)
         return reply.backend
 
     async def _ask(self, request: Assign, limit_s: float) -> AnyBackendReply:
@@ -108,7 +148,8 @@ class BackendClient:
                     if done:
                         return future.result()
         except TimeoutError:
-            message = f"the backend broker did not answer within {limit_s:g} s; is it running?"
+            why = self._socket.handshake.problem or "is it running?"
+            message = f"the backend broker did not answer within {limit_s:g} s; {why}"
             raise NoBackend(message, job_id=request.job_id, waited_s=limit_s) from None
         finally:
             del self._pending[request.request_id]

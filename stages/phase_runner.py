@@ -44,8 +44,8 @@ EVENT_LIMIT_BYTES = codec.HEADER_LIMIT_BYTES // 2
 """Largest event: what a handler hands on (`carry`), its metrics and the rest. Bulk data goes into the sandbox."""
 
 
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 5.0
-"""Between two tries with a backend that could not be reached, where there is no other."""
+MOVE_LIMIT = 4
+"""How often a phase goes on with another backend after one has failed its generation; then the attempt has failed."""
 
 
 class PhaseRunner:
@@ -84,6 +84,8 @@ class PhaseRunner:
         self._sandbox: Sandbox | None = None
         self._backend: Backend | None = None
         self._episode: Episode | None = None
+        self._moves = 0
+        self._reported: EngineFailed | None = None
         self._started = time.monotonic()
 
     async def run(self) -> tuple[PhaseDone | PhaseFailed, NDArray[np.uint8] | None]:
@@ -128,6 +130,10 @@ class PhaseRunner:
                             self._converse,
                         )
                     )
+                except EngineFailed as error:  # also of what the agent loop could make nothing of
+                    if not error.fields.get("refused"):
+                        self._report(error)
+                    raise
                 finally:
                     self._backends.release(self._job.job_id, self._command.attempt)
                 return self._done(carry)
@@ -159,28 +165,44 @@ class PhaseRunner:
     async def _generate(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
     ) -> Generation:
-        """Have the job's backend generate; if it is gone, another one of the same policy, or itself when it is back.
+        """Have the job's backend generate; if it fails, another one of the same policy, or itself when it is well.
 
         An attempt is not lost to that: the tokens are all that an engine needs.
         """
         backend = await self._assigned()
-        pause_s = FIRST_PAUSE_S
+        job, limit_s = self._job, self._job.episode.generation_s
         give_up: float | None = None
         while True:
             try:
-                return await self._engines.generate(backend, self._job.job_id, token_ids, sampling, stop_token_ids)
+                done = await self._engines.generate(
+                    backend, job.job_id, token_ids, sampling, stop_token_ids, timeout_s=limit_s
+                )
             except EngineFailed as error:
-                give_up = give_up or time.monotonic() + self._job.backend_wait_s
-                if not error.fields.get("unreachable") or time.monotonic() + pause_s > give_up:
+                if error.fields.get("refused"):
                     raise
-                other = await self._backends.reassign(self._job, self._command.attempt, backend.backend_id)
+                self._report(error)
+                give_up = give_up or time.monotonic() + job.backend_wait_s
+                if error.fields.get("unreachable"):
+                    last = time.monotonic() > give_up
+                else:
+                    self._moves += 1
+                    last = self._moves > MOVE_LIMIT
+                if last:
+                    raise
+                other = await self._backends.reassign(job, self._command.attempt, backend.backend_id)
                 if not _interchangeable(backend, other):
                     raise
-                if other.backend_id == backend.backend_id:
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, MAX_PAUSE_S)
-                log.info("job %s goes on with backend %s: %s", self._job.job_id, other.backend_id, error.message)
+                log.info("the job goes on with backend %s: %s", other.backend_id, error.message)
                 self._backend = backend = other
+            else:
+                self._backends.note_served(job.job_id, self._command.attempt)
+                return done
+
+    def _report(self, error: EngineFailed) -> None:
+        """Tell the broker of a failed generation, once."""
+        if self._backend is not None and error is not self._reported:
+            self._reported = error
+            self._backends.report_failure(self._job.job_id, self._backend.backend_id, error.message)
 
     # How it ends ------------------------------------------------------------------------------------------------------
 
@@ -192,7 +214,7 @@ class PhaseRunner:
         try:
             await sandbox.close()
         except (ProrlError, OSError) as error:
-            log.warning("job %s: its sandbox could not be closed: %s", self._job.job_id, error)
+            log.warning("the job's sandbox could not be closed: %s", error)
 
     def _done(self, carry: Carry, reward: float | None = None, metrics: dict[str, float] | None = None) -> PhaseDone:
         return PhaseDone(
@@ -208,8 +230,7 @@ class PhaseRunner:
 
     def _failed(self, failure: Failure) -> PhaseFailed:
         if failure.outcome == Outcome.INFRASTRUCTURE_ERROR:
-            job, attempt = self._job.job_id, self._command.attempt
-            log.warning("job %s, attempt %d: %s: %s", job, attempt, self._command.phase, failure.error.message)
+            log.warning("%s failed: %s: %s", self._command.phase, failure.error.code, failure.error.message)
         return PhaseFailed(
             stage_id=self._stage_id,
             job_id=self._job.job_id,
@@ -218,6 +239,7 @@ class PhaseRunner:
             outcome=failure.outcome,
             error=failure.error,
             retry=failure.retry,
+            sandbox_gone=self._command.sandbox is not None and (self._sandbox is None or not self._sandbox.held),
             **self._record({}),
         )
 
@@ -252,7 +274,7 @@ class PhaseRunner:
         if not isinstance(error, Exception):
             return Failure(Outcome.FAILED, HandlerFailed(f"{phase} raised {error!r}").info())
         if not isinstance(error, ProrlError):
-            log.warning("job %s: %s raised", self._job.job_id, phase, exc_info=error)
+            log.warning("%s raised", phase, exc_info=error)
         hook = getattr(self._handler, f"{phase}_exception")
         try:
             failure: Failure = hook(self._job, error)

@@ -4,9 +4,10 @@
     PUSH                        → rollout broker: reports (announcement, heartbeat and leases in one), phases ended
     DEALER                      ⇄ backend broker and engine hosts (RUN)
 
-It keeps nothing on disk. When the broker dies it goes on working and reporting, and the next broker says what it still
-wants. When this process dies, its leases lapse and the broker gives its jobs to others. On SIGTERM it says that it
-leaves, stops its phases (tool calls and generations included) within `SHUTDOWN_S`, and ends.
+It keeps nothing on disk. When the broker dies it goes on working and reporting, tells the next one again what that may
+not have in its journal (`Unacknowledged`), and is told what is not wanted any more. When this process dies, its leases
+lapse and the broker gives its jobs to others. On SIGTERM it says that it leaves, stops its phases (tool calls and
+generations included) within `SHUTDOWN_S`, and ends.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -24,10 +26,14 @@ from .. import codec
 from ..aio import AsyncSocket
 from ..errors import MalformedMessage, ProrlError, from_info
 from ..inference.client import EngineClient
+from ..logs import about_job, job_of_sandbox, of_job
+from ..memory import give_memory_back
 from ..messages import (
     CloseSandbox,
+    EventsNoted,
     Job,
     Phase,
+    PhaseDone,
     StageCommand,
     StageLeaving,
     StageRefused,
@@ -38,11 +44,17 @@ from ..messages import (
     new_id,
 )
 from ..processes import stop_signals
-from ..sockets import MAX_FRAME_BYTES, bind, connect, endpoint_beside, open_socket
+from ..security.gate import Gate
+from ..security.keyring import WORKER, Keyring
+from ..security.line import Line
+from ..security.rights import Door
+from ..sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, MAX_FRAME_BYTES, endpoint_beside, open_socket
 from ..tools.sandbox.sandboxes import Sandboxes
+from ..tools.sandbox.sweeping import sweep_abandoned
 from .backend_client import BackendClient
 from .custody import Custody
 from .phase_runner import PhaseRunner
+from .unacknowledged import Unacknowledged
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -79,6 +91,9 @@ class StageOptions:
     image: str = ""
     """The root filesystem of sandboxes whose task names none."""
     insecure: bool = False
+    """Allow plaintext TCP beyond loopback."""
+    keys: Path | None = None
+    """The key folder; None: that of `$PRORL_KEYS`, or none."""
 
 
 @dataclass(slots=True)
@@ -110,6 +125,7 @@ class StageProcess:
         self._sandboxes = Sandboxes(options.sandbox, options.run_dir / "sandboxes", options.node, options.image)
         self._custody = Custody()
         self._running: dict[str, _Running] = {}
+        self._unacknowledged = Unacknowledged()
         self._errands: set[asyncio.Task[None]] = set()
         self._heartbeat_s = FIRST_REPORT_S
         self._backends: BackendClient | None = None
@@ -121,13 +137,16 @@ class StageProcess:
 
         Raises:
             EndpointInUse, InvalidEndpoint: a socket could not be bound or connected.
+            ConfigError: the key folder is not private, or lacks a key.
             VersionMismatch: the broker speaks another protocol version.
         """
         self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        give_memory_back()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             with stop_signals(self.stop):
                 self._open(context)
+                self._errand(asyncio.to_thread(sweep_abandoned, self._sandboxes.root))
                 reporting = asyncio.create_task(self._report_forever())
                 try:
                     await self._stopping
@@ -144,15 +163,16 @@ class StageProcess:
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         options = self._options
-        inbox = open_socket(context, zmq.PULL)
+        self._keyring = Keyring.load(options.keys, WORKER)
+        self._gate = Gate(context, self._keyring, insecure=options.insecure)
+        inbox = open_socket(context, zmq.PULL, JOB_FRAME_BYTES)
         where = options.bind or endpoint_beside(options.connect, f"{options.run_dir}/{self.stage_id}")
-        self._endpoint = bind(inbox, where, insecure=options.insecure)
-        outbox = open_socket(context, zmq.PUSH)
-        connect(outbox, options.connect)
+        self._endpoint = self._gate.bind(inbox, where, Door.STAGE_INBOX)
+        self._gate.attend()
         self._context = context
-        self._engines = EngineClient(context)
+        self._engines = EngineClient(context, keyring=self._keyring)
         self._inbox = AsyncSocket(inbox, self._receive, copied=2)
-        self._outbox = AsyncSocket(outbox, None)
+        self._outbox = Line(context, zmq.PUSH, options.connect, self._keyring, None, limit_bytes=CONTROL_FRAME_BYTES)
         log.info("%s process %s: node %s, %d slots", options.role, self.stage_id, options.node, options.slots)
 
     async def _report_forever(self) -> None:
@@ -161,18 +181,23 @@ class StageProcess:
             self._report_now.clear()
             if self._backends is None and not self._warned and time.monotonic() - started > UNANSWERED_S:
                 self._warned = True
-                log.warning("no answer from a rollout broker at %s; is it running there?", self._options.connect)
+                why = self._outbox.handshake.problem or "is it running there?"
+                log.warning("no answer from a rollout broker at %s; %s", self._options.connect, why)
             report = StageReport(
                 stage_id=self.stage_id,
                 role=self._options.role,
                 node=self._options.node,
                 slots=self._options.slots,
                 endpoint=self._endpoint,
+                curve_key=self._gate.curve_key(self._endpoint),
                 tasks=self._tasks,
                 welcomed=self._backends is not None,
                 running={job_id: running.attempt for job_id, running in self._running.items()},
+                ended=self._unacknowledged.ended,
+                backends=self._backends.backends() if self._backends is not None else {},
             )
             self._send(report)
+            self._resend(self._unacknowledged.due(time.monotonic()))
             if self._backends is not None and self._options.role == Phase.RUN:
                 self._backends.keep_alive()
             with contextlib.suppress(TimeoutError):
@@ -196,6 +221,7 @@ class StageProcess:
             self._backends.close()
         self._engines.close()
         self._inbox.close()
+        self._gate.close()
         self._outbox.close(linger_ms=1000)
         log.info("%s process %s ended", self._options.role, self.stage_id)
 
@@ -218,16 +244,19 @@ class StageProcess:
                 running = self._running.get(command.job_id)
                 if running is not None and running.attempt == command.attempt:
                     running.stop()
+            case EventsNoted():
+                self._unacknowledged.noted(command.numbers)
             case CloseSandbox():
                 self._errand(self._close_sandbox(command))
             case StageWelcome():
                 self._heartbeat_s = command.heartbeat_s
                 if self._backends is None:
                     self._backends = BackendClient(
-                        self._context, command.backend_broker, self.stage_id, self._options.node
+                        self._context, command.backend_broker, self.stage_id, self._options.node, self._keyring
                     )
                     log.info("%s process %s joined %s", self._options.role, self.stage_id, self._options.connect)
                     self._report_now.set()  # it takes no jobs before it has said that the welcome arrived
+                self._resend(self._unacknowledged.all(time.monotonic()))
             case StageRefused():
                 if not self._stopping.done():
                     self._stopping.set_exception(from_info(command.error))
@@ -237,6 +266,7 @@ class StageProcess:
         before = self._running.get(command.job_id)
         if before is not None:
             before.stop()  # nobody waits for it, or the broker would not have started the job again
+        self._unacknowledged.started(command.job_id, command.attempt)
         running = self._running[command.job_id] = _Running(command.attempt)
         running.task = asyncio.create_task(self._run_phase(command, job, running))
 
@@ -247,22 +277,31 @@ class StageProcess:
         runner = PhaseRunner(
             self.stage_id, command, job, handler, self._sandboxes, self._backends, self._engines, self._custody
         )
-        event, block = await runner.run()
+        with about_job(command.job_id, command.attempt, command.phase):
+            log.debug("%s began", command.phase)
+            event, block = await runner.run()
+            log.debug("%s %s", command.phase, "is done" if isinstance(event, PhaseDone) else "failed")
         if self._running.get(command.job_id) is running:
             del self._running[command.job_id]
-            self._send(event, *(() if block is None else (block.data,)))
+            data = None if block is None else block.data
+            self._outbox.send(self._unacknowledged.keep(event, data, time.monotonic()))
 
     async def _close_sandbox(self, command: CloseSandbox) -> None:
         try:
             sandbox = await self._sandboxes.attach(command.sandbox)
             await sandbox.close()
         except (ProrlError, OSError) as error:
-            log.info("sandbox %s was not closed: %s", command.sandbox.path, error)
+            name = PurePath(command.sandbox.path).name
+            log.info("the sandbox %s was not closed: %s", name, error, extra=of_job(*job_of_sandbox(name)))
 
     def _errand(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
 
-    def _send(self, event: StageEvent, *frames: Frame) -> None:
-        self._outbox.send([codec.encode(event), *frames])
+    def _send(self, event: StageEvent) -> None:
+        self._outbox.send([codec.encode(event)])
+
+    def _resend(self, events: list[list[Frame]]) -> None:
+        for frames in events:
+            self._outbox.send(frames)

@@ -173,3 +173,9 @@ def test_a_wrong_key_is_placed() -> None:
 @pytest.mark.parametrize("content", [None, [], "x", {}, {"request_id": 1}, {"request_id": None}])
 def test_the_request_id_of_a_wreck_is_unknown(content: Any) -> None:
     assert codec.request_id(content) == "unknown"
+
+
+@pytest.mark.parametrize("value", ["", "a\nb", "\x1b[31mred", "a b", "ä", "-x", "x" * 129, 7, None, ["x"]])
+def test_a_request_id_that_is_no_identifier_is_neither_answered_to_nor_fit_for_a_log(value: object) -> None:
+    assert codec.request_id({"request_id": value}) == "unknown"
+    assert codec.request_id({"request_id": "x" * 128}) == "x" * 128

@@ -96,6 +96,7 @@ QUICK_COMMANDS = {
     "prorl doctor": (0, 1),
     "prorl submit tasks.jsonl --out results": (0,),
     "prorl status --watch": (130,),
+    "prorl job JOB": (2,),
     "prorl cancel JOB": (1,),
     "prorl init": (0,),
     "prorl image list": (0,),

@@ -6,14 +6,14 @@ Exit codes: 0 done; 1 the service could not do it; 2 a wrong flag, file or setti
 from __future__ import annotations
 
 import logging
-import sys
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
 from .. import errors
-from . import backends, demo, engine, images, init, jobs, machine, service, stage
+from ..logs import say, start_logging
+from . import backends, demo, engine, images, init, job, jobs, journal, keys, machine, service, stage
 
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 CALLERS_FAULT = (
@@ -26,8 +26,10 @@ CALLERS_FAULT = (
     errors.InvalidWeights,
     errors.JobTooLarge,
     errors.MalformedMessage,
+    errors.NotAllowed,
     errors.SandboxUnavailable,
     errors.UnknownBackend,
+    errors.UnknownJob,
     errors.UnknownTask,
 )
 
@@ -52,7 +54,10 @@ prorl.command("serve")(service.serve)
 prorl.command("submit")(jobs.submit)
 prorl.command("status")(jobs.status)
 prorl.command("cancel")(jobs.cancel)
+prorl.command("job")(job.job)
 prorl.add_typer(backends.commands, name="backends")
+prorl.add_typer(keys.commands, name="keys")
+prorl.add_typer(journal.commands, name="journal")
 prorl.add_typer(images.commands, name="image")
 prorl.command("doctor")(machine.doctor)
 prorl.add_typer(service.broker, name="broker")
@@ -80,8 +85,7 @@ PROGRAMS = {"prorl": prorl, "prorl-stage": prorl_stage, "prorl-engine": prorl_en
 
 def run(program: str, arguments: list[str]) -> int:
     """Run a program with its arguments; give its exit code."""
-    logging.basicConfig(format="%(asctime)s %(levelname).1s %(name)s: %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("prorl").setLevel(logging.INFO)
+    start_logging(program)
     command = typer.main.get_command(PROGRAMS[program])
     try:
         code = command.main(arguments or DEFAULT_ARGUMENTS[program], prog_name=program, standalone_mode=False)
@@ -102,5 +106,5 @@ def _usage_message(error: typer.TyperException) -> str:
 
 
 def _complain(program: str, message: str, code: int) -> int:
-    print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
+    say(program, message, logging.ERROR)
     return code

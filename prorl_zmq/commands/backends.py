@@ -11,10 +11,11 @@ import typer
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from ..client import RolloutClient
+from ..logs import one_line
 from ..messages import Backend, ChatSettings, UpdateMode
-from .options import Config, Connect, console, front_door_of
+from .options import Config, Connect, Keys, client_of, console
 
 if TYPE_CHECKING:
     from ..messages import BackendStatus
@@ -44,15 +45,16 @@ def list_(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")] = False,
     connect: Connect = None,
     config: Config = None,
+    keys: Keys = None,
 ) -> None:
     """List the backends: state, weight version, jobs in flight, tokens/s and cache hits.
 
-    A backend is `ready`; or `draining`: it keeps its jobs and gets no more; or `suspect`: a job could not reach it, and
-    it gets jobs only where there is no other, until it is heard of again; or `unwell`: its host says why it cannot
-    serve. Cache hits are the share of all prompt tokens that the engine found in its prefix cache; some servers do not
-    say. Tokens/s and cache hits are known of engine hosts that send heartbeats.
+    A backend is `ready`; or `draining`: it keeps its jobs and gets no more; or on `probation`: a job could not reach
+    it, or its generation failed there, and single jobs try it, at growing intervals, until one is served; or `unwell`:
+    its host says why it cannot serve. Cache hits are the share of all prompt tokens that the engine found in its prefix
+    cache; some servers do not say. Tokens/s and cache hits are known of engine hosts that send heartbeats.
     """
-    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
+    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
         if not watch:
             console().print(_tables(client.backends.list(), details=details))
             return
@@ -86,8 +88,12 @@ def add(
     ] = None,
     model: Annotated[str, typer.Option(help="What it serves, for people.")] = "",
     weight_version: Annotated[int, typer.Option(min=0, help="The version of the weights that it serves.")] = 0,
+    curve_key: Annotated[
+        str, typer.Option(metavar="KEY", help="The public key that it proves; empty: it takes plaintext.")
+    ] = "",
     connect: Connect = None,
     config: Config = None,
+    keys: Keys = None,
 ) -> None:
     """Register an engine host that does not register itself, or make a draining one ready again.
 
@@ -104,39 +110,40 @@ def add(
         weight=weight,
         max_in_flight=max_in_flight,
         context_tokens=context_tokens,
+        curve_key=curve_key,
     )
-    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
+    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
         client.backends.add(backend)
 
 
 @commands.command()
-def drain(backend_id: BackendId, connect: Connect = None, config: Config = None) -> None:
+def drain(backend_id: BackendId, connect: Connect = None, config: Config = None, keys: Keys = None) -> None:
     """Assign no more jobs to a backend; those that hold it keep it."""
-    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
+    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
         client.backends.drain(backend_id)
 
 
 @commands.command()
-def remove(backend_id: BackendId, connect: Connect = None, config: Config = None) -> None:
+def remove(backend_id: BackendId, connect: Connect = None, config: Config = None, keys: Keys = None) -> None:
     """Forget a backend and the assignments on it."""
-    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
+    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
         client.backends.remove(backend_id)
 
 
 @commands.command()
-def clear(connect: Connect = None, config: Config = None) -> None:
+def clear(connect: Connect = None, config: Config = None, keys: Keys = None) -> None:
     """Forget all backends."""
-    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
+    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
         client.backends.clear()
 
 
 @commands.command("set-version")
-def set_version(weight_version: Version, connect: Connect = None, config: Config = None) -> None:
+def set_version(weight_version: Version, connect: Connect = None, config: Config = None, keys: Keys = None) -> None:
     """Note that all backends serve these weights from now on; changes nothing in the engines themselves.
 
     For engines that are updated by other means than `prorl backends update-weights`.
     """
-    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
+    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
         client.set_weight_version(weight_version)
         print(f"what {len(client.backends.list())} backend(s) generate from now on is of version {weight_version}")
 
@@ -158,9 +165,10 @@ def update_weights(
     ] = 600.0,
     connect: Connect = None,
     config: Config = None,
+    keys: Keys = None,
 ) -> None:
     """Have every backend serve the weights at DIR. An engine that refuses them serves what it served."""
-    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
+    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
         started = time.monotonic()
         client.update_weights(path.absolute(), weight_version, mode=mode, timeout_s=timeout_s)
         spent_s = time.monotonic() - started
@@ -186,10 +194,19 @@ def backend_table(backends: tuple[BackendStatus, ...]) -> Table:
             NOTHING if load is None or not load.cached_tokens else f"{load.cached_tokens / load.prompt_tokens:.0%}",
             backend.node,
         )
-    problems = [f"{status.backend.backend_id}: {status.problem}" for status in backends if status.problem]
+    problems = [
+        f"{status.backend.backend_id}: {status.problem}{_next_try(status)}" for status in backends if status.problem
+    ]
     if problems or not backends:
-        table.caption = "\n".join(problems) or "there are none; start one with `prorl-engine`"
+        lines = [one_line(problem) for problem in problems]  # text of another machine, on its way to a terminal
+        table.caption = Text("\n".join(lines) or "there are none; start one with `prorl-engine`")
     return table
+
+
+def _next_try(status: BackendStatus) -> str:
+    if status.next_try_s is None:
+        return ""
+    return f" (tried again in {status.next_try_s:.0f} s)" if status.next_try_s > 0 else " (the next job tries it)"
 
 
 def detail_table(backends: tuple[BackendStatus, ...]) -> Table:
@@ -204,7 +221,8 @@ def detail_table(backends: tuple[BackendStatus, ...]) -> Table:
         backend = status.backend
         context = str(backend.context_tokens) if backend.context_tokens else NOTHING
         numbers = (f"{backend.weight:g}", str(backend.max_in_flight), context)
-        table.add_row(backend.backend_id, *numbers, backend.model or NOTHING, backend.endpoint)
+        texts = (Text(one_line(backend.model or NOTHING)), Text(one_line(backend.endpoint)))
+        table.add_row(backend.backend_id, *numbers, *texts)
     return table
 
 

@@ -12,9 +12,10 @@ import typer
 
 from ..config import ServerApi, Topology, default_run_dir, own_run_dir
 from ..errors import ConfigError
+from ..logs import keep_secret
 from ..messages import ChatSettings, History, ToolCallForm, new_id
 from ..sockets import endpoint_beside
-from .options import Insecure, RunDir
+from .options import Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -107,6 +108,9 @@ def engine(
     ] = "",
     run_dir: RunDir = None,
     insecure: Insecure = False,
+    keys: Keys = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
 ) -> None:
     """An engine host: answers token ids with token ids until SIGTERM.
 
@@ -119,6 +123,8 @@ def engine(
 
     folder = own_run_dir(run_dir if run_dir is not None else default_run_dir())
     backend_id = name or f"engine-{new_id()[:12]}"
+    log_as(backend_id, log_format, log_level)
+    keep_secret(os.environ.get(API_KEY))
     broker = connect if connect is not None else f"ipc://{folder}/{_BACKEND_BROKER}"
     options = HostOptions(
         endpoint=bind or endpoint_beside(broker, f"{folder}/{backend_id}"),
@@ -128,6 +134,7 @@ def engine(
         weight=weight,
         max_in_flight=max_in_flight,
         insecure=insecure,
+        keys=keys,
     )
     if cores:
         _use_cores(_ids("--cores", cores))

@@ -15,11 +15,10 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..client import RolloutClient
 from ..errors import ConfigError
 from ..messages import Job, Outcome, Phase
 from .backends import QUICK_S, backend_table
-from .options import Config, Connect, console, front_door_of
+from .options import Config, Connect, Keys, client_of, console
 
 if TYPE_CHECKING:
     from ..messages import BackendStatus, ServiceStatus
@@ -38,6 +37,7 @@ def submit(
     ] = None,
     connect: Connect = None,
     config: Config = None,
+    keys: Keys = None,
 ) -> None:
     """Submit jobs, wait until all have ended, and sum up. Ctrl-C cancels those that have not ended.
 
@@ -56,7 +56,7 @@ def submit(
     if out is not None:
         _make_folder(out)
     with (
-        RolloutClient(front_door_of(connect, config)) as client,
+        client_of(connect, config, keys) as client,
         Progress(*columns, console=progress_console) as progress,
     ):
         bar = progress.add_task("rollouts", total=len(jobs), note="")
@@ -78,9 +78,10 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")] = False,
     connect: Connect = None,
     config: Config = None,
+    keys: Keys = None,
 ) -> None:
     """Show the stage processes, queues, outcomes and backends of a service."""
-    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
+    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
         if not watch:
             console().print(status_tables(client.status(), client.backends.list()))
             return
@@ -94,9 +95,10 @@ def cancel(
     job_ids: Annotated[list[str], typer.Argument(metavar="JOB…", help="Ids of the jobs to end.")],
     connect: Connect = None,
     config: Config = None,
+    keys: Keys = None,
 ) -> None:
     """End jobs with outcome `cancelled`."""
-    with RolloutClient(front_door_of(connect, config), timeout_s=QUICK_S) as client:
+    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
         fates = client.cancel(job_ids)
     for job_id, fate in fates.items():
         print(f"{job_id}: {fate}")

@@ -10,8 +10,9 @@ import msgspec
 import typer
 from rich.console import Console
 
-from ..client import default_front_door
-from ..config import Topology, load_topology
+from ..client import RolloutClient, default_front_door
+from ..config import SecuritySettings, ServiceSettings, Topology, load_topology
+from ..logs import LogFormat, LogLevel, start_logging
 
 Config = Annotated[
     Path | None,
@@ -22,6 +23,14 @@ RunDir = Annotated[
     typer.Option(help="Private folder of the service's sockets, logs and sandboxes. [default: per user, in /tmp]"),
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plaintext TCP beyond loopback.")]
+Keys = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Keys for connections over TCP: a folder of `prorl keys`, or one secret file in it. "
+        "[default: $PRORL_KEYS, or none]",
+    ),
+]
 Connect = Annotated[
     str | None,
     typer.Option(
@@ -31,6 +40,15 @@ Connect = Annotated[
     ),
 ]
 
+LogFormatOption = Annotated[
+    LogFormat | None,
+    typer.Option("--log-format", help="Log lines for people, or one JSON object each. [default: the topology's; text]"),
+]
+LogLevelOption = Annotated[
+    LogLevel | None,
+    typer.Option("--log-level", help="The least that is logged. [default: the topology's; info]"),
+]
+
 
 def console(*, stderr: bool = False) -> Console:
     """Give the console that commands print to; into a pipe or a file it cuts and breaks nothing."""
@@ -38,7 +56,9 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=None if stream.isatty() else 200)
 
 
-def topology_of(config: Path | None, run_dir: Path | None, *, insecure: bool = False) -> Topology:
+def topology_of(
+    config: Path | None, run_dir: Path | None, *, insecure: bool = False, keys: Path | None = None
+) -> Topology:
     """Read a topology file (None: the defaults) and apply the flags that override it.
 
     Raises:
@@ -50,7 +70,37 @@ def topology_of(config: Path | None, run_dir: Path | None, *, insecure: bool = F
         service = msgspec.structs.replace(service, run_dir=str(run_dir))
     if insecure:
         service = msgspec.structs.replace(service, insecure=True)
+    if keys is not None:
+        topology = msgspec.structs.replace(topology, security=SecuritySettings(str(keys)))
     return msgspec.structs.replace(topology, service=service)
+
+
+def log_as(
+    process: str,
+    log_format: LogFormat | None,
+    log_level: LogLevel | None,
+    settings: ServiceSettings = ServiceSettings(),  # noqa: B008 - frozen
+) -> ServiceSettings:
+    """Have this process log under its name, as its flags say or else its settings; give the settings with the flags."""
+    settings = msgspec.structs.replace(
+        settings, log_format=log_format or settings.log_format, log_level=log_level or settings.log_level
+    )
+    start_logging(process, settings.log_format, settings.log_level)
+    return settings
+
+
+def client_of(
+    connect: str | None, config: Path | None, keys: Path | None = None, *, timeout_s: float = 30.0
+) -> RolloutClient:
+    """Give the client that a command talks through; the keys are the topology file's if none are named.
+
+    Raises:
+        ConfigError: the topology file is wrong, or the key folder.
+    """
+    if keys is None and config is not None:
+        named = load_topology(config).security.keys
+        keys = Path(named) if named else None
+    return RolloutClient(front_door_of(connect, config), keys=keys, timeout_s=timeout_s)
 
 
 def front_door_of(connect: str | None, config: Path | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +11,9 @@ import msgspec
 import typer
 
 from ..config import own_run_dir
+from ..logs import say
 from ..messages import SandboxKind
-from .options import Config, Insecure, RunDir, topology_of
+from .options import Config, Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as, topology_of
 from .startup_line import StartupLine
 
 broker = typer.Typer(help="One broker alone, for a service that is spread over nodes.", rich_markup_mode=None)
@@ -34,49 +35,93 @@ def serve(
         ),
     ] = None,
     insecure: Insecure = False,
+    keys: Keys = None,
     log_dir: Annotated[
         Path | None, typer.Option(help="Folder for one log file per process. [default: standard error]")
     ] = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
 ) -> None:
-    """Start and supervise all processes of a service on this node, until SIGTERM or Ctrl-C."""
+    """Start and supervise all processes of a service on this node, until SIGTERM or Ctrl-C.
+
+    It stays in the foreground, starts again what dies, and ends its processes in order; a second signal kills those
+    that are still there. systemd (`Type=notify`) is told when it is ready, what it waits for, and, with `WatchdogSec`,
+    that it lives. Exit codes: 0 stopped on request; 1 it could not do its work; 2 a wrong flag, file or setting, its
+    own or that of a process that it starts.
+    """
+    from ..brokers.journal_summary import read_summary
     from ..service.supervisor import Supervisor
     from ..tools.sandbox.sandboxes import Sandboxes
 
-    topology = topology_of(config, run_dir, insecure=insecure)
+    topology = topology_of(config, run_dir, insecure=insecure, keys=keys)
+    topology = msgspec.structs.replace(topology, service=log_as("serve", log_format, log_level, topology.service))
     if sandbox is not None:
         topology = msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, kind=sandbox))
     if image is not None:
         topology = msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, image=image))
     Sandboxes(topology.sandbox.kind, topology.run_dir / "sandboxes", topology.service.node).check()
     if topology.sandbox.kind == "process":
-        print("prorl serve: sandboxes are plain processes: what the model runs is not isolated", file=sys.stderr)
+        say("prorl serve", "sandboxes are plain processes: what the model runs is not isolated")
+    if topology.journal is not None and topology.journal.exists():
+        kept = read_summary(topology.journal)
+        if kept.jobs or kept.results:
+            counts = f"{kept.jobs} jobs and {kept.results} uncollected results"
+            say("prorl serve", f"resuming {counts} of {kept.path} (`prorl journal clear` forgets them)")
     door = topology.endpoint(topology.rollout_broker.front_door)
 
     with StartupLine() as line:
 
         def on_ready() -> None:
             line.close()
-            print(f"prorl serve: ready at {door}", file=sys.stderr, flush=True)
+            say("prorl serve", f"ready at {door}")
 
         asyncio.run(Supervisor(topology, config, log_dir).run(line.show, on_ready))
 
 
 @broker.command()
-def rollout(config: Config = None, run_dir: RunDir = None, insecure: Insecure = False) -> None:
+def rollout(
+    config: Config = None,
+    run_dir: RunDir = None,
+    insecure: Insecure = False,
+    keys: Keys = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
+) -> None:
     """The front door, the job table and the stages' events."""
+    from ..brokers.disk_journal import DiskJournal
     from ..brokers.journal import MemoryJournal
     from ..brokers.rollout_broker import RolloutBroker
 
-    topology = topology_of(config, run_dir, insecure=insecure)
+    topology = topology_of(config, run_dir, insecure=insecure, keys=keys)
+    log_as("rollout-broker", log_format, log_level, topology.service)
     own_run_dir(topology.run_dir)
-    RolloutBroker(topology, MemoryJournal()).run()
+    settings = topology.rollout_broker
+    if topology.journal is None:
+        RolloutBroker(topology, MemoryJournal()).run()
+        return
+    with DiskJournal(topology.journal, settings.journal_limit_bytes, sync=settings.journal_sync) as journal:
+        gc.disable()  # it would go through a hundred thousand jobs again and again while they are read
+        broker = RolloutBroker(topology, journal)
+        gc.freeze()
+        gc.enable()
+        broker.run()
 
 
 @broker.command()
-def backend(config: Config = None, run_dir: RunDir = None, insecure: Insecure = False) -> None:
+def backend(
+    config: Config = None,
+    run_dir: RunDir = None,
+    insecure: Insecure = False,
+    keys: Keys = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
+) -> None:
     """Which inference backend each job talks to."""
     from ..brokers.backend_broker import BackendBroker
+    from ..brokers.backend_journal import BackendJournal
 
-    topology = topology_of(config, run_dir, insecure=insecure)
+    topology = topology_of(config, run_dir, insecure=insecure, keys=keys)
+    log_as("backend-broker", log_format, log_level, topology.service)
     own_run_dir(topology.run_dir)
-    BackendBroker(topology).run()
+    with BackendJournal(topology.run_dir / "backends.journal") as journal:
+        BackendBroker(topology, journal).run()

@@ -8,7 +8,7 @@ import typer
 
 from ..config import Topology, default_run_dir, own_run_dir
 from ..messages import Phase, SandboxKind
-from .options import Insecure, RunDir
+from .options import Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as
 
 
 def stage(
@@ -46,6 +46,9 @@ def stage(
     ] = None,
     run_dir: RunDir = None,
     insecure: Insecure = False,
+    keys: Keys = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
 ) -> None:
     """A stage process: takes phases of one role from the rollout broker until SIGTERM."""
     import uvloop
@@ -64,8 +67,10 @@ def stage(
         sandbox=sandbox,
         image=image,
         insecure=insecure,
+        keys=keys,
     )
     process = StageProcess(options, load_handlers(task or ()))
+    log_as(process.stage_id, log_format, log_level)
     uvloop.run(process.run())
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from ..logs import say
 from .options import console
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ class StartupLine:
             self._progress.update(self._task, completed=startup.there, total=startup.total, description=text)
         else:
             spent = time.monotonic() - self._started
-            line = f"prorl serve: {startup.there} of {startup.total} processes ready after {spent:.0f} s, {text}"
-            print(line, file=sys.stderr, flush=True)
+            say("prorl serve", f"{startup.there} of {startup.total} processes ready after {spent:.0f} s, {text}")
 
     def close(self) -> None:
         """Take the bar away. May be called again."""

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from .. import codec
 from ..aio import AsyncSocket
@@ -36,7 +35,10 @@ from ..messages import (
     UpdateWeights,
     new_id,
 )
-from ..sockets import connect, open_socket
+from ..security.handshake import Handshake
+from ..security.keyring import connect_to_peer
+from ..security.line import RENEW_S
+from ..sockets import PROMPT_FRAME_BYTES, open_socket
 from .engine import Generation, checked
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
     from ..messages import AnyEngineReply as Reply
     from ..messages import AnyEngineRequest, Backend, Sampling, UpdateMode
+    from ..security.keyring import Keyring
     from ..sockets import Frame
 
 GENERATE_TIMEOUT_S = 600.0
@@ -70,12 +73,19 @@ class EngineClient:
     Args:
         context: the process's ZeroMQ context.
         reconnect_s: how long a line may be down before its requests fail.
+        keyring: its keys; None: plaintext.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], reconnect_s: float = RECONNECT_S) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        reconnect_s: float = RECONNECT_S,
+        keyring: Keyring | None = None,
+    ) -> None:
         self._context = context
         self._reconnect_s = reconnect_s
-        self._lines: dict[str, _Line] = {}
+        self._keyring = keyring
+        self._lines: dict[tuple[str, str], _Line] = {}
         self._closed = False
 
     async def generate(
@@ -90,15 +100,16 @@ class EngineClient:
         """Have a backend continue the prompt `token_ids`, int32 [P]. Cancelling the call aborts the generation there.
 
         Raises:
-            EngineFailed: the backend refused, answered something malformed, went away, did not answer in time, or has
-                an endpoint that nobody can connect to; `unreachable` says that another backend may do.
+            EngineFailed: the backend failed, answered something malformed or not in time; with `unreachable`, it went
+                away, or nobody can connect to it; with `refused`, it is the request that is wrong, and no backend would
+                do it.
             Closed: the client was closed.
         """
         request = Generate(new_id(), job_id=job_id, sampling=sampling, stop_token_ids=tuple(stop_token_ids))
         prompt = np.ascontiguousarray(token_ids, np.int32).tobytes()
         name = backend.backend_id
         try:
-            line = self._line(backend.endpoint)
+            line = self._line(backend.endpoint, backend.curve_key)
             try:
                 reply, frames = await line.ask(request, [prompt], timeout_s)
             except (asyncio.CancelledError, ProrlError):
@@ -110,8 +121,8 @@ class EngineClient:
         except Closed:
             raise
         except ProrlError as error:
-            unreachable = bool(error.fields.get("unreachable")) or isinstance(error, RequestTimeout)
-            raise EngineFailed(f"backend {name}: {error.message}", backend=name, unreachable=unreachable) from error
+            kinds = {kind: bool(error.fields.get(kind)) for kind in ("unreachable", "refused")}
+            raise EngineFailed(f"backend {name}: {error.message}", backend=name, **kinds) from error
 
     async def health(self, endpoint: str, timeout_s: float) -> EngineReady:
         """Ask an engine host whether it serves.
@@ -149,21 +160,22 @@ class EngineClient:
             raise EngineFailed(f"the engine host at {endpoint} answered with {type(reply).__name__}")
         return reply
 
-    def _line(self, endpoint: str) -> _Line:
+    def _line(self, endpoint: str, curve_key: str = "") -> _Line:
         if self._closed:
             raise Closed("the engine client was closed")
-        line = self._lines.get(endpoint)
+        place = (endpoint, curve_key)
+        line = self._lines.get(place)
         if line is None:
             try:
-                line = _Line(self._context, endpoint, self._reconnect_s, partial(self._retire, endpoint))
+                line = _Line(self._context, place, self._keyring, self._reconnect_s, partial(self._retire, place))
             except zmq.ZMQError as error:
                 raise EngineFailed(f"no line to {endpoint} can be opened: {error}") from error
-            self._lines[endpoint] = line
+            self._lines[place] = line
         return line
 
-    def _retire(self, endpoint: str) -> None:
+    def _retire(self, place: tuple[str, str]) -> None:
         """Close a line that has long been down and that nobody waits at: hosts come and go under new endpoints."""
-        self._lines.pop(endpoint).close()
+        self._lines.pop(place).close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +190,12 @@ class _Line:
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        endpoint: str,
+        place: tuple[str, str],
+        keyring: Keyring | None,
         reconnect_s: float,
         on_retire: Callable[[], None],
     ) -> None:
+        endpoint, curve_key = place
         self._endpoint = endpoint
         self._reconnect_s = reconnect_s
         self._on_retire = on_retire
@@ -192,14 +206,15 @@ class _Line:
         self._loop = asyncio.get_running_loop()
         # A line that is down has a timer; a new one is down until its first connection.
         self._down: asyncio.TimerHandle | None = None
+        self._renewal: asyncio.TimerHandle | None = None
         with ExitStack() as undo:
-            self._raw = open_socket(context, zmq.DEALER)
+            self._raw = open_socket(context, zmq.DEALER, PROMPT_FRAME_BYTES)
             undo.callback(self._raw.close)
-            events = self._raw.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-            self._events = AsyncSocket(events, self._changed, copied=2)
+            self._handshake = Handshake(self._raw, endpoint, keyring)
+            undo.callback(self._handshake.close)
+            self._events = AsyncSocket(self._handshake.watch(), self._changed, copied=2)
             undo.callback(self._events.close)
-            undo.callback(self._raw.disable_monitor)
-            connect(self._raw, endpoint)
+            connect_to_peer(self._raw, endpoint, curve_key, keyring)
             undo.pop_all()
         self._socket = AsyncSocket(self._raw, self._receive, copied=4)
         self._went_down()
@@ -237,20 +252,21 @@ class _Line:
 
     def close(self) -> None:
         """Close the sockets; what waits gets `Closed`."""
-        for timer in (self._down, self._retiring):
+        for timer in (self._down, self._retiring, self._renewal):
             if timer is not None:
                 timer.cancel()
-        self._raw.disable_monitor()
         self._events.close()
+        self._handshake.close()
         self._socket.close()
         self._fail(Closed("the engine client was closed"))
 
     def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
         parts = [frame if isinstance(frame, bytes) else frame.bytes for frame in frames[1:]]
         try:
-            content = codec.unpack(parts[0]) if parts else None
-        except MalformedMessage:
-            return  # nobody can be told; the request ends by its limit
+            content = codec.unpack(parts[0] if parts else b"")
+        except MalformedMessage as error:
+            self._fail(EngineFailed(f"the engine host at {self._endpoint} sent what is no message: {error.message}"))
+            return
         pending = self._pending.get(codec.request_id(content))
         if pending is None or pending.answer.done():
             return
@@ -260,7 +276,7 @@ class _Line:
             pending.answer.set_exception(EngineFailed(f"the answer is malformed: {error.message}"))
 
     def _changed(self, frames: list[bytes | zmq.Frame]) -> None:
-        event = parse_monitor_message([frame if isinstance(frame, bytes) else frame.bytes for frame in frames])["event"]
+        event = self._handshake.note([frame if isinstance(frame, bytes) else frame.bytes for frame in frames])
         if event == zmq.Event.HANDSHAKE_SUCCEEDED and self._down is not None:
             self._down.cancel()
             self._down = None
@@ -270,16 +286,26 @@ class _Line:
                 self._socket.send(pending.frames)
         elif event == zmq.Event.DISCONNECTED and self._down is None:
             self._went_down()
+        if self._handshake.refused and self._renewal is None:
+            self._renewal = self._loop.call_later(RENEW_S, self._renew)
+
+    def _renew(self) -> None:
+        self._renewal = None
+        self._handshake.renew()
 
     def _went_down(self) -> None:
+        self._down = self._loop.call_later(self._reconnect_s, self._give_up)
+
+    def _give_up(self) -> None:
         message = f"no connection to the engine host at {self._endpoint} for {self._reconnect_s:g} s"
-        self._down = self._loop.call_later(self._reconnect_s, self._fail, EngineFailed(message, unreachable=True))
+        why = f": {self._handshake.problem}" if self._handshake.problem else ""
+        self._fail(EngineFailed(message + why, unreachable=True))
 
     def _fail(self, error: EngineFailed | Closed) -> None:
         for pending in self._pending.values():
             if not pending.answer.done():
                 pending.answer.set_exception(error)
-        if self._retiring is None and isinstance(error, EngineFailed):
+        if self._retiring is None and self._down is not None and isinstance(error, EngineFailed):
             self._retiring = self._loop.call_later(RETIRE_S, self._retire)
 
     def _retire(self) -> None:

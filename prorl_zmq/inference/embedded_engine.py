@@ -230,13 +230,16 @@ class EmbeddedEngine:
         if self._closed:
             raise EngineFailed("the engine was closed", unreachable=True)
         if not len(token_ids):
-            raise EngineFailed("the prompt is empty; it needs at least one token")
+            raise EngineFailed("the prompt is empty; it needs at least one token", refused=True)
         if token_ids.min() < 0 or token_ids.max() >= vocabulary:
             raise EngineFailed(
-                f"the prompt holds a token id outside of 0 to {vocabulary - 1}; is the chat format right?"
+                f"the prompt holds a token id outside of 0 to {vocabulary - 1}; is the chat format right?",
+                refused=True,
             )
         if len(token_ids) >= CONTEXT_LIMIT:
-            raise EngineFailed(f"a prompt of {len(token_ids)} tokens leaves no room in a context of {CONTEXT_LIMIT}")
+            raise EngineFailed(
+                f"a prompt of {len(token_ids)} tokens leaves no room in a context of {CONTEXT_LIMIT}", refused=True
+            )
 
 
 def load_embedded_engine(model: Path | None, weight_version: int = 0) -> EmbeddedEngine:

@@ -28,6 +28,8 @@ import zmq
 from .. import codec
 from ..aio import AsyncSocket
 from ..errors import EngineFailed, ErrorInfo, InternalError, MalformedMessage, ProrlError
+from ..logs import about_job
+from ..memory import give_memory_back
 from ..messages import (
     Abort,
     AnyEngineRequest,
@@ -42,7 +44,10 @@ from ..messages import (
     UpdateWeights,
 )
 from ..processes import stop_signals
-from ..sockets import bind, open_socket, split_envelope
+from ..security.gate import Gate
+from ..security.keyring import WORKER, Keyring
+from ..security.rights import Door
+from ..sockets import PROMPT_FRAME_BYTES, open_socket, split_envelope
 from .registration import Registration
 
 if TYPE_CHECKING:
@@ -81,6 +86,8 @@ class HostOptions:
     heartbeat_s: float = HEARTBEAT_S
     insecure: bool = False
     """Allow plaintext TCP beyond loopback."""
+    keys: Path | None = None
+    """The key folder; None: that of `$PRORL_KEYS`, or none."""
 
 
 class EngineHost:
@@ -93,19 +100,26 @@ class EngineHost:
 
     Raises:
         InvalidEndpoint, EndpointInUse: the endpoint cannot be bound.
+        ConfigError: the key folder is not private, or lacks a key.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], engine: Engine, options: HostOptions) -> None:
         self._engine = engine
         self._options = options
-        router = open_socket(context, zmq.ROUTER)
+        keyring = Keyring.load(options.keys, WORKER)
+        self._gate = Gate(context, keyring, insecure=options.insecure)
+        router = open_socket(context, zmq.ROUTER, PROMPT_FRAME_BYTES)
         try:
-            self.endpoint = bind(router, options.endpoint, insecure=options.insecure)
-            self._registration = Registration(context, options.backend_broker, self._backend())
+            self.endpoint = self._gate.bind(router, options.endpoint, Door.ENGINE)
+            self._gate.attend()
+            self._registration = Registration(
+                context, options.backend_broker, self._backend(), keyring, self._gate.doorkeeper
+            )
         except BaseException:
+            self._gate.close()
             router.close()
             raise
-        self._router = AsyncSocket(router, self._receive, copied=8)
+        self._router = AsyncSocket(router, self._receive, copied=0)  # only a frame knows whose it is
         self._generations: dict[str, asyncio.Task[None]] = {}
         self._envelopes: dict[str, Sequence[Frame]] = {}
         """Where the answer to each generation goes."""
@@ -145,12 +159,14 @@ class EngineHost:
             await asyncio.wait(tasks, timeout=UPDATES_S)
         await self._registration.close()
         self._router.close(linger_ms=200)
+        self._gate.close()
 
     def _backend(self) -> Backend:
         options, engine = self._options, self._engine.description
         return Backend(
             backend_id=options.backend_id,
             endpoint=self.endpoint,
+            curve_key=self._gate.curve_key(self.endpoint),
             model=engine.model,
             chat=engine.chat,
             weight_version=self._engine.weight_version,
@@ -204,6 +220,7 @@ class EngineHost:
             content = codec.unpack(_bytes(message[0]))
             request_id = codec.request_id(content)
             request: AnyEngineRequest = codec.convert(content, AnyEngineRequest)
+            self._gate.sender(frames[0]).check(request)
             expected = 2 if isinstance(request, Generate) else 1
             if len(message) != expected:
                 raise MalformedMessage(f"{type(request).__name__} has {expected} frames, not {len(message)}")
@@ -221,7 +238,8 @@ class EngineHost:
                 token_ids = token_array(message[1])  # first: a malformed request must leave nothing behind
                 self._envelopes[request.request_id] = envelope
                 if request.request_id not in self._generations:
-                    task = asyncio.create_task(self._generate(request, token_ids))
+                    with about_job(request.job_id):  # what the task logs, it logs of the job
+                        task = asyncio.create_task(self._generate(request, token_ids))
                     self._generations[request.request_id] = task
                     # Not in the task: one that is cancelled before it begins never runs at all.
                     task.add_done_callback(partial(self._forget, request.request_id))
@@ -321,6 +339,7 @@ def run_engine_host(start: Callable[[], Awaitable[Engine]], options: HostOptions
             log.info("engine %s serves at %s", options.backend_id, host.endpoint)
             await host.run(stop)
 
+    give_memory_back()
     with zmq.Context() as context:
         uvloop.run(main())
 

@@ -1,10 +1,13 @@
 """A backend's registration with the backend broker: how an engine host gets onto its list, and stays there.
 
-    DEALER ⇄ backend broker's ROUTER      `AddBackend`, then `BackendAlive` with every heartbeat
+    DEALER ⇄ backend broker's ROUTER      `AddBackend`, then `BackendAlive` with every heartbeat;
+                                          with keys over TCP, `ListKeys` before each
 
 A broker that was restarted says `unknown_backend`, and is asked again at once. One that does not answer gets a new
 socket after a few heartbeats, so that old ones do not pile up. While the name is taken by another backend there are no
 heartbeats, which would keep that one's registration alive, but the request to be registered again and again.
+A host on another node than the service's has the list of keys that are let in from the broker; before it has one, it
+does not register, since nobody could use it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ import msgspec
 import zmq
 
 from .. import codec
-from ..aio import AsyncSocket
 from ..errors import MalformedMessage, UnknownBackend
 from ..messages import (
     AddBackend,
@@ -27,14 +29,19 @@ from ..messages import (
     BackendRefused,
     DrainBackend,
     EngineLoad,
+    KeyList,
+    ListKeys,
     RemoveBackend,
     new_id,
 )
-from ..sockets import connect, open_socket
+from ..security.line import Line
+from ..sockets import CONTROL_FRAME_BYTES
 
 if TYPE_CHECKING:
     from ..messages import AnyBackendReply as Answer
     from ..messages import AnyBackendRequest, Backend
+    from ..security.doorkeeper import Doorkeeper
+    from ..security.keyring import Keyring
 
 UNANSWERED_LIMIT = 5
 """Heartbeats without an answer after which the line to the backend broker is opened anew."""
@@ -53,10 +60,21 @@ class Registration:
         context: the process's ZeroMQ context.
         endpoint: the backend broker's.
         backend: what to register.
+        keyring: ours; None: plaintext.
+        doorkeeper: is told which keys are let in; None: it knows, or needs none.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, backend: Backend) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        backend: Backend,
+        keyring: Keyring | None = None,
+        doorkeeper: Doorkeeper | None = None,
+    ) -> None:
         self._context = context
+        self._keyring = keyring
+        self._doorkeeper = doorkeeper if doorkeeper is not None and backend.curve_key else None
         self._endpoint = endpoint
         self._backend = backend
         self._unanswered = 0
@@ -82,6 +100,10 @@ class Registration:
             self._heartbeat(load, problem)
         self._weight_version = weight_version
         backend = self._backend
+        if self._doorkeeper is not None and self._doorkeeper.is_told:
+            self._send(ListKeys(new_id(), self._doorkeeper.list_state))
+            if not self._doorkeeper.list_state:
+                return
         if self._registered:
             self._send(BackendAlive(new_id(), backend.backend_id, weight_version, self._load, self._problem))
         else:
@@ -107,15 +129,17 @@ class Registration:
                 await asyncio.wait_for(self._left.wait(), GOODBYE_S)
         self._socket.close()
 
-    def _open(self) -> AsyncSocket:
+    def _open(self) -> Line:
         self._unanswered = 0
-        socket = open_socket(self._context, zmq.DEALER)
-        try:
-            connect(socket, self._endpoint)
-        except BaseException:
-            socket.close()
-            raise
-        return AsyncSocket(socket, self._receive, copied=2)
+        return Line(
+            self._context,
+            zmq.DEALER,
+            self._endpoint,
+            self._keyring,
+            self._receive,
+            copied=2,
+            limit_bytes=CONTROL_FRAME_BYTES,
+        )
 
     def _send(self, request: AnyBackendRequest) -> None:
         self._socket.send([b"", codec.encode(request)])
@@ -129,7 +153,9 @@ class Registration:
             log.warning("the backend broker's answer is malformed: %s", error)
             return
         self._unanswered = 0
-        if reply.request_id == self._leaving:
+        if isinstance(reply, KeyList):
+            self._learn(reply)
+        elif reply.request_id == self._leaving:
             self._left.set()
         elif isinstance(reply, BackendRefused):
             if reply.error.code == UnknownBackend.code:
@@ -140,3 +166,11 @@ class Registration:
                 log.warning("the backend broker refused: %s", reply.error.message)
         elif reply.request_id == self._adding:
             self._registered = True
+
+    def _learn(self, reply: KeyList) -> None:
+        if self._doorkeeper is None or reply.keys is None:
+            return
+        first = not self._doorkeeper.list_state
+        self._doorkeeper.learn(reply.keys, reply.state)
+        if first:
+            self.announce(self._weight_version)

@@ -252,15 +252,20 @@ class VllmEngine:
     def _check_prompt(self, token_ids: NDArray[np.int32], stop_token_ids: Sequence[int]) -> None:
         context, vocabulary = self._description.context_tokens, self._description.vocabulary
         if not len(token_ids):
-            raise EngineFailed("the prompt is empty; it needs at least one token")
+            raise EngineFailed("the prompt is empty; it needs at least one token", refused=True)
         if len(token_ids) >= context:
-            raise EngineFailed(f"a prompt of {len(token_ids)} tokens leaves no room in a context of {context}")
+            raise EngineFailed(
+                f"a prompt of {len(token_ids)} tokens leaves no room in a context of {context}", refused=True
+            )
         if token_ids.min() < 0 or token_ids.max() >= vocabulary:
             raise EngineFailed(
-                f"the prompt holds a token id outside of 0 to {vocabulary - 1}; is the tokenizer the model's?"
+                f"the prompt holds a token id outside of 0 to {vocabulary - 1}; is the tokenizer the model's?",
+                refused=True,
             )
         if any(not 0 <= token < vocabulary for token in stop_token_ids):
-            raise EngineFailed(f"a stop token id is outside of 0 to {vocabulary - 1}: {list(stop_token_ids)}")
+            raise EngineFailed(
+                f"a stop token id is outside of 0 to {vocabulary - 1}: {list(stop_token_ids)}", refused=True
+            )
 
     def _translate(self, error: Exception) -> NoReturn:
         """Raise vLLM's error as ours."""
@@ -268,7 +273,8 @@ class VllmEngine:
         if self._llm.errored:
             self._lost("vLLM's engine process has ended; its log says why")
         cause = error.__cause__ or error
-        raise EngineFailed(f"vLLM refused or failed: {type(cause).__name__}: {cause}") from error
+        refused = isinstance(cause, ValueError)  # vLLM's validation errors are some
+        raise EngineFailed(f"vLLM refused or failed: {type(cause).__name__}: {cause}", refused=refused) from error
 
     def _lost(self, why: str) -> NoReturn:
         self._fault = self._fault or why

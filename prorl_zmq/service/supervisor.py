@@ -2,8 +2,12 @@
 
 The supervisor owns the run folder (private, locked) and its children; it holds no job and no message, so a child that
 is started again finds its work through the brokers. Children die with the supervisor, however it ends. A child that
-ends because of a wrong setting (exit code 2) ends the service; any other is started again after a pause that doubles
-up to `MAX_PAUSE_S` while it keeps dying young.
+ends because of a wrong setting (exit code 2) before the service was ready once ends the service; any other is started
+again after a pause that doubles up to `MAX_PAUSE_S` while it keeps dying young.
+
+It stays in the foreground, ends on SIGTERM or SIGINT, stages first and brokers last, each rank within its `STOP_S`, and
+at once on a second signal; what does not end by itself is killed with all that it started. systemd is told by
+`Notifier` when the service is ready, what it waits for, and that it lives.
 """
 
 from __future__ import annotations
@@ -13,19 +17,22 @@ import contextlib
 import fcntl
 import logging
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..async_client import AsyncRolloutClient
-from ..config import own_run_dir
+from ..config import SERVICE_VARIABLE, own_run_dir
 from ..errors import ConfigError, EndpointInUse, ProrlError
+from ..messages import new_id
 from ..processes import ISOLATED, die_with_parent, stop_signals
 from ..tools.sandbox.sweeping import sweep
+from .notify import Notifier
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from pathlib import Path
 
     from ..config import BackendSettings, Topology
@@ -38,8 +45,12 @@ FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
 GROWN_UP_S = 30.0
 """A child that lived for so long starts again without a longer pause."""
-STOP_S = 30.0
-"""How long children may take to end before they are killed; vLLM takes up to ten seconds."""
+STOP_S = (5.0, 20.0, 15.0)
+"""How long the children of each rank may take to end before they are killed; vLLM takes up to ten seconds."""
+PATIENCE_S = 2.0
+"""Children that take longer to end are named in the log."""
+TWICE_S = 0.5
+"""A second signal within this time is the first one, which came twice: from a terminal and from a program above us."""
 
 log = logging.getLogger("prorl.serve")
 
@@ -70,7 +81,9 @@ def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
     """List the processes of a topology, in the order in which they start."""
     run_dir = str(topology.run_dir)
     service = topology.service
-    shared = ["--run-dir", run_dir, *(["--insecure"] if service.insecure else [])]
+    logs = ["--log-format", service.log_format, "--log-level", service.log_level]
+    keys = ["--keys", topology.security.keys] if topology.security.keys else []
+    shared = ["--run-dir", run_dir, *logs, *keys, *(["--insecure"] if service.insecure else [])]
     broker = [*(["--config", str(config)] if config is not None else []), *shared]
     stage_events = topology.endpoint(topology.rollout_broker.stage_events)
     backend_broker = topology.endpoint(topology.backend_broker.endpoint)
@@ -128,7 +141,12 @@ class Supervisor:
         self._log_dir = log_dir
         self._children: dict[str, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
+        self._hurrying = asyncio.Event()
+        self._stopped_at = 0.0
+        self._was_ready = False
         self._usage_error = ""
+        self._notifier = Notifier()
+        self._environment = {**os.environ, SERVICE_VARIABLE: new_id()}
 
     async def run(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
         """Serve until SIGTERM, SIGINT or `stop`.
@@ -150,20 +168,32 @@ class Supervisor:
             raise ConfigError(f"{self._usage_error} cannot work with its settings; its log says why")
 
     async def _serve(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
-        keepers = [asyncio.create_task(self._keep(plan)) for plan in self._plans]
-        ready = asyncio.create_task(self._announce(on_startup, on_ready))
+        watchdog = asyncio.create_task(self._feed_watchdog())
+        tasks = [asyncio.create_task(self._keep(plan)) for plan in self._plans]
+        tasks.append(asyncio.create_task(self._announce(on_startup, on_ready)))
         try:
             await self._stopping.wait()
         finally:
-            ready.cancel()
-            for keeper in keepers:
-                keeper.cancel()
-            await asyncio.gather(ready, *keepers, return_exceptions=True)
+            self._notifier.stopping()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._end_children()
+            watchdog.cancel()
 
     def stop(self) -> None:
-        """End `run` in good order."""
-        self._stopping.set()
+        """End `run` in good order; called again, at once."""
+        now = asyncio.get_running_loop().time()
+        if not self._stopping.is_set():
+            self._stopped_at = now
+            self._stopping.set()
+        elif now - self._stopped_at > TWICE_S:
+            self._hurrying.set()
+
+    async def _feed_watchdog(self) -> None:
+        while self._notifier.watchdog_s is not None:
+            self._notifier.watchdog()
+            await asyncio.sleep(self._notifier.watchdog_s)
 
     async def _keep(self, plan: ChildPlan) -> None:
         """Start a child, and again whenever it ends."""
@@ -173,13 +203,14 @@ class Supervisor:
             started = loop.time()
             child = await self._start(plan)
             code = await child.wait()
-            if code == USAGE_ERROR:
+            if code == USAGE_ERROR and not self._was_ready:
                 self._usage_error = plan.name
                 self.stop()
                 return
             lived = loop.time() - started
             pause = FIRST_PAUSE_S if lived >= GROWN_UP_S else min(2 * pause, MAX_PAUSE_S)
             log.warning("%s ended with code %d after %.1f s; starting it again in %g s", plan.name, code, lived, pause)
+            self._notifier.status(f"starting {plan.name} again, which ended with code {code}")
             await asyncio.sleep(pause)
 
     async def _start(self, plan: ChildPlan) -> asyncio.subprocess.Process:
@@ -195,6 +226,7 @@ class Supervisor:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=stderr,
                     stderr=stderr,
+                    env=self._environment,
                     start_new_session=True,
                     preexec_fn=partial(die_with_parent, os.getpid()),
                 )
@@ -209,14 +241,17 @@ class Supervisor:
 
     async def _announce(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
         async for startup in self._startup():
+            self._notifier.status(f"waiting for {startup.missing}")
             on_startup(startup)
+        self._was_ready = True
+        self._notifier.ready()
         on_ready()
 
     async def _startup(self) -> AsyncIterator[Startup]:
         """Say what is missing, whenever that changes, until every process has reported to its broker."""
         door = self._topology.endpoint(self._topology.rollout_broker.front_door)
         said: Startup | None = None
-        async with AsyncRolloutClient(door, timeout_s=MAX_PAUSE_S) as client:
+        async with AsyncRolloutClient(door, timeout_s=MAX_PAUSE_S, keys=self._topology.security.keys) as client:
             while True:
                 try:
                     startup = self._compared(await client.status(), await client.backends.list())
@@ -244,18 +279,44 @@ class Supervisor:
 
     async def _end_children(self) -> None:
         for rank in sorted({plan.rank for plan in self._plans}, reverse=True):
-            names = [plan.name for plan in self._plans if plan.rank == rank]
-            living = [child for name in names if (child := self._children.get(name)) and child.returncode is None]
-            for child in living:
-                child.terminate()
-            waits = [asyncio.create_task(child.wait()) for child in living]
-            if waits:
-                await asyncio.wait(waits, timeout=STOP_S)
-            for child in living:
-                if child.returncode is None:
-                    log.warning("process %d did not end within %g s; killing it", child.pid, STOP_S)
-                    child.kill()
-                    await child.wait()
+            living = {
+                asyncio.create_task(child.wait()): plan.name
+                for plan in self._plans
+                if plan.rank == rank and (child := self._children.get(plan.name)) and child.returncode is None
+            }
+            for name in living.values():
+                self._children[name].terminate()
+                self._children[name].send_signal(signal.SIGCONT)  # one that was stopped could not end in good order
+            for name in await self._wait_for(living, STOP_S[rank]):
+                log.warning("%s did not end in time; killing it", name)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._children[name].pid, signal.SIGKILL)  # it leads a session of its own
+            if living:
+                await asyncio.wait(living)
+
+    async def _wait_for(self, ends: dict[asyncio.Task[int], str], limit_s: float) -> list[str]:
+        """Wait until children have ended, `limit_s` have passed, or somebody is in a hurry; give those that live."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        patience, deadline = now + PATIENCE_S, now + limit_s
+        hurry = asyncio.create_task(self._hurrying.wait())
+        living = set(ends)
+        while living and not hurry.done() and (now := loop.time()) < deadline:
+            if now >= patience:
+                self._say_waiting(sorted(ends[task] for task in living), deadline - now)
+                patience = deadline
+            done, _ = await asyncio.wait(
+                {*living, hurry}, timeout=min(patience, deadline) - now, return_when=asyncio.FIRST_COMPLETED
+            )
+            living -= done
+        hurry.cancel()
+        return sorted(ends[task] for task in living)
+
+    def _say_waiting(self, names: Sequence[str], left_s: float) -> None:
+        log.warning(
+            "waiting for %s to end, to be killed in %.0f s; a second signal kills now", ", ".join(names), left_s
+        )
+        self._notifier.status(f"stopping, waiting for {', '.join(names)}")
 
 
 async def _check_python(python: str) -> None:

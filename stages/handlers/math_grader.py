@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
@@ -41,7 +42,8 @@ class MathGrader:
     async def _grade(self, ground_truth: str, answer: str) -> bool:
         if self._pool is None:
             spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(1, spawn, initializer=die_with_parent)
+            # With our pid: the child may come to it when this process has been killed already, and would wait for ever.
+            self._pool = ProcessPoolExecutor(1, spawn, initializer=die_with_parent, initargs=(os.getpid(),))
         return await asyncio.get_running_loop().run_in_executor(self._pool, equal_answers, ground_truth, answer)
 
 

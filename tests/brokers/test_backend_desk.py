@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from prorl_zmq.brokers import backend_desk
+from prorl_zmq.brokers import backend_registry
 from prorl_zmq.brokers.backend_desk import BackendDesk
 from prorl_zmq.messages import (
     AddBackend,
@@ -19,6 +19,8 @@ from prorl_zmq.messages import (
     Done,
     DrainBackend,
     EngineLoad,
+    GenerationFailed,
+    HeldAssignment,
     ListBackends,
     OwnerAlive,
     Release,
@@ -69,16 +71,16 @@ def assign(
     owner: str = "run-1",
     wait_s: float = 60.0,
     group: str = "",
-    unreachable: str = "",
+    leaving: str = "",
 ) -> Assign:
     return Assign(
-        f"assign-{job_id}-{attempt}-{unreachable}" if unreachable else f"assign-{job_id}-{attempt}",
+        f"assign-{job_id}-{attempt}-{leaving}" if leaving else f"assign-{job_id}-{attempt}",
         owner=owner,
         job_id=job_id,
         attempt=attempt,
         wait_s=wait_s,
         group_id=group,
-        unreachable=unreachable,
+        leaving=leaving,
     )
 
 
@@ -153,11 +155,24 @@ def test_the_assignments_of_a_silent_owner_are_released() -> None:
     desk.ask(assign("a", owner="dead"))
     desk.ask(assign("b", owner="alive"))
     desk.now = 9.0
-    desk.ask(OwnerAlive("alive", "alive", {"b": 1}))
+    desk.ask(OwnerAlive("alive", "alive", {"b": HeldAssignment(1, "x")}))
     desk.tick(LEASE_S)
     assert desk.in_flight() == {"x": 1}
     desk.ask(OwnerAlive("alive", "alive", {}))
     assert desk.in_flight() == {"x": 0}
+
+
+def test_a_broker_that_was_started_anew_learns_which_jobs_are_where() -> None:
+    desk = Desk()
+    desk.ask(add("x"))
+    desk.ask(add("y"))
+    jobs = {"a": HeldAssignment(1, "y", 3), "b": HeldAssignment(2, "y"), "waits": HeldAssignment(1)}
+    for _ in range(2):
+        desk.ask(OwnerAlive("alive", "run-1", jobs))
+    assert desk.in_flight() == {"x": 0, "y": 2}
+    assert desk.ask(assign("b", attempt=2))[b"client"].backend.backend_id == "y"
+    desk.tick(LEASE_S)
+    assert desk.in_flight() == {"x": 0, "y": 0}
 
 
 def test_an_owner_that_died_while_it_waited_does_not_keep_what_it_is_given_later() -> None:
@@ -304,7 +319,7 @@ def test_a_version_is_forgotten_on_request(forget: Any, lost: bool) -> None:
 
 
 def test_not_every_host_that_ever_was_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_desk, "LOST_LIMIT", 2)
+    monkeypatch.setattr(backend_registry, "LOST_LIMIT", 2)
     desk = Desk()
     for number, name in enumerate("xyz"):
         desk.ask(add(name, heartbeats=True, version=7))
@@ -341,53 +356,133 @@ def test_the_last_load_of_a_host_is_listed() -> None:
     assert loads == [[EngineLoad(), None], [load, None]]
 
 
-@pytest.mark.parametrize("heard", [BackendAlive("heard", "x", 0), add(heartbeats=True)])
-def test_a_suspect_that_is_heard_of_is_ready_again(heard: Any) -> None:
+def failed(name: str = "x", job_id: str = "a") -> GenerationFailed:
+    return GenerationFailed("failed", job_id, name, "it coughs")
+
+
+def test_a_backend_that_failed_is_listed_with_its_problem_and_gets_one_job_at_a_time_at_growing_intervals() -> None:
     desk = Desk()
-    desk.ask(add("x", heartbeats=True))
-    desk.ask(add("y", heartbeats=True))
-    desk.ask(assign())
-    moved = desk.ask(assign(unreachable="x"))[b"client"]
-    assert isinstance(moved, Assigned)
-    assert moved.backend.backend_id == "y"
-    assert desk.listed("x") == ("suspect", 0)
-    desk.ask(heard)
-    assert desk.listed("x") == ("ready", 0)
+    desk.ask(add("x"))
+    desk.ask(add("y"))
+    assert desk.ask(assign("a"))[b"client"].backend.backend_id == "x"
+    desk.ask(failed())
+    assert desk.ask(assign("a", leaving="x"))[b"client"].backend.backend_id == "y"
+    tried = []
+    for tenth in range(1, 1300):
+        desk.now = tenth / 10
+        desk.tick(desk.now)
+        given = desk.ask(assign(f"job-{tenth}"))[b"client"].backend.backend_id
+        if given == "x":
+            tried.append(desk.now)
+            desk.ask(failed(job_id=f"job-{tenth}"))
+            assert desk.ask(assign(f"job-{tenth}", leaving="x"))[b"client"].backend.backend_id == "y"
+        status = desk.ask(ListBackends("list"))[b"client"].backends[0]
+        assert (status.state, status.problem) == ("probation", "it coughs")
+    assert tried == [1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 123.0]
+    assert status.next_try_s == pytest.approx(183.0 - desk.now)
 
 
-def test_a_suspect_without_heartbeats_is_tried_again_a_lease_after_the_last_job_that_could_not_reach_it() -> None:
+def test_a_job_that_is_served_ends_the_probation() -> None:
+    for served in (
+        OwnerAlive("alive", "run-1", {"b": HeldAssignment(1, "x", 1)}),
+        Release("release", "b", 1, 1),
+    ):
+        desk = Desk()
+        desk.ask(add("x"))
+        desk.ask(failed())
+        desk.tick(1.0)
+        assert isinstance(desk.ask(assign("b"))[b"client"], Assigned)
+        assert desk.ask(assign("c"), b"c") == {}
+        for silent in (OwnerAlive("alive", "run-1", {"b": HeldAssignment(1, "x")}), Release("release", "b", 0, 1)):
+            assert list(desk.ask(silent)) == [b"client"]
+        assert isinstance(desk.ask(served)[b"c"], Assigned)
+        assert desk.listed()[0] == "ready"
+        desk.ask(failed())
+        desk.now = 2.0
+        assert isinstance(desk.ask(assign("d"))[b"client"], Assigned), "the pause is the first one again"
+
+
+def test_what_may_have_been_served_before_the_failure_does_not_end_a_probation() -> None:
+    desk = Desk()
+    desk.ask(add("x"))
+    desk.ask(assign("held"))
+    desk.ask(failed())
+    for desk.now, served, state in ((1.9, 1, "probation"), (2.5, 1, "probation"), (2.6, 2, "ready")):
+        desk.ask(OwnerAlive("alive", "run-1", {"held": HeldAssignment(1, "x", served)}))
+        assert desk.listed()[0] == state
+
+
+def test_many_failures_at_once_are_one() -> None:
+    desk = Desk()
+    desk.ask(add("x"))
+    for number in range(64):
+        desk.ask(failed(job_id=f"job-{number}"))
+    desk.now = 1.0
+    assert isinstance(desk.ask(assign("a"))[b"client"], Assigned)
+
+
+@pytest.mark.parametrize("again", [add(), add(heartbeats=True)])
+def test_a_backend_that_is_added_again_is_ready(again: Any) -> None:
+    desk = Desk()
+    desk.ask(add(heartbeats=True))
+    desk.ask(failed())
+    assert desk.ask(assign(), b"waits") == {}
+    desk.ask(BackendAlive("alive", "x", 0))
+    assert desk.listed()[0] == "probation", "its host lives, but that says little"
+    assert isinstance(desk.ask(again)[b"waits"], Assigned)
+    assert desk.listed()[0] == "ready"
+
+
+def test_jobs_wait_while_all_are_on_probation_and_are_the_ones_that_try_them() -> None:
     desk = Desk()
     desk.ask(add("x"))
     desk.ask(assign("a"))
-    desk.ask(assign("b"))
-    desk.ask(add("y"))
-    desk.ask(assign("a", unreachable="x"))
-    desk.now = 5.0
-    desk.ask(assign("b", unreachable="x"))
-    desk.ask(OwnerAlive("alive", "run-1", {"a": 1, "b": 1}))
-    desk.tick(14.9)
-    assert desk.listed("x")[0] == "suspect"
-    desk.tick(15.0)
-    assert desk.listed("x")[0] == "ready"
+    desk.ask(failed())
+    assert desk.ask(assign("a", leaving="x"), b"a") == {}
+    assert desk.ask(assign("b"), b"b") == {}
+    assert desk.desk.next_deadline() == 1.0
+    assert [type(reply) for reply in desk.tick(1.0).values()] == [Assigned]
+    assert desk.desk.next_deadline() == 3.0
+    assert list(desk.tick(3.0)) == [b"b"]
+    assert desk.desk.next_deadline() is None
+
+
+def test_a_wait_ends_with_a_backend_that_may_work_rather_than_none() -> None:
+    desk = Desk()
+    desk.ask(add("x"))
+    desk.ask(failed())
+    desk.ask(assign("a", wait_s=0.5), b"a")
+    assert isinstance(desk.tick(0.5)[b"a"], Assigned)
+    desk.ask(DrainBackend("drain", "x"))
+    desk.ask(assign("b", wait_s=0.5), b"b")
+    assert desk.tick(1.0)[b"b"].error.code == "no_backend"
+
+
+def test_the_failure_of_what_is_gone_changes_nothing() -> None:
+    desk = Desk()
+    assert desk.ask(failed()) == {b"client": Done("failed")}
+    desk.ask(add("x"))
+    desk.ask(failed())
+    desk.ask(RemoveBackend("remove", "x"))
+    desk.tick(5.0)
+    desk.ask(add("x"))
+    assert desk.listed()[0] == "ready"
 
 
 @pytest.mark.parametrize("sent", [1, 2])
-def test_a_backend_that_came_back_is_not_blamed_by_a_job_that_waits(sent: int) -> None:
+def test_a_job_that_waits_is_given_its_old_backend_once_that_is_back(sent: int) -> None:
     desk = Desk()
     desk.ask(add("x"))
     desk.ask(assign())
     desk.ask(DrainBackend("drain", "x"))
-    moving = assign(unreachable="x")
+    moving = assign(leaving="x")
     for _ in range(sent):
         assert desk.ask(moving) == {}
     assert desk.in_flight() == {"x": 0}
     answers = desk.ask(add("x"), b"adds")
     assert {client: type(reply) for client, reply in answers.items()} == {b"adds": Done, b"client": Assigned}
-    assert desk.listed("x")[0] == "ready"
     assert isinstance(desk.ask(moving)[b"client"], Assigned), "the answer was lost"
-    assert desk.listed("x")[0] == "ready"
-    desk.ask(RemoveBackend("remove", "x"))
-    desk.tick(LEASE_S)
+    assert desk.in_flight() == {"x": 1}
 
 
 def test_a_job_whose_backend_was_removed_gets_another() -> None:
@@ -396,7 +491,7 @@ def test_a_job_whose_backend_was_removed_gets_another() -> None:
     desk.ask(assign())
     desk.ask(add("y"))
     desk.ask(RemoveBackend("remove", "x"))
-    moved = desk.ask(assign(unreachable="x"))[b"client"]
+    moved = desk.ask(assign(leaving="x"))[b"client"]
     assert isinstance(moved, Assigned)
     assert moved.backend.backend_id == "y"
 

@@ -4,7 +4,7 @@ import pytest
 
 from prorl_zmq.brokers.backend_heap import BackendHeap
 from prorl_zmq.errors import DuplicateBackend, UnknownBackend
-from prorl_zmq.messages import Assign, Backend, new_id
+from prorl_zmq.messages import Assign, Backend, HeldAssignment, new_id
 
 
 def backend(
@@ -42,7 +42,7 @@ def assign(
     *,
     group: str = "",
     node: str = "local",
-    unreachable: str = "",
+    leaving: str = "",
     request_id: str = "",
 ) -> str | None:
     given = heap.assign(
@@ -54,7 +54,7 @@ def assign(
             wait_s=1.0,
             group_id=group,
             node=node,
-            unreachable=unreachable,
+            leaving=leaving,
         )
     )
     return given.backend_id if given is not None else None
@@ -127,7 +127,7 @@ def test_removing_a_backend_frees_its_jobs_for_others() -> None:
     assign(heap, "a")
     heap.remove("x")
     assert assign(heap, "a") == "y"
-    heap.clear()
+    heap.remove("y")
     assert heap.status() == ()
     assert assign(heap, "a") is None
 
@@ -137,7 +137,7 @@ def test_a_silent_owner_loses_all_and_a_live_one_what_it_does_not_name() -> None
     for job in "abc":
         assign(heap, job, owner="run-1")
     assign(heap, "d", owner="run-2")
-    heap.keep_only("run-1", {"a": 1, "b": 2})  # b: of another attempt
+    heap.keep_only("run-1", {"a": HeldAssignment(1), "b": HeldAssignment(2)})  # b: of another attempt
     assert in_flight(heap) == {"x": 2}
     heap.drop_owner("run-1")
     heap.drop_owner("run-1")
@@ -238,61 +238,124 @@ def test_jobs_without_a_group_or_by_job_are_spread() -> None:
     assert [assign(heap, job, group="g") for job in "ab"] == ["x", "y"]
 
 
-@pytest.mark.parametrize("end", ["drain", "remove", "suspect"])
+@pytest.mark.parametrize("end", ["drain", "remove", "suspend"])
 def test_a_group_moves_on_from_a_backend_that_is_draining_or_gone(end: str) -> None:
     heap = groups_of(backend("x"), backend("y"))
     assert assign(heap, "a", group="g") == "x"
-    if end == "suspect":
-        assert assign(heap, "a", group="g", unreachable="x") == "y"
-    else:
-        getattr(heap, end)("x")
+    getattr(heap, end)("x", *(["it coughs"] if end == "suspend" else []))
     assert [assign(heap, job, group="g") for job in "bc"] == ["y", "y"]
     heap.add(backend("x"))
     assert assign(heap, "d", group="g") == "y", "where its prompt is now"
 
 
-def test_a_job_that_cannot_reach_its_backend_gets_another_one() -> None:
+def test_a_job_that_cannot_go_on_with_its_backend_gets_another_one() -> None:
     heap = heap_of("x", "y", "z")
     assert [assign(heap, job) for job in "abc"] == ["x", "y", "z"]
-    assert assign(heap, "a", unreachable="x") == "y"
-    assert states(heap) == {"x": "suspect", "y": "ready", "z": "ready"}
+    heap.suspend("x", "it coughs")
+    assert assign(heap, "a", leaving="x") == "y"
+    assert states(heap) == {"x": "probation", "y": "ready", "z": "ready"}
     assert in_flight(heap) == {"x": 0, "y": 2, "z": 1}
-    assert [assign(heap, job) for job in "de"] == ["z", "y"], "an idle suspect attracts no jobs"
+    assert [assign(heap, job) for job in "de"] == ["z", "y"], "an idle one on probation attracts no jobs"
     assert assign(heap, "a") == "y"
-    heap.trust("x")
-    heap.trust("x")
+    heap.restore("x")
+    heap.restore("x")
     assert assign(heap, "f") == "x"
 
 
-def test_a_suspect_gets_jobs_where_there_is_no_other() -> None:
+def test_the_only_backend_is_given_again_unless_it_takes_no_jobs() -> None:
     heap = heap_of("x")
     assign(heap, "a")
-    assert assign(heap, "a", unreachable="x") == "x"
-    assert assign(heap, "b") == "x"
-    heap.add(backend("y"))
-    assert assign(heap, "a", unreachable="x") == "y"
-    assert assign(heap, "a", unreachable="y") == "x", "of two suspects, the other one"
-    assert assign(heap, "b", attempt=2) == "y", "a new attempt leaves a suspect"
-    assert in_flight(heap) == {"x": 1, "y": 1}
+    assert assign(heap, "a", leaving="x") == "x"
+    for stop in ("drain", "suspend"):
+        heap = heap_of("x")
+        assign(heap, "a")
+        getattr(heap, stop)("x", *(["it coughs"] if stop == "suspend" else []))
+        assert assign(heap, "a", leaving="x") is None
+        assert in_flight(heap) == {"x": 0}
 
 
-def test_a_suspect_that_drains_is_not_given_again() -> None:
+def test_one_on_probation_is_tried_by_one_job_for_each_offer() -> None:
+    heap = heap_of("x", "y")
+    heap.suspend("x", "it coughs")
+    assert assign(heap, "a") == "y"
+    heap.offer("x")
+    heap.offer("x")
+    assert assign(heap, "b", leaving="z") == "x", "the job left what is gone"
+    assert assign(heap, "c") == "y"
+    heap.offer("x")
+    assert [assign(heap, job) for job in "de"] == ["x", "y"]
+    heap.offer("y")
+    assert assign(heap, "f") == "y", "one that is ready needs no offer"
+    heap.suspend("y", "it sneezes")
+    heap.offer("x")
+    assert assign(heap, "f", leaving="y") == "x", "nothing else is left"
+    heap.offer("y")
+    heap.drain("y")
+    assert assign(heap, "g") is None
+    assert [status.problem for status in heap.status()] == ["it coughs", "it sneezes"]
+
+
+def test_a_job_that_moves_tries_none_while_another_is_ready() -> None:
+    heap = heap_of("x", "y", "z")
+    assert [assign(heap, job) for job in "ab"] == ["x", "y"]
+    heap.suspend("x", "it coughs")
+    heap.offer("x")
+    assert assign(heap, "b", leaving="y") == "z"
+    assert assign(heap, "c") == "x"
+
+
+def test_one_on_probation_is_better_than_none() -> None:
+    heap = heap_of("x", "y")
+    assert [assign(heap, job) for job in "abc"] == ["x", "y", "x"]
+    for name in "xy":
+        heap.suspend(name, "it coughs")
+    request = Assign("r", owner="run-1", job_id="d", attempt=1, wait_s=1.0)
+    assert heap.assign(request) is None
+    given = heap.assign(request, anyhow=True)
+    assert given is not None
+    assert given.backend_id == "y", "the least loaded"
+    for name in "xy":
+        heap.drain(name)
+    assert heap.assign(Assign("s", owner="run-1", job_id="e", attempt=1, wait_s=1.0), anyhow=True) is None
+
+
+def test_what_was_served_is_noted_once() -> None:
     heap = heap_of("x")
-    assign(heap, "a")
-    heap.drain("x")
-    assert assign(heap, "a", unreachable="x") is None
-    assert in_flight(heap) == {"x": 0}
-    assert states(heap) == {"x": "draining"}
+    heap.suspend("x", "it coughs")
+    heap.offer("x")
+    assign(heap, "a", attempt=2)
+    assert heap.note_served("a", 2, 0) is None
+    assert heap.note_served("a", 1, 1) is None
+    assert heap.note_served("b", 1, 1) is None
+    assert heap.note_served("a", 2, 1) == ("x", True)
+    assert heap.note_served("a", 2, 1) is None
+    heap.restore("x")
+    assign(heap, "b")
+    assert heap.note_served("b", 1, 3) == ("x", False)
+
+
+def test_assignments_of_an_earlier_heap_are_adopted() -> None:
+    heap = heap_of("x", "y")
+    heap.adopt("run-1", "a", HeldAssignment(2, "x", 5))
+    heap.adopt("run-1", "a", HeldAssignment(2, "y", 5))
+    heap.adopt("run-1", "b", HeldAssignment(1))
+    heap.adopt("run-1", "c", HeldAssignment(1, "gone"))
+    assert in_flight(heap) == {"x": 1, "y": 0}
+    assert heap.note_served("a", 2, 5) is None
+    assert assign(heap, "a", attempt=2) == "x"
+    assert assign(heap, "a", attempt=2, leaving="x") == "y"
+    heap.drop_owner("run-1")
+    assert in_flight(heap) == {"x": 0, "y": 0}
 
 
 def test_a_request_that_came_twice_moved_the_job_on_twice() -> None:
     heap = heap_of("x", "y")
     assert assign(heap, "a") == "x"
     for _ in range(2):
-        assert assign(heap, "a", unreachable="x", request_id="again") == "y"
+        assert assign(heap, "a", leaving="x", request_id="again") == "y"
     heap.remove("y")
     for _ in range(2):
-        assert assign(heap, "b", unreachable="x", request_id="b") == "x", "the only one"
+        assert assign(heap, "b", leaving="x", request_id="b") == "x", "the only one"
     assert in_flight(heap) == {"x": 1}
 
 
@@ -300,16 +363,16 @@ def test_what_an_older_attempt_could_not_reach_or_nobody_holds_changes_nothing()
     heap = heap_of("x", "y")
     assign(heap, "a", attempt=2)
     before = heap.status()
-    assert assign(heap, "a", attempt=1, unreachable="x") == "x"
-    assert assign(heap, "a", attempt=2, unreachable="y") == "x"
-    assert assign(heap, "a", attempt=2, unreachable="unheard-of") == "x"
+    assert assign(heap, "a", attempt=1, leaving="x") == "x"
+    assert assign(heap, "a", attempt=2, leaving="y") == "x"
+    assert assign(heap, "a", attempt=2, leaving="unheard-of") == "x"
     assert heap.status() == before
 
 
-def test_adding_a_suspect_again_makes_it_ready() -> None:
+def test_adding_one_on_probation_again_makes_it_ready() -> None:
     heap = heap_of("x", "y")
-    assign(heap, "a")
-    assign(heap, "a", unreachable="x")
+    heap.suspend("x", "it coughs")
+    heap.offer("x")
     heap.add(backend("x", node="n2", weight=4.0))
     assert states(heap) == {"x": "ready", "y": "ready"}
-    assert [assign(heap, job, node="n2") for job in "bc"] == ["x", "x"]
+    assert [assign(heap, job, node="n2") for job in "ab"] == ["x", "x"]

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from prorl_zmq.brokers.backend_heap import Affinity, BackendHeap
 from prorl_zmq.errors import DuplicateBackend, UnknownBackend
-from prorl_zmq.messages import Assign, Backend
+from prorl_zmq.messages import Assign, Backend, HeldAssignment
 
 JOBS = st.sampled_from([f"job-{number}" for number in range(8)])
 NAMES = ["w", "x", "y", "z"]
@@ -29,21 +29,20 @@ class ModelBackend:
     draining: bool = False
     version: int = 0
     needed: int = 0
-    suspect: bool = False
+    probation: bool = False
     jobs: set[str] = field(default_factory=set)
 
     @property
     def state(self) -> str:
-        return "draining" if self.draining or self.needed else "suspect" if self.suspect else "ready"
+        return "draining" if self.draining or self.needed else "probation" if self.probation else "ready"
 
     @property
     def has_room(self) -> bool:
         return len(self.jobs) < self.backend.max_in_flight
 
     @property
-    def rank(self) -> tuple[bool, bool, float, int]:
-        suspect = self.state == "suspect"
-        return (suspect, not suspect and not self.has_room, len(self.jobs) / self.backend.weight, self.changed)
+    def rank(self) -> tuple[bool, float, int]:
+        return (not self.has_room, len(self.jobs) / self.backend.weight, self.changed)
 
 
 class HeapMachine(RuleBasedStateMachine):
@@ -55,6 +54,9 @@ class HeapMachine(RuleBasedStateMachine):
         self.by_group = affinity == "group"
         self.backends: dict[str, ModelBackend] = {}
         self.assigned: dict[str, tuple[str, int, str]] = {}
+        self.served: dict[str, int] = {}
+        self.trials: set[str] = set()
+        self.offers: dict[str, None] = {}
         self.groups: dict[str, list[str]] = {}
         self.clock = 0
         self.requests = 0
@@ -65,6 +67,8 @@ class HeapMachine(RuleBasedStateMachine):
 
     def drop(self, job_id: str) -> None:
         name, _, _ = self.assigned.pop(job_id)
+        del self.served[job_id]
+        self.trials.discard(job_id)
         self.backends[name].jobs.discard(job_id)
         self.touch(name)
 
@@ -94,7 +98,8 @@ class HeapMachine(RuleBasedStateMachine):
         self.heap.add(backend, needed)
         member = self.backends.setdefault(name, ModelBackend(backend, 0))
         member.backend = backend
-        member.draining = member.suspect = False
+        member.draining = member.probation = False
+        self.offers.pop(name, None)
         member.version, member.needed = version, needed if version < needed else 0
         self.touch(name)
 
@@ -117,20 +122,27 @@ class HeapMachine(RuleBasedStateMachine):
                 member.needed = 0
                 self.touch(one)
 
-    @rule(name=BACKENDS, change=st.sampled_from(["drain", "trust", "remove"]))
+    @rule(name=BACKENDS, change=st.sampled_from(["drain", "suspend", "offer", "restore", "remove"]))
     def change(self, name: str, change: str) -> None:
+        said = ["it coughs"] if change == "suspend" else []
         if name not in self.backends:
             with pytest.raises(UnknownBackend):
-                getattr(self.heap, change)(name)
+                getattr(self.heap, change)(name, *said)
             return
-        getattr(self.heap, change)(name)
+        getattr(self.heap, change)(name, *said)
         member = self.backends[name]
         if change == "drain":
             member.draining = True
-        elif change == "trust" and member.suspect:
-            member.suspect = False
+        elif change == "suspend":
+            member.probation = True
+        elif change == "offer" and member.probation:
+            self.offers[name] = None
+        elif change == "restore" and member.probation:
+            member.probation = False
+            self.offers.pop(name, None)
             self.touch(name)
         elif change == "remove":
+            self.offers.pop(name, None)
             for job_id in tuple(member.jobs):
                 self.drop(job_id)
             del self.backends[name]
@@ -139,16 +151,32 @@ class HeapMachine(RuleBasedStateMachine):
     def assign(self, job_id: str, attempt: int, owner: str, group: str, node: str, again: bool) -> None:
         self.ask(job_id, attempt, owner, group, node, "", again)
 
-    @rule(job_id=JOBS, attempt=ATTEMPTS, group=GROUPS, node=NODES, again=st.booleans(), name=st.none() | BACKENDS)
-    def cannot_reach(self, job_id: str, attempt: int, group: str, node: str, again: bool, name: str | None) -> None:
+    @rule(job_id=JOBS, attempt=ATTEMPTS, served=st.integers(0, 3))
+    def note_served(self, job_id: str, attempt: int, served: int) -> None:
         held = self.assigned.get(job_id)
-        unreachable = name if name is not None else held[0] if held is not None else ""
+        known = held is not None and held[1] == attempt and self.served[job_id] < served
+        expected = (held[0], job_id in self.trials) if known and held is not None else None
+        assert self.heap.note_served(job_id, attempt, served) == expected
+        if known:
+            self.served[job_id] = served
+
+    @rule(job_id=JOBS, attempt=ATTEMPTS, owner=OWNERS, name=BACKENDS, served=st.integers(0, 3))
+    def adopt(self, job_id: str, attempt: int, owner: str, name: str, served: int) -> None:
+        self.heap.adopt(owner, job_id, HeldAssignment(attempt, name, served))
+        if job_id not in self.assigned and name in self.backends:
+            self.hold(job_id, name, attempt, owner)
+            self.served[job_id] = served
+
+    @rule(job_id=JOBS, attempt=ATTEMPTS, group=GROUPS, node=NODES, again=st.booleans(), name=st.none() | BACKENDS)
+    def cannot_go_on(self, job_id: str, attempt: int, group: str, node: str, again: bool, name: str | None) -> None:
+        held = self.assigned.get(job_id)
+        leaving = name if name is not None else held[0] if held is not None else ""
         owner = held[2] if held is not None else "run-1"
         if held is not None and name is None:
             attempt = held[1]
-        self.ask(job_id, attempt, owner, group, node, unreachable, again)
+        self.ask(job_id, attempt, owner, group, node, leaving, again)
 
-    def ask(self, job_id: str, attempt: int, owner: str, group: str, node: str, unreachable: str, again: bool) -> None:
+    def ask(self, job_id: str, attempt: int, owner: str, group: str, node: str, leaving: str, again: bool) -> None:
         self.requests += 1
         request = Assign(
             f"request-{self.requests}",
@@ -158,7 +186,7 @@ class HeapMachine(RuleBasedStateMachine):
             wait_s=1.0,
             group_id=group,
             node=node,
-            unreachable=unreachable,
+            leaving=leaving,
         )
         held = self.assigned.get(job_id)
         given = self.heap.assign(request)
@@ -171,54 +199,61 @@ class HeapMachine(RuleBasedStateMachine):
 
     def check(self, request: Assign, held: tuple[str, int, str] | None, given: str | None) -> None:
         if held is not None and (
-            held[1] > request.attempt or (held[1] == request.attempt and request.unreachable != held[0])
+            held[1] > request.attempt or (held[1] == request.attempt and request.leaving != held[0])
         ):
             assert given == held[0], "a job keeps its backend, and an older attempt changes nothing"
             return
         if held is not None:
             self.drop(request.job_id)
-        stays = held is not None and held[0] != request.unreachable and self.backends[held[0]].state == "ready"
+        stays = held is not None and held[0] != request.leaving and self.backends[held[0]].state == "ready"
         if stays:
             assert held is not None
             expected: str | None = held[0]
         else:
-            if request.unreachable in self.backends:
-                self.backends[request.unreachable].suspect = True
             expected = self.best(request)
-            if request.unreachable in self.backends:
-                self.touch(request.unreachable)
+            if request.leaving in self.backends:
+                self.touch(request.leaving)
             self.check_bounds(request, given)
         assert given == expected
         if given is not None:
-            self.assigned[request.job_id] = (given, request.attempt, request.owner)
-            self.backends[given].jobs.add(request.job_id)
-            self.touch(given)
+            self.hold(request.job_id, given, request.attempt, request.owner)
+            self.offers.pop(given, None)
+            if self.backends[given].probation:
+                self.trials.add(request.job_id)
             if request.group_id and self.by_group:
                 known = self.groups.setdefault(request.group_id, [])
                 known += [given] if given not in known else []
 
+    def hold(self, job_id: str, name: str, attempt: int, owner: str) -> None:
+        self.assigned[job_id] = (name, attempt, owner)
+        self.served[job_id] = 0
+        self.backends[name].jobs.add(job_id)
+        self.touch(name)
+
     def best(self, request: Assign) -> str | None:
+        offered = [one for one in self.offers if one != request.leaving and self.backends[one].state == "probation"]
+        if request.leaving not in self.backends:
+            return offered[0] if offered else self.best_ready(request)
+        left = request.leaving if self.backends[request.leaving].state == "ready" else None
+        return self.best_ready(request) or (offered[0] if offered else left)
+
+    def best_ready(self, request: Assign) -> str | None:
         others = {
             name: member
             for name, member in self.backends.items()
-            if member.state != "draining" and name != request.unreachable
+            if member.state == "ready" and name != request.leaving
         }
         if self.by_group and request.group_id in self.groups:
             group = self.groups[request.group_id]
             for name in tuple(group):
-                if name not in others or others[name].state != "ready":
+                if name not in others:
                     group.remove(name)
                 elif others[name].has_room:
                     return name
         least = min(others, key=lambda name: others[name].rank, default=None)
         if least is None:
-            lost = self.backends.get(request.unreachable)
-            return request.unreachable if lost is not None and lost.state == "suspect" else None
-        near = [
-            name
-            for name, member in others.items()
-            if member.backend.node == request.node and member.state == "ready" and member.has_room
-        ]
+            return None
+        near = [name for name, member in others.items() if member.backend.node == request.node and member.has_room]
         nearest = min(near, key=lambda name: others[name].rank, default=None)
         if nearest is not None:
             member = others[nearest]
@@ -232,20 +267,22 @@ class HeapMachine(RuleBasedStateMachine):
         if given is None:
             return
         chosen = self.backends[given]
-        assert chosen.state != "draining"
+        assert chosen.state == "ready" or given in self.offers, "one on probation is given only where it was offered"
+        if chosen.state == "probation":
+            return
         ready = [
             one
             for one in self.backends.values()
-            if one.state == "ready" and one.has_room and one.backend.backend_id != request.unreachable
+            if one.state == "ready" and one.has_room and one.backend.backend_id != request.leaving
         ]
         if ready:
-            assert chosen in ready, "a full or suspect one is given only where there is no other"
+            assert chosen in ready, "a full one is given only where there is no other"
         if ready and not (self.by_group and request.group_id):
             least = min(len(one.jobs) / one.backend.weight for one in ready)
             spared = (len(chosen.jobs) - 1) / chosen.backend.weight
             assert spared <= least, "being near costs at most one assignment"
-        if request.unreachable == given:
-            assert all(one is chosen or one.state == "draining" for one in self.backends.values())
+        if request.leaving == given:
+            assert all(one is chosen or one.state != "ready" for one in self.backends.values())
 
     @rule(job_id=JOBS, attempt=ATTEMPTS)
     def release(self, job_id: str, attempt: int) -> None:
@@ -257,7 +294,7 @@ class HeapMachine(RuleBasedStateMachine):
 
     @rule(owner=OWNERS, jobs=st.dictionaries(JOBS, ATTEMPTS))
     def keep_only(self, owner: str, jobs: dict[str, int]) -> None:
-        self.heap.keep_only(owner, jobs)
+        self.heap.keep_only(owner, {job_id: HeldAssignment(attempt) for job_id, attempt in jobs.items()})
         self.drop_all(owner, jobs)
 
     @rule(owner=OWNERS)

@@ -14,7 +14,6 @@ PLACES = st.tuples(
     st.sampled_from([0.5, 1.0, 2.0, 3.0]),
     st.integers(1, 4),
     st.integers(0, 5),
-    st.booleans(),
 )
 
 
@@ -31,10 +30,8 @@ def test_nothing_is_first_of_nothing() -> None:
     assert ranking.first("here") is None
 
 
-def test_a_backend_with_room_comes_before_a_full_one_and_that_before_a_suspect() -> None:
+def test_a_backend_with_room_comes_before_a_full_one() -> None:
     ranking = BackendRanking()
-    ranking.place(backend("suspect"), 0, suspect=True)
-    assert ranking.first("here") == "suspect"
     ranking.place(backend("full", limit=1), 1)
     assert ranking.first("here") == "full"
     ranking.place(backend("busy"), 9)
@@ -56,12 +53,10 @@ def test_the_jobs_node_is_preferred_as_long_as_that_makes_no_imbalance() -> None
     assert ranking.first("here") == "far"
 
 
-def test_a_full_or_suspect_backend_is_not_preferred_for_its_node() -> None:
+def test_a_full_backend_is_not_preferred_for_its_node() -> None:
     ranking = BackendRanking()
     ranking.place(backend("far", "there"), 2)
     ranking.place(backend("near", limit=1), 1)
-    assert ranking.first("here") == "far"
-    ranking.place(backend("near"), 0, suspect=True)
     assert ranking.first("here") == "far"
 
 
@@ -76,9 +71,7 @@ def test_a_backend_that_moved_is_near_where_it_is_now() -> None:
 
 
 @given(st.lists(PLACES | st.sampled_from(NAMES), max_size=60), st.sampled_from([*NODES, "elsewhere"]))
-def test_agrees_with_a_search_from_end_to_end(
-    changes: list[tuple[str, str, float, int, int, bool] | str], node: str
-) -> None:
+def test_agrees_with_a_search_from_end_to_end(changes: list[tuple[str, str, float, int, int] | str], node: str) -> None:
     ranking = BackendRanking()
     model: dict[str, tuple[tuple[int, float, int], str, float]] = {}
     for sequence, change in enumerate(changes):
@@ -86,9 +79,9 @@ def test_agrees_with_a_search_from_end_to_end(
             ranking.discard(change)
             model.pop(change, None)
         else:
-            name, where, weight, limit, in_flight, suspect = change
-            ranking.place(backend(name, where, weight, limit), in_flight, suspect=suspect)
-            tier = 2 if suspect else 1 if in_flight >= limit else 0
+            name, where, weight, limit, in_flight = change
+            ranking.place(backend(name, where, weight, limit), in_flight)
+            tier = 1 if in_flight >= limit else 0
             model[name] = ((tier, in_flight / weight, sequence), where, (in_flight - 1) / weight)
         expected = min(model, key=lambda one: model[one][0], default=None)
         if expected is not None:

@@ -9,12 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl_zmq import codec
-from prorl_zmq.brokers.actions import Action, End
+from prorl_zmq.brokers.actions import End
 from prorl_zmq.brokers.front_door import FrontDoor
+from prorl_zmq.brokers.job_history import JobHistory
 from prorl_zmq.brokers.job_table import JobTable
 from prorl_zmq.brokers.journal import MemoryJournal
 from prorl_zmq.brokers.outbox import REDELIVER_S, Finished, Outbox, job_digest
+from prorl_zmq.brokers.quota import Quota
 from prorl_zmq.brokers.task_catalog import TaskCatalog
+from prorl_zmq.brokers.write_ahead import WriteAhead
 from prorl_zmq.config import RolloutBrokerSettings
 from prorl_zmq.messages import (
     MAX_FRAMES,
@@ -42,6 +45,7 @@ from prorl_zmq.messages import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from prorl_zmq.brokers.actions import Action
     from prorl_zmq.sockets import Frame
 
 MATH = Task("math", {"problem": "str", "answer": "int"}, optional=("answer",))
@@ -52,9 +56,12 @@ class Door:
 
     def __init__(self, tasks: tuple[Task, ...] = (MATH,), max_jobs: int = 100) -> None:
         settings = RolloutBrokerSettings(max_jobs=max_jobs, job_limit_bytes=2048)
+        self.quota = Quota(max_jobs, settings.max_held_bytes, 1.0)
         self.table = JobTable(settings.lease_s, settings.ready_limit)
         self.outbox = Outbox()
         self.journal = MemoryJournal()
+        self.history = JobHistory()
+        self.writes = WriteAhead(self.journal, self.table, self.outbox, self.history, lambda action: None)
         self.catalog = TaskCatalog()
         self.catalog.add(tasks)
         self.now = 0.0
@@ -66,8 +73,10 @@ class Door:
             "ipc://backends",
             self.table,
             self.outbox,
+            self.history,
             self.catalog,
-            self.journal,
+            self.quota,
+            self.writes,
             self.perform,
             self.take_reply,
             started_at=0.0,
@@ -82,12 +91,14 @@ class Door:
 
     def perform(self, actions: list[Action]) -> None:
         for action in actions:
+            self.history.note(action, self.now)
             if isinstance(action, End):
-                self.outbox.put(action.finished)
-                self.news.add(action.finished.session)
+                self.quota.ended(action.finished)
+        self.writes.perform(actions)
 
     def send(self, *frames: bytes, client: bytes = b"client") -> None:
         self.door.handle([client, b"", *frames], self.now)
+        self.writes.settle(self.now)
 
     def reply(self, client: bytes = b"client") -> Any:
         """The one reply that the client got since the last look."""
@@ -108,12 +119,15 @@ class Door:
         """Have a job end, as if the pipeline had done it."""
         tokens = 1 if block is not None else 0
         result = Result(job_id=job_id, task="math", outcome=Outcome.COMPLETED, reward=1.0, tokens=tokens)
-        self.outbox.put(Finished(session, result, block, job_digest(codec.encode(job(job_id)))))
+        finished = Finished(session, result, block, job_digest(codec.encode(job(job_id))))
+        self.outbox.put(finished)
+        self.quota.recovered(finished)
         self.news.add(session)
 
     def housekeep(self, now: float) -> None:
         self.now = now
-        news, self.news = self.news, set()
+        self.writes.settle(now)
+        news, self.news = self.news | self.writes.take_news(), set()
         self.door.answer_held(news, now)
 
     def refusal(self, reply: Any) -> tuple[str, dict[str, Any]]:
@@ -175,7 +189,7 @@ def test_status_counts_what_the_service_holds() -> None:
 def test_jobs_are_in_the_journal_when_they_are_accepted() -> None:
     door = Door()
     assert door.submit(job("a"), job("b")) == Accepted("submit", 2, door.journal.journal_id)
-    assert [accepted.job_id for accepted in door.journal.unfinished()] == ["a", "b"]
+    assert [state.job_id for state in door.journal.recover().unfinished] == ["a", "b"]
 
 
 def test_a_repeated_submit_adds_nothing() -> None:
@@ -224,7 +238,7 @@ def test_one_bad_job_and_none_is_accepted(bad: Job | bytes, code: str, fields: d
     got, got_fields = door.refusal(door.submit(job("good"), bad))
     assert (got, {key: got_fields[key] for key in fields}) == (code, fields)
     assert len(door.table) == 0
-    assert not door.journal.unfinished()
+    assert not door.journal.recover().unfinished
 
 
 def test_the_refusal_of_a_wrong_instance_says_what_is_wrong() -> None:
@@ -392,7 +406,7 @@ def test_results_in_a_lost_reply_are_given_again() -> None:
     assert ids(door.ask(collect())) == ["a"]
     assert door.blocks == [b"block"]
     assert ids(door.ask(collect("a"))) == []
-    assert door.journal.uncollected() == ()
+    assert door.journal.recover().uncollected == []
     assert door.ask(collect(client_id="another")).results == ()
 
 
@@ -455,7 +469,7 @@ def test_a_fault_of_ours_is_answered_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     door = Door()
-    monkeypatch.setattr(door.journal, "accepted", lambda jobs: 1 / 0)
+    monkeypatch.setattr(door.journal, "accept", lambda jobs: 1 / 0)
     door.send(codec.encode(Submit("submit", "s")), codec.encode(job()))
     assert door.refusal(door.reply())[0] == "internal_error"
     assert len(door.table) == 0

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from prorl_zmq.brokers.actions import Action, Close, End, Start, Stop, Unassign
-from prorl_zmq.brokers.job_table import STOP_GRACE_S, JobTable, Place
+from prorl_zmq import codec
+from prorl_zmq.brokers.actions import Action, Close, End, Queued, Start, Stop, Unassign
+from prorl_zmq.brokers.job_record import Place
+from prorl_zmq.brokers.job_table import STOP_GRACE_S, JobTable
 from prorl_zmq.brokers.stage_pool import Hold
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.messages import (
@@ -61,7 +63,7 @@ class Table:
             stage_wait_s=5.0,
             limits=PhaseLimits(LIMIT_S, LIMIT_S, LIMIT_S),
         )
-        return self._note(self.table.submit(session, job, b"packed", self.now))
+        return self._note(self.table.submit(session, job, codec.encode(job), self.now))
 
     def done(self, stage_id: str, job_id: str = "a", attempt: int = 1, block: Any = None, **more: Any) -> list[Action]:
         phase = Phase(stage_id.partition("-")[0])
@@ -132,16 +134,18 @@ def test_a_job_passes_the_three_phases_and_ends_once() -> None:
     table = Table()
     for role in Phase:
         table.stage(f"{role}-1")
-    (start,) = table.submit(session="trainer")
+    (queued, start) = table.submit(session="trainer")
+    assert queued == Queued("a", 1, Phase.INIT, None)
     assert isinstance(start, Start)
-    assert (start.stage_id, start.packed_job) == ("init-1", b"packed")
+    assert (start.stage_id, codec.decode(start.packed_job, Job).job_id) == ("init-1", "a")
     assert (start.command.phase, start.command.attempt, start.command.sandbox) == (Phase.INIT, 1, None)
 
-    (start,) = table.done("init-1", sandbox=SANDBOX, carry={"from": "init"})
+    (queued, start) = table.done("init-1", sandbox=SANDBOX, carry={"from": "init"})
+    assert queued == Queued("a", 1, Phase.RUN, None)
     assert isinstance(start, Start)
     assert (start.stage_id, start.command.sandbox, start.command.carry) == ("run-1", SANDBOX, {"from": "init"})
 
-    (start,) = table.done(
+    (_, start) = table.done(
         "run-1",
         block=b"block",
         carry={"from": "run"},
@@ -391,6 +395,14 @@ def test_a_lost_eval_starts_again_from_the_recorded_run() -> None:
     assert not [action for action in table.actions if isinstance(action, Close)]
 
 
+def test_an_eval_whose_sandbox_is_gone_begins_with_a_new_one() -> None:
+    """It was tried again in the sandbox that was not there, until no attempt was left."""
+    table = Table()
+    table.bring_to(Phase.EVAL, SANDBOX)
+    actions = table.failed("eval-1", retry=True, sandbox_gone=True)
+    assert started(actions) == [("init-1", "a", 2)]
+
+
 @pytest.mark.parametrize("word", ["failed", "left"])
 def test_an_eval_that_was_given_up_finds_the_sandbox_as_run_left_it(word: str) -> None:
     table = Table()
@@ -435,7 +447,17 @@ def test_a_lease_that_lapses_on_the_last_attempt_is_named() -> None:
     table.tick(LEASE_S)
     result = table.result()
     assert result.error is not None
-    assert (result.error.code, result.error.fields) == ("lease_lost", {"attempts": 1})
+    assert (result.error.code, result.error.fields) == ("lease_lost", {"stage_id": "init-1", "attempts": 1})
+
+
+def test_the_loss_of_an_attempt_is_told_with_the_next() -> None:
+    table = Table()
+    table.stage("init-1")
+    table.submit()
+    (queued,) = [action for action in table.tick(LEASE_S) if isinstance(action, Queued)]
+    assert (queued.job_id, queued.attempt, queued.phase) == ("a", 2, Phase.INIT)
+    assert queued.error is not None
+    assert (queued.error.code, queued.error.fields["stage_id"]) == ("lease_lost", "init-1")
 
 
 def test_an_attempt_that_was_given_back_is_not_spent() -> None:
@@ -602,3 +624,121 @@ def test_a_silent_process_that_comes_back_with_a_cancelled_job_does_not_end_the_
     assert start.command.attempt == 2
     table.failed("init-1", attempt=1)
     assert table.where() == (Phase.INIT, Place.HELD)
+
+
+# A table that takes up what an earlier one left -----------------------------------------------------------------------
+
+
+def restarted(old: Table) -> Table:
+    """A new table, with all that the old one's changes have said."""
+    new = Table()
+    new.now = old.now + 1000.0  # another broker's clock
+    new.table.restore(sorted(old.table.take_changes()), old.table.last_sequence, new.now)
+    assert new.table.take_changes() == []
+    return new
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_held_job_is_still_held_when_its_process_reports_it(phase: Phase) -> None:
+    old = Table()
+    old.bring_to(phase)
+    new = restarted(old)
+    assert new.where() == (phase, Place.HELD)
+    assert new.stage(f"{phase}-1", running={"a": 1}) == []
+    assert [stage.busy for stage in new.table.stages.status()] == [1]
+    new.tick(new.now + LEASE_S - 1)
+    assert new.where() == (phase, Place.HELD)
+    assert new.table.redelivered == 0
+
+
+def test_phase_that_ended_unheard_is_still_held_and_ends_when_its_event_comes() -> None:
+    old = Table()
+    old.bring_to(Phase.EVAL)
+    new = restarted(old)
+    report = StageReport(
+        stage_id="eval-1",
+        role=Phase.EVAL,
+        node="local",
+        slots=1,
+        endpoint="ipc://stage",
+        tasks=(Task("math"),),
+        ended={"a": 1},
+    )
+    assert new.table.stage_reported(report, new.now) == []
+    new.done("eval-1", reward=1.0)
+    (end,) = [action for action in new.actions if isinstance(action, End)]
+    assert (end.finished.result.attempt, end.finished.block, end.finished.result.stop_reason) == (1, b"block", "done")
+    assert new.done("eval-1", reward=1.0) == []  # sent again
+
+
+def test_event_that_comes_before_the_first_report() -> None:
+    old = Table()
+    old.bring_to(Phase.INIT)
+    new = restarted(old)
+    new.done("init-1", sandbox=SANDBOX)
+    assert new.where() == (Phase.RUN, Place.QUEUED)
+    new.stage("init-1")
+    assert [stage.busy for stage in new.table.stages.status()] == [0]
+
+
+def test_start_that_was_never_sent_spends_no_attempt() -> None:
+    old = Table()
+    old.stage("init-1")
+    old.submit(max_attempts=1)
+    new = restarted(old)
+    (start,) = [action for action in new.stage("init-1") if isinstance(action, Start)]
+    assert (start.command.attempt, start.command.phase) == (2, Phase.INIT)
+
+
+def test_process_that_does_not_come_back_loses_its_jobs_after_the_lease() -> None:
+    old = Table()
+    old.bring_to(Phase.RUN, SANDBOX)
+    new = restarted(old)
+    new.stage("init-1")
+    assert new.tick(new.now + LEASE_S - 0.1) == []
+    new.stage("init-1")
+    actions = new.tick(new.now + 0.2)
+    assert [type(action) for action in actions if not isinstance(action, Queued)] == [Unassign, Close, Start]
+    late = new.stage("run-1", running={"a": 1})
+    assert late == [Stop("run-1", Hold("a", 1))]
+    assert new.done("run-1", attempt=1) == []
+
+
+def test_process_that_leaves_before_it_reports_gives_its_jobs_back() -> None:
+    old = Table()
+    old.bring_to(Phase.RUN)
+    new = restarted(old)
+    new.leave("run-1")
+    assert new.where() == (Phase.INIT, Place.QUEUED)
+
+
+def test_queued_jobs_keep_their_order_and_new_ones_come_after_them() -> None:
+    old = Table()
+    for job_id in "abc":
+        old.submit(job_id)
+    new = restarted(old)
+    new.submit("d")
+    new.stage("init-1", slots=4)
+    assert [action.command.job_id for action in new.actions if isinstance(action, Start)] == ["a", "b", "c", "d"]
+    assert new.table.unfinished("s") == 4
+
+
+def test_cancelling_a_job_whose_process_has_not_reported_stops_it_when_it_does() -> None:
+    old = Table()
+    old.bring_to(Phase.RUN)
+    new = restarted(old)
+    new.cancel("a")
+    assert new.where() is None
+    assert Stop("run-1", Hold("a", 1)) in new.stage("run-1", running={"a": 1})
+
+
+def test_changes_are_given_once_and_not_of_jobs_that_ended() -> None:
+    table = Table()
+    table.submit("a")
+    table.submit("b")
+    assert [state.job_id for state in table.table.take_changes()] == ["a", "b"]
+    assert table.table.take_changes() == []
+    table.stage("init-1", slots=2)
+    table.cancel("a")
+    (state,) = table.table.take_changes()
+    assert (state.job_id, state.stage_id, state.phase) == ("b", "init-1", Phase.INIT)

@@ -3,12 +3,16 @@
 The model keeps one record per job and one per stage process, and predicts what each event does to them. It leaves open
 only which of the waiting jobs starts where, and checks there that the table's choice was allowed: the oldest job, the
 least loaded process with credit, the right task, node and role, and no job waiting while someone could take it.
+
+A crash is an event like any other: a new table takes up what the journal has. What the killed broker had read and not
+written down is told again by the stage processes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -21,8 +25,11 @@ from hypothesis.stateful import (
     rule,
 )
 
+from prorl_zmq import codec
 from prorl_zmq.brokers.actions import Close, End, Start, Stop, Unassign
-from prorl_zmq.brokers.job_table import STOP_GRACE_S, JobTable, Place
+from prorl_zmq.brokers.job_record import Place
+from prorl_zmq.brokers.job_table import STOP_GRACE_S, JobTable
+from prorl_zmq.brokers.journal import MemoryJournal
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.messages import (
     Job,
@@ -79,8 +86,12 @@ class Worker:
     heard_at: float = 0.0
     known: bool = False
     gone: bool = False
+    expected: bool = False
+    """It held jobs at the last crash, and has not reported since."""
     holds: set[Hold] = field(default_factory=set)
     running: dict[Hold, StartPhase] = field(default_factory=dict)
+    unacknowledged: dict[Hold, PhaseDone | PhaseFailed] = field(default_factory=dict)
+    """Phases that ended, of which no broker knows."""
 
     def serves(self, need: tuple[Phase, str, str | None]) -> bool:
         role, task, node = need
@@ -95,6 +106,9 @@ class JobTableMachine(RuleBasedStateMachine):
     def start(self, ready_limit: int) -> None:
         self.ready_limit = ready_limit
         self.table = JobTable(LEASE_S, ready_limit)
+        self.journal = MemoryJournal()
+        self.ended_before = 0
+        """Jobs that ended in the tables of killed brokers."""
         self.now = 100.0
         self.jobs: dict[str, ModelJob] = {}
         self.workers: dict[str, Worker] = {}
@@ -154,7 +168,7 @@ class JobTableMachine(RuleBasedStateMachine):
             limits=PhaseLimits(LIMIT_S, LIMIT_S, LIMIT_S),
             stage_wait_s=STAGE_WAIT_S,
         )
-        self.check_actions(self.table.submit(session, job, b"packed", self.now))
+        self.check_actions(self.table.submit(session, job, codec.encode(job), self.now))
 
     @precondition(lambda self: self.at_work())
     @rule(target=events, keep_sandbox=st.booleans(), data=st.data())
@@ -171,20 +185,46 @@ class JobTableMachine(RuleBasedStateMachine):
     )
     def fail(self, retry: bool, outcome: Outcome, data: st.DataObject) -> PhaseFailed:
         """A process ends a phase badly, and has closed its sandbox if that was its own."""
-        worker, hold = self.draw_work(data)
-        command = worker.running.pop(hold)
-        self.close_own_sandbox(command)
-        event = PhaseFailed(
-            stage_id=worker.stage_id,
-            job_id=command.job_id,
-            attempt=command.attempt,
-            phase=command.phase,
-            outcome=outcome,
-            error=ErrorInfo("handler_failed", "it failed"),
-            retry=retry,
-        )
+        event = self.failed_event(*self.draw_work(data), outcome, retry)
         self.deliver(event)
         return event
+
+    @precondition(lambda self: self.at_work())
+    @rule(well=st.booleans(), keep_sandbox=st.booleans(), data=st.data())
+    def end_unheard(self, well: bool, keep_sandbox: bool, data: st.DataObject) -> None:
+        """A process ends a phase, and its word is lost with a connection or a broker."""
+        worker, hold = self.draw_work(data)
+        event = (
+            self.done_event(worker, hold, keep_sandbox)
+            if well
+            else self.failed_event(worker, hold, Outcome.FAILED, retry=keep_sandbox)
+        )
+        worker.unacknowledged[hold] = event
+
+    @precondition(lambda self: self.unheard())
+    @rule(target=events, data=st.data())
+    def send_again(self, data: st.DataObject) -> PhaseDone | PhaseFailed:
+        """A process says again what nobody has noted."""
+        stage_id, hold = data.draw(st.sampled_from(self.unheard()), label="event")
+        event = self.workers[stage_id].unacknowledged.pop(hold)
+        self.deliver(event)
+        return event
+
+    @rule()
+    def crash(self) -> None:
+        """The broker is killed; the next one has what the journal has."""
+        self.ended_before += self.table.outcomes.total()
+        self.table = JobTable(LEASE_S, self.ready_limit)
+        kept = self.journal.recover()
+        self.table.restore(kept.unfinished, kept.last_sequence, self.now)
+        assert self.table.take_changes() == []
+        for job in self.jobs.values():
+            job.since = self.now
+            job.lease_until = self.now + LEASE_S
+        for worker in self.workers.values():
+            held = [job for job in self.jobs.values() if job.holder == worker.stage_id]
+            worker.known, worker.expected = False, bool(held)
+            worker.holds = {(job.job_id, job.attempt) for job in held}
 
     @rule(event=consumes(events))
     def deliver_stale(self, event: PhaseDone | PhaseFailed) -> None:
@@ -208,14 +248,14 @@ class JobTableMachine(RuleBasedStateMachine):
         """A process ends in good order; the word of what it stopped comes after its leave."""
         worker = self.draw_worker(data)
         running, worker.running = worker.running, {}
-        worker.gone = True
+        self.bury(worker)
         for command in running.values():
             self.close_own_sandbox(command)
         lost = [job for job in self.jobs.values() if job.holder == worker.stage_id]
         for job in lost:
             job.given_back += 1
             self.lose(job)
-        worker.known = False
+        worker.known = worker.expected = False
         worker.holds.clear()
         self.check_actions(self.table.stage_left(worker.stage_id, self.now), in_order=len(lost) < 2)
         return multiple(*(self.stopped(worker, command) for command in running.values()))
@@ -224,9 +264,7 @@ class JobTableMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
         """A process is killed: nothing more is heard of it."""
-        worker = self.draw_worker(data)
-        worker.gone = True
-        worker.running.clear()
+        self.bury(self.draw_worker(data))
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 4.0, LEASE_S, LIMIT_S + STOP_GRACE_S]))
     def wait(self, seconds: float) -> None:
@@ -238,10 +276,16 @@ class JobTableMachine(RuleBasedStateMachine):
         for job in self.jobs.values():
             if job.holder is None:
                 continue
-            if job.lease_until <= self.now or not self.workers[job.holder].known:
+            holder = self.workers[job.holder]
+            if job.lease_until <= self.now or not (holder.known or holder.expected):
                 self.lose(job)
             elif job.since + LIMIT_S + STOP_GRACE_S <= self.now:
                 self.to_end[job.job_id] = Outcome.TIMEOUT
+        for worker in self.workers.values():
+            leased = any(j.holder == worker.stage_id and j.lease_until > self.now for j in self.jobs.values())
+            if worker.expected and not leased:
+                worker.expected = False
+                worker.holds.clear()
         self.check_actions(self.table.tick(self.now), in_order=False)
 
     # What must hold ---------------------------------------------------------------------------------------------------
@@ -270,6 +314,7 @@ class JobTableMachine(RuleBasedStateMachine):
     @invariant()
     def no_sandbox_is_forgotten(self) -> None:
         in_use = {job.sandbox.path for job in self.jobs.values() if job.sandbox is not None}
+        in_use |= {path for worker in self.workers.values() for path in self.handed_on(worker)}
         assert self.open_sandboxes <= in_use
 
     @invariant()
@@ -281,8 +326,7 @@ class JobTableMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once stage processes behave, every job ends."""
         for stage_id in self.alive():
-            self.workers[stage_id].gone = True
-            self.workers[stage_id].running.clear()
+            self.bury(self.workers[stage_id])
         for role in Phase:
             for node in NODES:
                 self.join(role, node, 3, TASKS)
@@ -298,7 +342,7 @@ class JobTableMachine(RuleBasedStateMachine):
             self.counts_are_the_models()
         assert not self.jobs
         assert not self.open_sandboxes
-        assert self.ended == self.submitted == self.table.outcomes.total()
+        assert self.ended == self.submitted == self.ended_before + self.table.outcomes.total()
 
     # What may happen next ---------------------------------------------------------------------------------------------
 
@@ -307,6 +351,9 @@ class JobTableMachine(RuleBasedStateMachine):
 
     def at_work(self) -> list[tuple[str, Hold]]:
         return [(worker.stage_id, hold) for worker in self.workers.values() for hold in sorted(worker.running)]
+
+    def unheard(self) -> list[tuple[str, Hold]]:
+        return [(worker.stage_id, hold) for worker in self.workers.values() for hold in sorted(worker.unacknowledged)]
 
     def draw_worker(self, data: st.DataObject) -> Worker:
         return self.workers[data.draw(st.sampled_from(self.alive()), label="process")]
@@ -328,7 +375,9 @@ class JobTableMachine(RuleBasedStateMachine):
 
     def is_anywhere(self, job_id: str) -> bool:
         return any(
-            job_id == held for worker in self.workers.values() for held, _ in (*worker.holds, *worker.running.keys())
+            job_id == held
+            for worker in self.workers.values()
+            for held, _ in (*worker.holds, *worker.running, *worker.unacknowledged)
         )
 
     def is_current(self, job: ModelJob, event: PhaseDone | PhaseFailed) -> bool:
@@ -354,7 +403,23 @@ class JobTableMachine(RuleBasedStateMachine):
         job.holder = None
         job.since = self.now
 
+    def bury(self, worker: Worker) -> None:
+        """A process is gone, and what it kept for others with it."""
+        worker.gone = True
+        worker.running.clear()
+        self.open_sandboxes -= self.handed_on(worker) - {job.sandbox.path for job in self.jobs.values() if job.sandbox}
+        worker.unacknowledged.clear()
+
+    def handed_on(self, worker: Worker) -> set[str]:
+        events = worker.unacknowledged.values()
+        return {event.sandbox.path for event in events if isinstance(event, PhaseDone) and event.sandbox is not None}
+
     def finish_one(self, worker: Worker, hold: Hold, keep_sandbox: bool) -> PhaseDone:
+        event = self.done_event(worker, hold, keep_sandbox)
+        self.deliver(event)
+        return event
+
+    def done_event(self, worker: Worker, hold: Hold, keep_sandbox: bool) -> PhaseDone:
         command = worker.running.pop(hold)
         sandbox = command.sandbox
         if command.phase == Phase.INIT and keep_sandbox:
@@ -365,7 +430,7 @@ class JobTableMachine(RuleBasedStateMachine):
         elif sandbox is not None and not keep_sandbox:
             self.open_sandboxes.discard(sandbox.path)
             sandbox = None
-        event = PhaseDone(
+        return PhaseDone(
             stage_id=worker.stage_id,
             job_id=command.job_id,
             attempt=command.attempt,
@@ -373,8 +438,19 @@ class JobTableMachine(RuleBasedStateMachine):
             sandbox=sandbox,
             reward=1.0 if command.phase == Phase.EVAL else None,
         )
-        self.deliver(event)
-        return event
+
+    def failed_event(self, worker: Worker, hold: Hold, outcome: Outcome, retry: bool) -> PhaseFailed:
+        command = worker.running.pop(hold)
+        self.close_own_sandbox(command)
+        return PhaseFailed(
+            stage_id=worker.stage_id,
+            job_id=command.job_id,
+            attempt=command.attempt,
+            phase=command.phase,
+            outcome=outcome,
+            error=ErrorInfo("handler_failed", "it failed"),
+            retry=retry,
+        )
 
     def close_own_sandbox(self, command: StartPhase) -> None:
         if command.sandbox is not None and command.phase != Phase.EVAL:
@@ -391,13 +467,21 @@ class JobTableMachine(RuleBasedStateMachine):
         )
 
     def deliver_report(self, worker: Worker, running: dict[str, int]) -> None:
+        ended = dict(sorted(worker.unacknowledged))
+        named = {*running.items(), *ended.items()}
+        anew, worker.expected = worker.expected, False
         worker.known = True
         worker.heard_at = self.now
-        for job in self.jobs.values():
-            if job.holder == worker.stage_id and running.get(job.job_id) == job.attempt:
+        held = [job for job in self.jobs.values() if job.holder == worker.stage_id]
+        worker.holds &= {(job.job_id, job.attempt) for job in held} | named
+        lost = [job for job in held if (job.job_id, job.attempt) not in named and anew]
+        for job in held:
+            if (job.job_id, job.attempt) in named:
                 job.lease_until = self.now + LEASE_S
-        held = {(job.job_id, job.attempt) for job in self.jobs.values() if job.holder == worker.stage_id}
-        worker.holds &= held | set(running.items())
+        for job in lost:
+            worker.holds.discard((job.job_id, job.attempt))
+            job.given_back += 1
+            self.lose(job)
         report = StageReport(
             stage_id=worker.stage_id,
             role=worker.role,
@@ -406,8 +490,9 @@ class JobTableMachine(RuleBasedStateMachine):
             endpoint="ipc://stage",
             tasks=tuple(Task(name) for name in worker.tasks),
             running=running,
+            ended=ended,
         )
-        self.check_actions(self.table.stage_reported(report, self.now))
+        self.check_actions(self.table.stage_reported(report, self.now), in_order=len(lost) < 2)
 
     def deliver(self, event: PhaseDone | PhaseFailed) -> None:
         self.workers[event.stage_id].holds.discard((event.job_id, event.attempt))
@@ -448,6 +533,8 @@ class JobTableMachine(RuleBasedStateMachine):
                 case Unassign(hold):
                     assert not any(self.is_wanted(stage_id, hold) for stage_id in self.workers)
         assert not self.to_end
+        ended = [action.finished for action in actions if isinstance(action, End)]
+        self.journal.write(self.table.take_changes(), ended, [])
 
     def is_wanted(self, stage_id: str, hold: Hold) -> bool:
         job = self.jobs.get(hold[0])
@@ -505,4 +592,24 @@ class JobTableMachine(RuleBasedStateMachine):
                     job.since = self.now
 
 
-TestJobTable = JobTableMachine.TestCase
+class _Shard(JobTableMachine.TestCase):  # type: ignore[misc,name-defined]
+    """One of four, which run side by side: over 50,000 steps together."""
+
+    __test__ = False
+    settings = settings(max_examples=settings().max_examples * 21 // 4, stateful_step_count=80)
+
+
+class TestJobTable1(_Shard):
+    __test__ = True
+
+
+class TestJobTable2(_Shard):
+    __test__ = True
+
+
+class TestJobTable3(_Shard):
+    __test__ = True
+
+
+class TestJobTable4(_Shard):
+    __test__ = True

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from prorl_zmq import AsyncRolloutClient, RolloutClient, codec
-from prorl_zmq.brokers.journal import AcceptedJob, MemoryJournal
+from prorl_zmq.brokers.journal import MemoryJournal
 from prorl_zmq.brokers.rollout_broker import RolloutBroker
 from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
 from prorl_zmq.errors import InvalidEndpoint
@@ -33,7 +33,6 @@ from prorl_zmq.messages import (
     StageWelcome,
     StartPhase,
     Status,
-    StopPhase,
     Submit,
     Task,
 )
@@ -182,12 +181,13 @@ def test_a_broker_started_anew_takes_up_what_its_journal_holds(topology: Topolog
         assert reply.remaining == 1
         stages[Phase.INIT].report(**{"job-1": 1})
         stages[Phase.INIT].receive(StageWelcome)
-        assert stages[Phase.INIT].receive(StopPhase) == StopPhase("job-1", 1)  # the new broker starts it itself
-        assert stages[Phase.INIT].receive(StartPhase).job_id == "job-1"
+        (status,) = trainer.ask(Status("status")).stages  # it goes on with what it has
+        assert (status.stage_id, status.busy) == ("init-1", 1)
         trainer.collect("job-0", wait_s=0.0)
 
-    assert journal.uncollected() == ()
-    assert [accepted.job_id for accepted in journal.unfinished()] == ["job-1"]
+    left = journal.recover()
+    assert left.uncollected == []
+    assert [(state.job_id, state.stage_id, state.attempt) for state in left.unfinished] == [("job-1", "init-1", 1)]
 
 
 def big_trajectory(tokens: int) -> TrajectoryBuilder:
@@ -287,15 +287,6 @@ def test_a_broker_that_cannot_bind_leaves_nothing_open() -> None:
     topology = Topology(rollout_broker=RolloutBrokerSettings(front_door="tcp://192.0.2.1:5555"))
     with pytest.raises(InvalidEndpoint):
         RolloutBroker(topology, MemoryJournal())
-
-
-def test_the_memory_journal_keeps_what_has_not_ended_and_what_was_not_acknowledged() -> None:
-    journal = MemoryJournal()
-    jobs = [AcceptedJob("s", job_id, b"packed") for job_id in "abc"]
-    journal.accepted(jobs)
-    assert journal.unfinished() == tuple(jobs)
-    journal.acknowledged(["never heard of"])
-    assert journal.uncollected() == ()
 
 
 def test_stage_events_that_once_ended_the_broker(topology: Topology, peers: Peers) -> None:

@@ -202,7 +202,12 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
     rows = (
         BackendStatus(backend=backend, state="draining", in_flight=1000, assigned=5, load=busy),
         BackendStatus(
-            backend=Backend(backend_id="new", endpoint="ipc://new"), state="suspect", in_flight=0, assigned=0
+            backend=Backend(backend_id="new", endpoint="ipc://new"),
+            state="probation",
+            problem="HTTP 500",
+            next_try_s=6.8,
+            in_flight=0,
+            assigned=0,
         ),
         BackendStatus(
             backend=Backend(backend_id="idle", endpoint="ipc://i"),
@@ -217,6 +222,7 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
     narrow.print(detail_table(rows))
     text = narrow.export_text()
     assert max(map(len, text.splitlines())) <= 80
+    assert "new: HTTP 500 (tried again in 7 s)" in text
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
     joined: list[list[str]] = []
     for line in cells:
@@ -226,7 +232,7 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
             joined[-1] = [above + below for above, below in zip(joined[-1], line, strict=True)]
     assert joined == [
         [backend.backend_id, "draining", "12345", "1000", "12,346", "87%", backend.node],
-        ["new", "suspect", "0", "0", "–", "–", "local"],
+        ["new", "probation", "0", "0", "–", "–", "local"],
         ["idle", "ready", "0", "0", "0", "–", "local"],
         [backend.backend_id, "2.5", "1024", "131072", backend.model, backend.endpoint],
         ["new", "1", "256", "–", "–", "ipc://new"],

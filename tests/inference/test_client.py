@@ -227,6 +227,20 @@ def test_answers_to_nobody_are_dropped(tmp_path: Path) -> None:
     with_host(tmp_path, test)
 
 
+def test_garbage_in_place_of_an_answer_was_waited_out(tmp_path: Path) -> None:
+    async def test(host: Host) -> None:
+        for garbage in ([b"\xc1"], [b""], []):
+            host.answer = lambda _, garbage=garbage: garbage
+            async with asyncio.timeout(20):
+                with pytest.raises(EngineFailed, match="sent what is no message") as caught:
+                    await host.generate(timeout_s=600)
+            assert not caught.value.unreachable
+        host.answer = good
+        assert len((await host.generate()).token_ids) == 2
+
+    with_host(tmp_path, test)
+
+
 def test_a_malformed_answer_fails_the_request_at_once(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
         host.answer = lambda r: [codec.pack({"type": "generated", "request_id": r.request_id, "spans": 3})]

@@ -252,8 +252,9 @@ def test_a_fault_of_ours_fails_the_request_and_not_the_engine(policy: Policy, mo
 )
 def test_a_bad_prompt_is_refused(policy: Policy, prompt: list[int], problem: str) -> None:
     async def main() -> None:
-        with pytest.raises(EngineFailed, match=problem):
+        with pytest.raises(EngineFailed, match=problem) as caught:
             await EmbeddedEngine(policy).generate(np.array(prompt, np.int32), Sampling(), (), "job")
+        assert caught.value.refused
 
     asyncio.run(main())
 

@@ -29,7 +29,9 @@ from prorl_zmq.processes import die_with_parent
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-WAIT_S = 20.0
+    from prorl_zmq.brokers.backend_journal import BackendJournal
+
+WAIT_S = 60.0
 SCRIPTED = str(Path(__file__).with_name("scripted.py"))
 
 
@@ -59,8 +61,8 @@ class TestService:
     def start_rollout_broker(self) -> None:
         self._start_broker("rollout", RolloutBroker(self.topology, self.journal))
 
-    def start_backend_broker(self) -> None:
-        self._start_broker("backend", BackendBroker(self.topology))
+    def start_backend_broker(self, journal: BackendJournal | None = None) -> None:
+        self._start_broker("backend", BackendBroker(self.topology, journal))
 
     def stop_broker(self, name: str) -> None:
         broker, thread = self._brokers.pop(name)
@@ -145,7 +147,9 @@ def service(empty_service: TestService) -> TestService:
 def small_service() -> Iterator[TestService]:
     """Brokers with low limits."""
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
-        service = TestService(Path(folder), msgspec.structs.replace(SETTINGS, max_jobs=10, job_limit_bytes=4096))
+        service = TestService(
+            Path(folder), msgspec.structs.replace(SETTINGS, max_jobs=10, max_session_share=1.0, job_limit_bytes=4096)
+        )
         service.start_backend_broker()
         service.start_rollout_broker()
         try:

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,13 @@ def first_time(instance: ScriptedInstance) -> bool:
     return first
 
 
+def wait_for_go(mark: str) -> None:
+    """Wait until the test says that the phase may end, and say that it does."""
+    while not Path(f"{mark}.go").exists():
+        time.sleep(0.02)
+    Path(f"{mark}.ended").touch()
+
+
 async def act(what: str, instance: ScriptedInstance) -> Carry:
     """Do one of the things that a test can ask of a phase."""
     if what:
@@ -125,6 +133,8 @@ async def act(what: str, instance: ScriptedInstance) -> Carry:
     match what:
         case "sleep" | "many files":
             await asyncio.sleep(600)
+        case "wait":
+            await asyncio.to_thread(wait_for_go, instance.mark)
         case "raise":
             raise ValueError("the task's own code is wrong")
         case "infrastructure":

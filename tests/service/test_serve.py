@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
 
-from prorl_zmq import RolloutClient
+from prorl_zmq import Backend, Job, RolloutClient
+from prorl_zmq.messages import SetWeightVersion
 
 from .conftest import until
 
@@ -37,16 +42,21 @@ kind = "process"
 class Served:
     """A running `prorl serve`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, topology: str = "", **environment: str) -> None:
         self.folder = folder
         self.config = folder / "topology.toml"
-        self.config.write_text(TOPOLOGY)
+        self.config.write_text(TOPOLOGY + topology)
         self.run_dir = folder / "run"
         self.front_door = f"ipc://{self.run_dir}/front_door"
         self.lines: list[str] = []
         # In the folder of the sources, whose prorl_zmq/ lacks the mapped packages: it must not hide the installed one.
         self.process = subprocess.Popen(
-            [*PRORL, "serve", *self.flags()], cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            [*PRORL, "serve", *self.flags()],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -61,8 +71,11 @@ class Served:
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def child(self, role: str) -> int:
-        (child,) = [one.pid for one in self.children() if f"--role {role}" in " ".join(one.cmdline())]
+    def wait_line(self, text: str) -> None:
+        until(lambda: any(text in line for line in self.lines), text, START_S)
+
+    def child(self, words: str) -> int:
+        (child,) = [one.pid for one in self.children() if words in " ".join(one.cmdline())]
         return child
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -80,6 +93,31 @@ class Served:
     def _read(self) -> None:
         assert self.process.stderr is not None
         self.lines.extend(iter(self.process.stderr.readline, ""))
+
+
+def living(processes: list[psutil.Process]) -> list[str]:
+    """Those that have not ended; in some containers nobody reaps what has lost its parent."""
+    found = []
+    for process in processes:
+        try:
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def using(words: str) -> list[str]:
+    """The command lines and folders of all processes that have these words in them."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = " ".join([*process.cmdline(), process.cwd()])
+        except psutil.Error:
+            continue
+        if words in line:
+            found.append(line)
+    return found
 
 
 PRORL = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl"]
@@ -178,10 +216,10 @@ def test_second_service_in_one_run_folder_is_refused(served: Served) -> None:
 
 
 @pytest.mark.parametrize("broker", ["rollout", "backend"])
-def test_second_broker_on_one_endpoint_is_refused(served: Served, broker: str) -> None:
+def test_second_broker_on_one_journal_is_refused(served: Served, broker: str) -> None:
     command = [*PRORL, "broker", broker, *served.flags()]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "is in use by another process" in done.stderr.splitlines()[-1]
     assert served.run("status").returncode == 0
 
@@ -189,11 +227,11 @@ def test_second_broker_on_one_endpoint_is_refused(served: Served, broker: str) -
 def test_child_that_is_killed_is_started_again(own_served: Served) -> None:
     with RolloutClient(own_served.front_door) as client:
         for role in ("init", "run", "eval"):
-            killed = own_served.child(role)
+            killed = own_served.child(f"--role {role}")
             before = {stage.stage_id for stage in client.status().stages}
             os.kill(killed, signal.SIGKILL)
             until(lambda before=before, role=role: _new(client, before, role), f"another {role} process")
-            assert own_served.child(role) != killed
+            assert own_served.child(f"--role {role}") != killed
 
 
 def _new(client: RolloutClient, before: set[str], role: str) -> list[str]:
@@ -210,12 +248,123 @@ def test_sigterm_leaves_nothing(own_served: Served) -> None:
     assert [path.name for path in own_served.run_dir.iterdir() if path.is_socket()] == []
 
 
-def test_children_die_with_the_supervisor(own_served: Served) -> None:
-    children = own_served.children()
-    os.kill(own_served.process.pid, signal.SIGKILL)
+def test_killed_it_leaves_its_run_folder_and_another_one_takes_that_up(own_served: Served) -> None:
+    seconds = f"{1000 + os.getpid()}.25"
+    busy = {**SHELL, "instance": {**SHELL["instance"], "check": f"sleep {seconds}"}}  # type: ignore[dict-item]
+    with RolloutClient(own_served.front_door, session="mine") as client:
+        endless = client.submit(msgspec.convert(busy, Job) for _ in range(4))
+        client.submit(msgspec.convert(MATH, Job) for _ in range(50))
+        until(lambda: client.status().running["eval"] == 4, "the checks to run", START_S)
+        client.backends.add(Backend(backend_id="mine", endpoint="ipc:///tmp/nobody"))
+        client.backends.drain("mine")
+    until(lambda: len(using(seconds)) >= 4, "the checks' commands")
+    processes = own_served.children()
+    own_served.process.kill()
     own_served.process.wait(10)
-    _, alive = psutil.wait_procs(children, timeout=20)
-    assert alive == []
+    with contextlib.suppress(AssertionError):
+        until(lambda: living(processes) == [], "all its processes to end")
+    assert living(processes) == []
+    for words in (seconds, str(own_served.run_dir)):
+        until(lambda words=words: using(words) == [], f"all processes with {words} to end")
+    again = Served(own_served.folder)
+    try:
+        again.wait_ready()
+        assert list((again.run_dir / "sandboxes").glob("*")) == []
+        with RolloutClient(again.front_door, session="mine") as client:
+            assert [one.state for one in client.backends.list() if one.backend.backend_id == "mine"] == ["draining"]
+            client.cancel(endless)
+            outcomes = Counter(one.outcome for one in client.stream(timeout_s=60))
+            assert outcomes == {"completed": 50, "cancelled": 4}
+    finally:
+        again.close()
+    left = {path.name for path in again.run_dir.iterdir() if path.suffix != ".journal"}
+    assert left <= {"sandboxes", "serve.lock"}
+
+
+def test_a_backend_broker_that_is_killed_under_load_costs_no_job_an_attempt(own_served: Served) -> None:
+    with RolloutClient(own_served.front_door) as client:
+        client.backends.add(Backend(backend_id="mine", endpoint="ipc:///tmp/nobody"))
+        client.backends.drain("mine")
+        jobs = [msgspec.convert({**MATH, "sampling": {"max_tokens": 400}}, Job) for _ in range(40)]
+        client.submit(jobs)
+        client.backends.ask(SetWeightVersion("set", 3, "engine-0"))
+        until(lambda: sum(one.in_flight for one in client.backends.list()) >= 4, "jobs on the engine")
+        killed = own_served.child("prorl broker backend")
+        os.kill(killed, signal.SIGKILL)
+        assert {one.backend.backend_id: one.backend.weight_version for one in client.backends.list()} == {
+            "engine-0": 3,
+            "mine": 0,
+        }
+        assert own_served.child("prorl broker backend") != killed
+        done = list(client.stream(timeout_s=60))
+        assert {(one.outcome, one.result.attempt) for one in done} == {("completed", 1)}
+        assert len(done) == 40
+        until(lambda: [one.in_flight for one in client.backends.list()] == [0, 0], "the releases")
+        assert {one.backend.backend_id: one.state for one in client.backends.list()} == {
+            "engine-0": "ready",
+            "mine": "draining",
+        }
+
+
+def test_a_process_that_was_stopped_ends_in_good_order(own_served: Served) -> None:
+    children = own_served.children()
+    os.kill(own_served.child("--role run"), signal.SIGSTOP)
+    own_served.process.send_signal(signal.SIGTERM)
+    assert own_served.process.wait(40) == 0
+    assert living(children) == []
+    assert not any("killing it" in line for line in own_served.lines)
+
+
+DEAF = """#!/bin/sh
+case "$*" in *"import prorl_zmq.cli"*) exit 0 ;; esac
+trap '' TERM
+sleep 1000.5 & wait
+while :; do sleep 1000.5; done
+"""
+
+
+def test_a_second_signal_kills_what_does_not_end(tmp_path: Path) -> None:
+    deaf = tmp_path / "deaf"
+    deaf.write_text(DEAF)
+    deaf.chmod(0o700)
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
+        served = Served(Path(folder), f'[backends]\npython = "{deaf}"\n')
+        try:
+            served.wait_line("waiting for engine-0")
+            children = served.children()
+            served.process.send_signal(signal.SIGINT)
+            served.wait_line("waiting for engine-0 to end, to be killed in")
+            assert served.process.poll() is None
+            served.process.send_signal(signal.SIGINT)
+            assert served.process.wait(15) == 0
+        finally:
+            served.close()
+    until(lambda: living(children) == [], "what it had started to end")
+
+
+@pytest.mark.parametrize("place", ["in a folder", "abstract"])
+def test_systemd_is_told(place: str) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="prorl-t-") as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line,
+    ):
+        name = f"{folder}/notify" if place == "in a folder" else f"@prorl-{os.getpid()}"
+        line.bind(name.replace("@", "\0"))
+        line.settimeout(START_S)
+        served = Served(Path(folder), NOTIFY_SOCKET=name, WATCHDOG_USEC="200000")
+        try:
+            told = [line.recv(4096).decode()]
+            while "READY=1\nSTATUS=serving" not in told:
+                told.append(line.recv(4096).decode())
+            assert any(state.startswith("STATUS=waiting for ") for state in told)
+            while line.recv(4096) != b"WATCHDOG=1":
+                pass
+            served.process.send_signal(signal.SIGTERM)
+            while not (state := line.recv(4096)).startswith(b"STOPPING=1"):
+                assert state == b"WATCHDOG=1"
+        finally:
+            served.close()
+        assert served.process.returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_a_conversation_waits_for_its_only_backend_when_that_is_started_again(
         until(lambda: mark.exists() and mark.read_text() == "generating", "the generation")
         first.kill()
         first.wait()
-        until(lambda: [s.state for s in client.backends.list()] == ["suspect"], "the job to miss its engine")
+        until(lambda: [s.state for s in client.backends.list()] == ["probation"], "the job to miss its engine")
         flags = ("--connect", service.backend_broker, "--name", "endless", "--bind", endpoint)
         service.start("-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags, "--run-dir", str(service.folder))
         (trajectory,) = client.stream(timeout_s=60)

@@ -107,30 +107,41 @@ def test_the_node_and_the_group_of_a_job_count(broker: Broker) -> None:
     run(broker, body, "n2")
 
 
-def test_a_job_is_given_another_backend_than_the_one_it_cannot_reach(broker: Broker) -> None:
+def test_a_job_is_given_another_backend_than_the_one_that_failed(broker: Broker) -> None:
     broker.add("x")
     broker.add("y")
 
     async def body(client: BackendClient) -> None:
         assert (await client.assign(job("a"), 1)).backend_id == "x"
+        client.report_failure("a", "x", "it coughs" * 1000)
         assert (await client.reassign(job("a"), 1, "x")).backend_id == "y"
         assert (await client.assign(job("a"), 1)).backend_id == "y", "it keeps that one"
         assert (await client.reassign(job("a"), 1, "x")).backend_id == "y", "it has left that one already"
-        assert broker.states() == {"x": ("suspect", 0), "y": ("ready", 1)}
+        assert broker.states() == {"x": ("probation", 0), "y": ("ready", 1)}
         client.release("a", 1)
         assert (await client.assign(job("b"), 1)).backend_id == "y"
-        assert broker.states() == {"x": ("suspect", 0), "y": ("ready", 1)}
+        assert broker.states() == {"x": ("probation", 0), "y": ("ready", 1)}
 
     run(broker, body)
 
 
-def test_the_only_backend_is_given_again(broker: Broker) -> None:
+def test_the_only_backend_is_given_again_and_is_ready_once_it_has_served(broker: Broker) -> None:
     broker.add("x")
 
     async def body(client: BackendClient) -> None:
         await client.assign(job("a"), 1)
+        client.report_failure("a", "x", "it coughs")
         assert (await client.reassign(job("a"), 1, "x")).backend_id == "x"
-        assert broker.states() == {"x": ("suspect", 1)}
+        assert broker.states() == {"x": ("probation", 1)}
+        client.note_served("a", 2)
+        client.note_served("unheard-of", 1)
+        client.keep_alive()
+        await client.assign(job("a"), 1)  # its answer comes behind what was said before
+        assert broker.states() == {"x": ("probation", 1)}
+        client.note_served("a", 1)
+        client.keep_alive()
+        assert (await client.assign(job("b"), 1)).backend_id == "x"
+        assert broker.states() == {"x": ("ready", 2)}
 
     run(broker, body)
 
@@ -150,5 +161,22 @@ def test_a_job_waits_for_another_backend_as_long_as_it_allows(broker: Broker) ->
         broker.ask(RemoveBackend("remove", "x"))
         broker.add("y")
         assert (await moving).backend_id == "y"
+
+    run(broker, body)
+
+
+def test_the_end_of_an_older_attempt_ended_the_assignment_of_the_newer_one(broker: Broker) -> None:
+    broker.add("x")
+
+    async def body(client: BackendClient) -> None:
+        for attempt in (1, 2):
+            await client.assign(job("a"), attempt)
+        client.release("a", 1)
+        client.keep_alive()
+        await client.assign(job("b"), 1)  # its answer comes behind what was said before
+        assert broker.states() == {"x": ("ready", 2)}
+        client.release("a", 2)
+        await client.assign(job("b"), 1)
+        assert broker.states() == {"x": ("ready", 1)}
 
     run(broker, body)

@@ -24,6 +24,7 @@ import msgspec
 import uvloop
 
 from ...errors import ErrorInfo, InternalError, ProrlError, SandboxFailed
+from ...logs import LogFormat, LogLevel, about_job, job_of_sandbox, of_job, start_logging
 from ..processes import children, kill
 from ..sandbox import namespaces, tree
 from .messages import ORDER_LIMIT_BYTES, ServerOrder
@@ -99,7 +100,8 @@ class Spawner:
 
     def _clean(self, path: Path, status: int) -> None:
         if os.WIFSIGNALED(status):
-            log.warning("the execution server of %s was killed by signal %d", path.name, os.WTERMSIG(status))
+            said = "the execution server of %s was killed by signal %d"
+            log.warning(said, path.name, os.WTERMSIG(status), extra=of_job(*job_of_sandbox(path.name)))
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
@@ -122,7 +124,8 @@ def _serve(order: ServerOrder, report: int) -> NoReturn:
             os.close(report)
 
         try:
-            uvloop.run(server.run(on_ready))
+            with about_job(*job_of_sandbox(server.name)):
+                uvloop.run(server.run(on_ready))
             code = 0
         except ProrlError as error:
             _tell(report, error.info())
@@ -148,8 +151,9 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Serve the line whose descriptor is the first argument."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    """Serve the line whose descriptor is the first argument, and log as the others say."""
+    process, log_format, level = msgspec.convert(sys.argv[2:], tuple[str, LogFormat, LogLevel])
+    start_logging(f"{process}.sandboxes", log_format, level)
     with socket.socket(fileno=int(sys.argv[1])) as line:
         Spawner(line).run()
 

@@ -50,6 +50,8 @@ COPY_LIMIT_BYTES = 4 * 2**30
 """Largest workspace that is copied."""
 COPY_LIMIT_S = 60.0
 CLOSE_LIMIT_S = 30.0
+MAKER_LOCK = "maker.lock"
+"""Held by the process that makes a sandbox's folder, until an execution server has the folder."""
 LEASE_S = 30.0
 """How long a sandbox outlives a holder that died or hangs."""
 RENEWALS = 3
@@ -271,6 +273,7 @@ class Sandbox:
             )
         except BaseException:
             await to_the_end(asyncio.to_thread(tree.remove_tree, path, CLOSE_LIMIT_S))
+            self._sandboxes.made(path)
             raise
         return await self._sandboxes.start(path, self.spec)
 
@@ -320,16 +323,17 @@ class Sandbox:
 
 
 def remove_abandoned(path: Path) -> None:
-    """Remove a sandbox's folder, unless an execution server serves it.
+    """Remove a sandbox's folder, unless an execution server serves it, or it is still being made.
 
     Raises:
         SandboxFailed: see `tree.remove_tree`.
     """
-    with suppress(FileNotFoundError, NotADirectoryError), (path / LOCK).open("r") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return
+    for name in (LOCK, MAKER_LOCK):
+        with suppress(FileNotFoundError, NotADirectoryError), (path / name).open("r") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return
     tree.remove_tree(path, CLOSE_LIMIT_S)
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import fcntl
 import os
 import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import IO, TYPE_CHECKING, get_args
 
 import msgspec
 
 from ...errors import ErrorInfo, SandboxFailed, SandboxUnavailable, from_info
+from ...logs import log_settings
 from ...messages import SandboxKind
 from ...processes import ISOLATED
 from ..execution.client import ExecutionClient
@@ -23,7 +26,7 @@ from ..processes import to_the_end
 from . import tree
 from .kinds import problem_with
 from .root_image import check_image, find_image
-from .sandbox import CLOSE_LIMIT_S, LEASE_S, NAME, Sandbox
+from .sandbox import CLOSE_LIMIT_S, LEASE_S, MAKER_LOCK, NAME, Sandbox
 from .specification import SandboxSpec
 
 if TYPE_CHECKING:
@@ -57,6 +60,8 @@ class Sandboxes:
         self._image = image
         self._lease_s = lease_s
         self._line: socket.socket | None = None
+        self._making: dict[Path, IO[str]] = {}
+        """The locks on folders that have no execution server yet: should this process die, nobody else would know."""
 
     def check(self) -> None:
         """Try whether this machine can make the kind, from the default image. Blocks briefly.
@@ -94,25 +99,36 @@ class Sandboxes:
         if not NAME.fullmatch(name):
             raise SandboxFailed(f"{name!r} is no name for a sandbox; use up to 128 of A-Z a-z 0-9 . _ -")
         path = self.root / name
+        making = self.root / f".{name}"  # no sandbox's name: it gets that once the maker's lock is on it
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise SandboxFailed(f"the sandboxes' folder {self.root} cannot be made: {error.strerror}") from error
+        lock: IO[str] | None = None
         try:
-            path.mkdir(0o700)
-        except FileExistsError:
-            raise SandboxFailed(f"a sandbox called {name} exists already; close it first") from None
+            making.mkdir(0o700)
+            lock = (making / MAKER_LOCK).open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            (making / "workspace").mkdir(0o700)
+            for folder in ("tmp", "shm"):
+                (making / folder).mkdir()
+                (making / folder).chmod(0o1777)
+            making.rename(path)
         except OSError as error:
+            if lock is not None:
+                shutil.rmtree(making, ignore_errors=True)
+                lock.close()
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise SandboxFailed(f"a sandbox called {name} exists already; close it first") from None
             raise SandboxFailed(f"the sandbox {path} cannot be made: {error.strerror}") from error
-        try:
-            (path / "workspace").mkdir(0o700)
-            for name in ("tmp", "shm"):
-                (path / name).mkdir()
-                (path / name).chmod(0o1777)
-        except OSError as error:
-            shutil.rmtree(path, ignore_errors=True)
-            raise SandboxFailed(f"the sandbox {path} cannot be made: {error.strerror}") from error
+        self._making[path] = lock
         return path
+
+    def made(self, path: Path) -> None:
+        """Let go of a new folder: its execution server has it now, or it was removed."""
+        lock = self._making.pop(path, None)
+        if lock is not None:
+            lock.close()
 
     async def start(self, path: Path, spec: SandboxSpec) -> Sandbox:
         """Start the container and the execution server of a new folder; what does not start leaves nothing.
@@ -131,6 +147,8 @@ class Sandboxes:
             if isinstance(error, OSError):
                 raise SandboxFailed(f"the sandbox {path} cannot be made: {error.strerror}") from error
             raise
+        finally:
+            self.made(path)
 
     async def attach(self, handle: SandboxHandle) -> Sandbox:
         """Take over a sandbox that any process of this node made; the caller closes it, or hands it on.
@@ -211,7 +229,10 @@ class Sandboxes:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             spawner = subprocess.Popen(
-                [sys.executable, *ISOLATED, "-m", "prorl_zmq.tools.execution.spawner", str(theirs.fileno())],
+                [
+                    *(sys.executable, *ISOLATED, "-m", "prorl_zmq.tools.execution.spawner"),
+                    *(str(theirs.fileno()), *log_settings()),
+                ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,

@@ -1,4 +1,4 @@
-"""Ends every sandbox below a folder, when it is known that nobody needs one any more."""
+"""Removes sandboxes that nobody needs: all of them, or those whose maker died before an execution server had them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...errors import ProrlError
 from ..execution import messages
 from ..execution.client import ExecutionClient
-from .sandbox import CLOSE_LIMIT_S, remove_abandoned
+from .sandbox import CLOSE_LIMIT_S, MAKER_LOCK, remove_abandoned
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +23,15 @@ async def sweep(root: Path) -> None:
         names = await asyncio.to_thread(os.listdir, root)
         await asyncio.gather(*(_end(root / name) for name in names))
         await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)
+
+
+def sweep_abandoned(root: Path) -> None:
+    """Remove what is neither served nor being made: its maker was killed half-way, and its job is given another one."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(root):  # noqa: PTH208 - a name is all that is needed
+            if not name.startswith(".") or (root / name / MAKER_LOCK).exists():  # without a lock, it is just being made
+                with contextlib.suppress(ProrlError, OSError):
+                    remove_abandoned(root / name)
 
 
 async def _end(path: Path) -> None:

@@ -52,6 +52,8 @@ ABORT_INTERVAL_S = 1.0
 """After this, generations that were still on their way to the server when it aborted all are aborted too."""
 ABORT_S = 60.0
 CLOSE_S = 5.0
+REQUEST_IS_WRONG = frozenset({400, 413, 422})
+"""Answers that say so; any other failure is the server's."""
 
 
 class HttpEngine:
@@ -230,7 +232,8 @@ class HttpEngine:
         )
         self._check_open()  # the weights may have been lost meanwhile
         if answer.status != 200:
-            raise EngineFailed(f"{self._connections.url} refused or failed: {answer.excerpt()}")
+            wrong = answer.status in REQUEST_IS_WRONG
+            raise EngineFailed(f"{self._connections.url} refused or failed: {answer.excerpt()}", refused=wrong)
         generation = self._weights.read(asked, self._dialect.generation(answer.body, turn))
         unasked = generation.finish_reason == "abort" and not (updating or updates != self._updates_begun)
         if unasked and not len(generation.token_ids):  # with some, the trainer may have asked it to
@@ -240,12 +243,15 @@ class HttpEngine:
     def _check_prompt(self, token_ids: NDArray[np.int32]) -> None:
         context, vocabulary = self._description.context_tokens, self._description.vocabulary
         if not len(token_ids):
-            raise EngineFailed("the prompt is empty; it needs at least one token")
+            raise EngineFailed("the prompt is empty; it needs at least one token", refused=True)
         if context and len(token_ids) >= context:
-            raise EngineFailed(f"a prompt of {len(token_ids)} tokens leaves no room in a context of {context}")
+            raise EngineFailed(
+                f"a prompt of {len(token_ids)} tokens leaves no room in a context of {context}", refused=True
+            )
         if token_ids.min() < 0 or (vocabulary and token_ids.max() >= vocabulary):
             raise EngineFailed(
-                f"the prompt holds a token id outside of 0 to {vocabulary - 1}; is the tokenizer the model's?"
+                f"the prompt holds a token id outside of 0 to {vocabulary - 1}; is the tokenizer the model's?",
+                refused=True,
             )
 
     def _check_open(self) -> None:

@@ -96,8 +96,13 @@ def test_a_bad_answer_fails_the_turn_only(
             with pytest.raises(EngineFailed, match="not JSON"):
                 await engine.generate(PROMPT, FOUR, (), "job")
             server.handlers[speech.path] = lambda _: web.json_response({"error": "out of memory"}, status=500)
-            with pytest.raises(EngineFailed, match=r"500 .*out of memory"):
+            with pytest.raises(EngineFailed, match=r"500 .*out of memory") as caught:
                 await engine.generate(PROMPT, FOUR, (), "job")
+            assert not caught.value.refused
+            server.handlers[speech.path] = lambda _: web.json_response({"error": "no such field"}, status=400)
+            with pytest.raises(EngineFailed, match="no such field") as caught:
+                await engine.generate(PROMPT, FOUR, (), "job")
+            assert caught.value.refused, "another backend would say the same"
             server.handlers[speech.path] = lambda _: web.Response(status=429)
             with pytest.raises(EngineFailed, match="busy") as caught:
                 await engine.generate(PROMPT, FOUR, (), "job")
@@ -121,8 +126,9 @@ def test_a_prompt_that_cannot_be_is_not_sent(serving: Any, speeches: Any, weight
                 ([-1], "outside of 0 to 99"),
                 ([1] * 6, "leaves no room in a context of 6"),
             ):
-                with pytest.raises(EngineFailed, match=words):
+                with pytest.raises(EngineFailed, match=words) as caught:
                     await engine.generate(np.array(ids, np.int32), FOUR, (), "job")
+                assert caught.value.refused
             assert not server.requests
             generation = await engine.generate(PROMPT, Sampling(max_tokens=1000), (), "job")
             assert server.asked("/generate")[0]["max_tokens"] == 3

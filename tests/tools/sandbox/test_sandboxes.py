@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +12,7 @@ from prorl_zmq.errors import SandboxFailed
 from prorl_zmq.messages import SandboxHandle
 from prorl_zmq.tools.sandbox.sandboxes import SPEC, Sandboxes
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
+from prorl_zmq.tools.sandbox.sweeping import sweep_abandoned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,3 +127,26 @@ def test_apptainer_without_an_image_says_what_to_do(sandboxes: Sandboxes) -> Non
         bare.close()
 
     asyncio.run(main())
+
+
+def test_what_a_killed_maker_left_half_made_is_swept(tmp_path: Path) -> None:
+    """A stage process that was killed while it copied a sandbox left the copy there for ever."""
+    script = (
+        "import os, sys; from pathlib import Path; from prorl_zmq.tools.sandbox.sandboxes import Sandboxes\n"
+        "sandboxes = Sandboxes('process', Path(sys.argv[1])); sandboxes.make_folder('abandoned')\n"
+        "print('made', flush=True); sys.stdin.read()"
+    )
+    maker = subprocess.Popen(
+        [sys.executable, "-P", "-c", script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert maker.stdout is not None
+    assert maker.stdout.readline() == b"made\n"
+    ours = Sandboxes("process", tmp_path)
+    path = ours.make_folder("wanted")
+    sweep_abandoned(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["abandoned", "wanted"]  # both makers live
+    with maker:
+        maker.kill()
+    sweep_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+    ours.made(path)

@@ -1,0 +1,66 @@
+"""The jobs of bench/chaos.py: real `shell` and `math` work with rewards known beforehand, each made from its number.
+
+A `shell` job has a reward of its own, which only its check script knows, and which the script gives only if it finds
+the file that INIT placed: another job's reward, a default, or one for a sandbox that was not made is seen. A `math` job
+has an answer that no policy gives, so 0.0 is the only honest reward. The prompt holds the job's name, so a trajectory
+that belongs to another job is seen too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prorl_zmq.inference.tokenizer import decode
+from prorl_zmq.messages import EpisodeLimits, Job, Outcome, PhaseLimits, Sampling
+
+if TYPE_CHECKING:
+    from prorl_zmq import Trajectory
+
+EPISODE = EpisodeLimits(max_turns=3, max_tokens=512, tool_call_s=10.0)
+LIMITS = PhaseLimits(init_s=60.0, run_s=120.0, eval_s=60.0)
+MATH_EVERY = 3
+"""One of so many jobs is a `math` job."""
+
+
+def job_name(seed: int, number: int) -> str:
+    """Give a job's id."""
+    return f"chaos-{seed}-{number}"
+
+
+def expected_reward(number: int) -> float:
+    """Give the only reward that a job can earn."""
+    return 0.0 if number % MATH_EVERY == 0 else (number % 997 + 1) / 1000
+
+
+def make_job(seed: int, number: int) -> Job:
+    """Make job number `number`; the same again, byte for byte, for the same seed."""
+    name = job_name(seed, number)
+    sampling = Sampling(max_tokens=40, seed=seed * 1_000_003 + number)
+    if number % MATH_EVERY == 0:
+        instance = {"problem": f"{name}: how many?", "ground_truth": "-987654321"}
+        return Job(task="math", instance=instance, job_id=name, sampling=sampling, episode=EPISODE, limits=LIMITS)
+    instance = {
+        "instruction": f"{name}: read data.txt, and write its last number to answer.txt.",
+        "files": {"data.txt": "".join(f"{number + line}\n" for line in range(10)), ".placed/by_init": name},
+        "check": f'[ "$(cat .placed/by_init)" = {name} ] && echo "reward: {expected_reward(number)}"\n',
+    }
+    return Job(task="shell", instance=instance, job_id=name, sampling=sampling, episode=EPISODE, limits=LIMITS)
+
+
+def oddity(seed: int, number: int, trajectory: Trajectory) -> str:
+    """Say what is wrong with a result; nothing if it can be true."""
+    result = trajectory.result
+    if result.outcome != Outcome.COMPLETED:
+        return "" if trajectory.reward is None else f"{result.outcome} with reward {trajectory.reward}"
+    if trajectory.reward != expected_reward(number):
+        return f"reward {trajectory.reward}, not {expected_reward(number)}"
+    arrays = (trajectory.logprobs, trajectory.loss_mask, trajectory.weight_versions)
+    if not result.tokens or any(len(array) != result.tokens for array in (trajectory.token_ids, *arrays)):
+        return f"arrays that are not of {result.tokens} tokens"
+    if not trajectory.loss_mask.any() or not np.isfinite(trajectory.logprobs).all():
+        return "no tokens of the policy, or log-probs that are no numbers"
+    if f"{job_name(seed, number)}:" not in decode(trajectory.token_ids):
+        return "the conversation of another job"
+    return ""

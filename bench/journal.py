@@ -1,0 +1,146 @@
+"""What the journal on disk costs, beside the one in memory; and how soon a broker with a full one serves.
+
+Two whole services, one with each journal, are given the same no-op jobs in turns, so that the machine's moods are the
+same for both; every phase of such a job is a message each way and nothing else, so the share of the journal is as large
+as it can be. Then a broker is started on a journal with many queued jobs and finished trajectories, and the time runs
+from its process's start to its first answer.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from harness import Row, main
+from service import START_S, BenchService
+
+from prorl_zmq import Job, RolloutClient, codec
+from prorl_zmq.brokers.disk_journal import DiskJournal
+from prorl_zmq.brokers.journal import JobState
+from prorl_zmq.brokers.outbox import Finished, job_digest
+from prorl_zmq.messages import Outcome, Result
+from prorl_zmq.processes import die_with_parent
+from prorl_zmq.trajectory import block_bytes
+
+STAGES = [("init", 64), ("run", 64), ("eval", 64)]
+TOKENS = 2000
+"""Of each finished trajectory."""
+SHARE_TARGET = 0.6
+RESTART_TARGET_S = 5.0
+PROBLEM = (
+    "Natalia sold clips to 48 of her friends in April, and then she sold half as many in May. How many in all? " * 3
+)
+
+
+def jobs_per_second(client: RolloutClient, count: int) -> float:
+    """Give the rate at which jobs that do nothing pass all stages, from submission to the last result."""
+    started = time.perf_counter()
+    client.submit(Job(task="nothing", instance={}) for _ in range(count))
+    got = sum(trajectory.reward == 1.0 for trajectory in client.stream(timeout_s=120))
+    if got != count:
+        raise RuntimeError(f"{got} of {count} jobs were completed")
+    return count / (time.perf_counter() - started)
+
+
+def rates(rounds: int, count: int) -> tuple[list[float], list[float]]:
+    """Give the rates of a service with a journal on disk, and of one with a journal in memory."""
+    on_disk: list[float] = []
+    in_memory: list[float] = []
+    with (
+        BenchService(STAGES) as disk,
+        BenchService(STAGES, in_memory=True) as memory,
+        RolloutClient(disk.front_door) as disk_client,
+        RolloutClient(memory.front_door) as memory_client,
+    ):
+        for client in (disk_client, memory_client):
+            jobs_per_second(client, count // 4)
+        for number in range(rounds):
+            turns = [(disk_client, on_disk), (memory_client, in_memory)]
+            for client, found in turns if number % 2 else reversed(turns):
+                found.append(jobs_per_second(client, count))
+    return on_disk, in_memory
+
+
+def fill(path: Path, queued: int, finished: int) -> None:
+    """Write a journal as a broker leaves it that was killed."""
+    block = np.arange(block_bytes(TOKENS, 3), dtype=np.uint8).tobytes()
+    with DiskJournal(path) as journal:
+        for first in range(1, queued + 1, 1000):
+            states = []
+            for sequence in range(first, min(first + 1000, queued + 1)):
+                job = Job(task="nothing", instance={"problem": PROBLEM, "answer": sequence})
+                packed = codec.encode(job)
+                states.append(JobState(sequence, "s", job.job_id, job.task, job.stage_wait_s, packed))
+            journal.accept(states)
+            journal.write(states, [], [])
+        for first in range(1, finished + 1, 100):
+            ended = []
+            for sequence in range(first, min(first + 100, finished + 1)):
+                result = Result(
+                    job_id=f"done-{sequence}", task="nothing", outcome=Outcome.COMPLETED, reward=1.0, tokens=TOKENS,
+                    turns=3, metrics={"turns": 3.0}, timings={"run": 1.0},
+                )  # fmt: skip
+                ended.append(Finished("s", result, block, job_digest(block), queued + sequence))
+            journal.write([], ended, [])
+
+
+def restart_s(queued: int, finished: int) -> tuple[float, float]:
+    """Give the seconds from a broker's start to its first answer, and the journal's size in bytes."""
+    with tempfile.TemporaryDirectory(prefix="prorl-bench-") as name:
+        folder = Path(name)
+        path = folder / "rollout.journal"
+        fill(path, queued, finished)
+        size = path.stat().st_size
+        command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "broker", "rollout", "--run-dir", name]
+        started = time.perf_counter()
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - no threads of ours
+            )
+        try:
+            with RolloutClient(f"ipc://{name}/front_door", timeout_s=START_S) as client:
+                status = client.status()
+                seconds = time.perf_counter() - started
+        finally:
+            process.terminate()
+            process.wait(20)
+        if status.uncollected != finished or sum(status.queued.values()) != queued:
+            raise RuntimeError(f"the broker took up something else: {status}")
+        return seconds, size
+
+
+def measure(quick: bool) -> list[Row]:
+    rounds, count = (3, 400) if quick else (8, 4000)
+    on_disk, in_memory = rates(rounds, count)
+    share = float(np.median(np.divide(on_disk, in_memory)))
+    queued, finished = (5000, 500) if quick else (100_000, 10_000)
+    seconds, size = min(restart_s(queued, finished) for _ in range(1 if quick else 3))
+    empty_s, _ = restart_s(0, 0)
+    target = f"at least {SHARE_TARGET:g} of it"
+    held = f"{queued:,} queued jobs and {finished:,} trajectories"
+    return [
+        Row(
+            "no-op jobs through the whole service, journal on disk",
+            float(np.median(on_disk)), "jobs/s", "journal in memory", share, target, share >= SHARE_TARGET,
+        ),
+        Row("no-op jobs, journal in memory", float(np.median(in_memory)), "jobs/s"),
+        Row(
+            f"from the broker's start to its first answer, {held}",
+            seconds, "s", "an empty journal", seconds / empty_s, f"under {RESTART_TARGET_S:g} s",
+            seconds < RESTART_TARGET_S,
+        ),
+        Row("size of that journal", size / 2**20, "MiB"),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main("journal", "what jobs and results on disk cost, and how soon a broker takes them up again", measure)

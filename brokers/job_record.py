@@ -1,0 +1,112 @@
+"""What the job table knows of one job, and what of that outlives the table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Self
+
+from .. import codec
+from ..messages import Job, Phase
+from .journal import JobState
+from .stage_pool import Hold, Need
+
+if TYPE_CHECKING:
+    from ..messages import PhaseDone, PhaseFailed, SandboxHandle
+
+
+class Place(StrEnum):
+    """Where a job is within its phase."""
+
+    QUEUED = "queued"
+    HELD = "held"
+    MOVING = "moving"
+    """Between two of the others, within one event."""
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """All that is known of one job that has not ended."""
+
+    sequence: int
+    session: str
+    job_id: str
+    task: str
+    stage_wait_s: float
+    packed: bytes
+    decoded: Job | None
+    """None: not needed since a journal gave the job back."""
+    phase: Phase = Phase.INIT
+    place: Place = Place.MOVING
+    attempt: int = 1
+    attempts_given_back: int = 0
+    stage_id: str = ""
+    """Who holds the phase."""
+    since: float = 0.0
+    """When it was queued, or held."""
+    lease_until: float = 0.0
+    sandbox: SandboxHandle | None = None
+    carry: dict[str, Any] = field(default_factory=dict)
+    run: PhaseDone | PhaseFailed | None = None
+    block: Any = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def job(self) -> Job:
+        """The job, decoded when it is first needed: a journal may give back a hundred thousand of them."""
+        if self.decoded is None:
+            self.decoded = codec.decode(self.packed, Job, limit_bytes=len(self.packed))
+        return self.decoded
+
+    @property
+    def hold(self) -> Hold:
+        """What it takes of a stage process."""
+        return Hold(self.job_id, self.attempt)
+
+    @property
+    def need(self) -> Need:
+        """What it needs of one."""
+        return Need(self.phase, self.task, self.sandbox.node if self.sandbox is not None else None)
+
+    def is_held_by(self, stage_id: str, attempt: int) -> bool:
+        """Tell whether this attempt is the one under way there."""
+        return self.place == Place.HELD and self.stage_id == stage_id and self.attempt == attempt
+
+    @classmethod
+    def restored(cls, state: JobState) -> Self:
+        """Give the record of what a journal has kept, not yet in its place."""
+        return cls(
+            *state[:6],
+            None,
+            state.phase,
+            attempt=state.attempt,
+            attempts_given_back=state.attempts_given_back,
+            sandbox=state.sandbox,
+            carry=state.carry,
+            run=state.run,
+            block=state.block,
+            metrics=dict(state.metrics),
+            timings=dict(state.timings),
+        )
+
+    def state(self) -> JobState:
+        """Give what a journal must keep of it."""
+        return JobState(
+            self.sequence,
+            self.session,
+            self.job_id,
+            self.task,
+            self.stage_wait_s,
+            self.packed,
+            self.phase,
+            self.stage_id if self.place == Place.HELD else "",
+            self.attempt,
+            self.attempts_given_back,
+            self.sandbox,
+            self.carry,
+            self.run,
+            self.block,
+            dict(self.metrics),
+            dict(self.timings),
+        )

@@ -1,0 +1,134 @@
+"""`prorl job`: the way of one job through the service."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ..logs import one_line
+from .backends import QUICK_S
+from .options import Config, Connect, Keys, client_of, console
+
+if TYPE_CHECKING:
+    from ..errors import ErrorInfo
+    from ..messages import JobTrace, Span
+
+BAR, WIDE_BAR = 12, 40
+"""Characters of the whole timeline, in a usual terminal and in a wide one."""
+WIDE = 120
+
+
+def job(
+    job_id: Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or a beginning that no other has.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    connect: Connect = None,
+    config: Config = None,
+    keys: Keys = None,
+) -> None:
+    """Show what a job went through: each state, where, how long, what ended it, and the outcome.
+
+    Jobs are known while they wait and run, and the newest 10,000 or so after they ended, collected or not.
+    """
+    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
+        trace = client.trace(job_id)
+    if as_json:
+        print(msgspec.json.encode(plain(trace)).decode())
+    else:
+        screen = console()
+        screen.print(layout(trace, screen.width))
+
+
+def plain(trace: JobTrace) -> dict[str, object]:
+    """Give a trace as plain data, with every field."""
+    fields = msgspec.structs.asdict(trace)
+    del fields["request_id"]
+    return {**fields, "spans": [msgspec.structs.asdict(span) for span in trace.spans]}
+
+
+def layout(trace: JobTrace, width: int = 80) -> Group:
+    """Lay a trace out for a terminal of at least 80 columns."""
+    characters = WIDE_BAR if width >= WIDE else BAR
+    table = Table(box=None, pad_edge=False)
+    for header in ("after", "for"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("try", justify="right", no_wrap=True)
+    table.add_column("timeline", no_wrap=True, width=characters)
+    table.add_column("where", overflow="fold")
+    total_s = trace.ended_s if trace.ended_s is not None else trace.age_s
+    rows = [(span.start_s, _row(span, trace.age_s, total_s, characters)) for span in trace.spans]
+    rows += [(restart_s, ("", "", "", "", Text("the broker was started anew"))) for restart_s in trace.restarts]
+    for start_s, row in sorted(rows, key=lambda one: one[0]):
+        table.add_row(duration(start_s), *row)
+    parts: list[Text | Table] = [*_head(trace), Text(), table]
+    lost = [span for span in trace.spans if span.error is not None]
+    parts += [Text(), *map(_loss, lost)] if lost else []
+    if trace.left_out:
+        parts.append(Text(f"{trace.left_out} events in the middle are not kept, since there were so many"))
+    return Group(*parts)
+
+
+def bar(span: Span, total_s: float, characters: int) -> str:
+    """Draw where in the job's life a span is; one that is short has one character."""
+    end_s = total_s if span.end_s is None else span.end_s
+    scale = characters / total_s if total_s > 0 else 0.0
+    start = min(int(span.start_s * scale), characters - 1)
+    length = max(1, min(round(end_s * scale), characters) - start)
+    return " " * start + ("░" if span.place == "queued" else "█") * length
+
+
+def duration(seconds: float) -> str:
+    """Give a time for people: three digits or so."""
+    if seconds < 60:
+        return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _head(trace: JobTrace) -> list[Text]:
+    accepted = datetime.fromtimestamp(trace.accepted_at).astimezone().isoformat(" ", "milliseconds")
+    names = [f"job {trace.job_id}"]
+    names += [f"task {trace.task}"] if trace.task else []
+    names += [f"group {trace.group_id}"] if trace.group_id else []
+    lines = [", ".join(names), f"accepted {accepted} by the broker's clock"]
+    if trace.outcome is None or trace.ended_s is None:
+        lines.append(f"has not ended after {duration(trace.age_s)}")
+    else:
+        reward = f", reward {trace.reward:g}" if trace.reward is not None else ""
+        size = f", {trace.tokens} tokens" if trace.tokens else ""
+        stop = f", stopped by {trace.stop_reason}" if trace.stop_reason else ""
+        lines.append(f"{trace.outcome} after {duration(trace.ended_s)}{reward}{size}{stop}")
+        if trace.error is not None:
+            lines.append(_text(trace.error))
+        kept = trace.collected_s is None
+        lines.append("not collected yet" if kept else f"collected after {duration(trace.collected_s or 0.0)}")
+    return [Text(one_line(line)) for line in lines]
+
+
+def _row(span: Span, age_s: float, total_s: float, characters: int) -> tuple[str | Text, ...]:
+    still = span.end_s is None
+    where = f"{span.stage_id} on {span.node}" if span.stage_id else ""
+    where += f", backend {', then '.join(span.backends)}" if span.backends else ""
+    style = "dim" if span.place == "queued" else "red" if span.error else "green"
+    return (
+        duration((age_s if span.end_s is None else span.end_s) - span.start_s) + (" …" if still else ""),
+        Text(f"{span.phase.upper()} {span.place}"),
+        str(span.attempt),
+        Text(bar(span, total_s, characters), style=style),
+        Text(one_line(where)),
+    )
+
+
+def _loss(span: Span) -> Text:
+    place = f"{span.phase.upper()} of try {span.attempt}" + (f", {span.stage_id}" if span.stage_id else "")
+    return Text(one_line(f"{place}: {_text(span.error)}" if span.error is not None else place))
+
+
+def _text(error: ErrorInfo) -> str:
+    return f"{error.code}: {error.message}"

@@ -1,0 +1,130 @@
+"""`prorl journal`: what a rollout broker would take up again, and making it smaller."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group
+from rich.table import Table
+
+from ..errors import ConfigError
+from ..messages import Phase
+from .options import Config, RunDir, console, topology_of
+
+if TYPE_CHECKING:
+    from ..brokers.journal_summary import JournalSummary, SessionSummary
+
+SESSIONS_SHOWN = 20
+
+commands = typer.Typer(
+    help="The rollout broker's journal: the jobs and results that a restart takes up again.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+File = Annotated[
+    Path | None, typer.Argument(metavar="[FILE]", help="The journal. [default: that of --config or --run-dir]")
+]
+
+
+@commands.command()
+def show(file: File = None, config: Config = None, run_dir: RunDir = None) -> None:
+    """Show what is in it; a broker may be running."""
+    from ..brokers.journal_summary import read_summary
+
+    console().print(summary_tables(read_summary(_file(file, config, run_dir)), time.time()))
+
+
+@commands.command()
+def compact(file: File = None, config: Config = None, run_dir: RunDir = None) -> None:
+    """Give the room that collected results have left back to the disk. The broker must not be running."""
+    from ..brokers.disk_journal import DiskJournal
+    from ..brokers.journal_summary import parts
+
+    path = _existing(_file(file, config, run_dir))
+    before = sum(part.stat().st_size for part in parts(path) if part.exists())
+    with DiskJournal(path) as journal:
+        journal.compact()
+    print(f"{path}: {_size(before)} before, {_size(path.stat().st_size)} now")
+
+
+@commands.command()
+def clear(file: File = None, config: Config = None, run_dir: RunDir = None) -> None:
+    """Forget all jobs and results, of whatever version. The broker must not be running."""
+    from ..brokers.disk_journal import APPLICATION_ID
+    from ..brokers.journal_file import check_kind, lock_journal
+    from ..brokers.journal_summary import parts
+
+    path = _existing(_file(file, config, run_dir))
+    lock = lock_journal(path)
+    try:
+        check_kind(path, lock, APPLICATION_ID)
+        for part in reversed(parts(path)):
+            part.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+    print(f"{path} is removed; clients of its jobs are told that they are lost")
+
+
+def summary_tables(summary: JournalSummary, now: float) -> Group:
+    """Lay out what a journal holds for the terminal; `now` is in seconds since 1970."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("file", f"{summary.path}{', in use by a broker' if summary.in_use else ''}")
+    facts.add_row("size", f"{_size(summary.size_bytes)}, of which {_size(summary.free_bytes)} are free for new rows")
+    facts.add_row("schema", f"version {summary.schema}, journal {summary.journal_id}")
+    facts.add_row("jobs", f"{summary.jobs} that have not ended{_age(summary.oldest_job_at, now)}")
+    blocks = f"{_size(summary.trajectory_bytes)} of trajectories"
+    facts.add_row("results", f"{summary.results} uncollected{_age(summary.oldest_result_at, now)}, {blocks}")
+    table = Table(title="sessions", title_justify="left")
+    table.add_column("session", overflow="fold")
+    for phase in Phase:
+        table.add_column(f"{phase.upper()} queued", justify="right")
+        table.add_column("held", justify="right")
+    table.add_column("results", overflow="fold")
+    for one in summary.sessions[:SESSIONS_SHOWN]:
+        table.add_row(*_session_cells(one))
+    more = len(summary.sessions) - SESSIONS_SHOWN
+    return Group(facts, *([table] if summary.sessions else []), *([f"and {more} more sessions"] if more > 0 else []))
+
+
+def _session_cells(one: SessionSummary) -> list[str]:
+    counts = [str(counts.get(phase, 0)) for phase in Phase for counts in (one.queued, one.held)]
+    results = ", ".join(f"{count} {outcome}" for outcome, count in sorted(one.results.items())) or "none"
+    return [one.session, *counts, results]
+
+
+def _file(file: Path | None, config: Path | None, run_dir: Path | None) -> Path:
+    if file is not None:
+        return file
+    path = topology_of(config, run_dir).journal
+    if path is None:
+        raise ConfigError("this service keeps its journal in memory: rollout_broker.journal is empty", key="journal")
+    return path
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise ConfigError(f"there is no journal {path}", key="journal")
+    return path
+
+
+def _age(at: float | None, now: float) -> str:
+    if at is None:
+        return ""
+    seconds = max(0.0, now - at)
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f", the oldest {seconds / length:.0f} {unit} old"
+    return f", the oldest {seconds:.0f} s old"
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("bytes", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"

@@ -1,0 +1,81 @@
+"""`prorl keys`: key pairs of our own, and the list of those that the service lets in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from ..messages import KeyRole
+from ..security.keys import PUBLIC, KeyFolder, default_folder
+from .options import console
+
+commands = typer.Typer(
+    help="Make keys for connections over TCP, and say which ones the service lets in. The folder is --keys, or "
+    "$PRORL_KEYS, or ~/.config/prorl/keys; only this user may be able to read it.",
+    rich_markup_mode=None,
+)
+
+Folder = Annotated[Path | None, typer.Option("--keys", metavar="FOLDER", help="The key folder.", show_default=False)]
+Role = Annotated[
+    KeyRole,
+    typer.Option(
+        help="What it is for. trainer: submits jobs, collects trajectories, updates weights. stage: a node's stage "
+        "processes and engine hosts. operator: status, cancel, backends. service: the brokers."
+    ),
+]
+
+
+@commands.command("new")
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is, such as alice or gpu-7.")],
+    role: Role,
+    folder: Folder = None,
+) -> None:
+    """Make a key pair: NAME.secret, which stays here, and NAME.pub, which may be given away."""
+    place = _folder(folder)
+    key = place.new(name, role)
+    print(f"made {place.path / key.name}.secret, which nobody else may have, and {key.name}{PUBLIC}: {key.public_key}")
+
+
+@commands.command("allow")
+def allow(
+    file: Annotated[Path, typer.Argument(metavar="FILE.pub", help="The public key.")],
+    role: Role,
+    folder: Folder = None,
+) -> None:
+    """Let a key in, in this role; whatever role its file claims. Takes effect at once."""
+    key = _folder(folder).allow(file, role)
+    print(f"the key {key.name} is let in as {key.role}: {key.public_key}")
+
+
+@commands.command("revoke")
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `prorl keys list` shows it.")],
+    folder: Folder = None,
+) -> None:
+    """Let a key in no longer. Takes effect within a second or two, on connections that are open too."""
+    _folder(folder).revoke(name)
+    print(f"the key {name} is let in no longer")
+
+
+@commands.command("list")
+def list_(folder: Folder = None) -> None:
+    """List the keys of our own, those of services we know, and those that the service lets in."""
+    place = _folder(folder)
+    own, known, allowed = place.listing()
+    table = Table(title=Text(str(place.path)), title_justify="left")
+    for header in ("name", "role", "this key is"):
+        table.add_column(header, overflow="fold")
+    table.add_column("public key", no_wrap=True)
+    for what, keys in (("ours", own), ("known", known), ("let in", allowed)):
+        for key in keys:
+            table.add_row(key.name, str(key.role), what, Text(key.public_key))  # its brackets are no markup
+    console().print(table)
+
+
+def _folder(folder: Path | None) -> KeyFolder:
+    return KeyFolder((folder or default_folder()).expanduser())

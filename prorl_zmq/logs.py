@@ -1,0 +1,198 @@
+"""What all programs log: one line per event on standard error, as text for people or as JSON for programs.
+
+Loggers are the standard library's. A line about a job carries its id, attempt and phase as fields: given with the call
+(`extra=of_job(…)`), or for all that is logged within a task (`with about_job(…)`). The formatters are where what came
+from the network, an engine or a tool becomes harmless, so that no caller can forget it: control characters and line
+breaks are written as escapes, long texts are cut, and secrets that were named with `keep_secret` are left out. In text,
+the lines of a traceback follow behind a mark of their own. Left out on purpose: files, rotation and shipping, which
+systemd and others do; and what vLLM's own loggers write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import sys
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import TracebackType
+
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+FIELDS = ("job_id", "attempt", "phase", "stage_id", "backend")
+"""What a line may carry beside its text."""
+TEXT_LIMIT = 4000
+"""Most characters of one text in a line."""
+TRACEBACK_LINES = 100
+"""Most lines of one traceback: its end, where the error is."""
+HIDDEN = "[secret]"
+
+# C0 and C1 controls, line and paragraph separators, marks that reorder a line on the screen, halves of surrogate pairs.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_MARK = "  | "
+
+_fields: ContextVar[dict[str, Any]] = ContextVar("prorl_log_fields")
+_secrets: list[str] = []
+_settings: tuple[str, LogFormat, LogLevel] = ("prorl", "text", "info")
+
+
+def of_job(job_id: str, attempt: int | None = None, phase: str | None = None, **more: str) -> dict[str, Any]:
+    """Give the fields of a line about a job, for `extra`; `more` are others of `FIELDS`."""
+    fields = {"job_id": job_id, "attempt": attempt, "phase": phase, **more}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def job_of_sandbox(name: str) -> tuple[str, int | None]:
+    """Give the job and attempt that a stage process has named a sandbox after."""
+    job_id, _, attempt = name.rpartition(".")
+    return (job_id, int(attempt)) if job_id and attempt.isdecimal() else (name, None)
+
+
+@contextlib.contextmanager
+def about_job(job_id: str, attempt: int | None = None, phase: str | None = None) -> Iterator[None]:
+    """Give all lines that this task logs within the block the fields of a job."""
+    token = _fields.set(of_job(job_id, attempt, phase))
+    try:
+        yield
+    finally:
+        _fields.reset(token)
+
+
+def keep_secret(text: str | None) -> None:
+    """Never write `text` into a line of this process's log, whoever says it: a server may quote the key it refuses."""
+    if text and text not in _secrets:
+        _secrets.append(text)
+        _secrets.sort(key=len, reverse=True)
+
+
+def one_line(text: str, limit: int = TEXT_LIMIT) -> str:
+    """Give a text as one line of printable characters: escapes for all others, its beginning if it is long."""
+    for secret in _secrets:
+        text = text.replace(secret, HIDDEN)
+    more = len(text) - limit
+    if more > 0:
+        text = text[:limit]
+    text = _UNPRINTABLE.sub(_escape, text)
+    return f"{text} … ({more} more characters)" if more > 0 else text
+
+
+def start_logging(process: str, log_format: LogFormat = "text", level: LogLevel = "info") -> None:
+    """Have this process log; a later call replaces what an earlier one set.
+
+    Args:
+        process: its name in each line: a stage's or backend's id, or which broker it is.
+        log_format: how lines look.
+        level: the least of what the package's own loggers write; others write warnings and errors.
+    """
+    global _settings  # noqa: PLW0603 - as logging's own settings, there is one for the process
+    _settings = (process, log_format, level)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter(process))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("prorl").setLevel(level.upper())
+    logging.captureWarnings(capture=True)
+    if log_format == "json":
+        sys.excepthook = _log_uncaught
+
+
+def log_settings() -> tuple[str, LogFormat, LogLevel]:
+    """Give what `start_logging` was told, for a child process that is to log alike."""
+    return _settings
+
+
+def say(program: str, message: str, level: int = logging.INFO) -> None:
+    """Tell whoever started this process something: a plain line, or a line of the log where that is JSON."""
+    if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
+        logging.getLogger("prorl").log(level, "%s", message)
+    else:
+        print(f"{program}: {one_line(' '.join(message.split()))}", file=sys.stderr, flush=True)
+
+
+class TextFormatter(logging.Formatter):
+    """Lines for people: time of day, level, process, logger if it is not ours, text, and what it is about.
+
+    Args:
+        process: the name of this process.
+    """
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Give the line, and those of a traceback behind it."""
+        day = time.strftime("%H:%M:%S", time.localtime(record.created))
+        about = "".join(f" {name}={value}" for name, value in _about(record).items())
+        whose = self._process if record.name.startswith("prorl") else f"{self._process} {record.name}"
+        head = f"{day} {record.levelname[:1]} {whose}: {_message(record)}{about}"
+        return "\n".join([head, *(_MARK + line for line in _traceback(self, record))])
+
+
+class JsonFormatter(logging.Formatter):
+    """Lines for programs: `time` (UTC), `level`, `logger`, `process`, `event`, `FIELDS`, and `traceback`, a list.
+
+    Args:
+        process: the name of this process.
+    """
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Give the line."""
+        second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{second}.{int(record.created % 1 * 1000):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": self._process,
+            "event": _message(record),
+            **_about(record),
+        }
+        lines = _traceback(self, record)
+        if lines:
+            line["traceback"] = lines
+        return msgspec.json.encode(line).decode()
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        text = record.getMessage()
+    except (TypeError, ValueError, KeyError) as error:  # a fault of the caller must not cost the line
+        text = f"{record.msg!s} (its arguments do not fit: {error})"
+    return one_line(text)
+
+
+def _about(record: logging.LogRecord) -> Mapping[str, Any]:
+    fields = _fields.get({})
+    given = {name: getattr(record, name, fields.get(name)) for name in FIELDS}
+    return {
+        name: value if isinstance(value, int) else one_line(str(value), 256)
+        for name, value in given.items()
+        if value is not None
+    }
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
+    text = formatter.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""
+    text += formatter.formatStack(record.stack_info) if record.stack_info else ""
+    return [one_line(line) for line in text.split("\n")[-TRACEBACK_LINES:]] if text else []
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    short = {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}
+    return short.get(code) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    logging.getLogger("prorl").critical("the process ends with an error", exc_info=(kind, error, trace))

@@ -1,0 +1,1 @@
+"""Keys, and who may connect to which door and ask for what."""

@@ -1,0 +1,276 @@
+"""Key files: one CURVE key pair for each trainer, node and service, and the list of those that a service lets in.
+
+    FOLDER/                 0700
+      NAME.secret           0600   a key pair of ours
+      NAME.pub              0644   its public half, to be given away; or the public key of the service that we talk to
+      allowed/NAME.pub      0644   a key that the service lets in, with the role that it has here
+
+What a file says of its own role counts only in `allowed/`, where the service's owner has written it. Files are made
+with their final mode and never overwritten. As with ssh, a secret that others can read is not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+import zmq
+
+from ..errors import ConfigError
+from ..logs import keep_secret
+from ..messages import CurveKey, Identifier, KeyRole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SECRET, PUBLIC, ALLOWED = ".secret", ".pub", "allowed"
+VARIABLE = "PRORL_KEYS"
+"""The environment variable that names a key folder."""
+FILE_LIMIT_BYTES = 4096
+
+T = TypeVar("T")
+
+
+class PublicKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who has the other half of this key."""
+
+    name: Identifier
+    role: KeyRole
+    public_key: CurveKey
+
+    def text(self) -> str:
+        """Give the content of its file."""
+        return f'name = "{self.name}"\nrole = "{self.role}"\npublic_key = "{self.public_key}"\n'
+
+
+class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A key of ours. Its secret half is in no text of the object."""
+
+    name: Identifier
+    role: KeyRole
+    public_key: CurveKey
+    secret_key: CurveKey
+
+    def __repr__(self) -> str:
+        return f"KeyPair({self.name!r}, {str(self.role)!r}, {self.public_key!r})"
+
+    @property
+    def public(self) -> PublicKey:
+        """The half that may be given away."""
+        return PublicKey(self.name, self.role, self.public_key)
+
+
+class KeyFolder:
+    """A folder of key files; `path` may also be one secret file in it, which is then the only key of ours.
+
+    Raises:
+        ConfigError: (by each method) the folder or a file is not there, not private, or not what it should be.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._only = path if path.suffix == SECRET else None
+        self.path = path.parent if self._only is not None else path
+
+    # What a process uses ----------------------------------------------------------------------------------------------
+
+    def own(self, *roles: KeyRole) -> KeyPair:
+        """Give the key of ours that has one of these roles, the first that there is one of."""
+        self._check_folder()
+        pairs = [self._read_secret(path) for path in ([self._only] if self._only else self._files(SECRET))]
+        for role in roles:
+            fitting = [pair for pair in pairs if pair.role == role]
+            if len(fitting) > 1:
+                names = ", ".join(f"{pair.name}{SECRET}" for pair in fitting)
+                raise _wrong(f"{self.path} has several keys of role {role} ({names}); name one of these files instead")
+            if fitting:
+                return fitting[0]
+        wanted = " or ".join(roles)
+        raise _wrong(f"{self.path} has no key of role {wanted}; make one with `prorl keys new NAME --role {roles[0]}`")
+
+    def service(self) -> PublicKey:
+        """Give the public key of the service that the other keys are for."""
+        self._check_folder()
+        keys = [key for path in self._files(PUBLIC) if (key := _read(path, PublicKey)).role == KeyRole.SERVICE]
+        if len(keys) == 1:
+            return keys[0]
+        if keys:
+            names = ", ".join(f"{key.name}{PUBLIC}" for key in keys)
+            raise _wrong(f"{self.path} has the public keys of several services ({names}); use one folder for each")
+        raise _wrong(f"{self.path} lacks the service's public key; copy service{PUBLIC} from the service's key folder")
+
+    def allowed(self, on_problem: Callable[[ConfigError], None] | None = None) -> list[PublicKey]:
+        """List the keys that the service lets in; a file that is none is told to `on_problem` if there is one."""
+        keys = []
+        for path in self._files(PUBLIC, ALLOWED):
+            try:
+                keys.append(_read(path, PublicKey))
+            except ConfigError as error:
+                if on_problem is None:
+                    raise
+                on_problem(error)
+        return keys
+
+    def allowed_state(self) -> object:
+        """Give something that changes whenever a file of the list does."""
+        try:
+            with os.scandir(self.path / ALLOWED) as entries:
+                return sorted((entry.name, (at := entry.stat()).st_ino, at.st_mtime_ns) for entry in entries)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _wrong(f"{self.path / ALLOWED} cannot be read: {error.strerror}") from error
+
+    # What `prorl keys` does -------------------------------------------------------------------------------------------
+
+    def new(self, name: str, role: KeyRole) -> PublicKey:
+        """Make a key pair and its two files."""
+        public, secret = (half.decode() for half in zmq.curve_keypair())
+        pair = KeyPair(check_name(name), role, public, secret)
+        self._make_folder(self.path)
+        said = "# Keep this file to yourself.\n" + pair.public.text()
+        secret_path, public_path = self.path / f"{name}{SECRET}", self.path / f"{name}{PUBLIC}"
+        if public_path.exists():
+            raise _wrong(f"{public_path} is there already, and keys are never overwritten; choose another name")
+        _create(secret_path, f'{said}secret_key = "{secret}"\n', 0o600)
+        _create(public_path, pair.public.text(), 0o644)
+        return pair.public
+
+    def allow(self, file: Path, role: KeyRole) -> PublicKey:
+        """Let a key in, in this role."""
+        key = msgspec.structs.replace(_read(file, PublicKey), role=role)
+        if role == KeyRole.SERVICE:
+            raise _wrong("a service is not let in but is what lets in; copy its .secret file to where its brokers run")
+        self._make_folder(self.path)
+        self._make_folder(self.path / ALLOWED)
+        for other in self.allowed():
+            if other.public_key == key.public_key:
+                raise _wrong(f"this key is let in already, as {other.name} ({other.role}); revoke that first")
+        _create(self.path / ALLOWED / f"{key.name}{PUBLIC}", key.text(), 0o644)
+        return key
+
+    def revoke(self, name: str) -> None:
+        """Let a key in no longer."""
+        path = self.path / ALLOWED / f"{check_name(name)}{PUBLIC}"
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            names = ", ".join(key.name for key in self.allowed()) or "none"
+            raise _wrong(f"no key called {name} is let in; those that are: {names}") from None
+
+    def listing(self) -> tuple[list[PublicKey], list[PublicKey], list[PublicKey]]:
+        """List the public halves of keys of ours, the keys of services we know, and those that are let in."""
+        self._check_folder()
+        own = [self._read_secret(path).public for path in self._files(SECRET)]
+        known = [key for path in self._files(PUBLIC) if (key := _read(path, PublicKey)) not in own]
+        return own, known, self.allowed()
+
+    # Files ------------------------------------------------------------------------------------------------------------
+
+    def _files(self, suffix: str, folder: str = "") -> list[Path]:
+        try:
+            return sorted(path for path in (self.path / folder).iterdir() if path.suffix == suffix)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _wrong(f"{self.path / folder} cannot be read: {error.strerror}") from error
+
+    def _read_secret(self, path: Path) -> KeyPair:
+        with contextlib.suppress(OSError):  # what cannot be looked at cannot be read either, and `_read` says so
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if mode & 0o077:
+                raise _wrong(f"{path} can be read by others (mode {mode:04o}) and is not used: chmod 600 {path}")
+        pair = _read(path, KeyPair)
+        if zmq.curve_public(pair.secret_key.encode()).decode() != pair.public_key:
+            raise _wrong(f"the two halves of {path} do not belong together; make a new key")
+        keep_secret(pair.secret_key)
+        return pair
+
+    def _check_folder(self) -> None:
+        """Raise if others could change who we trust."""
+        try:
+            state = self.path.stat()
+        except OSError as error:
+            raise _wrong(
+                f"the key folder {self.path} cannot be used: {error.strerror}; `prorl keys new` makes one"
+            ) from error
+        if not stat.S_ISDIR(state.st_mode):
+            raise _wrong(f"{self.path} is neither a key folder nor a {SECRET} file")
+        if state.st_uid not in (os.getuid(), 0):
+            raise _wrong(f"the key folder {self.path} belongs to another user; use one of your own")
+        if state.st_mode & 0o022:
+            raise _wrong(f"others can change files of the key folder {self.path}: chmod 700 {self.path}")
+
+    def _make_folder(self, path: Path) -> None:
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise _wrong(f"{path} cannot be made: {error.strerror}") from error
+        self._check_folder()
+
+
+def default_folder() -> Path:
+    """Give the folder that `prorl keys` works on if none is named: `$PRORL_KEYS`, or one in the home directory."""
+    return named_folder() or Path.home() / ".config" / "prorl" / "keys"
+
+
+def named_folder(keys: Path | str | None = None) -> Path | None:
+    """Give the key folder (or secret file) that was named, there or in `$PRORL_KEYS`; None: no keys are used."""
+    named = str(keys or os.environ.get(VARIABLE) or "")
+    return Path(named).expanduser() if named else None
+
+
+def _create(path: Path, text: str, mode: int) -> None:
+    """Write a new file whose mode is right from the start and which is complete once it has its name."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.unlink(missing_ok=True)  # of a command that was killed
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, mode)  # whatever the umask
+            file.write(text)
+        try:
+            os.link(part, path)  # unlike a rename it never replaces a file
+        finally:
+            part.unlink()
+    except FileExistsError:
+        raise _wrong(f"{path} is there already, and keys are never overwritten; choose another name") from None
+    except OSError as error:
+        raise _wrong(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    """Read a key file. What it holds is not in any error."""
+    try:
+        with path.open("rb") as file:
+            data = tomllib.loads(file.read(FILE_LIMIT_BYTES).decode("utf-8"))
+    except OSError as error:
+        raise _wrong(f"{path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        raise _wrong(f"{path} is not a key file of `prorl keys`") from None
+    if kind is PublicKey and "secret_key" in data:
+        raise _wrong(f"{path} holds a secret key; give away its {PUBLIC} file, never this one")
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise _wrong(f"{path} is not a key file of `prorl keys`: {error}") from None
+
+
+def check_name(name: str) -> str:
+    """Give a key's name back if it is one.
+
+    Raises:
+        ConfigError: it is not, or could not be a file's.
+    """
+    try:
+        return msgspec.convert(name, Identifier)
+    except msgspec.ValidationError:
+        raise _wrong(f"{name!r} cannot be a key's name: letters, digits and . _ : - only, 128 at most") from None
+
+
+def _wrong(message: str) -> ConfigError:
+    return ConfigError(message, key="security.keys")

@@ -1,0 +1,112 @@
+"""Who may do what: roles of keys, the doors (bound sockets) that each may connect to, the requests that each may make.
+
+All of it is in the two tables below. The service's own key may do everything: it is what the brokers are. Left out on
+purpose: rights by session or by stage process. Keys of one role trust each other as programs of one account do.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from ..errors import NotAllowed
+from ..messages import (
+    Abort,
+    AddBackend,
+    Assign,
+    BackendAlive,
+    Cancel,
+    ClearBackends,
+    Collect,
+    DrainBackend,
+    EngineHealth,
+    Generate,
+    GenerationFailed,
+    Hello,
+    KeyRole,
+    ListBackends,
+    ListKeys,
+    NoteWeightVersion,
+    OwnerAlive,
+    Release,
+    RemoveBackend,
+    SetWeightVersion,
+    Status,
+    Submit,
+    Trace,
+    UpdateWeights,
+)
+
+
+class Door(StrEnum):
+    """A bound socket; also its ZAP domain."""
+
+    FRONT_DOOR = "front_door"
+    STAGE_EVENTS = "stage_events"
+    BACKEND_BROKER = "backend_broker"
+    STAGE_INBOX = "stage_inbox"
+    ENGINE = "engine"
+
+
+DOORS: dict[Door, frozenset[KeyRole]] = {
+    Door.FRONT_DOOR: frozenset({KeyRole.TRAINER, KeyRole.OPERATOR, KeyRole.SERVICE}),
+    Door.STAGE_EVENTS: frozenset({KeyRole.STAGE, KeyRole.SERVICE}),
+    Door.BACKEND_BROKER: frozenset(KeyRole),
+    Door.STAGE_INBOX: frozenset({KeyRole.SERVICE}),
+    Door.ENGINE: frozenset(KeyRole),
+}
+"""Which roles may connect at all; others fail the handshake."""
+
+_Kinds = frozenset[type[msgspec.Struct]]
+_EVERYBODY: _Kinds = frozenset({Hello, Status, ListBackends, EngineHealth})
+_WEIGHTS: _Kinds = frozenset({UpdateWeights, NoteWeightVersion, SetWeightVersion})
+REQUESTS: dict[KeyRole, _Kinds] = {
+    KeyRole.TRAINER: _EVERYBODY | _WEIGHTS | {Submit, Collect, Cancel, Trace},
+    KeyRole.OPERATOR: _EVERYBODY | _WEIGHTS | {Cancel, Trace, AddBackend, DrainBackend, RemoveBackend, ClearBackends},
+    KeyRole.STAGE: _EVERYBODY
+    | {
+        Assign,
+        GenerationFailed,
+        Release,
+        OwnerAlive,
+        AddBackend,
+        BackendAlive,
+        DrainBackend,
+        RemoveBackend,
+        ListKeys,
+        Generate,
+        Abort,
+    },
+}
+"""Which requests each role may make, behind the doors that are open to it."""
+
+
+class Sender(msgspec.Struct, frozen=True):
+    """Who sent a message, as the handshake of its connection proved."""
+
+    role: KeyRole | None = None
+    """None: it came by ipc or, without keys, from loopback, where the system's own permissions decide."""
+    name: str = ""
+    revoked: bool = False
+
+    def check(self, request: msgspec.Struct) -> None:
+        """Raise unless this sender may ask for that.
+
+        Raises:
+            NotAllowed: its key was revoked, or its role has no right to it.
+        """
+        if self.revoked:
+            raise NotAllowed(f"the key {self.name} was revoked", key=self.name)
+        if self.role in (None, KeyRole.SERVICE):
+            return
+        if type(request) not in REQUESTS[self.role]:
+            able = [str(role) for role, kinds in REQUESTS.items() if type(request) in kinds]
+            raise NotAllowed(
+                f"the {self.role} key {self.name} may not ask for this ({type(request).__name__}); "
+                f"use a key of role {' or '.join(able) or KeyRole.SERVICE}",
+                key=self.name,
+            )
+
+
+ANYBODY = Sender()

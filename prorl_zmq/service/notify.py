@@ -1,0 +1,62 @@
+"""systemd's notifications: one datagram per state to the socket that `$NOTIFY_SOCKET` names. Without one, nothing.
+
+The supervisor says READY=1, STATUS=, STOPPING=1 and, as often as `$WATCHDOG_USEC` asks, WATCHDOG=1. A datagram that
+cannot be delivered is dropped: a service must not fail or wait because nobody listens. `sd_notify(3)` describes it all.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Notifier:
+    """Tells the service manager how the service is.
+
+    Args:
+        environment: where the socket and the watchdog are named; the process's own by default.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        named = os.environ if environment is None else environment
+        address = named.get("NOTIFY_SOCKET", "")
+        # A leading @ stands for the NUL of the abstract namespace.
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self.watchdog_s = _watchdog_s(named)
+        """How often WATCHDOG=1 is due, half of what the manager allows; None: it does not ask."""
+
+    def ready(self) -> None:
+        """Say that all processes have reported."""
+        self._send("READY=1\nSTATUS=serving")
+
+    def stopping(self) -> None:
+        """Say that the service ends."""
+        self._send("STOPPING=1\nSTATUS=stopping")
+
+    def status(self, text: str) -> None:
+        """Say in one line what the service is doing."""
+        self._send(f"STATUS={' '.join(text.split())}")
+
+    def watchdog(self) -> None:
+        """Say that the service is alive."""
+        self._send("WATCHDOG=1")
+
+    def _send(self, state: str) -> None:
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as line:
+                line.sendto(state.encode(), self._address)
+        except OSError:
+            return
+
+
+def _watchdog_s(named: Mapping[str, str]) -> float | None:
+    allowed_us = named.get("WATCHDOG_USEC", "")
+    if named.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()) or not allowed_us.isdecimal():
+        return None
+    return int(allowed_us) / 2e6 or None

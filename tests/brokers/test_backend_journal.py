@@ -1,0 +1,156 @@
+"""What a backend broker remembers: a desk that is started anew between any two events answers as one that was not."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prorl_zmq.brokers.backend_desk import BackendDesk
+from prorl_zmq.brokers.backend_journal import BackendJournal
+from prorl_zmq.brokers.backend_records import BackendRecord
+from prorl_zmq.errors import ConfigError, JournalFailed
+from prorl_zmq.messages import (
+    AddBackend,
+    Backend,
+    BackendAlive,
+    BackendList,
+    BackendRefused,
+    ClearBackends,
+    DrainBackend,
+    ListBackends,
+    RemoveBackend,
+    SetWeightVersion,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LEASE_S = 10.0
+NAMES = st.sampled_from("xy")
+VERSIONS = st.integers(0, 3)
+
+
+def backend(name: str, version: int = 0, endpoint: str = "") -> Backend:
+    return Backend(backend_id=name, endpoint=endpoint or f"ipc://{name}", weight_version=version)
+
+
+def record(name: str, **more: Any) -> BackendRecord:
+    return BackendRecord(**{"fate": "listed", "backend": backend(name), **more})
+
+
+REQUESTS = st.one_of(
+    st.builds(
+        lambda name, version, where, beats: AddBackend("r", backend(name, version, where), beats),
+        NAMES,
+        VERSIONS,
+        st.sampled_from(["", "ipc://elsewhere"]),
+        st.booleans(),
+    ),
+    st.builds(lambda name, version: BackendAlive("r", name, version), NAMES, VERSIONS),
+    st.builds(lambda name: DrainBackend("r", name), NAMES),
+    st.builds(lambda name: RemoveBackend("r", name), NAMES),
+    st.builds(lambda version, name: SetWeightVersion("r", version, name), VERSIONS, st.none() | NAMES),
+    st.just(ClearBackends("r")),
+    st.just("silence"),
+)
+
+
+def listed(desk: BackendDesk, now: float) -> set[tuple[Any, ...]]:
+    (answer,) = desk.handle([b"c", b""], ListBackends("list"), now)
+    assert isinstance(answer.reply, BackendList)
+    return {(one.backend, one.state, one.problem, one.load is None) for one in answer.reply.backends}
+
+
+@given(st.lists(st.tuples(REQUESTS, st.booleans()), max_size=40))
+def test_a_restart_changes_nothing(events: list[tuple[Any, bool]]) -> None:
+    steady, restarted = BackendDesk(LEASE_S), BackendDesk(LEASE_S)
+    remembered: dict[str, BackendRecord] = {}
+    now = 0.0
+    for event, restarts in events:
+        if event == "silence":
+            now += 2 * LEASE_S
+            steady.tick(now)
+            restarted.tick(now)
+        else:
+            replies = [desk.handle([b"c", b""], event, now)[0].reply for desk in (steady, restarted)]
+            assert replies[0] == replies[1]
+        for name, change in restarted.take_changes().items():
+            if change is None:
+                remembered.pop(name, None)
+            else:
+                remembered[name] = change
+        if restarts:
+            restarted = BackendDesk(LEASE_S)
+            restarted.restore(remembered.values(), now)
+        assert listed(steady, now) == listed(restarted, now)
+
+
+def test_the_file_has_what_was_written_in_the_order_in_which_it_first_came(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with BackendJournal(path) as journal:
+        assert journal.load() == []
+        journal.write({"x": record("x"), "y": record("y", heartbeats=True, reported=3), "z": record("z")})
+        journal.write({"x": record("x", draining=True, needed_version=2), "z": None, "unheard-of": None})
+    with BackendJournal(path) as journal:
+        assert journal.load() == [
+            record("x", draining=True, needed_version=2),
+            record("y", heartbeats=True, reported=3),
+        ]
+        with pytest.raises(JournalFailed, match="in use by another process"):
+            BackendJournal(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_row_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with BackendJournal(path) as journal:
+        journal.write({"x": record("x")})
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE backends SET record = x'81a16101'")
+    connection.close()
+    with BackendJournal(path) as journal, pytest.raises(ConfigError, match="holds a backend that cannot be read"):
+        journal.load()
+
+
+def test_a_service_that_was_started_anew_is_told_from_a_broker_that_was(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with BackendJournal(path) as journal:
+        assert not journal.begin_service("one")
+        assert not journal.begin_service("one")
+        assert journal.begin_service("two")
+    with BackendJournal(path) as journal:
+        assert not journal.begin_service("two")
+
+
+@pytest.mark.parametrize("fate", ["listed", "lost"])
+def test_engines_of_a_new_service_were_held_to_the_weights_of_the_one_before(fate: str) -> None:
+    old = [record("x", fate=fate, backend=backend("x", 7), heartbeats=True, reported=7), record("mine", draining=True)]
+    for of_before, state in ((False, "draining"), (True, "ready")):
+        desk = BackendDesk(LEASE_S)
+        desk.restore(old, 0.0, of_before=of_before)
+        desk.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
+        assert {(one[0].backend_id, one[1]) for one in listed(desk, 1.0)} == {("x", state), ("mine", "draining")}
+    desk = BackendDesk(LEASE_S)
+    desk.restore(old[:1], 0.0, of_before=True)
+    reply = desk.handle([b"c", b""], BackendAlive("r", "x", 7), 1.0)[0].reply
+    assert isinstance(reply, BackendRefused) == (fate == "lost"), "one that lives on goes on as it was"
+    desk = BackendDesk(LEASE_S)
+    desk.restore(old, 0.0, of_before=True)
+    again = BackendDesk(LEASE_S)
+    again.restore([one for one in desk.take_changes().values() if one is not None], 1.0)
+    again.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
+    assert ("x", "ready") in {(one[0].backend_id, one[1]) for one in listed(again, 1.0)}, "also after a restart"
+
+
+def test_a_trainer_that_begins_again_is_not_held_to_earlier_weights() -> None:
+    desk = BackendDesk(LEASE_S)
+    desk.restore([record("x", backend=backend("x", 7), heartbeats=True, reported=7)], 0.0)
+    desk.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
+    ((_, state, problem, _),) = listed(desk, 1.0)
+    assert (state, "serves weights 0 and has served 7" in problem) == ("draining", True)
+    desk.handle([b"c", b""], SetWeightVersion("r", 1, "x"), 1.0)
+    assert {one[1:3] for one in listed(desk, 1.0)} == {("ready", "")}

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+import pytest
+
+from prorl_zmq.errors import NotAllowed
+from prorl_zmq.messages import (
+    AnyBackendRequest,
+    AnyEngineRequest,
+    ClearBackends,
+    Collect,
+    FrontDoorRequest,
+    Generate,
+    KeyRole,
+    Status,
+    Submit,
+    UpdateWeights,
+)
+from prorl_zmq.security.rights import ANYBODY, DOORS, REQUESTS, Door, Sender
+
+EVERY_REQUEST = [*get_args(FrontDoorRequest), *get_args(AnyBackendRequest), *get_args(AnyEngineRequest)]
+
+
+def made(kind: type[msgspec.Struct]) -> msgspec.Struct:
+    """A message of a kind; its fields do not matter here."""
+    return kind(**{field.name: "" for field in msgspec.structs.fields(kind) if field.required})
+
+
+@pytest.mark.parametrize("kind", EVERY_REQUEST)
+def test_every_request_is_somebodys_right(kind: type[msgspec.Struct]) -> None:
+    assert any(kind in kinds for kinds in REQUESTS.values()), f"no role may ask for {kind.__name__}: add it to REQUESTS"
+
+
+def test_rights_name_requests_only() -> None:
+    assert frozenset().union(*REQUESTS.values()) == set(EVERY_REQUEST)
+    assert set(REQUESTS) == set(KeyRole) - {KeyRole.SERVICE}
+    assert set(DOORS) == set(Door)
+
+
+@pytest.mark.parametrize(
+    ("role", "kind", "able"),
+    [
+        (KeyRole.OPERATOR, Submit, "trainer"),
+        (KeyRole.OPERATOR, Collect, "trainer"),
+        (KeyRole.OPERATOR, Generate, "stage"),
+        (KeyRole.TRAINER, ClearBackends, "operator"),
+        (KeyRole.STAGE, Submit, "trainer"),
+        (KeyRole.STAGE, UpdateWeights, "trainer or operator"),
+    ],
+)
+def test_who_may_not_is_told_who_may(role: KeyRole, kind: type[msgspec.Struct], able: str) -> None:
+    with pytest.raises(NotAllowed, match=rf"the {role} key k may not .*{kind.__name__}.* of role {able}$") as caught:
+        Sender(role, "k").check(made(kind))
+    assert caught.value.key == "k"
+
+
+def test_the_service_and_who_has_no_key_may_ask_for_all() -> None:
+    for kind in EVERY_REQUEST:
+        Sender(KeyRole.SERVICE, "service").check(made(kind))
+        ANYBODY.check(made(kind))
+
+
+def test_a_revoked_key_may_ask_for_nothing() -> None:
+    with pytest.raises(NotAllowed, match="the key k was revoked"):
+        Sender(None, "k", revoked=True).check(made(Status))

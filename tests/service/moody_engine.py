@@ -1,0 +1,72 @@
+"""An engine host whose engine does what a file says: `python moody_engine.py BACKEND_BROKER ENDPOINT NAME MOOD`.
+
+The file MOOD holds `well`, `raise`, `refuse`, `garbage`, `hang` or `stuck` (its check of its health hangs too), and is
+read whenever the engine is asked for something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import zmq
+
+from prorl_zmq.errors import EngineFailed
+from prorl_zmq.inference.embedded_engine import EmbeddedEngine, load_embedded_engine
+from prorl_zmq.inference.host import EngineHost, HostOptions
+from prorl_zmq.processes import stop_signals
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from prorl_zmq.inference.engine import Generation
+    from prorl_zmq.messages import Sampling
+
+
+class MoodyEngine:
+    """The embedded engine, when it is well."""
+
+    def __init__(self, engine: EmbeddedEngine, mood: Path) -> None:
+        self._engine = engine
+        self._mood = mood
+        self.description = engine.description
+        self.weight_version = 0
+        self.set_weight_version = engine.set_weight_version
+        self.update_weights = engine.update_weights
+        self.close = engine.close
+
+    async def generate(
+        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], job_id: str
+    ) -> Generation:
+        match self._mood.read_text():
+            case "raise":
+                raise RuntimeError("HTTP 500")
+            case "refuse":
+                raise EngineFailed("the prompt is too odd", refused=True)
+            case "hang" | "stuck":
+                await asyncio.Event().wait()
+        done = await self._engine.generate(token_ids, sampling, stop_token_ids, job_id)
+        return replace(done, logprobs=done.logprobs[1:]) if self._mood.read_text() == "garbage" else done
+
+    async def check_health(self) -> None:
+        if self._mood.read_text() == "stuck":
+            await asyncio.Event().wait()
+
+
+async def main() -> None:
+    backend_broker, endpoint, name, mood = sys.argv[1:]
+    stop = asyncio.Event()
+    with stop_signals(stop.set), zmq.Context() as context:
+        engine = MoodyEngine(load_embedded_engine(None), Path(mood))
+        options = HostOptions(endpoint=endpoint, backend_broker=backend_broker, backend_id=name, heartbeat_s=0.2)
+        await EngineHost(context, engine, options).run(stop)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
