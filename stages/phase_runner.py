@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .. import codec
@@ -104,7 +105,8 @@ class PhaseRunner:
             closing = True
         if self._sandbox is not None:
             if closing and self._command.phase != Phase.EVAL:
-                await to_the_end(self._close_sandbox(self._sandbox))
+                with suppress(asyncio.CancelledError):  # too late: the phase has ended, and its event says how
+                    await to_the_end(self._close_sandbox(self._sandbox))
             else:
                 self._custody.keep(self._sandbox)
         return event, self._block()

@@ -279,10 +279,14 @@ class StageProcess:
         )
         with about_job(command.job_id, command.attempt, command.phase):
             log.debug("%s began", command.phase)
-            event, block = await runner.run()
+            try:
+                event, block = await runner.run()
+            finally:  # what is not reported any more is not held either, whatever went wrong
+                is_wanted = self._running.get(command.job_id) is running
+                if is_wanted:
+                    del self._running[command.job_id]
             log.debug("%s %s", command.phase, "is done" if isinstance(event, PhaseDone) else "failed")
-        if self._running.get(command.job_id) is running:
-            del self._running[command.job_id]
+        if is_wanted:
             data = None if block is None else block.data
             self._outbox.send(self._unacknowledged.keep(event, data, time.monotonic()))
 

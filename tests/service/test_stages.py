@@ -80,6 +80,25 @@ def test_slot_comes_back_when_closing_outlasts_the_heartbeat(service: TestServic
         until(lambda: not list((service.folder / "sandboxes").iterdir()), "the sandboxes to be gone")
 
 
+def test_slot_comes_back_when_a_job_is_cancelled_while_its_sandbox_is_closed(
+    service: TestService, tmp_path: Path
+) -> None:
+    def files() -> int:
+        return sum(len(names) for _, _, names in os.walk(service.folder / "sandboxes"))
+
+    job = msgspec.structs.replace(
+        scripted(run="many files", mark=str(tmp_path / "mark")), limits=PhaseLimits(run_s=0.5)
+    )
+    with service.client() as client:
+        client.submit(job)
+        until((tmp_path / "mark").exists, "the files")
+        until(lambda: files() < 12_000, "the end of RUN")
+        client.cancel(job.job_id)
+        until(lambda: all(stage.busy == 0 for stage in client.status().stages), "the slot to be free")
+        (trajectory,) = client.stream(timeout_s=20)
+    assert trajectory.outcome in ("cancelled", "timeout")
+
+
 def test_no_backend_is_an_error_after_the_wait_that_the_job_allows(service: TestService) -> None:
     with service.client() as client:
         client.submit(scripted(run="converse"))
