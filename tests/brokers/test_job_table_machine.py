@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -593,7 +594,7 @@ class JobTableMachine(RuleBasedStateMachine):
 
 
 class _Shard(JobTableMachine.TestCase):  # type: ignore[misc,name-defined]
-    """One of four, which run side by side: over 50,000 steps together."""
+    """One of four: over 50,000 steps together, most of them among the proofs."""
 
     __test__ = False
     settings = settings(max_examples=settings().max_examples * 21 // 4, stateful_step_count=80)
@@ -603,13 +604,16 @@ class TestJobTable1(_Shard):
     __test__ = True
 
 
+@pytest.mark.proof
 class TestJobTable2(_Shard):
     __test__ = True
 
 
+@pytest.mark.proof
 class TestJobTable3(_Shard):
     __test__ = True
 
 
+@pytest.mark.proof
 class TestJobTable4(_Shard):
     __test__ = True

@@ -94,6 +94,7 @@ class Machines:
             os.chdir(before)
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(300)  # it starts eleven processes
 def test_two_nodes_and_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     usable("bubblewrap")

@@ -58,6 +58,7 @@ def status_of(client: RolloutClient, name: str) -> BackendStatus:
     return status
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("mood", "problem"),
     [("garbage", "two frames"), ("hang", "did not answer within")],
@@ -88,6 +89,7 @@ def test_a_backend_that_fails_costs_no_job_its_attempt(
         until(try_again, "a trial that succeeds")
 
 
+@pytest.mark.proof
 def test_jobs_end_without_a_reward_where_every_engine_fails(service: TestService, moods: Moods) -> None:
     moods.start("bad", "refuse")
     with service.client() as client:
@@ -115,6 +117,7 @@ def test_an_engine_that_is_stuck_is_unwell_by_its_hosts_word(service: TestServic
         assert "did not say within" in status_of(client, "bad").problem
 
 
+@pytest.mark.proof
 def test_a_backend_broker_that_is_started_anew_knows_what_is_in_flight(
     service: TestService, moods: Moods, tmp_path: Path
 ) -> None:

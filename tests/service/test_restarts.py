@@ -154,6 +154,7 @@ def test_results_and_queued_jobs_survive(service: KillableService, tmp_path: Pat
     assert read_summary(service.folder / "rollout.journal").jobs == 0
 
 
+@pytest.mark.proof
 def test_every_job_comes_once_however_often_the_broker_is_killed(service: KillableService) -> None:
     with service.client(timeout_s=WAIT_S) as client:
         ids: list[str] = []

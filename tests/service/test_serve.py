@@ -248,6 +248,7 @@ def test_sigterm_leaves_nothing(own_served: Served) -> None:
     assert [path.name for path in own_served.run_dir.iterdir() if path.is_socket()] == []
 
 
+@pytest.mark.proof
 def test_killed_it_leaves_its_run_folder_and_another_one_takes_that_up(own_served: Served) -> None:
     seconds = f"{1000 + os.getpid()}.25"
     busy = {**SHELL, "instance": {**SHELL["instance"], "check": f"sleep {seconds}"}}  # type: ignore[dict-item]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
+import pytest
+
 from prorl_zmq import Job, codec
 from prorl_zmq.brokers.backend_broker import BackendBroker
 from prorl_zmq.config import BackendBrokerSettings
@@ -83,6 +85,7 @@ def is_header(frame: bytes) -> bool:
         return False
 
 
+@pytest.mark.proof
 def test_no_frame_of_a_service_is_a_pickle(empty_service: TestService) -> None:
     service, folder = empty_service, empty_service.folder
     behind = BackendBrokerSettings(endpoint=f"ipc://{folder}/backend_behind")
