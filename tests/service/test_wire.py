@@ -10,9 +10,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import msgspec
-import zmq
-
 import pytest
+import zmq
 
 from prorl_zmq import Job, codec
 from prorl_zmq.brokers.backend_broker import BackendBroker
