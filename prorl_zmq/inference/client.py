@@ -211,9 +211,9 @@ class _Line:
             self._raw = open_socket(context, zmq.DEALER, PROMPT_FRAME_BYTES)
             undo.callback(self._raw.close)
             self._handshake = Handshake(self._raw, endpoint, keyring)
-            undo.callback(self._handshake.close)
             self._events = AsyncSocket(self._handshake.watch(), self._changed, copied=2)
             undo.callback(self._events.close)
+            undo.callback(self._handshake.stop)
             connect_to_peer(self._raw, endpoint, curve_key, keyring)
             undo.pop_all()
         self._socket = AsyncSocket(self._raw, self._receive, copied=4)
@@ -255,8 +255,8 @@ class _Line:
         for timer in (self._down, self._retiring, self._renewal):
             if timer is not None:
                 timer.cancel()
+        self._handshake.stop()
         self._events.close()
-        self._handshake.close()
         self._socket.close()
         self._fail(Closed("the engine client was closed"))
 

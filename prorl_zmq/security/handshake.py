@@ -81,11 +81,18 @@ class Handshake:
         self._socket.disconnect(self._endpoint)
         connect(self._socket, self._endpoint)
 
+    def stop(self) -> None:
+        """End the watch; call it before the socket of the events is closed. May be called again.
+
+        An event for a socket that is not there any more blocks libzmq's own thread for ever, and us behind it.
+        """
+        if self._monitor is not None and not self._socket.closed:
+            self._socket.disable_monitor()
+
     def close(self) -> None:
         """End the watch, and close the socket of the events. May be called again."""
+        self.stop()
         if self._monitor is not None:
-            if not self._socket.closed:
-                self._socket.disable_monitor()
             self._monitor.close()
 
     def _refusal(self) -> str:

@@ -80,9 +80,9 @@ class Line(AsyncSocket):
         """Stop receiving and close; what was sent has `linger_ms` to leave. May be called again."""
         if self._renewal is not None:
             self._renewal.cancel()
+        self.handshake.stop()
         if self._events is not None:
             self._events.close()
-        self.handshake.close()
         super().close(linger_ms)
 
     def _changed(self, frames: list[bytes | zmq.Frame]) -> None:

@@ -102,8 +102,10 @@ class ScriptedHandler(AgentHandler[ScriptedInstance]):
 
 
 def mark(instance: ScriptedInstance) -> None:
-    if instance.mark:
-        Path(instance.mark).write_text(str(os.getpid()))
+    if instance.mark:  # whoever sees the file sees all of it
+        half = Path(f"{instance.mark}.half")
+        half.write_text(str(os.getpid()))
+        half.rename(instance.mark)
 
 
 def touch_many(folder: Path) -> None:
