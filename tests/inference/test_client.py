@@ -141,7 +141,7 @@ class Host:
         envelope, message = split_envelope(frames)
         request = codec.decode(message[0], AnyEngineRequest)
         self.requests.put_nowait(request)
-        answer = self.answer(request)
+        answer = self.answer(request) if not isinstance(request, Abort) else None
         if answer is not None:
             self._socket.send([*envelope, *answer])
 
