@@ -84,7 +84,7 @@ class Door:
 
     def __init__(self) -> None:
         self._quota = Quota(SMALL.max_jobs, SMALL.max_held_bytes, 1.0)
-        self._table = JobTable(SMALL.lease_s, SMALL.ready_limit)
+        self._table = JobTable(SMALL.lease_s, SMALL.ready_limit, SMALL.heartbeat_s)
         outbox = Outbox()
         self._history = JobHistory()
         self._writes = WriteAhead(MemoryJournal(), self._table, outbox, self._history, lambda _: None)

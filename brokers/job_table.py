@@ -9,6 +9,7 @@ A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stag
     PhaseFailed, no retry        stale               → ended                                drop
     PhaseFailed, retry           stale               → lost                                 drop
     lease lapsed                                     → lost
+    its line broke                                   as if not heard of since `quiet_s` before the lease's end
     limit + grace passed                             Stop → ended, `timeout`
     stage process leaves                             → given back: lost, attempt not spent
     cancel                       → ended             Stop → ended
@@ -66,14 +67,17 @@ class JobTable:
     Args:
         lease_s: how long a job stays with a stage process that does not report it.
         ready_limit: how many jobs may be in INIT or wait for RUN together, so that sandboxes do not pile up.
+        quiet_s: after how long without a report a stage process is given nothing new, and how long one has to report
+            whose line broke; less than the lease.
     """
 
-    def __init__(self, lease_s: float, ready_limit: int) -> None:
+    def __init__(self, lease_s: float, ready_limit: int, quiet_s: float) -> None:
         self.stages = StagePool()
         self.redelivered = 0
         """Phases queued again after a loss."""
         self.outcomes: Counter[Outcome] = Counter()
         self._lease_s = lease_s
+        self._quiet_s = quiet_s
         self._ready_limit = ready_limit
         self._records: dict[str, JobRecord] = {}
         self._unfinished: Counter[str] = Counter()
@@ -198,6 +202,18 @@ class JobTable:
         self._employ(stage, now)
         return self._take_actions()
 
+    def line_broke(self, stage_id: str, now: float) -> None:
+        """The connection to a stage process has ended, so that it has died or will report over another one soon."""
+        stage = self.stages.get(stage_id)
+        if stage is not None:
+            until = now + self._quiet_s
+            stage.heard_at = min(stage.heard_at, until - self._lease_s)
+            self.stages.set_quiet(stage, quiet=True)
+            for hold in stage.holds:
+                record = self._records.get(hold.job_id)
+                if record is not None and record.is_held_by(stage_id, hold.attempt):
+                    record.lease_until = min(record.lease_until, until)
+
     def stage_left(self, stage_id: str, now: float) -> list[Action]:
         """A stage process ends in good order: give its jobs to others without spending their attempts."""
         for hold in sorted(self.stages.remove(stage_id)):
@@ -256,6 +272,8 @@ class JobTable:
         for stage in tuple(self.stages):
             if stage.heard_at + self._lease_s <= now:
                 self.stages.remove(stage.stage_id)
+            elif stage.heard_at + self._quiet_s <= now:
+                self.stages.set_quiet(stage, quiet=True)
         held = [record for record in self._records.values() if record.place == Place.HELD]
         self.stages.expect_only({record.stage_id for record in held if record.lease_until > now})
         for record in held:
@@ -363,11 +381,17 @@ class JobTable:
         record.place = place
         record.since = now
         self._counts[record.phase, place] += 1
+        self._count_on_node(record, 1)
         self._changed[record.sequence] = record
 
     def _leave(self, record: JobRecord) -> None:
         self._counts[record.phase, record.place] -= 1
+        self._count_on_node(record, -1)
         record.place = Place.MOVING
+
+    def _count_on_node(self, record: JobRecord, change: int) -> None:
+        if record.place == Place.QUEUED and record.sandbox is not None:
+            self.stages.wait_on(record.sandbox.node, change)
 
     def _start(self, record: JobRecord, stage_id: str, now: float) -> None:
         waited = f"{record.phase}_queue"

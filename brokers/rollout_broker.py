@@ -18,7 +18,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -42,7 +42,7 @@ from ..messages import (
     new_id,
 )
 from ..security.gate import Gate
-from ..security.keyring import BROKER, Keyring, connect_to_peer, connect_to_service
+from ..security.keyring import BROKER, Keyring, connect_to_service
 from ..security.rights import Door
 from ..sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, receive, send
 from ..trajectory import block_bytes
@@ -54,6 +54,7 @@ from .job_table import JobTable
 from .loop import Loop
 from .outbox import Outbox
 from .quota import Quota
+from .stage_line import StageLine
 from .task_catalog import TaskCatalog
 from .write_ahead import WriteAhead
 
@@ -68,14 +69,10 @@ if TYPE_CHECKING:
 BATCH = 256
 """Messages taken from one socket before the other gets its turn."""
 
+QUIET_HEARTBEATS = 2.5
+"""A stage process that has not reported for so long gets nothing new; one whose line broke has so long to report."""
+
 log = logging.getLogger("prorl.rollout_broker")
-
-
-class _Line(NamedTuple):
-    """The way to a stage process."""
-
-    socket: zmq.Socket[bytes]
-    since: float
 
 
 class RolloutBroker:
@@ -110,8 +107,9 @@ class RolloutBroker:
         self._backend_broker = topology.endpoint(topology.backend_broker.endpoint)
         self._releases = open_socket(self._loop.context, zmq.DEALER, CONTROL_FRAME_BYTES)
         connect_to_service(self._releases, self._backend_broker, self._keyring)
-        self._stages: dict[str, _Line] = {}
-        self._table = JobTable(self._settings.lease_s, self._settings.ready_limit)
+        self._lines: dict[str, StageLine] = {}
+        quiet_s = min(QUIET_HEARTBEATS * self._settings.heartbeat_s, self._settings.lease_s)
+        self._table = JobTable(self._settings.lease_s, self._settings.ready_limit, quiet_s)
         self._outbox = Outbox()
         self._history = JobHistory()
         self._catalog = TaskCatalog()
@@ -151,6 +149,8 @@ class RolloutBroker:
             self._loop.run(self._housekeep, self._say_ready)
             self._writes.settle(time.monotonic())
         finally:
+            for line in self._lines.values():
+                line.close()
             self._loop.close()
 
     def stop(self) -> None:
@@ -180,6 +180,7 @@ class RolloutBroker:
         now = time.monotonic()
         if now >= self._next_tick:
             self._next_tick = now + min(self._settings.heartbeat_s, self._settings.lease_s / 4)
+            self._note_broken_lines(now)
             self._perform(self._table.tick(now))
             self._drop_silent(now)
         self._writes.settle(now)
@@ -187,9 +188,15 @@ class RolloutBroker:
         deadlines = (self._next_tick, self._requests.next_deadline(), self._writes.retry_at)
         return max(0.0, min(deadline for deadline in deadlines if deadline is not None) - now)
 
+    def _note_broken_lines(self, now: float) -> None:
+        for stage_id, line in self._lines.items():
+            if line.has_broken():
+                log.info("the connection to stage process %s ended", stage_id)
+                self._table.line_broke(stage_id, now)
+
     def _drop_silent(self, now: float) -> None:
         """Close the lines to processes whose leases lapsed, and to those that never took their welcome."""
-        for stage_id, line in tuple(self._stages.items()):
+        for stage_id, line in tuple(self._lines.items()):
             if stage_id not in self._table.stages and line.since + self._settings.lease_s <= now:
                 log.warning("stage process %s is silent", stage_id)
                 self._disconnect(stage_id)
@@ -268,7 +275,7 @@ class RolloutBroker:
         except MalformedMessage:
             return
         number = content.get("number") if isinstance(content, dict) else None
-        if isinstance(number, int) and content.get("stage_id") in self._stages:
+        if isinstance(number, int) and content.get("stage_id") in self._lines:
             self._note(content["stage_id"], number)
 
     def _say_noted(self) -> None:
@@ -277,8 +284,8 @@ class RolloutBroker:
         self._noted.clear()
 
     def _handle_report(self, report: StageReport, now: float) -> None:
-        if report.stage_id not in self._stages:
-            self._stages[report.stage_id] = _Line(self._connect(report), now)
+        if report.stage_id not in self._lines:
+            self._lines[report.stage_id] = StageLine(self._loop.context, report, self._keyring, now)
             if report.protocol != PROTOCOL_VERSION:
                 self._refuse(report)
                 return
@@ -298,19 +305,6 @@ class RolloutBroker:
         if backend:
             self._history.assigned(job_id, attempt, backend, time.time())
 
-    def _connect(self, report: StageReport) -> zmq.Socket[bytes]:
-        endpoint = report.endpoint
-        try:
-            socket = open_socket(self._loop.context, zmq.PUSH, CONTROL_FRAME_BYTES)
-        except zmq.ZMQError as error:
-            raise MalformedMessage(f"no socket for {endpoint}: {error.strerror}") from error
-        try:
-            connect_to_peer(socket, endpoint, report.curve_key, self._keyring)
-        except ProrlError as error:
-            socket.close()
-            raise MalformedMessage(f"{endpoint} cannot be reached: {error}") from error
-        return socket
-
     def _welcome(self, report: StageReport) -> None:
         welcome = StageWelcome(backend_broker=self._backend_broker, heartbeat_s=self._settings.heartbeat_s)
         self._command(report.stage_id, welcome)
@@ -323,20 +317,16 @@ class RolloutBroker:
             theirs=report.protocol,
         )
         self._command(report.stage_id, StageRefused(error.info()))
-        self._stages.pop(report.stage_id).socket.close(linger=1000)
+        self._lines.pop(report.stage_id).close(linger_ms=1000)
 
     def _disconnect(self, stage_id: str) -> None:
-        line = self._stages.pop(stage_id, None)
+        line = self._lines.pop(stage_id, None)
         if line is not None:
-            line.socket.close()
+            line.close()
 
     def _command(self, stage_id: str, command: StageCommand, *frames: Frame) -> None:
-        line = self._stages.get(stage_id)
-        if line is None:
-            return
-        try:
-            send(line.socket, [codec.encode(command), *frames], NOBLOCK)
-        except zmq.Again:
+        line = self._lines.get(stage_id)
+        if line is not None and not line.send([codec.encode(command), *frames]):
             log.warning("stage process %s does not take messages; its lease will lapse", stage_id)
 
     # Actions ----------------------------------------------------------------------------------------------------------

@@ -2,23 +2,26 @@
 
 A stage process has as many credits as slots. A phase given to it takes one, and only its own word (the phase ended) or
 the end of its lease gives the credit back; so a process that is still busy stopping a cancelled job is not sent
-another.
+another. One that is quiet, though its lease is not over, is given nothing new.
+
+Sandboxes stay on their node, so a node is one line of work: INIT prepares none there while as many jobs wait on it as
+its RUN and EVAL processes have slots. A node where RUN or EVAL stands still so keeps few jobs from the others.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..messages import StageStatus
+from ..messages import Phase, StageStatus
 from .least_loaded import LeastLoaded
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-    from ..messages import Phase, StageReport
+    from ..messages import StageReport
 
 
 class Need(NamedTuple):
@@ -48,17 +51,40 @@ class StageProcess:
     tasks: frozenset[str]
     heard_at: float
     leaving: bool = False
+    quiet: bool = False
+    """It has not reported for a while."""
     holds: set[Hold] = field(default_factory=set)
+
+    @property
+    def working_slots(self) -> int:
+        """Slots, busy or not, that jobs may be given."""
+        return 0 if self.leaving or self.quiet else self.slots
 
     @property
     def credit(self) -> int:
         """Free slots; never negative."""
-        return 0 if self.leaving else self.slots - len(self.holds)
+        return max(0, self.working_slots - len(self.holds))
 
     @cached_property
     def needs(self) -> tuple[Need, ...]:
         """The needs that this process meets."""
         return tuple(Need(self.role, task, node) for task in self.tasks for node in (None, self.node))
+
+
+@dataclass
+class _Node:
+    """What the stage processes of one node have to do."""
+
+    stages: dict[str, StageProcess] = field(default_factory=dict)
+    slots: int = 0
+    """Of its RUN and EVAL processes."""
+    waiting: int = 0
+    """Jobs whose sandbox is here and that wait for RUN or EVAL."""
+
+    @property
+    def is_full(self) -> bool:
+        """As many jobs wait here as can be worked on at once, or one if none can."""
+        return self.waiting >= max(1, self.slots)
 
 
 class StagePool:
@@ -68,6 +94,7 @@ class StagePool:
         self._stages: dict[str, StageProcess] = {}
         self._free: dict[Need, LeastLoaded[str]] = {}
         self._serving: Counter[Need] = Counter()
+        self._nodes: defaultdict[str, _Node] = defaultdict(_Node)
         self._expected: dict[str, set[Hold]] = {}
         """Processes that held jobs when the broker was started anew, until they report."""
 
@@ -102,10 +129,27 @@ class StagePool:
             stage = StageProcess(report.stage_id, report.role, report.node, report.slots, tasks, now)
             stage.holds = self._expected.pop(report.stage_id, set())
             self._stages[report.stage_id] = stage
+            self._nodes[stage.node].stages[stage.stage_id] = stage
             self._serving.update(stage.needs)
-            self._offer(stage)
+            self._offer_node(stage.node)
         stage.heard_at = now
+        self.set_quiet(stage, quiet=False)
         return stage
+
+    def set_quiet(self, stage: StageProcess, *, quiet: bool) -> None:
+        """Note that a process has not reported for a while and is to be given nothing new, or that it has again."""
+        if stage.quiet != quiet:
+            stage.quiet = quiet
+            self._offer_node(stage.node)
+
+    def wait_on(self, node: str, jobs: int) -> None:
+        """Note that more jobs wait on a node for RUN or EVAL, or fewer."""
+        place = self._nodes[node]
+        was_full = place.is_full
+        place.waiting += jobs
+        if place.is_full != was_full:
+            self._offer_node(node)
+        self._forget_if_idle(node)
 
     def leave(self, stage_id: str) -> None:
         """Give no more jobs to a process that is ending; it keeps what it holds."""
@@ -113,13 +157,17 @@ class StagePool:
         if stage is not None and not stage.leaving:
             stage.leaving = True
             self._serving.subtract(stage.needs)
-            self._offer(stage)
+            self._offer_node(stage.node)
 
     def remove(self, stage_id: str) -> set[Hold]:
         """Forget a process, and give what it held."""
         self.leave(stage_id)
         stage = self._stages.pop(stage_id, None)
-        return stage.holds if stage is not None else self._expected.pop(stage_id, set())
+        if stage is None:
+            return self._expected.pop(stage_id, set())
+        del self._nodes[stage.node].stages[stage_id]
+        self._forget_if_idle(stage.node)
+        return stage.holds
 
     def can_serve(self, need: Need) -> bool:
         """Tell whether some live process meets the need, busy or not."""
@@ -165,9 +213,20 @@ class StagePool:
         """Give some live process of a node, for an errand there."""
         return next((stage.stage_id for stage in self if stage.node == node and not stage.leaving), None)
 
+    def _offer_node(self, node: str) -> None:
+        place = self._nodes[node]
+        place.slots = sum(stage.working_slots for stage in place.stages.values() if stage.role != Phase.INIT)
+        for stage in place.stages.values():
+            self._offer(stage)
+
+    def _forget_if_idle(self, node: str) -> None:
+        if not self._nodes[node].stages and not self._nodes[node].waiting:
+            del self._nodes[node]
+
     def _offer(self, stage: StageProcess) -> None:
+        held_back = stage.role == Phase.INIT and self._nodes[stage.node].is_full
         for need in stage.needs:
-            if stage.credit > 0:
+            if stage.credit > 0 and not held_back:
                 self._free.setdefault(need, LeastLoaded()).set(stage.stage_id, len(stage.holds) / stage.slots)
             elif need in self._free:
                 self._free[need].discard(stage.stage_id)

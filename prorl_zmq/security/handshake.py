@@ -65,11 +65,12 @@ class Handshake:
             self.problem = self._hang_up()
         return event
 
-    def drain(self) -> None:
-        """Take all events that have arrived."""
-        if self._monitor is not None:
-            while self._monitor.poll(0):
-                self.note(self._monitor.recv_multipart())
+    def drain(self) -> list[zmq.Event]:
+        """Take all events that have arrived, and give their kinds."""
+        kinds: list[zmq.Event] = []
+        while self._monitor is not None and self._monitor.poll(0):
+            kinds.append(self.note(self._monitor.recv_multipart()))
+        return kinds
 
     def error(self) -> NotAllowed:
         """Give the problem as an error."""

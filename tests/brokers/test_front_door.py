@@ -57,7 +57,7 @@ class Door:
     def __init__(self, tasks: tuple[Task, ...] = (MATH,), max_jobs: int = 100) -> None:
         settings = RolloutBrokerSettings(max_jobs=max_jobs, job_limit_bytes=2048)
         self.quota = Quota(max_jobs, settings.max_held_bytes, 1.0)
-        self.table = JobTable(settings.lease_s, settings.ready_limit)
+        self.table = JobTable(settings.lease_s, settings.ready_limit, settings.heartbeat_s)
         self.outbox = Outbox()
         self.journal = MemoryJournal()
         self.history = JobHistory()

@@ -26,6 +26,7 @@ from prorl_zmq.messages import (
 )
 
 LEASE_S = 10.0
+QUIET_S = 2.5
 LIMIT_S = 100.0
 SANDBOX = SandboxHandle("process", "/sandboxes/a.1", "local")
 ELSEWHERE = SandboxHandle("process", "/sandboxes/a.1", "elsewhere")
@@ -35,7 +36,7 @@ class Table:
     """A job table, the time, and what was decided so far."""
 
     def __init__(self, ready_limit: int = 100) -> None:
-        self.table = JobTable(LEASE_S, ready_limit)
+        self.table = JobTable(LEASE_S, ready_limit, QUIET_S)
         self.now = 0.0
         self.actions: list[Action] = []
 
@@ -241,6 +242,32 @@ def test_run_goes_to_the_node_of_its_sandbox() -> None:
     assert started(table.stage("run-near")) == [("run-near", "a", 1)]
 
 
+def test_init_prepares_no_more_on_a_node_than_run_and_eval_there_have_slots_for() -> None:
+    table = Table()
+    table.stage("init-1", slots=8)
+    table.stage("eval-1", slots=2)
+    for job_id in "abcd":
+        table.submit(job_id)
+    for job_id in "ab":
+        table.done("init-1", job_id, sandbox=SANDBOX)
+    assert started(table.submit("e")) == []  # two wait, as many as the node has slots for
+    assert started(table.stage("init-far", node="far")) == [("init-far", "e", 1)]
+    table.submit("f")
+    assert started(table.stage("run-1")) == [("run-1", "a", 1), ("init-1", "f", 1)]
+    assert started(table.stage("run-1")) == []
+
+
+def test_a_node_without_run_gets_one_job_at_a_time_so_that_it_is_found_out() -> None:
+    table = Table()
+    table.stage("init-1", slots=8)
+    table.submit("a")
+    table.done("init-1", "a", sandbox=SANDBOX)
+    assert started(table.submit("b")) == []
+    table.tick(4.0)
+    table.tick(9.0)  # a's wait for RUN was in vain
+    assert started(table.stage("init-1")) == [("init-1", "a", 2), ("init-1", "b", 1)]
+
+
 def test_a_session_counts_its_own_unfinished_jobs() -> None:
     table = Table()
     table.submit("a", session="left")
@@ -248,6 +275,47 @@ def test_a_session_counts_its_own_unfinished_jobs() -> None:
     table.submit("c", session="right")
     table.table.cancel("a", 0.0)
     assert [table.table.unfinished(session) for session in ("left", "right", "none")] == [1, 1, 0]
+
+
+# Silence --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_quiet_process_is_given_nothing_new_until_it_reports() -> None:
+    table = Table()
+    table.stage("init-1", slots=2)
+    table.submit("a")
+    table.tick(QUIET_S)
+    assert started(table.submit("b")) == []
+    assert table.tick(LEASE_S - 1) == []
+    assert started(table.stage("init-1", running={"a": 1})) == [("init-1", "b", 1)]
+
+
+def test_jobs_of_a_process_whose_line_broke_start_again_soon() -> None:
+    table = Table()
+    table.bring_to(Phase.RUN)
+    table.now = 1.0
+    table.table.line_broke("run-1", table.now)
+    assert table.tick(QUIET_S) == []
+    assert started(table.tick(1.0 + QUIET_S)) == []  # INIT has been quiet as well
+    assert "run-1" not in table.table.stages
+    assert started(table.stage("init-1")) == [("init-1", "a", 2)]
+
+
+def test_a_process_that_reports_over_another_connection_keeps_its_jobs() -> None:
+    table = Table()
+    table.bring_to(Phase.RUN)
+    table.table.line_broke("run-1", table.now)
+    table.now = 1.0
+    table.stage("run-1", running={"a": 1})
+    table.tick(LEASE_S)
+    assert table.where() == (Phase.RUN, Place.HELD)
+
+
+def test_a_line_of_a_process_that_is_not_known_any_more_changes_nothing() -> None:
+    table = Table()
+    table.submit()
+    table.table.line_broke("init-1", table.now)
+    assert started(table.stage("init-1")) == [("init-1", "a", 1)]
 
 
 # Stale ----------------------------------------------------------------------------------------------------------------

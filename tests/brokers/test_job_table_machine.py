@@ -46,6 +46,7 @@ from prorl_zmq.messages import (
 )
 
 LEASE_S = 10.0
+QUIET_S = 2.5
 LIMIT_S = 20.0
 STAGE_WAIT_S = 15.0
 TASKS = ("math", "shell")
@@ -86,6 +87,7 @@ class Worker:
     tasks: tuple[str, ...]
     heard_at: float = 0.0
     known: bool = False
+    quiet: bool = False
     gone: bool = False
     expected: bool = False
     """It held jobs at the last crash, and has not reported since."""
@@ -106,7 +108,7 @@ class JobTableMachine(RuleBasedStateMachine):
     @initialize(ready_limit=st.integers(1, 4))
     def start(self, ready_limit: int) -> None:
         self.ready_limit = ready_limit
-        self.table = JobTable(LEASE_S, ready_limit)
+        self.table = JobTable(LEASE_S, ready_limit, QUIET_S)
         self.journal = MemoryJournal()
         self.ended_before = 0
         """Jobs that ended in the tables of killed brokers."""
@@ -215,7 +217,7 @@ class JobTableMachine(RuleBasedStateMachine):
     def crash(self) -> None:
         """The broker is killed; the next one has what the journal has."""
         self.ended_before += self.table.outcomes.total()
-        self.table = JobTable(LEASE_S, self.ready_limit)
+        self.table = JobTable(LEASE_S, self.ready_limit, QUIET_S)
         kept = self.journal.recover()
         self.table.restore(kept.unfinished, kept.last_sequence, self.now)
         assert self.table.take_changes() == []
@@ -267,13 +269,27 @@ class JobTableMachine(RuleBasedStateMachine):
         """A process is killed: nothing more is heard of it."""
         self.bury(self.draw_worker(data))
 
-    @rule(seconds=st.sampled_from([0.0, 1.0, 4.0, LEASE_S, LIMIT_S + STOP_GRACE_S]))
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def line_breaks(self, data: st.DataObject) -> None:
+        """The connection to a process ends: it has died, or will be heard of again."""
+        worker = self.workers[data.draw(st.sampled_from(sorted(self.workers)), label="process")]
+        if worker.known:
+            worker.quiet = True
+            worker.heard_at = min(worker.heard_at, self.now + QUIET_S - LEASE_S)
+            for job in self.jobs.values():
+                if job.holder == worker.stage_id:
+                    job.lease_until = min(job.lease_until, self.now + QUIET_S)
+        self.table.line_broke(worker.stage_id, self.now)
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, QUIET_S, 4.0, LEASE_S, LIMIT_S + STOP_GRACE_S]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
         for worker in self.workers.values():
             if worker.known and worker.heard_at + LEASE_S <= self.now:
                 worker.known = False
                 worker.holds.clear()
+            worker.quiet |= worker.heard_at + QUIET_S <= self.now
         for job in self.jobs.values():
             if job.holder is None:
                 continue
@@ -372,7 +388,14 @@ class JobTableMachine(RuleBasedStateMachine):
         )
 
     def takers(self, job: ModelJob) -> list[Worker]:
-        return [w for w in self.workers.values() if w.serves(job.need) and len(w.holds) < w.slots]
+        free = [w for w in self.workers.values() if w.serves(job.need) and len(w.holds) < w.slots and not w.quiet]
+        return [w for w in free if w.role != Phase.INIT or not self.is_full(w.node)]
+
+    def is_full(self, node: str) -> bool:
+        """As many jobs wait for RUN or EVAL on a node as it has slots for."""
+        there = [w for w in self.workers.values() if w.known and not w.quiet and w.node == node]
+        waiting = [j for j in self.jobs.values() if j.holder is None and j.sandbox and j.sandbox.node == node]
+        return len(waiting) >= max(1, sum(w.slots for w in there if w.role != Phase.INIT))
 
     def is_anywhere(self, job_id: str) -> bool:
         return any(
@@ -471,7 +494,7 @@ class JobTableMachine(RuleBasedStateMachine):
         ended = dict(sorted(worker.unacknowledged))
         named = {*running.items(), *ended.items()}
         anew, worker.expected = worker.expected, False
-        worker.known = True
+        worker.known, worker.quiet = True, False
         worker.heard_at = self.now
         held = [job for job in self.jobs.values() if job.holder == worker.stage_id]
         worker.holds &= {(job.job_id, job.attempt) for job in held} | named

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import zmq
+from msgspec.structs import replace
 
 from prorl_zmq import AsyncRolloutClient, RolloutClient, codec
 from prorl_zmq.brokers.journal import MemoryJournal
@@ -50,7 +52,7 @@ def topology() -> Iterator[Topology]:
     with tempfile.TemporaryDirectory(prefix="prorl-") as folder:
         yield Topology(
             service=ServiceSettings(run_dir=folder),
-            rollout_broker=RolloutBrokerSettings(heartbeat_s=0.1, lease_s=5.0),
+            rollout_broker=RolloutBrokerSettings(heartbeat_s=10.0, lease_s=30.0),
         )
 
 
@@ -158,7 +160,7 @@ def test_a_broker_started_anew_takes_up_what_its_journal_holds(topology: Topolog
     with running(topology, journal):
         for stage in stages.values():
             stage.report()
-            assert stage.receive(StageWelcome).heartbeat_s == 0.1
+            assert stage.receive(StageWelcome).heartbeat_s == 10.0
         jobs = [Job(task="math", instance={"n": n}, job_id=f"job-{n}") for n in range(2)]
         assert trainer.ask(Submit("r", "s"), *(codec.encode(job) for job in jobs)) == Accepted(
             "r", 2, journal.journal_id
@@ -188,6 +190,28 @@ def test_a_broker_started_anew_takes_up_what_its_journal_holds(topology: Topolog
     left = journal.recover()
     assert left.uncollected == []
     assert [(state.job_id, state.stage_id, state.attempt) for state in left.unfinished] == [("job-1", "init-1", 1)]
+
+
+def test_a_stage_process_that_dies_is_missed_long_before_its_lease_ends(topology: Topology, peers: Peers) -> None:
+    settings = RolloutBrokerSettings(heartbeat_s=0.2, lease_s=600.0)
+    topology = replace(topology, rollout_broker=settings)
+    with running(topology, MemoryJournal()):
+        dies, lives = peers.stage(Phase.INIT), peers.stage(Phase.RUN)
+        for stage in (dies, lives):
+            stage.report()
+            stage.receive(StageWelcome)
+        trainer = peers.trainer()
+        trainer.ask(Submit("r", "s"), codec.encode(Job(task="math", instance={"n": 1}, job_id="a")))
+        dies.receive(StartPhase)
+        dies.inbox.close()
+        for _ in range(100):
+            status = trainer.ask(Status("status"))
+            if status.redelivered:
+                break
+            lives.report()
+            time.sleep(0.1)
+        assert status.redelivered == 1
+        assert [stage.stage_id for stage in status.stages] == ["run-1"]
 
 
 def big_trajectory(tokens: int) -> TrajectoryBuilder:

@@ -52,7 +52,7 @@ class Broker:
 
     def __init__(self, memory_limit_bytes: int = 1000) -> None:
         self.disk = Disk()
-        self.table = JobTable(10.0, 100)
+        self.table = JobTable(10.0, 100, 2.5)
         self.outbox = Outbox()
         self.sent: list[Any] = []
         history = JobHistory()
