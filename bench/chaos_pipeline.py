@@ -1,15 +1,16 @@
 """The service of bench/chaos.py: `prorl serve` on the node `hub`, and pieces on the node `far` that this process keeps.
 
-Each node has one stage process per role and one engine; both brokers and the supervisor are on `hub`. What the
-supervisor starts it starts again; this process is what an init system would be: it starts the supervisor, the pieces on
-`far` and the trainer again when they die. It is also the subreaper of everything below it, so a process that is left
-behind cannot hide by being adopted.
+Each node has one stage process per role and one engine; both brokers and the supervisor are on `hub`. Between the nodes
+both sides prove keys. What the supervisor starts it starts again; this process is what an init system would be: it
+starts the supervisor, the pieces on `far` and the trainer again when they die. It is also the subreaper of everything
+below it, so a process that is left behind cannot hide by being adopted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 import tempfile
 from contextlib import suppress
@@ -21,7 +22,9 @@ from chaos_nodes import make_nodes
 
 from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.inference.base_policy import build_base_policy
+from prorl_zmq.messages import KeyRole
 from prorl_zmq.processes import ISOLATED, die_with_parent
+from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.tools.processes import descendants
 from prorl_zmq.tools.sandbox import namespaces
 
@@ -39,7 +42,9 @@ SLOTS = 8
 TOPOLOGY = """\
 [service]
 node = "hub"
-insecure = true
+
+[security]
+keys = "{keys}"
 
 [rollout_broker]
 stage_events = "{stage_events}"
@@ -158,18 +163,20 @@ class Pipeline:
             folder.mkdir()
         (await asyncio.to_thread(build_base_policy)).save(self._model)
         self.nodes = nodes = await make_nodes(self._link)
+        hub_keys, far_keys = self._make_keys()
         topology = self.folder / "topology.toml"
         topology.write_text(
             TOPOLOGY.format(
                 stage_events=nodes.stage_events,
                 backend_broker=nodes.backend_broker,
+                keys=hub_keys,
                 sandbox=self._sandbox,
                 image=self._image,
                 model=self._model,
             )
         )
         self._keep("serve", "hub", "prorl", "serve", "--config", str(topology), "--log-dir", str(self.logs))
-        shared = ["--node", "far", "--insecure", *(["--bind", nodes.far_bind] if nodes.far_bind else [])]
+        shared = ["--node", "far", "--keys", str(far_keys), *(["--bind", nodes.far_bind] if nodes.far_bind else [])]
         place = ["--sandbox", self._sandbox, "--image", self._image, "--connect", nodes.far_stage_events]
         for role in ROLES:
             self._keep(f"far-{role}", "far", "prorl-stage", "--role", role, "--slots", str(SLOTS), *place, *shared)
@@ -213,6 +220,15 @@ class Pipeline:
     def remove(self) -> None:
         """Remove the folder."""
         self._temporary.cleanup()
+
+    def _make_keys(self) -> tuple[Path, Path]:
+        """Make the key folders of hub and far."""
+        hub, far = KeyFolder(self.folder / "hub-keys"), KeyFolder(self.folder / "far-keys")
+        hub.new("service", KeyRole.SERVICE)
+        far.new("far", KeyRole.STAGE)
+        hub.allow(far.path / "far.pub", KeyRole.STAGE)
+        shutil.copy(hub.path / "service.pub", far.path)
+        return hub.path, far.path
 
     def _keep(self, name: str, node: str, *arguments: str) -> None:
         command = [*self.nodes.prefix(node), sys.executable, *ISOLATED, "-m", "prorl_zmq.cli", *arguments]

@@ -21,6 +21,7 @@ A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stag
     lost, none left     → ended, `infrastructure_error`
 
     waits for its node in vain → INIT queued under the next attempt (the sandbox went with the node)
+    EVAL, then its sandbox     → one loss, which spends one attempt
 
     in a table that was restored, until the lease is over:
     its holder's first report names it, or that its phase ended   → held, with a fresh lease
@@ -411,6 +412,8 @@ class JobTable:
 
     def _restart(self, record: JobRecord, phase: Phase, error: ErrorInfo, now: float) -> None:
         """The job's phase was lost: start again with `phase` under the next attempt, or end with `error`."""
+        if phase == Phase.INIT and record.run is not None and record.run.attempt < record.attempt:
+            record.attempts_given_back += 1  # what took EVAL's holder before took the sandbox too: one loss, one attempt
         if record.attempt - record.attempts_given_back >= record.job.max_attempts:
             self._end(record, Outcome.INFRASTRUCTURE_ERROR, error, now)
             return

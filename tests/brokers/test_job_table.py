@@ -471,6 +471,19 @@ def test_an_eval_whose_sandbox_is_gone_begins_with_a_new_one() -> None:
     assert started(actions) == [("init-1", "a", 2)]
 
 
+def test_a_death_that_takes_eval_and_its_sandbox_spends_one_attempt() -> None:
+    table = Table()
+    table.bring_to(Phase.EVAL, SANDBOX)
+    table.now = LEASE_S
+    table.stage("init-1")
+    table.tick(LEASE_S)
+    assert started(table.stage("eval-2")) == [("eval-2", "a", 2)]
+    assert started(table.failed("eval-2", attempt=2, retry=True, sandbox_gone=True)) == [("init-1", "a", 3)]
+    assert started(table.failed("init-1", attempt=3, retry=True)) == [("init-1", "a", 4)]  # the third that is spent
+    table.failed("init-1", attempt=4, retry=True)
+    assert table.result().outcome == Outcome.INFRASTRUCTURE_ERROR
+
+
 @pytest.mark.parametrize("word", ["failed", "left"])
 def test_an_eval_that_was_given_up_finds_the_sandbox_as_run_left_it(word: str) -> None:
     table = Table()

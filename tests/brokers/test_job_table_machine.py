@@ -70,6 +70,8 @@ class ModelJob:
     given_back: int = 0
     lease_until: float = 0.0
     sandbox: SandboxHandle | None = None
+    run_attempt: int = 0
+    """Under which RUN ended; 0: it has not."""
 
     @property
     def need(self) -> tuple[Phase, str, str | None]:
@@ -108,11 +110,15 @@ class JobTableMachine(RuleBasedStateMachine):
     @initialize(ready_limit=st.integers(1, 4))
     def start(self, ready_limit: int) -> None:
         self.ready_limit = ready_limit
-        self.table = JobTable(LEASE_S, ready_limit, QUIET_S)
+        self.table = self.new_table()
         self.journal = MemoryJournal()
         self.ended_before = 0
         """Jobs that ended in the tables of killed brokers."""
         self.now = 100.0
+        self.full: set[str] = set()
+        """Sessions that may start no jobs now."""
+        self.unlooked: set[str] = set()
+        """Those that may again, which the table finds out with the next tick."""
         self.jobs: dict[str, ModelJob] = {}
         self.workers: dict[str, Worker] = {}
         self.open_sandboxes: set[str] = set()
@@ -217,7 +223,8 @@ class JobTableMachine(RuleBasedStateMachine):
     def crash(self) -> None:
         """The broker is killed; the next one has what the journal has."""
         self.ended_before += self.table.outcomes.total()
-        self.table = JobTable(LEASE_S, self.ready_limit, QUIET_S)
+        self.table = self.new_table()
+        self.unlooked.clear()
         kept = self.journal.recover()
         self.table.restore(kept.unfinished, kept.last_sequence, self.now)
         assert self.table.take_changes() == []
@@ -269,6 +276,15 @@ class JobTableMachine(RuleBasedStateMachine):
         """A process is killed: nothing more is heard of it."""
         self.bury(self.draw_worker(data))
 
+    @rule(session=st.sampled_from("ab"))
+    def fill_or_empty(self, session: str) -> None:
+        """A session has what it may hold, or has no longer."""
+        if session in self.full:
+            self.full.remove(session)
+            self.unlooked.add(session)
+        else:
+            self.full.add(session)
+
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
     def line_breaks(self, data: st.DataObject) -> None:
@@ -303,6 +319,7 @@ class JobTableMachine(RuleBasedStateMachine):
             if worker.expected and not leased:
                 worker.expected = False
                 worker.holds.clear()
+        self.unlooked.clear()
         self.check_actions(self.table.tick(self.now), in_order=False)
 
     # What must hold ---------------------------------------------------------------------------------------------------
@@ -338,10 +355,12 @@ class JobTableMachine(RuleBasedStateMachine):
     def nobody_waits_for_a_free_slot(self) -> None:
         for job in self.jobs.values():
             if job.holder is None and (job.phase != Phase.INIT or self.ready() < self.ready_limit):
-                assert not self.takers(job)
+                assert job.session in self.unlooked or not self.takers(job)
 
     def teardown(self) -> None:
         """Once stage processes behave, every job ends."""
+        for session in tuple(self.full):
+            self.fill_or_empty(session)
         for stage_id in self.alive():
             self.bury(self.workers[stage_id])
         for role in Phase:
@@ -379,6 +398,11 @@ class JobTableMachine(RuleBasedStateMachine):
         stage_id, hold = data.draw(st.sampled_from(self.at_work()), label="phase")
         return self.workers[stage_id], hold
 
+    def new_table(self) -> JobTable:
+        table = JobTable(LEASE_S, self.ready_limit, QUIET_S)
+        table.may_start = lambda session: session not in self.full
+        return table
+
     # The model --------------------------------------------------------------------------------------------------------
 
     def ready(self) -> int:
@@ -389,6 +413,8 @@ class JobTableMachine(RuleBasedStateMachine):
 
     def takers(self, job: ModelJob) -> list[Worker]:
         free = [w for w in self.workers.values() if w.serves(job.need) and len(w.holds) < w.slots and not w.quiet]
+        if job.phase == Phase.INIT and job.session in self.full:
+            return []
         return [w for w in free if w.role != Phase.INIT or not self.is_full(w.node)]
 
     def is_full(self, node: str) -> bool:
@@ -530,6 +556,7 @@ class JobTableMachine(RuleBasedStateMachine):
             elif event.phase == Phase.EVAL:
                 self.to_end[job.job_id] = Outcome.COMPLETED
             else:
+                job.run_attempt = job.attempt if job.phase == Phase.RUN else 0
                 job.phase, job.holder, job.since, job.sandbox = NEXT[job.phase], None, self.now, event.sandbox
         if isinstance(event, PhaseDone):
             self.check_actions(self.table.phase_done(event, None, self.now))
@@ -578,7 +605,8 @@ class JobTableMachine(RuleBasedStateMachine):
             assert self.ready() < self.ready_limit
         if in_order:
             waiting = [other for other in self.jobs.values() if other.holder is None and other.need == job.need]
-            assert job.sequence == min(other.sequence for other in waiting)
+            passed_over = self.full | self.unlooked if job.phase == Phase.INIT else set()
+            assert job.sequence == min([o.sequence for o in waiting if o.session not in passed_over] + [job.sequence])
         job.holder, job.since, job.lease_until = worker.stage_id, self.now, self.now + LEASE_S
         worker.holds.add((job.job_id, job.attempt))
         if not worker.gone:
@@ -608,12 +636,14 @@ class JobTableMachine(RuleBasedStateMachine):
                 assert job.holder is None
                 assert not any(worker.serves(job.need) for worker in self.workers.values())
                 job.phase, job.sandbox, before = Phase.INIT, None, job.phase
+                job.given_back += 0 < job.run_attempt < job.attempt
                 if job.attempt - job.given_back >= job.max_attempts:
                     job.phase = before
                     self.to_end[job.job_id] = Outcome.INFRASTRUCTURE_ERROR
                 else:
                     job.attempt += 1
                     job.since = self.now
+                    job.run_attempt = 0
 
 
 class _Shard(JobTableMachine.TestCase):  # type: ignore[misc,name-defined]
