@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -270,6 +271,8 @@ def test_killed_it_leaves_its_run_folder_and_another_one_takes_that_up(own_serve
     again = Served(own_served.folder)
     try:
         again.wait_ready()
+        (resumed,) = [line for line in again.lines if "resuming" in line]
+        assert re.search(r"resuming \d+ jobs and \d+ uncollected results of .*rollout\.journal", resumed)
         assert list((again.run_dir / "sandboxes").glob("*")) == []
         with RolloutClient(again.front_door, session="mine") as client:
             assert [one.state for one in client.backends.list() if one.backend.backend_id == "mine"] == ["draining"]
