@@ -413,7 +413,9 @@ class JobTable:
     def _restart(self, record: JobRecord, phase: Phase, error: ErrorInfo, now: float) -> None:
         """The job's phase was lost: start again with `phase` under the next attempt, or end with `error`."""
         if phase == Phase.INIT and record.run is not None and record.run.attempt < record.attempt:
-            record.attempts_given_back += 1  # what took EVAL's holder before took the sandbox too: one loss, one attempt
+            record.attempts_given_back += (
+                1  # what took EVAL's holder before took the sandbox too: one loss, one attempt
+            )
         if record.attempt - record.attempts_given_back >= record.job.max_attempts:
             self._end(record, Outcome.INFRASTRUCTURE_ERROR, error, now)
             return

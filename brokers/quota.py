@@ -1,10 +1,10 @@
 """How much each session may leave here: jobs and results, and the bytes of both. Pure: it counts, others ask.
 
-A submission is refused as `busy` once its session, or all together, hold too much. One session may take only a share
-of what there is, so that a client that submits and never fetches fills its own quota, and others go on. What it has
-submitted already does not make the service grow either: while a session's uncollected trajectories take more than its
-share of `max_held_bytes`, or all sessions' more than all of it, INIT starts none of its jobs. So the bound may be
-passed by the jobs that are in RUN and EVAL then, and by those that INIT has prepared.
+A submission is refused as `busy` once its session holds too much. A session may take only a share of what the others
+leave, so that a client that submits and never fetches fills its own quota and others go on, however many such clients
+there are. What it has submitted already does not make the service grow either: while a session's uncollected
+trajectories take more than it may hold, INIT starts none of its jobs. So the bound may be passed by the jobs that are
+in RUN and EVAL then, and by those that INIT has prepared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Quota:
     Args:
         max_jobs: most jobs and uncollected results of all sessions.
         max_held_bytes: most bytes of jobs, and most of uncollected trajectories.
-        session_share: the part of each that one session may take.
+        session_share: the part of what other sessions leave of each that a session may take.
     """
 
     def __init__(self, max_jobs: int, max_held_bytes: int, session_share: float) -> None:
@@ -47,26 +47,25 @@ class Quota:
         """Raise unless a session may submit so many jobs of so many bytes together.
 
         Raises:
-            Busy: it holds too much, or all sessions do.
+            Busy: it would hold too much.
         """
         for held, new, limit, what in (
             (self._jobs, jobs, self._max_jobs, "jobs and uncollected results"),
             (self._job_bytes, size_bytes, self._max_bytes, "bytes of jobs"),
             (self._trajectory_bytes, 0, self._max_bytes, "bytes of uncollected trajectories"),
         ):
-            for who, key, most in (("session", session, int(self._share * limit)), ("service", ALL, limit)):
-                if held[key] + new > most:
-                    raise Busy(
-                        f"the {who} holds {held[key]} {what}, and takes {most}; collect results, or submit later",
-                        retry_after_s=RETRY_AFTER_S,
-                    )
+            most = self._most(held, session, limit)
+            if held[session] + new > most:
+                raise Busy(
+                    f"the session holds {held[session]} {what}, and may hold {most} ({self._share:.0%} of what other "
+                    f"sessions leave of {limit}); collect results, or submit later",
+                    retry_after_s=RETRY_AFTER_S,
+                )
 
     def may_start(self, session: str) -> bool:
         """Say whether INIT may start jobs of a session: there is room for what they will bring."""
-        return (
-            self._trajectory_bytes[session] <= self._share * self._max_bytes
-            and self._trajectory_bytes[ALL] <= self._max_bytes
-        )
+        held = self._trajectory_bytes
+        return held[ALL] <= self._max_bytes and held[session] <= self._most(held, session, self._max_bytes)
 
     def submitted(self, session: str, job_id: str, size_bytes: int) -> None:
         """A job was accepted, or found in the journal."""
@@ -89,6 +88,9 @@ class Quota:
         for finished in results:
             _add(self._jobs, finished.session, -1)
             _add(self._trajectory_bytes, finished.session, -_size(finished))
+
+    def _most(self, held: Counter[str], session: str, limit: int) -> int:
+        return int(self._share * max(0, limit - (held[ALL] - held[session])))
 
 
 def _add(held: Counter[str], session: str, more: int) -> None:

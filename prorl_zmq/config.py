@@ -68,7 +68,7 @@ class RolloutBrokerSettings(Section, frozen=True):
     """Bytes of jobs held at once, and of uncollected trajectories; beyond it, submissions are answered `busy`, and no
     further sandboxes are prepared."""
     max_session_share: Annotated[float, Meta(gt=0, le=1)] = 0.5
-    """The part of both that one session may take."""
+    """The part of what other sessions leave of both that one session may take."""
     job_limit_bytes: Annotated[int, Meta(ge=1024, le=256 * 2**20)] = JOB_LIMIT_BYTES
     ready_limit: Count = 64
     """Sandboxes that INIT prepares ahead of RUN."""

@@ -22,10 +22,12 @@ def test_a_session_fills_its_own_share_and_others_go_on() -> None:
     quota.check("greedy", 5, 0)
     for number in range(5):
         quota.submitted("greedy", f"job-{number}", 10)
-    with pytest.raises(Busy, match="the session holds 5 jobs and uncollected results, and takes 5") as refused:
+    with pytest.raises(Busy, match="the session holds 5 jobs and uncollected results, and may hold 5") as refused:
         quota.check("greedy", 1, 0)
     assert refused.value.retry_after_s > 0
-    quota.check("other", 5, 0)
+    quota.check("other", 2, 0)
+    with pytest.raises(Busy, match="50% of what other sessions leave of 10"):
+        quota.check("other", 3, 0)
     quota.ended(finished("job-0", "greedy"))
     with pytest.raises(Busy):
         quota.check("greedy", 1, 0)
@@ -33,25 +35,38 @@ def test_a_session_fills_its_own_share_and_others_go_on() -> None:
     quota.check("greedy", 1, 0)
 
 
+def test_however_many_sessions_are_dead_there_is_room_for_another() -> None:
+    quota = Quota(100_000, 1000, 0.5)
+    for number in range(8):
+        while True:
+            try:
+                quota.check(f"dead-{number}", 50, 0)
+            except Busy:
+                break
+            for job in range(50):
+                quota.submitted(f"dead-{number}", f"job-{number}-{job}", 0)
+    quota.check("alive", 50, 0)
+
+
 def test_all_sessions_together_have_a_limit() -> None:
-    quota = Quota(10, 1000, 0.5)
+    quota = Quota(10, 1000, 1.0)
     for number in range(9):
         quota.submitted(f"s-{number}", f"job-{number}", 10)
-    with pytest.raises(Busy, match="the service holds 9 jobs"):
+    with pytest.raises(Busy, match="the session holds 0 jobs and uncollected results, and may hold 1 "):
         quota.check("new", 2, 0)
     quota.check("new", 1, 0)
 
 
 def test_large_jobs_count() -> None:
     quota = Quota(10, 1000, 0.5)
-    with pytest.raises(Busy, match="the session holds 0 bytes of jobs, and takes 500"):
+    with pytest.raises(Busy, match="the session holds 0 bytes of jobs, and may hold 500"):
         quota.check("s", 1, 501)
     quota.submitted("s", "a", 500)
     with pytest.raises(Busy):
         quota.check("s", 1, 1)
     quota.submitted("t", "b", 400)
-    with pytest.raises(Busy, match="the service holds 900 bytes of jobs"):
-        quota.check("u", 1, 101)
+    with pytest.raises(Busy, match="the session holds 0 bytes of jobs, and may hold 50 "):
+        quota.check("u", 1, 51)
 
 
 def test_a_session_that_never_fetches_gets_no_new_sandboxes_and_stops_nobody() -> None:
