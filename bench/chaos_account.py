@@ -6,9 +6,9 @@
   is given what the killed one had not acknowledged is the contract, and is counted apart.
 - **fabricated**: a reward that the job cannot have earned, a reward with an outcome other than `completed`, or a
   trajectory that is not the job's (see chaos_jobs.py).
-- **recovery**: from a strike to the first job that ends from when on jobs end at half the usual rate, taken over the next
-  `WINDOW_S` seconds; usual is the median of such windows that no strike is in. Half, since a cut leaves the service one
-  of its two nodes. Where a broker or the trainer stood still, from when it went on: nobody can take its
+- **recovery**: from a strike to the first job that ends from when on jobs end at half the usual rate, taken over the
+  next `WINDOW_S` seconds; usual is the median of such windows that no strike is in. Half, since a cut leaves the
+  service one of its two nodes. Where a broker or the trainer stood still, from when it went on: nobody can take its
   place. For a job that was started again: from the first strike in its life to its end.
 """
 
