@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import Cancelled, ErrorInfo, LeaseLost, NoStage, PhaseTimeout
 from ..messages import Outcome, Phase, PhaseDone, PhaseFailed, Result, SandboxHandle, StartPhase
@@ -58,6 +58,13 @@ if TYPE_CHECKING:
 STOP_GRACE_S = 15.0
 """How far beyond a phase's limit a stage process may be before the table ends the job without it."""
 
+LossCause = Literal["died", "silent", "left", "unreported"]
+LOSSES: dict[LossCause, str] = {
+    "died": "died: its connection ended, and it has not reported since",
+    "silent": "fell silent: it hangs, or its link is cut",
+    "left": "left in good order",
+    "unreported": "lives and does not have it: the start never arrived",
+}
 NEXT_PHASE = {Phase.INIT: Phase.RUN, Phase.RUN: Phase.EVAL}
 RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phase.EVAL}
 
@@ -199,7 +206,7 @@ class JobTable:
             elif anew:
                 self.stages.give_back(stage.stage_id, hold)
                 record.attempts_given_back += 1
-                self._restart(record, RESTART_PHASE[record.phase], _lease_lost(record), now)
+                self._restart(record, RESTART_PHASE[record.phase], _lease_lost(record, "unreported"), now)
         self._employ(stage, now)
         return self._take_actions()
 
@@ -208,6 +215,7 @@ class JobTable:
         stage = self.stages.get(stage_id)
         if stage is not None:
             until = now + self._quiet_s
+            stage.disconnected = True
             stage.heard_at = min(stage.heard_at, until - self._lease_s)
             self.stages.set_quiet(stage, quiet=True)
             for hold in stage.holds:
@@ -221,7 +229,7 @@ class JobTable:
             record = self._records.get(hold.job_id)
             if record is not None and record.is_held_by(stage_id, hold.attempt):
                 record.attempts_given_back += 1
-                self._restart(record, RESTART_PHASE[record.phase], _lease_lost(record), now)
+                self._restart(record, RESTART_PHASE[record.phase], _lease_lost(record, "left"), now)
         return self._take_actions()
 
     def phase_done(self, done: PhaseDone, block: Any, now: float) -> list[Action]:
@@ -270,9 +278,12 @@ class JobTable:
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed: look for lapsed leases, overdue phases, and queues that no live stage process serves."""
+        died = set()
         for stage in tuple(self.stages):
             if stage.heard_at + self._lease_s <= now:
                 self.stages.remove(stage.stage_id)
+                if stage.disconnected:
+                    died.add(stage.stage_id)
             elif stage.heard_at + self._quiet_s <= now:
                 self.stages.set_quiet(stage, quiet=True)
         held = [record for record in self._records.values() if record.place == Place.HELD]
@@ -282,7 +293,9 @@ class JobTable:
             is_there = record.stage_id in self.stages or self.stages.is_expected(record.stage_id)
             if record.lease_until <= now or not is_there:
                 self._stop_holder(record)
-                self._restart(record, RESTART_PHASE[record.phase], _lease_lost(record), now)
+                cause: LossCause = "unreported" if record.stage_id in self.stages else "silent"
+                lost = _lease_lost(record, "died" if record.stage_id in died else cause)
+                self._restart(record, RESTART_PHASE[record.phase], lost, now)
             elif record.since + limit_s + STOP_GRACE_S <= now:
                 self._stop_holder(record)
                 message = f"{record.phase} took longer than its limit of {limit_s:g} s and could not be stopped"
@@ -511,6 +524,6 @@ class JobTable:
         return actions
 
 
-def _lease_lost(record: JobRecord) -> ErrorInfo:
-    message = f"{record.phase} was lost with its stage process {record.stage_id}, which died, fell silent or left"
-    return LeaseLost(message, stage_id=record.stage_id, attempts=record.attempt).info()
+def _lease_lost(record: JobRecord, cause: LossCause) -> ErrorInfo:
+    message = f"{record.phase} was lost with its stage process {record.stage_id}, which {LOSSES[cause]}"
+    return LeaseLost(message, stage_id=record.stage_id, attempts=record.attempt, cause=cause).info()

@@ -53,6 +53,8 @@ class StageProcess:
     leaving: bool = False
     quiet: bool = False
     """It has not reported for a while."""
+    disconnected: bool = False
+    """Its connection has ended since it reported."""
     holds: set[Hold] = field(default_factory=set)
 
     @property
@@ -133,6 +135,7 @@ class StagePool:
             self._serving.update(stage.needs)
             self._offer_node(stage.node)
         stage.heard_at = now
+        stage.disconnected = False
         self.set_quiet(stage, quiet=False)
         return stage
 

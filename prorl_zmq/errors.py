@@ -218,7 +218,11 @@ class HandlerFailed(ProrlError):
 
 
 class LeaseLost(ProrlError):
-    """The stage process that held the job died, fell silent or left (`stage_id`); `attempts` is how many were made."""
+    """The stage process that held the job does so no longer (`stage_id`); `attempts` is how many were made.
+
+    `cause` is `died` (its connection ended), `silent` (it hangs, or its link is cut), `left` (in good order), or
+    `unreported` (it lives and does not have the job: the start never arrived).
+    """
 
     code = "lease_lost"
 

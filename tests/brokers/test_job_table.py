@@ -318,6 +318,24 @@ def test_a_line_of_a_process_that_is_not_known_any_more_changes_nothing() -> Non
     assert started(table.stage("init-1")) == [("init-1", "a", 1)]
 
 
+def causes(actions: list[Action]) -> list[object]:
+    """Why jobs were queued again."""
+    return [a.error.fields["cause"] for a in actions if isinstance(a, Queued) and a.error is not None]
+
+
+def test_what_happened_to_the_process_of_a_lost_job_is_told_apart() -> None:
+    for event, cause in (("killed", "died"), ("hung", "silent"), ("left", "left"), ("never told", "unreported")):
+        table = Table()
+        table.bring_to(Phase.RUN)
+        if event == "killed":
+            table.table.line_broke("run-1", table.now)
+        elif event == "never told":
+            table.now = LEASE_S - 1
+            table.stage("run-1")
+        actions = table.leave("run-1") if event == "left" else table.tick(LEASE_S)
+        assert causes(actions) == [cause]
+
+
 # Stale ----------------------------------------------------------------------------------------------------------------
 
 
@@ -528,7 +546,8 @@ def test_a_lease_that_lapses_on_the_last_attempt_is_named() -> None:
     table.tick(LEASE_S)
     result = table.result()
     assert result.error is not None
-    assert (result.error.code, result.error.fields) == ("lease_lost", {"stage_id": "init-1", "attempts": 1})
+    assert result.error.code == "lease_lost"
+    assert result.error.fields == {"stage_id": "init-1", "attempts": 1, "cause": "silent"}
 
 
 def test_the_loss_of_an_attempt_is_told_with_the_next() -> None:

@@ -19,7 +19,9 @@ from prorl_zmq.messages import JobTrace, Outcome, Phase, Span
 if TYPE_CHECKING:
     from pathlib import Path
 
-LOST = ErrorInfo("lease_lost", "run was lost with its stage process run-1, which died, fell silent or left")
+LOST = ErrorInfo(
+    "lease_lost", "run was lost with its stage process run-1, which fell silent: it hangs, or its link is cut"
+)
 TRACE = JobTrace(
     "request",
     job_id="job-1",
