@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing, by atheris, of the message decoder and of each front door request: `--seconds 300`.
+"""Coverage-guided fuzzing, by atheris, of the message decoder, front door and stage events: `--seconds 300`.
 
 The target is fuzz_target.py, in a process of its own, which begins with a valid message of each kind. What counts: no
 input crashes it, none takes longer than `INPUT_S`, and its memory grows by no more than 50 MB, the corpus and the

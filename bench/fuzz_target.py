@@ -1,9 +1,11 @@
 """The fuzz target of bench/fuzz.py, one process: `python fuzz_target.py [LIBFUZZER FLAGS] CORPUS`.
 
-The first byte of an input says what is tried: the decoder with each union of messages, as the sockets use it, or a
-front door with a real job table, outbox, catalogue and journal behind it, and no sockets. The front door is a new one
-every so many requests; between them its state piles up, since requests meet what others left. Only the errors that the
-protocol names may come out: anything else, an `internal_error` in an answer among it, is a crash.
+The first byte of an input says what is tried: the decoder with each union of messages, as the sockets use it; a front
+door with a real job table, outbox, catalogue and journal behind it, and no sockets; or a valid message of which some
+fields are replaced by values of wrong types and sizes, which goes to where its kind goes: the front door, or the socket
+that a whole rollout broker takes stage events from. Front door and broker are new ones every so many inputs; between
+them their state piles up, since messages meet what others left. Only the errors that the protocol names may come out:
+anything else, an `internal_error` in an answer and a traceback in the log among it, is a crash.
 """
 
 from __future__ import annotations
@@ -12,10 +14,13 @@ import contextlib
 import logging
 import os
 import sys
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import atheris
+import msgspec
+import zmq
 
 with atheris.instrument_imports(include=["prorl_zmq"]):
     from prorl_zmq import codec
@@ -26,10 +31,12 @@ with atheris.instrument_imports(include=["prorl_zmq"]):
     from prorl_zmq.brokers.journal import MemoryJournal
     from prorl_zmq.brokers.outbox import Outbox
     from prorl_zmq.brokers.quota import Quota
+    from prorl_zmq.brokers.rollout_broker import RolloutBroker
     from prorl_zmq.brokers.task_catalog import TaskCatalog
     from prorl_zmq.brokers.write_ahead import WriteAhead
-    from prorl_zmq.config import RolloutBrokerSettings
+    from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
     from prorl_zmq.errors import InternalError, MalformedMessage
+    from prorl_zmq.sockets import open_socket
 
 from prorl_zmq.messages import (
     AddBackend,
@@ -39,27 +46,35 @@ from prorl_zmq.messages import (
     AnyEngineRequest,
     Assign,
     Backend,
+    BackendAlive,
     Cancel,
     Collect,
+    EventsNoted,
     FrontDoorReply,
     FrontDoorRequest,
     Generate,
     Hello,
     Job,
+    ListBackends,
     Outcome,
+    OwnerAlive,
     Phase,
     PhaseDone,
     PhaseFailed,
     Refused,
+    Release,
     Result,
     Sampling,
     StageCommand,
     StageEvent,
+    StageLeaving,
     StageReport,
     StartPhase,
     Status,
+    StopPhase,
     Submit,
     Task,
+    Trace,
 )
 
 if TYPE_CHECKING:
@@ -73,8 +88,16 @@ UNIONS: list[Any] = [
 ]
 DOOR = len(UNIONS)
 """First byte of an input that goes to the front door."""
+MUTATED = DOOR + 1
+"""First byte of an input that says which message to spoil, and how."""
 RENEW = 5000
-"""Inputs that one front door gets."""
+"""Inputs that one front door, or one broker, gets."""
+WAIT_MS = 5000
+WILD: list[Any] = [
+    *([], {}, None, True, -1, 0, 1, 2**31, 2**63, 2**64 - 1, -(2**63), 1e308, float("nan"), float("inf")),
+    *("", "x" * 300, "\x1b[2J\n", "a/../b", b"\xff", [[]], {"a": 1}, {"a": [{}]}, ["a"], "i", "one"),
+]
+"""What fields are replaced by."""
 SMALL = RolloutBrokerSettings(max_jobs=50, job_limit_bytes=4096)
 TASK = Task("math", {"problem": "str", "ground_truth": "str"})
 
@@ -105,6 +128,7 @@ class Door:
             self._writes,
             self._perform,
             self._reply,
+            lambda sender: sender,
             self._now,
         )
 
@@ -132,23 +156,89 @@ class Door:
         return True
 
 
+class EventsDoor:
+    """A rollout broker that is not running: each event goes through its socket, and is taken from there at once."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="prorl-fuzz-")
+        Path(self._folder.name).chmod(0o700)
+        topology = Topology(service=ServiceSettings(run_dir=self._folder.name), rollout_broker=SMALL)
+        self._broker = RolloutBroker(topology, MemoryJournal())
+        self._context = zmq.Context()
+        self._socket = open_socket(self._context, zmq.PUSH)
+        self._socket.connect(self._broker.stage_events)
+        self.handle(REPORT)
+
+    def handle(self, content: dict[str, Any]) -> None:
+        """Have the broker take an event, and do what follows from it."""
+        broker = self._broker
+        self._socket.send(codec.pack(content))
+        if not broker._events.poll(WAIT_MS):
+            raise AssertionError("an event did not arrive")
+        broker._drain_events()
+        broker._housekeep()
+
+    def close(self) -> None:
+        """Close the broker and its folder."""
+        self._socket.close(0)
+        self._context.term()
+        self._broker.stop()
+        self._broker.run()  # which closes its sockets
+        self._folder.cleanup()
+
+
+class Tracebacks(logging.Handler):
+    """Makes a crash of what a broker survives and logs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Raise what was raised."""
+        if record.exc_info and record.exc_info[1] is not None:
+            raise record.exc_info[1]
+
+
 door = Door()
+events_door: EventsDoor | None = None
 inputs = 0
 
 
 def test_one_input(data: bytes) -> None:
     """Try one input."""
-    global door, inputs  # noqa: PLW0603 - libFuzzer calls a function
+    global door, events_door, inputs  # noqa: PLW0603 - libFuzzer calls a function
     inputs += 1
     if inputs % RENEW == 0:
         door = Door()
+        if events_door is not None:
+            events_door.close()
+            events_door = None
     if not data:
         return
     if data[0] < DOOR:
         with contextlib.suppress(MalformedMessage):
             codec.decode(data[1:], UNIONS[data[0]])
         return
-    door.handle([b"client", *split(data[1:])])
+    if data[0] == DOOR:
+        door.handle([b"client", *split(data[1:])])
+        return
+    kind, content = spoilt(data[1:])
+    if kind in get_args(StageEvent):
+        events_door = events_door or EventsDoor()
+        events_door.handle(content)
+    elif kind in get_args(FrontDoorRequest):
+        frames = [codec.pack(JOB)] if kind is Submit else []
+        door.handle([b"client", b"", codec.pack(content), *frames])
+    else:
+        with contextlib.suppress(MalformedMessage):
+            codec.convert(content, kind)
+
+
+def spoilt(data: bytes) -> tuple[type[msgspec.Struct], dict[str, Any]]:
+    """Give a message's kind and content: the first byte chooses it, and each two more replace one field by a value."""
+    message = TEMPLATES[(data[0] if data else 0) % len(TEMPLATES)]
+    content = msgspec.to_builtins(message, builtin_types=(bytes,))
+    names = [*message.__struct_fields__, "type"]
+    for place, value in zip(data[1::2], data[2::2], strict=False):
+        content[names[place % len(names)]] = WILD[value % len(WILD)]
+    return type(message), content
 
 
 def split(data: bytes) -> list[bytes]:
@@ -164,6 +254,36 @@ def split(data: bytes) -> list[bytes]:
 def join(frames: Sequence[bytes]) -> bytes:
     """Undo `split`."""
     return b"".join(len(frame).to_bytes(2, "big") + frame for frame in frames)
+
+
+JOB = msgspec.to_builtins(Job(task="math", instance={"problem": "1+1?", "ground_truth": "2"}, job_id="one"))
+BY_STAGE: dict[str, Any] = {"stage_id": "i", "job_id": "one", "attempt": 1, "number": 1}
+ON_STAGE: dict[str, Any] = {"job_id": "one", "attempt": 1}
+REPORT_OF_I = StageReport(
+    stage_id="i",
+    role=Phase.INIT,
+    node="n",
+    slots=4,
+    endpoint="ipc:///nowhere/prorl-fuzz",
+    tasks=(TASK,),
+    welcomed=True,
+    running={"one": 1},
+)
+REPORT = msgspec.to_builtins(REPORT_OF_I)
+TEMPLATES: list[Any] = [
+    REPORT_OF_I,
+    StageLeaving("i"),
+    *(PhaseDone(**BY_STAGE, phase=phase, reward=1.0, carry={"a": 1}) for phase in Phase),
+    *(
+        PhaseFailed(**BY_STAGE, phase=phase, outcome=Outcome.FAILED, error=InternalError("x").info(), retry=retry)
+        for phase in Phase
+        for retry in (False, True)
+    ),
+    *(Hello("r"), Submit("r", "s"), Collect("r", "s", "c", ("one",)), Cancel("r", ("one",)), Status("r")),
+    *(Trace("r", "one"), StartPhase(**ON_STAGE, phase=Phase.RUN), StopPhase(**ON_STAGE), EventsNoted((1,))),
+    *(Assign("r", owner="o", **ON_STAGE, wait_s=1.0), Release("r", **ON_STAGE), OwnerAlive("r", "o")),
+    *(AddBackend("r", Backend(backend_id="b", endpoint="ipc:///b")), BackendAlive("r", "b", 1), ListBackends("r")),
+]
 
 
 def seeds() -> list[bytes]:
@@ -197,11 +317,14 @@ def seeds() -> list[bytes]:
         (8, Result(job_id="one", task="math", outcome=Outcome.COMPLETED, reward=1.0)),
     ]
     decoded = [bytes([union]) + codec.encode(message) for union, message in messages]
-    return [*decoded, *(bytes([DOOR]) + join([b"", *frames]) for frames in requests)]
+    spoiling = [bytes([MUTATED, number]) for number in range(len(TEMPLATES))]
+    return [*decoded, *spoiling, *(bytes([DOOR]) + join([b"", *frames]) for frames in requests)]
 
 
 def main() -> None:
-    logging.disable()
+    logging.disable(logging.WARNING)
+    logging.getLogger("prorl").addHandler(Tracebacks())
+    logging.getLogger("prorl").propagate = False
     corpus = Path(sys.argv[-1])
     for number, seed in enumerate(seeds()):
         (corpus / f"seed-{number}").write_bytes(seed)

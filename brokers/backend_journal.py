@@ -12,7 +12,7 @@ import msgspec
 
 from ..errors import ConfigError
 from .backend_records import BackendRecord
-from .journal_file import JournalFile
+from .journal_file import JournalFile, failures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,10 +57,11 @@ class BackendJournal:
         Raises:
             ConfigError: a row is not what this version writes.
         """
-        rows = self._file.connection.execute("SELECT record FROM backends ORDER BY number")
         try:
-            return [_record(row[0]) for row in rows]
-        except msgspec.MsgspecError as error:
+            with failures(self._file.path, "read", at_start=True):
+                rows = self._file.connection.execute("SELECT record FROM backends ORDER BY number")
+                return [_record(row[0]) for row in rows]
+        except (msgspec.MsgspecError, TypeError) as error:
             raise ConfigError(
                 f"{self._file.path} holds a backend that cannot be read ({error}); remove the file, and add again what "
                 "was added by hand",

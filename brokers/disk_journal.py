@@ -7,28 +7,33 @@
 
 All rows of a job carry its number, so nothing else is indexed. A round's changes are one transaction. At a start jobs
 are read and not decoded, and blocks stay on disk until a client asks for them.
+
+One row never stands for the others. A row that cannot be written is left out, with what it would have replaced kept; a
+row that cannot be read is left where it is until the job's client has acknowledged the loss (see `journal_rows`).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from ..errors import ConfigError
 from ..logs import of_job
-from ..messages import Phase, PhaseDone, PhaseFailed, Result, SandboxHandle, new_id
+from ..messages import new_id
 from .journal import JobState, Recovered, StoredBlock
-from .journal_file import JournalFile, failures
+from .journal_file import ROW_ERRORS, JournalFile, failures
+from .journal_rows import NOTHING, Damaged, Progress, read_rows
 from .outbox import Finished
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ..sockets import Frame
+
+    Row = tuple[Any, ...]
 
 APPLICATION_ID = int.from_bytes(b"PRLJ", "big")
 SCHEMA_VERSION = 1
@@ -51,19 +56,11 @@ ROW_BYTES = 400
 log = logging.getLogger("prorl.rollout_broker")
 
 
-class _Progress(NamedTuple):
-    """What earlier phases left, in one column."""
-
-    sandbox: SandboxHandle | None
-    carry: dict[str, Any]
-    run: PhaseDone | PhaseFailed | None
-    metrics: dict[str, float]
-    timings: dict[str, float]
-
+INSERT_STATE = "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?, ?)"
+INSERT_BLOCK = "INSERT OR REPLACE INTO blocks VALUES (?, ?)"
+INSERT_RESULT = "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 _encode = msgspec.msgpack.Encoder().encode
-_progress = msgspec.msgpack.Decoder(_Progress).decode
-_result = msgspec.msgpack.Decoder(Result).decode
 
 
 class DiskJournal:
@@ -86,6 +83,8 @@ class DiskJournal:
             """Jobs and results whose block has a row; and that block, while it is in memory too."""
             self.journal_id = self._read_id()
             """Names this record for as long as the file is there."""
+            self._left: set[int] = set()
+            """Jobs whose row is still there although clients are told of their end; it goes when they have it."""
         except BaseException:
             self._file.close()
             raise
@@ -117,50 +116,101 @@ class DiskJournal:
         Raises:
             JournalFailed: the file is full or cannot be written; nothing was noted.
         """
-        rows = list(_state_rows(states))
         now = time.time()
-        results = [
-            (one.sequence, one.session, one.result.job_id, one.result.outcome.value, now, one.job_digest,
-             _encode(one.result), one.history)
-            for one in ended
-        ]  # fmt: skip
         both: list[JobState | Finished] = [*states, *ended]
-        new = {one.sequence: one.block for one in both if self._is_new(one.sequence, one.block)}
-        gone = {one.sequence for one in both if one.block is None and one.sequence in self._blocks}
+        by_number: dict[int, JobState | Finished] = {one.sequence: one for one in both}
+        rows = _packed_rows(_state_row, states)
+        results = _packed_rows(lambda one: _result_row(one, now), ended)
+        blocks = {key: one.block for key, one in by_number.items() if self._is_new(key, one.block)}
+        block_rows = [(key, _buffer(block)) for key, block in blocks.items()]
+        try:
+            self._write(by_number, rows, results, block_rows, acknowledged)
+        except ROW_ERRORS:
+            no_block = self._file.refused(INSERT_BLOCK, block_rows)
+            without = {block_rows[place][0]: error for place, error in no_block.items()}
+            rows = self._fitting(by_number, INSERT_STATE, rows, without)
+            results = self._fitting(by_number, INSERT_RESULT, results, without)
+            block_rows = [row for row in block_rows if row[0] not in without]
+            self._write(by_number, rows, results, block_rows, acknowledged)
+
+    def _write(
+        self,
+        by_number: Mapping[int, JobState | Finished],
+        rows: Sequence[Row],
+        results: Sequence[Row],
+        block_rows: Sequence[Row],
+        acknowledged: Sequence[int],
+    ) -> None:
+        """Write what was packed; a job whose result is not among that stays as it is."""
+        written = {row[0] for row in (*rows, *results)}
+        over = [(row[0],) for row in results]
+        forgotten = [(sequence,) for sequence in acknowledged if sequence in self._left]
+        gone = {key for key in written if by_number[key].block is None and key in self._blocks}
         gone.update(sequence for sequence in acknowledged if sequence in self._blocks)
-        over = [(one.sequence,) for one in ended]
         self._file.run(
             # First what makes room.
             ("DELETE FROM blocks WHERE sequence = ?", [(sequence,) for sequence in gone]),
             ("DELETE FROM results WHERE sequence = ?", [(sequence,) for sequence in acknowledged]),
-            ("DELETE FROM jobs WHERE sequence = ?", over),
-            ("DELETE FROM states WHERE sequence = ?", over),
-            ("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?, ?)", rows),
-            ("INSERT OR REPLACE INTO blocks VALUES (?, ?)", [(key, _buffer(block)) for key, block in new.items()]),
-            ("INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)", results),
+            ("DELETE FROM jobs WHERE sequence = ?", over + forgotten),
+            ("DELETE FROM states WHERE sequence = ?", over + forgotten),
+            (INSERT_STATE, rows),
+            (INSERT_BLOCK, [row for row in block_rows if row[0] in written]),
+            (INSERT_RESULT, results),
         )
         for sequence in gone:
             del self._blocks[sequence]
-        self._blocks.update(new)
+        self._blocks.update((row[0], by_number[row[0]].block) for row in block_rows if row[0] in written)
+        self._left.difference_update(acknowledged)
+        ended = {key for key, one in by_number.items() if isinstance(one, Finished)}
+        self._left.update(ended - written)
+
+    def _fitting(
+        self,
+        by_number: Mapping[int, JobState | Finished],
+        statement: str,
+        rows: Sequence[Row],
+        without: Mapping[int, Exception],
+    ) -> list[Row]:
+        """Give the rows that SQLite can hold, and whose block it can."""
+        refused = self._file.refused(statement, rows)
+        problems = {rows[place][0]: error for place, error in refused.items()}
+        problems |= {row[0]: without[row[0]] for row in rows if row[0] in without}
+        for sequence, error in problems.items():
+            _log_left_out(by_number[sequence], error)
+        return [row for row in rows if row[0] not in problems]
 
     def recover(self) -> Recovered:
-        """Give all that there is.
+        """Give all that there is; of a row that cannot be read, what tells the job's client so.
 
         Raises:
-            ConfigError: the file is damaged.
+            ConfigError: the file itself is damaged.
         """
-        try:
-            with failures(self._file.path, "read"):
-                jobs = list(self._read_jobs())
-                results = list(self._read_results())
-        except msgspec.MsgspecError as error:
-            raise ConfigError(
-                f"the journal {self._file.path} is damaged ({error}); keep a copy, and forget what it holds with "
-                "`prorl journal clear`",
-                key="journal",
-            ) from error
-        last = [*(job.sequence for job in jobs[-1:]), *(one.sequence for one in results[-1:])]
-        return Recovered(jobs, results, max(last, default=0))
+        jobs: list[JobState] = []
+        results: list[Finished] = []
+        last = 0
+        with failures(self._file.path, "read", at_start=True):
+            for one in read_rows(self._file.connection):
+                last = max(last, one.sequence)
+                match one:
+                    case JobState():
+                        jobs.append(one)
+                    case Finished():
+                        results.append(one)
+                    case Damaged():
+                        self._set_aside(one, results)
+        results.sort(key=lambda one: one.sequence)
+        return Recovered(jobs, results, last)
+
+    def _set_aside(self, damaged: Damaged, results: list[Finished]) -> None:
+        log.error(
+            "a row of the journal %s is damaged, and is left as it is until its job's client knows: %s",
+            self._file.path,
+            damaged.problem,
+            extra=of_job(damaged.job_id or "unknown"),
+        )
+        if damaged.loss is not None:
+            self._left.add(damaged.sequence)
+            results.append(damaged.loss)
 
     def block(self, stored: StoredBlock) -> Frame:
         """Give a trajectory's block.
@@ -192,11 +242,11 @@ class DiskJournal:
         return not (block is None or isinstance(block, StoredBlock) or self._blocks.get(sequence) is block)
 
     def _read_blocks(self) -> dict[int, Any]:
-        with failures(self._file.path, "read"):
+        with failures(self._file.path, "read", at_start=True):
             return dict.fromkeys(row[0] for row in self._file.connection.execute("SELECT sequence FROM blocks"))
 
     def _read_id(self) -> str:
-        with failures(self._file.path, "read"):
+        with failures(self._file.path, "read", at_start=True):
             row = self._file.connection.execute("SELECT value FROM meta WHERE key = 'journal_id'").fetchone()
         if row is not None:
             return str(row[0])
@@ -205,44 +255,36 @@ class DiskJournal:
             connection.execute("INSERT INTO meta VALUES ('journal_id', ?)", (journal_id,))
         return journal_id
 
-    def _read_jobs(self) -> Iterator[JobState]:
-        query = """SELECT sequence, session, job_id, task, stage_wait_s, packed, coalesce(phase, 'init'),
-            coalesce(stage_id, ''), coalesce(attempt, 1), coalesce(attempts_given_back, 0), coalesce(progress, x''),
-            coalesce(history, x''), length(block)
-            FROM jobs LEFT JOIN states USING (sequence) LEFT JOIN blocks USING (sequence) ORDER BY sequence"""
-        phases = {phase.value: phase for phase in Phase}
-        for row in self._file.connection.execute(query):
-            sequence, session, job_id, task, wait_s, packed, phase, stage_id, *attempts, progress, history, size = row
-            sandbox, carry, run, metrics, timings = _progress(progress) if progress else _NOTHING
-            block = StoredBlock(sequence, size) if size is not None else None
-            job = (sequence, session, job_id, task, wait_s, packed)
-            place = (phases[phase], stage_id, attempts[0], attempts[1])
-            yield JobState(*job, *place, sandbox, carry, run, block, metrics, timings, history)
 
-    def _read_results(self) -> Iterator[Finished]:
-        query = """SELECT sequence, session, digest, result, history, length(block)
-            FROM results LEFT JOIN blocks USING (sequence) ORDER BY sequence"""
-        for row in self._file.connection.execute(query):
-            sequence, session, digest, result, history, size = row
-            block = StoredBlock(sequence, size) if size is not None else None
-            yield Finished(session, _result(result), block, digest, sequence, history)
-
-
-_NOTHING = _Progress(None, {}, None, {}, {})
-
-
-def _state_rows(states: Sequence[JobState]) -> Iterator[tuple[Any, ...]]:
-    for state in states:
-        progress = _Progress(state.sandbox, state.carry, state.run, state.metrics, state.timings)
+def _packed_rows(pack: Callable[[Any], Row], items: Iterable[JobState | Finished]) -> list[Row]:
+    rows = []
+    for one in items:
         try:
-            packed = b"" if progress == _NOTHING else _encode(progress)
+            rows.append(pack(one))
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            # Nor could the next phase be sent; after a restart the job goes on from where it was before.
-            fields = of_job(state.job_id, state.attempt, state.phase)
-            log.error("the job's state cannot be written down: %s", error, extra=fields)  # noqa: TRY400
-            continue
-        place = (state.phase.value, state.stage_id, state.attempt, state.attempts_given_back)
-        yield (state.sequence, *place, packed, state.history)
+            _log_left_out(one, error)  # nor could it be sent
+    return rows
+
+
+def _state_row(state: JobState) -> Row:
+    progress = Progress(state.sandbox, state.carry, state.run, state.metrics, state.timings)
+    packed = b"" if progress == NOTHING else _encode(progress)
+    place = (state.phase.value, state.stage_id, state.attempt, state.attempts_given_back)
+    return (state.sequence, *place, packed, state.history)
+
+
+def _result_row(one: Finished, now: float) -> Row:
+    result = one.result
+    ended = (one.session, result.job_id, result.outcome.value, now, one.job_digest)
+    return (one.sequence, *ended, _encode(result), one.history)
+
+
+def _log_left_out(one: JobState | Finished, error: Exception) -> None:
+    """Say that a job stays in the journal as it was: a broker that is started anew goes on from there."""
+    result = one.result if isinstance(one, Finished) else None
+    what, job_id = ("state", one.job_id) if isinstance(one, JobState) else ("result", one.result.job_id)
+    attempt = result.attempt if result is not None else one.attempt  # type: ignore[union-attr]
+    log.error("the job's %s cannot be written down: %s", what, error, extra=of_job(job_id, attempt))
 
 
 def _buffer(block: Any) -> Any:

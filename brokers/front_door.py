@@ -46,6 +46,7 @@ from ..messages import (
 )
 from ..security.rights import ANYBODY
 from ..sockets import split_envelope
+from .addressee import FRONT_DOOR, check_addressee
 from .job_record import Place
 from .journal import JobState, StoredBlock
 from .outbox import job_digest
@@ -73,6 +74,7 @@ log = logging.getLogger("prorl.rollout_broker")
 class _HeldPoll:
     envelope: Sequence[Frame]
     request: Collect
+    sender: Sender
     until: float
 
 
@@ -90,6 +92,7 @@ class FrontDoor:
         writes: has what is new written down before it is told to anybody.
         perform: does what the job table decides.
         reply: sends frames to the client behind an envelope; false if there is none any more.
+        look_again: says whether a sender's key was revoked since.
         started_at: when the service started, on the clock of `now`.
     """
 
@@ -105,6 +108,7 @@ class FrontDoor:
         writes: WriteAhead,
         perform: Callable[[list[Action]], None],
         reply: Callable[[Sequence[Frame]], bool],
+        look_again: Callable[[Sender], Sender],
         started_at: float,
     ) -> None:
         self._settings = settings
@@ -117,7 +121,9 @@ class FrontDoor:
         self._writes = writes
         self._perform = perform
         self._reply = reply
-        self._polls: dict[str, _HeldPoll] = {}
+        self._look_again = look_again
+        self._polls: dict[tuple[str, str], _HeldPoll] = {}
+        """By session and client."""
         self._started_at = started_at
 
     def handle(self, frames: list[bytes], now: float, sender: Sender = ANYBODY) -> None:
@@ -133,9 +139,10 @@ class FrontDoor:
             header, *rest = message
             content = codec.unpack(header)
             request_id = codec.request_id(content)
+            check_addressee(content, FRONT_DOOR)
             request: FrontDoorRequest = codec.convert(content, FrontDoorRequest)
             sender.check(request)
-            self._dispatch(envelope, request, rest, now)
+            self._dispatch(envelope, request, rest, sender, now)
         except ProrlError as error:
             self._answer(envelope, Refused(request_id, error.info()))
         except Exception as error:
@@ -147,19 +154,24 @@ class FrontDoor:
         return min((poll.until for poll in self._polls.values()), default=None)
 
     def answer_held(self, sessions: set[str], now: float) -> None:
-        """Answer the held polls of sessions that have new results, and those whose time is up."""
-        for client_id, poll in tuple(self._polls.items()):
-            if poll.request.session in sessions or poll.until <= now:
+        """Answer the held polls of sessions with new results, those whose time is up, and those of revoked keys."""
+        for key, poll in tuple(self._polls.items()):
+            if poll.sender.user_id and self._look_again(poll.sender).revoked:
+                del self._polls[key]
+                self._answer(poll.envelope, Refused(poll.request.request_id, poll.sender.revocation().info()))
+            elif poll.request.session in sessions or poll.until <= now:
                 try:
-                    self._collect(poll.envelope, poll.request, now, final=poll.until <= now)
+                    self._collect(poll.envelope, poll.request, poll.sender, now, final=poll.until <= now)
                 except JournalFailed as error:
                     self._answer(poll.envelope, Refused(poll.request.request_id, error.info()))
-                if self._polls.get(client_id) is poll and poll.until <= now:
-                    del self._polls[client_id]
+                if self._polls.get(key) is poll and poll.until <= now:
+                    del self._polls[key]
 
     # Requests ---------------------------------------------------------------------------------------------------------
 
-    def _dispatch(self, envelope: Sequence[Frame], request: FrontDoorRequest, rest: list[bytes], now: float) -> None:
+    def _dispatch(
+        self, envelope: Sequence[Frame], request: FrontDoorRequest, rest: list[bytes], sender: Sender, now: float
+    ) -> None:
         if rest and not isinstance(request, Submit):
             raise MalformedMessage(f"{len(rest)} unexpected frames behind the header")
         match request:
@@ -167,7 +179,7 @@ class FrontDoor:
                 dropped = self._acknowledge(request)
                 if request.goodbye:
                     self._outbox.take_leave(request.client_id)
-                self._collect(envelope, request, now, final=request.wait_s == 0)
+                self._collect(envelope, request, sender, now, final=request.wait_s == 0)
                 del dropped  # large blocks take a while to free: not before the reply
             case Submit():
                 self._answer(envelope, self._submit(request, rest, now))
@@ -255,14 +267,15 @@ class FrontDoor:
             self._history.collected(job_ids, time.time())
         return dropped
 
-    def _collect(self, envelope: Sequence[Frame], request: Collect, now: float, *, final: bool) -> None:
+    def _collect(self, envelope: Sequence[Frame], request: Collect, sender: Sender, now: float, *, final: bool) -> None:
         """Answer a poll if there is a result, or if it is `final`; hold it otherwise."""
+        key = (request.session, request.client_id)
         finished = self._outbox.take(request.session, request.client_id, request.max_results, now)
         if not finished and not final:
-            if request.client_id not in self._polls or self._polls[request.client_id].request is not request:
-                self._polls[request.client_id] = _HeldPoll(envelope, request, now + request.wait_s)
+            if key not in self._polls or self._polls[key].request is not request:
+                self._polls[key] = _HeldPoll(envelope, request, sender, now + request.wait_s)
             return
-        self._polls.pop(request.client_id, None)
+        self._polls.pop(key, None)
         reply = Collected(
             request.request_id,
             results=tuple(item.result for item in finished),

@@ -9,13 +9,14 @@ ended ones the newest are kept, bounded in number and bytes. A history that grow
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 import msgspec
 
 from ..errors import ErrorInfo, UnknownJob
-from ..messages import JobTrace, Outcome, Phase, Span
+from ..messages import Attempt, JobTrace, Outcome, Phase, Span
 from .actions import End, Queued, Start
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ ENDED_LIMIT_BYTES = 16 * 2**20
 """How much memory those may take, about."""
 JOB_LIMIT_BYTES = 8192
 """Longest history of one job; its middle goes."""
+READ_BYTES = 1024
+"""First buffer of an unpacker; `msgpack` would take a new megabyte for each history."""
 MESSAGE_LIMIT = 300
 """Most characters of an error's message in a history."""
 NAME_LIMIT = 128
@@ -43,7 +46,7 @@ class _Item(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Queued(_Item, frozen=True, tag=0):
-    attempt: int
+    attempt: Attempt
     phase: Phase
     code: str = ""
     """Of the error that ended the attempt before."""
@@ -51,14 +54,14 @@ class _Queued(_Item, frozen=True, tag=0):
 
 
 class _Held(_Item, frozen=True, tag=1):
-    attempt: int
+    attempt: Attempt
     phase: Phase
     stage_id: str
     node: str
 
 
 class _Assigned(_Item, frozen=True, tag=2):
-    attempt: int
+    attempt: Attempt
     backend: str
 
 
@@ -116,12 +119,13 @@ class JobHistory:
 
     def restore(self, job_id: str, packed: bytes, at: float) -> None:
         """Take up what the journal kept of a job that has not ended, and note that the broker was started anew."""
-        self._live[job_id] = packed + _encode(_TakenUp(at))
+        self._live[job_id] = _undamaged(packed, at) + _encode(_TakenUp(at))
 
     def restore_ended(self, job_id: str, packed: bytes) -> None:
-        """Take up what the journal kept of a job that has ended."""
-        self._live[job_id] = packed
-        self._end(job_id)
+        """Take up what the journal kept of a job that has ended, if that can be read."""
+        if packed := _undamaged(packed, None):
+            self._live[job_id] = packed
+            self._end(job_id)
 
     # Events -----------------------------------------------------------------------------------------------------------
 
@@ -216,7 +220,8 @@ class JobHistory:
 
     def trace(self, request_id: str, job_id: str, at: float) -> JobTrace:
         """Tell what a known job went through until now."""
-        return _trace(request_id, job_id, list(_items(self.packed(job_id))), at)
+        items = list(_items(self.packed(job_id))) or [_LeftOut(at, 1)]
+        return _trace(request_id, job_id, items, at)
 
 
 class _Story:
@@ -294,10 +299,26 @@ def _trace(request_id: str, job_id: str, items: list[Any], at: float) -> JobTrac
 
 def _items(packed: bytes) -> Iterator[Any]:
     kinds = _Queued | _Held | _Assigned | _Ended | _Collected | _TakenUp | _LeftOut
-    unpacker = msgpack.Unpacker(max_buffer_size=0)
+    unpacker = msgpack.Unpacker(read_size=READ_BYTES, max_buffer_size=0, unicode_errors="replace")
     unpacker.feed(packed)
-    for item in unpacker:
-        yield msgspec.convert(item, kinds)
+    with suppress(ValueError, TypeError, msgpack.UnpackException):  # of a damaged journal, as below
+        for item in unpacker:
+            with suppress(msgspec.ValidationError):
+                yield msgspec.convert(item, kinds)
+
+
+def _undamaged(packed: bytes, at: float | None) -> bytes:
+    """Give a history as it is, or up to where it cannot be read, with a mark of that time behind it."""
+    unpacker = msgpack.Unpacker(read_size=READ_BYTES, max_buffer_size=0)
+    unpacker.feed(packed)
+    whole = 0
+    try:
+        while whole < len(packed):
+            unpacker.skip()
+            whole = unpacker.tell()
+    except (ValueError, msgpack.UnpackException):
+        return packed[:whole] + (_encode(_LeftOut(at, 1)) if at is not None else b"")
+    return packed
 
 
 def _without_middle(packed: bytes) -> bytes:
@@ -305,13 +326,15 @@ def _without_middle(packed: bytes) -> bytes:
     items = list(_items(packed))
     sizes = [len(_encode(item)) for item in items]
     head, tail = 0, len(items)
-    while not isinstance(items[head], _LeftOut) and sum(sizes[: head + 1]) <= JOB_LIMIT_BYTES // 4:
+    while head < tail and not isinstance(items[head], _LeftOut) and sum(sizes[: head + 1]) <= JOB_LIMIT_BYTES // 4:
         head += 1
-    while sum(sizes[tail - 1 :]) <= JOB_LIMIT_BYTES // 4:
+    while head < tail and sum(sizes[tail - 1 :]) <= JOB_LIMIT_BYTES // 4:
         tail -= 1
     gone = items[head:tail]
+    if not gone:  # most of it cannot be read
+        return b"".join(map(_encode, items))
     left_out = sum(item.items if isinstance(item, _LeftOut) else 1 for item in gone)
-    kept = [*items[:head], _LeftOut(items[tail].at, left_out), *items[tail:]]
+    kept = [*items[:head], _LeftOut(gone[-1].at, left_out), *items[tail:]]
     return b"".join(map(_encode, kept))
 
 

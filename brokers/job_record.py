@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
 from .. import codec
+from ..errors import MalformedMessage
 from ..messages import Job, Phase
 from .journal import JobState
 from .stage_pool import Hold, Need
@@ -56,7 +57,10 @@ class JobRecord:
     def job(self) -> Job:
         """The job, decoded when it is first needed: a journal may give back a hundred thousand of them."""
         if self.decoded is None:
-            self.decoded = codec.decode(self.packed, Job, limit_bytes=len(self.packed))
+            try:
+                self.decoded = codec.decode(self.packed, Job, limit_bytes=len(self.packed))
+            except MalformedMessage:  # of a damaged journal; no stage process can read it either
+                self.decoded = Job(task=self.task, instance={}, job_id=self.job_id, max_attempts=1)
         return self.decoded
 
     @property

@@ -42,7 +42,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import Cancelled, ErrorInfo, LeaseLost, NoStage, PhaseTimeout
-from ..messages import Outcome, Phase, PhaseDone, PhaseFailed, Result, SandboxHandle, StartPhase
+from ..messages import ATTEMPT_LIMIT, Outcome, Phase, PhaseDone, PhaseFailed, Result, SandboxHandle, StartPhase
 from .actions import Action, Close, End, Queued, Start, Stop, Unassign
 from .job_record import JobRecord, Place
 from .outbox import Finished, job_digest
@@ -58,6 +58,9 @@ if TYPE_CHECKING:
 STOP_GRACE_S = 15.0
 """How far beyond a phase's limit a stage process may be before the table ends the job without it."""
 
+SKIP_LIMIT = ATTEMPT_LIMIT // 2
+"""Attempts that a table goes on behind are smaller, so that none grows beyond what messages carry."""
+
 LossCause = Literal["died", "silent", "left", "unreported"]
 LOSSES: dict[LossCause, str] = {
     "died": "died: its connection ended, and it has not reported since",
@@ -66,6 +69,7 @@ LOSSES: dict[LossCause, str] = {
     "unreported": "lives and does not have it: the start never arrived",
 }
 NEXT_PHASE = {Phase.INIT: Phase.RUN, Phase.RUN: Phase.EVAL}
+QUEUE_TIMINGS = frozenset(f"{phase}_queue" for phase in Phase)
 RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phase.EVAL}
 
 
@@ -209,6 +213,14 @@ class JobTable:
                 self._restart(record, RESTART_PHASE[record.phase], _lease_lost(record, "unreported"), now)
         self._employ(stage, now)
         return self._take_actions()
+
+    def begin_leases_anew(self, now: float) -> None:
+        """Time stood still: nothing was sent, and nothing that was held is overdue."""
+        for stage in self.stages:
+            stage.heard_at = max(stage.heard_at, now - self._quiet_s)
+        for record in self._records.values():
+            if record.place == Place.HELD:
+                record.since, record.lease_until = now, now + self._lease_s
 
     def line_broke(self, stage_id: str, now: float) -> None:
         """The connection to a stage process has ended, so that it has died or will report over another one soon."""
@@ -405,7 +417,7 @@ class JobTable:
 
     def _count_on_node(self, record: JobRecord, change: int) -> None:
         if record.place == Place.QUEUED and record.sandbox is not None:
-            self.stages.wait_on(record.sandbox.node, change)
+            self.stages.wait_on(record.sandbox.node, record.task, change)
 
     def _start(self, record: JobRecord, stage_id: str, now: float) -> None:
         waited = f"{record.phase}_queue"
@@ -429,7 +441,8 @@ class JobTable:
             record.attempts_given_back += (
                 1  # what took EVAL's holder before took the sandbox too: one loss, one attempt
             )
-        if record.attempt - record.attempts_given_back >= record.job.max_attempts:
+        spent = record.attempt - record.attempts_given_back
+        if spent >= record.job.max_attempts or record.attempt >= ATTEMPT_LIMIT:
             self._end(record, Outcome.INFRASTRUCTURE_ERROR, error, now)
             return
         self._unassign(record)
@@ -438,6 +451,7 @@ class JobTable:
             self._close(record.sandbox)
             record.sandbox = record.run = record.block = None
             record.carry, record.metrics = {}, {}
+            record.timings = {name: value for name, value in record.timings.items() if name in QUEUE_TIMINGS}
         self.redelivered += 1
         record.attempt += 1
         record.phase = phase
@@ -481,6 +495,8 @@ class JobTable:
 
     def _skip_attempts(self, record: JobRecord, attempt: int) -> None:
         """Go on behind an attempt of an earlier job of this id, which a process that was silent still works on."""
+        if attempt >= SKIP_LIMIT:
+            return  # nobody has made so many: the process lies
         skipped = attempt + 1 - record.attempt
         record.attempt += skipped
         record.attempts_given_back += skipped

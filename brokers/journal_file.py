@@ -6,7 +6,7 @@ power may lose the last commits, and never the order between them; `sync` waits 
 room that is used again, so the file grows to the most that was ever held, and not beyond its limit.
 
 The lock is a `flock` on the file itself, which the kernel drops with the process. What cannot be a journal of this kind
-and version is refused before it is touched; nothing is migrated.
+and version is refused before it is touched; nothing is migrated, and a file that SQLite finds damaged is not mended.
 """
 
 from __future__ import annotations
@@ -34,6 +34,13 @@ LOG_LIMIT_BYTES = 80 * 2**20
 FULL_SHARE = 0.9
 """How full the file may be before new jobs are refused, so that there is room for what those will bring."""
 
+ROW_ERRORS = (
+    *(OverflowError, TypeError, ValueError),
+    *(sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.IntegrityError),
+)
+"""What a row raises that SQLite cannot hold, on whatever disk."""
+
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _MAGIC = b"SQLite format 3\0"
 _ID_PLACE = 68
 """Where in the file's header the application id is."""
@@ -70,7 +77,7 @@ class JournalFile:
             self._lock = lock_journal(path, create=True)
             stack.callback(os.close, self._lock)
             check_kind(path, self._lock, application_id)
-            with failures(path, "opened"):
+            with failures(path, "opened", at_start=True):
                 self.connection = sqlite3.connect(
                     path, timeout=LOCKED_S, isolation_level=None, check_same_thread=False, cached_statements=256
                 )
@@ -107,6 +114,7 @@ class JournalFile:
 
         Raises:
             JournalFailed: the file could not be written; nothing was done.
+            Exception: one of `ROW_ERRORS`: SQLite cannot hold one of the rows; nothing was done.
         """
         try:
             self.connection.execute("BEGIN IMMEDIATE")
@@ -116,9 +124,28 @@ class JournalFile:
             self.connection.execute("COMMIT")
         except BaseException as error:
             self._roll_back()
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, sqlite3.Error) and not isinstance(error, ROW_ERRORS):
                 raise _failure(self.path, "written", error) from error
             raise
+
+    def refused(self, statement: str, rows: Sequence[Sequence[Any]]) -> dict[int, Exception]:
+        """Tell which rows SQLite cannot hold, by their places, and why; changes nothing.
+
+        Raises:
+            JournalFailed: the file could not be written.
+        """
+        refused: dict[int, Exception] = {}
+        with failures(self.path, "written"):
+            try:
+                self.connection.execute("BEGIN IMMEDIATE")
+                for place, row in enumerate(rows):
+                    try:
+                        self.connection.execute(statement, row)
+                    except ROW_ERRORS as error:
+                        refused[place] = error
+            finally:
+                self._roll_back()
+        return refused
 
     @property
     def used_bytes(self) -> int:
@@ -157,7 +184,7 @@ class JournalFile:
             raise ConfigError(
                 f"{self.path} is a journal of schema version {found}, and this version of prorl-zmq has {schema}: let "
                 "the version that wrote it end its jobs, name another file, or forget what it holds with "
-                "`prorl journal clear`",
+                f"`prorl journal clear {self.path}`",
                 key="journal",
             )
 
@@ -179,20 +206,33 @@ class JournalFile:
 
 
 @contextlib.contextmanager
-def failures(path: Path, what: str) -> Iterator[None]:
-    """Turn SQLite's errors into ours."""
+def failures(path: Path, what: str, *, at_start: bool = False) -> Iterator[None]:
+    """Turn SQLite's errors into ours; that the file is damaged is a `ConfigError` when a broker starts with it."""
     try:
         yield
     except sqlite3.Error as error:
+        if at_start and _is_damage(error):
+            raise ConfigError(_failure(path, what, error).message, key="journal") from error
         raise _failure(path, what, error) from error
 
 
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Tell an error that says what is in the file, from one that says what the disk does."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
+
+
 def _failure(path: Path, what: str, error: sqlite3.Error) -> JournalFailed:
-    return JournalFailed(
-        f"the journal {path} cannot be {what}: {error}; see that its disk has room and can be written to, and that "
-        "journal_limit_bytes is not reached",
-        path=str(path),
-    )
+    if _is_damage(error):
+        message = (
+            f"the journal {path} is damaged ({error}): keep a copy of it and of the files beside it, and make way for "
+            f"a new one with `prorl journal clear {path}`, which forgets what it holds"
+        )
+    else:
+        message = (
+            f"the journal {path} cannot be {what}: {error}; see that its disk has room and can be written to, and that "
+            "journal_limit_bytes is not reached"
+        )
+    return JournalFailed(message, path=str(path))
 
 
 def lock_journal(path: Path, *, create: bool = False) -> int:
@@ -218,11 +258,11 @@ def lock_journal(path: Path, *, create: bool = False) -> int:
     return descriptor
 
 
-def check_kind(path: Path, descriptor: int, application_id: int) -> None:
-    """Raise `ConfigError` unless an open file is empty, or was made as a journal of this kind."""
+def check_kind(path: Path, descriptor: int, *application_ids: int) -> None:
+    """Raise `ConfigError` unless an open file is empty, or was made as a journal of one of these kinds."""
     header = os.pread(descriptor, _ID_PLACE + 4, 0)
     found = int.from_bytes(header[_ID_PLACE:], "big")
-    if header and (not header.startswith(_MAGIC) or found != application_id):
+    if header and (not header.startswith(_MAGIC) or found not in application_ids):
         raise ConfigError(
             f"{path} is not a journal of this broker, and is left as it is; name another file", key="journal"
         )

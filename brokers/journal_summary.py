@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import ConfigError
 from .disk_journal import APPLICATION_ID, SCHEMA_VERSION
 from .journal_file import PAGE_BYTES, check_kind, failures
+from .journal_rows import Damaged, any_text, read_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,22 +57,27 @@ def read_summary(path: Path) -> JournalSummary:
     """Describe a journal.
 
     Raises:
-        ConfigError: the file is not there, or not a journal of this version.
+        ConfigError: the file is not there, damaged, or not a journal of this version.
         JournalFailed: it cannot be read.
     """
     in_use = _check(path)
-    with failures(path, "read"), contextlib.closing(_open(path)) as connection:
+    with failures(path, "read", at_start=True), contextlib.closing(_open(path)) as connection:
         connection.execute("BEGIN")  # all of one moment
         ask = connection.execute
         schema = int(ask("PRAGMA user_version").fetchone()[0])
         if schema != SCHEMA_VERSION:
             raise ConfigError(
                 f"{path} is a journal of schema version {schema}, and this version of prorl-zmq has {SCHEMA_VERSION}: "
-                "let the version that wrote it end its jobs, or forget what it holds with `prorl journal clear`",
+                "let the version that wrote it end its jobs, or forget what it holds with "
+                f"`prorl journal clear {path}`",
                 key="journal",
             )
-        jobs, oldest_job_at = ask("SELECT count(*), min(accepted_at) FROM jobs").fetchone()
-        results, oldest_result_at = ask("SELECT count(*), min(ended_at) FROM results").fetchone()
+        jobs, oldest_job_at = ask(
+            "SELECT count(*), min(CASE WHEN typeof(accepted_at) = 'real' THEN accepted_at END) FROM jobs"
+        ).fetchone()
+        results, oldest_result_at = ask(
+            "SELECT count(*), min(CASE WHEN typeof(ended_at) = 'real' THEN ended_at END) FROM results"
+        ).fetchone()
         return JournalSummary(
             path=path,
             journal_id=next((row[0] for row in ask("SELECT value FROM meta WHERE key = 'journal_id'")), ""),
@@ -86,6 +92,18 @@ def read_summary(path: Path) -> JournalSummary:
             oldest_result_at=oldest_result_at,
             sessions=tuple(_sessions(connection)),
         )
+
+
+def count_damaged(path: Path) -> int:
+    """Tell how many rows of a journal cannot be read; it reads all of them.
+
+    Raises:
+        ConfigError: the file is not there, damaged, or not a journal.
+        JournalFailed: it cannot be read.
+    """
+    _check(path)
+    with failures(path, "read", at_start=True), contextlib.closing(_open(path)) as connection:
+        return sum(isinstance(row, Damaged) for row in read_rows(connection))
 
 
 def parts(path: Path) -> tuple[Path, ...]:
@@ -120,15 +138,19 @@ def _open(path: Path) -> sqlite3.Connection:
 def _sessions(connection: sqlite3.Connection) -> list[SessionSummary]:
     sessions: dict[str, SessionSummary] = {}
 
-    def of(session: str) -> SessionSummary:
-        return sessions.setdefault(session, SessionSummary(session, {}, {}, {}))
+    def of(session: object) -> SessionSummary:
+        name = str(session)  # of a damaged row it may be anything
+        return sessions.setdefault(name, SessionSummary(name, {}, {}, {}))
 
     query = """SELECT session, coalesce(phase, 'init'), coalesce(stage_id, '') != '', count(*)
         FROM jobs LEFT JOIN states USING (sequence) GROUP BY 1, 2, 3"""
-    for session, phase, held, count in connection.execute(query):
-        (of(session).held if held else of(session).queued)[phase] = count
-    for session, outcome, count in connection.execute("SELECT session, outcome, count(*) FROM results GROUP BY 1, 2"):
-        of(session).results[outcome] = count
+    with any_text(connection):
+        for session, phase, held, count in connection.execute(query):
+            (of(session).held if held else of(session).queued)[str(phase)] = count
+        for session, outcome, count in connection.execute(
+            "SELECT session, outcome, count(*) FROM results GROUP BY 1, 2"
+        ):
+            of(session).results[str(outcome)] = count
     return list(sessions.values())
 
 

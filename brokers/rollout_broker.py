@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from .. import codec
-from ..errors import MalformedMessage, ProrlError, VersionMismatch
+from ..errors import MalformedMessage, NotAllowed, ProrlError, VersionMismatch
 from ..messages import (
     PROTOCOL_VERSION,
     CloseSandbox,
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
     from ..config import Topology
     from ..messages import StageCommand
+    from ..security.rights import Sender
     from ..sockets import Frame
     from .journal import Journal
 
@@ -130,9 +131,12 @@ class RolloutBroker:
             self._writes,
             self._perform,
             self._reply,
+            self._gate.look_again,
             time.monotonic(),
         )
         self._next_tick = time.monotonic()
+        self._stood_still = False
+        """The journal could not be written at the last tick."""
         try:
             self._recover(journal)
         except ProrlError:
@@ -181,17 +185,27 @@ class RolloutBroker:
         if now >= self._next_tick:
             self._next_tick = now + min(self._settings.heartbeat_s, self._settings.lease_s / 4)
             self._note_broken_lines(now)
-            self._perform(self._table.tick(now))
-            self._drop_silent(now)
+            self._watch_time(now)
         self._writes.settle(now)
         self._requests.answer_held(self._writes.take_news(), now)
         deadlines = (self._next_tick, self._requests.next_deadline(), self._writes.retry_at)
         return max(0.0, min(deadline for deadline in deadlines if deadline is not None) - now)
 
+    def _watch_time(self, now: float) -> None:
+        """End what is overdue. Time stands still while the journal cannot be written, since nothing is sent then."""
+        if self._writes.is_stuck:
+            self._stood_still = True
+            return
+        if self._stood_still:
+            self._stood_still = False
+            self._table.begin_leases_anew(now)
+        self._perform(self._table.tick(now))
+        self._drop_silent(now)
+
     def _note_broken_lines(self, now: float) -> None:
         for stage_id, line in self._lines.items():
-            if line.has_broken():
-                log.info("the connection to stage process %s ended", stage_id)
+            if line.has_died():
+                log.warning("the connection to stage process %s ended, and another one is refused", stage_id)
                 self._table.line_broke(stage_id, now)
 
     def _drop_silent(self, now: float) -> None:
@@ -234,18 +248,26 @@ class RolloutBroker:
             except MalformedMessage as error:
                 log.warning("dropped a stage event: %s", error.message)
                 continue
-            if sender.revoked:
-                continue  # its process falls silent to us, and its lease lapses
             try:
                 event = codec.decode(header, StageEvent)  # type: ignore[arg-type]
-                self._handle_event(event, _block(event, rest), time.monotonic())
+                if sender.revoked:
+                    self._turn_away(event.stage_id, sender)
+                else:
+                    self._handle_event(event, _block(event, rest), time.monotonic(), sender.user_id)
             except MalformedMessage as error:
                 log.warning("dropped a malformed stage event: %s", error)
                 self._note_malformed(header)
             except Exception:
                 log.exception("a stage event failed")  # a fault of ours must not take all jobs with it
 
-    def _handle_event(self, event: StageEvent, block: Any, now: float) -> None:
+    def _turn_away(self, stage_id: str, sender: Sender) -> None:
+        """Tell a process whose key was revoked, and have its lease lapse."""
+        line = self._lines.get(stage_id)
+        if line is not None and line.key == sender.user_id:
+            log.warning("the key of stage process %s was revoked", stage_id)
+            self._refuse(stage_id, NotAllowed(f"the key of stage process {stage_id} was revoked", key=sender.name))
+
+    def _handle_event(self, event: StageEvent, block: Any, now: float, key: str) -> None:
         match event:
             case PhaseDone():
                 self._note_backend(event.job_id, event.attempt, event.backend)
@@ -256,7 +278,7 @@ class RolloutBroker:
                 self._perform(self._table.phase_failed(event, block, now))
                 self._note(event.stage_id, event.number)
             case StageReport():
-                self._handle_report(event, now)
+                self._handle_report(event, now, key)
             case StageLeaving():
                 self._perform(self._table.stage_left(event.stage_id, now))
                 self._disconnect(event.stage_id)
@@ -274,20 +296,22 @@ class RolloutBroker:
             content = codec.unpack(header if isinstance(header, bytes) else header.bytes)
         except MalformedMessage:
             return
-        number = content.get("number") if isinstance(content, dict) else None
-        if isinstance(number, int) and content.get("stage_id") in self._lines:
-            self._note(content["stage_id"], number)
+        if not isinstance(content, dict):
+            return
+        stage_id, number = content.get("stage_id"), content.get("number")
+        if isinstance(stage_id, str) and isinstance(number, int) and stage_id in self._lines:
+            self._note(stage_id, number)
 
     def _say_noted(self) -> None:
         for stage_id, numbers in self._noted.items():
             self._command(stage_id, EventsNoted(tuple(sorted(numbers))))
         self._noted.clear()
 
-    def _handle_report(self, report: StageReport, now: float) -> None:
+    def _handle_report(self, report: StageReport, now: float, key: str) -> None:
         if report.stage_id not in self._lines:
-            self._lines[report.stage_id] = StageLine(self._loop.context, report, self._keyring, now)
+            self._lines[report.stage_id] = StageLine(self._loop.context, report, key, self._keyring, now)
             if report.protocol != PROTOCOL_VERSION:
-                self._refuse(report)
+                self._refuse(report.stage_id, _mismatch(report))
                 return
             self._welcome(report)
         elif not report.welcomed:
@@ -309,15 +333,9 @@ class RolloutBroker:
         welcome = StageWelcome(backend_broker=self._backend_broker, heartbeat_s=self._settings.heartbeat_s)
         self._command(report.stage_id, welcome)
 
-    def _refuse(self, report: StageReport) -> None:
-        error = VersionMismatch(
-            f"the stage process speaks protocol {report.protocol}, the broker {PROTOCOL_VERSION}; install the same "
-            "version of prorl-zmq on both",
-            ours=PROTOCOL_VERSION,
-            theirs=report.protocol,
-        )
-        self._command(report.stage_id, StageRefused(error.info()))
-        self._lines.pop(report.stage_id).close(linger_ms=1000)
+    def _refuse(self, stage_id: str, error: ProrlError) -> None:
+        self._command(stage_id, StageRefused(error.info()))
+        self._lines.pop(stage_id).close(linger_ms=1000)
 
     def _disconnect(self, stage_id: str) -> None:
         line = self._lines.pop(stage_id, None)
@@ -370,6 +388,15 @@ class RolloutBroker:
                 receive(self._releases, copied=2)
             except zmq.Again:
                 return
+
+
+def _mismatch(report: StageReport) -> VersionMismatch:
+    return VersionMismatch(
+        f"the stage process speaks protocol {report.protocol}, the broker {PROTOCOL_VERSION}; install the same version "
+        "of prorl-zmq on both",
+        ours=PROTOCOL_VERSION,
+        theirs=report.protocol,
+    )
 
 
 def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:

@@ -1,4 +1,8 @@
-"""The rollout broker's way to one stage process: a PUSH socket, and what libzmq says of its connection."""
+"""The rollout broker's way to one stage process: a PUSH socket, and what libzmq says of its connection.
+
+Where a process has died, its connection ends and another one is refused. One that was stopped loses its connection too
+(libzmq's heartbeats end it), but the system still takes another one for it; where a link is cut, nothing is refused.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import zmq
 from ..errors import MalformedMessage, ProrlError
 from ..security.handshake import Handshake
 from ..security.keyring import Keyring, connect_to_peer
-from ..sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, send
+from ..sockets import CONTROL_FRAME_BYTES, NOBLOCK, check_numeric, open_socket, send
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,17 +28,27 @@ class StageLine:
     Args:
         context: the broker's.
         report: of the process.
+        key: what the process has proved (see `Sender.user_id`).
         keyring: the broker's; None: plaintext.
         now: the time.
 
     Raises:
-        MalformedMessage: the process cannot be reached where it says.
+        MalformedMessage: the process cannot be reached where it says; a host's name is never looked up, since that
+            would hold up all of libzmq's sockets.
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], report: StageReport, keyring: Keyring | None, now: float
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        report: StageReport,
+        key: str,
+        keyring: Keyring | None,
+        now: float,
     ) -> None:
+        self.key = key
         self.since = now
+        self._is_cut = False
+        check_numeric(report.endpoint)
         try:
             self._socket = open_socket(context, zmq.PUSH, CONTROL_FRAME_BYTES)
         except zmq.ZMQError as error:
@@ -55,9 +69,18 @@ class StageLine:
             return False
         return True
 
-    def has_broken(self) -> bool:
-        """Tell whether a connection has ended since the last call. A process that lives is connected again soon."""
-        return zmq.Event.DISCONNECTED in self._handshake.drain()
+    def has_died(self) -> bool:
+        """Tell whether, since the last call, the connection was found to have ended and another one to be refused."""
+        died = False
+        for event in self._handshake.drain():
+            match event:
+                case zmq.Event.DISCONNECTED:
+                    self._is_cut = True
+                case zmq.Event.CONNECTED:
+                    self._is_cut = False
+                case zmq.Event.CLOSED if self._is_cut:
+                    died, self._is_cut = True, False
+        return died
 
     def close(self, linger_ms: int = 0) -> None:
         """Close it; what was sent has `linger_ms` to leave."""

@@ -4,8 +4,8 @@ A stage process has as many credits as slots. A phase given to it takes one, and
 the end of its lease gives the credit back; so a process that is still busy stopping a cancelled job is not sent
 another. One that is quiet, though its lease is not over, is given nothing new.
 
-Sandboxes stay on their node, so a node is one line of work: INIT prepares none there while as many jobs wait on it as
-its RUN and EVAL processes have slots. A node where RUN or EVAL stands still so keeps few jobs from the others.
+Sandboxes stay on their node, so a node is one line of work: INIT prepares none there for a task of which as many jobs
+wait on it as its RUN and EVAL processes have slots. A node where RUN or EVAL stands still keeps few jobs from others.
 """
 
 from __future__ import annotations
@@ -75,18 +75,17 @@ class StageProcess:
 
 @dataclass
 class _Node:
-    """What the stage processes of one node have to do."""
+    """What the stage processes of one node have to do, by task."""
 
     stages: dict[str, StageProcess] = field(default_factory=dict)
-    slots: int = 0
-    """Of its RUN and EVAL processes."""
-    waiting: int = 0
+    slots: Counter[str] = field(default_factory=Counter)
+    """Of RUN and EVAL processes that serve a task."""
+    waiting: Counter[str] = field(default_factory=Counter)
     """Jobs whose sandbox is here and that wait for RUN or EVAL."""
 
-    @property
-    def is_full(self) -> bool:
-        """As many jobs wait here as can be worked on at once, or one if none can."""
-        return self.waiting >= max(1, self.slots)
+    def is_full(self, task: str) -> bool:
+        """As many jobs of a task wait here as can be worked on at once, or one if none can."""
+        return self.waiting[task] >= max(1, self.slots[task])
 
 
 class StagePool:
@@ -145,13 +144,15 @@ class StagePool:
             stage.quiet = quiet
             self._offer_node(stage.node)
 
-    def wait_on(self, node: str, jobs: int) -> None:
-        """Note that more jobs wait on a node for RUN or EVAL, or fewer."""
+    def wait_on(self, node: str, task: str, jobs: int) -> None:
+        """Note that more jobs of a task wait on a node for RUN or EVAL, or fewer."""
         place = self._nodes[node]
-        was_full = place.is_full
-        place.waiting += jobs
-        if place.is_full != was_full:
+        was_full = place.is_full(task)
+        place.waiting[task] += jobs
+        if place.is_full(task) != was_full:
             self._offer_node(node)
+        if not place.waiting[task]:
+            del place.waiting[task]
         self._forget_if_idle(node)
 
     def leave(self, stage_id: str) -> None:
@@ -218,7 +219,10 @@ class StagePool:
 
     def _offer_node(self, node: str) -> None:
         place = self._nodes[node]
-        place.slots = sum(stage.working_slots for stage in place.stages.values() if stage.role != Phase.INIT)
+        place.slots = Counter()
+        for stage in place.stages.values():
+            if stage.role != Phase.INIT:
+                place.slots.update(dict.fromkeys(stage.tasks, stage.working_slots))
         for stage in place.stages.values():
             self._offer(stage)
 
@@ -227,8 +231,9 @@ class StagePool:
             del self._nodes[node]
 
     def _offer(self, stage: StageProcess) -> None:
-        held_back = stage.role == Phase.INIT and self._nodes[stage.node].is_full
+        place = self._nodes[stage.node]
         for need in stage.needs:
+            held_back = need.role == Phase.INIT and place.is_full(need.task)
             if stage.credit > 0 and not held_back:
                 self._free.setdefault(need, LeastLoaded()).set(stage.stage_id, len(stage.holds) / stage.slots)
             elif need in self._free:

@@ -25,19 +25,29 @@ FIELD_TYPES: dict[str, Any] = {
 """The types that a task may name for the fields of its instances."""
 
 
+KNOWN_LIMIT = 4096
+"""Most tasks that are known; beyond it the one goes that was announced longest ago."""
+
+
 class TaskCatalog:
     """What is known of the tasks; one that was served once stays known, since its processes may be starting again."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task] = {}
+        """The one that was announced last comes last."""
         self._instances: dict[str, type[msgspec.Struct]] = {}
+        """Made with a task's first job: reports come often, and may name many tasks."""
 
     def add(self, tasks: Iterable[Task]) -> None:
         """Note the tasks of a stage process."""
         for task in tasks:
-            if self._tasks.get(task.name) != task:
-                self._tasks[task.name] = task
-                self._instances[task.name] = _instance_type(task)
+            if self._tasks.pop(task.name, None) != task:
+                self._instances.pop(task.name, None)
+            self._tasks[task.name] = task
+        while len(self._tasks) > KNOWN_LIMIT:
+            oldest = next(iter(self._tasks))
+            del self._tasks[oldest]
+            self._instances.pop(oldest, None)
 
     def check(self, job: Job) -> None:
         """Check a job before it is accepted.
@@ -52,6 +62,8 @@ class TaskCatalog:
         if job.task not in self._tasks:
             served = ", ".join(sorted(self._tasks))
             raise UnknownTask(f"no stage process serves task {job.task!r}; served: {served}", task=job.task)
+        if job.task not in self._instances:
+            self._instances[job.task] = _instance_type(self._tasks[job.task])
         try:
             msgspec.convert(job.instance, self._instances[job.task])
         except msgspec.ValidationError as error:

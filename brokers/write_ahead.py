@@ -85,6 +85,11 @@ class WriteAhead:
         """When to `settle` again although nothing happens; None: no need."""
         return self._retry_at if self._failure is not None and self._is_dirty else None
 
+    @property
+    def is_stuck(self) -> bool:
+        """The journal cannot be written, and something waits for it."""
+        return self.retry_at is not None
+
     def perform(self, actions: Iterable[Action]) -> None:
         """Do what the job table decided, once it is safe."""
         for action in actions:

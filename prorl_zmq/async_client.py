@@ -35,7 +35,7 @@ from .messages import (
     Welcome,
     new_id,
 )
-from .requests import IDS_PER_REQUEST, POLL_S, CollectState, read_reply, submissions
+from .requests import IDS_PER_REQUEST, POLL_S, CollectState, check_job_ids, read_reply, submissions
 from .security.keyring import CLIENT, Keyring
 from .security.line import Line
 from .sockets import MAX_FRAME_BYTES
@@ -81,13 +81,16 @@ class AsyncRolloutClient:
         self.backends = AsyncBackends(self)
         """The inference backends: add, drain, remove, clear, list."""
 
-    async def submit(self, jobs: Job | Iterable[Job], *, timeout_s: float | None = None) -> list[str]:
+    async def submit(
+        self, jobs: Job | Iterable[Job], *, timeout_s: float | None = None, busy_s: float | None = None
+    ) -> list[str]:
         """Hand jobs over, and give their ids; see `RolloutClient.submit`."""
         until = self._until(timeout_s)
         limit_bytes = (await self._hello(until)).job_limit_bytes
+        busy_until = until if busy_s is None else min(until, time.monotonic() + busy_s)
         accepted: list[str] = []
         for frames, ids in submissions(self.session, [jobs] if isinstance(jobs, Job) else jobs, limit_bytes):
-            reply = await self._submit(frames, until)
+            reply = await self._submit(frames, until, busy_until)
             self._collecting.expect(ids, reply.journal_id)
             accepted += ids
         return accepted
@@ -126,6 +129,7 @@ class AsyncRolloutClient:
     async def cancel(self, job_ids: str | Iterable[str], *, timeout_s: float | None = None) -> dict[str, str]:
         """End jobs with outcome `cancelled`; see `RolloutClient.cancel`."""
         ids = (job_ids,) if isinstance(job_ids, str) else tuple(job_ids)
+        check_job_ids(ids)
         until = self._until(timeout_s)
         fates: dict[str, str] = {}
         for start in range(0, len(ids), IDS_PER_REQUEST):
@@ -140,6 +144,7 @@ class AsyncRolloutClient:
 
     async def trace(self, job_id: str, *, timeout_s: float | None = None) -> JobTrace:
         """Tell what a job went through; see `RolloutClient.trace`."""
+        check_job_ids((job_id,))
         reply: JobTrace = await self._ask(Trace(new_id(), job_id), self._until(timeout_s))
         return reply
 
@@ -224,14 +229,14 @@ class AsyncRolloutClient:
         await self._hello(until)
         return await self._line(self._endpoint).ask([codec.encode(request)], request.request_id, until)
 
-    async def _submit(self, frames: list[bytes], until: float) -> Accepted:
+    async def _submit(self, frames: list[bytes], until: float, busy_until: float) -> Accepted:
         request_id = codec.request_id(codec.unpack(frames[0]))
         while True:
             try:
                 reply: Accepted = await self._line(self._endpoint).ask(frames, request_id, until)
             except Busy as error:
                 pause = float(error.fields.get("retry_after_s") or 1.0)
-                if time.monotonic() + pause > until:
+                if time.monotonic() + pause > busy_until:
                     raise
                 await asyncio.sleep(pause)
             else:

@@ -45,7 +45,7 @@ from .messages import (
     Welcome,
     new_id,
 )
-from .requests import IDS_PER_REQUEST, POLL_S, CollectState, read_reply, submissions
+from .requests import IDS_PER_REQUEST, POLL_S, CollectState, check_job_ids, read_reply, submissions
 from .security.handshake import Handshake
 from .security.keyring import CLIENT, Keyring, connect_to_peer, connect_to_service
 from .sockets import open_socket, receive
@@ -104,10 +104,19 @@ class RolloutClient:
         self.backends = Backends(self)
         """The inference backends: add, drain, remove, clear, list."""
 
-    def submit(self, jobs: Job | Iterable[Job], *, timeout_s: float | None = None) -> list[str]:
+    def submit(
+        self, jobs: Job | Iterable[Job], *, timeout_s: float | None = None, busy_s: float | None = None
+    ) -> list[str]:
         """Hand jobs over; when this returns, the service will end each in exactly one outcome. Returns their ids.
 
-        While the service is full or starting, the call tries again until its time is up.
+        While the service is full or starting, the call tries again until its time is up. All jobs of one call must
+        find room; a session that has more than the service takes at once (`max_jobs`, `max_session_share`) submits
+        them in parts, and collects in between.
+
+        Args:
+            jobs: those to submit.
+            timeout_s: longest time in seconds for all of it; None: the client's `timeout_s`.
+            busy_s: longest time to try again while the service is full; None: as long as there is time.
 
         Raises:
             UnknownTask, InvalidJob, JobTooLarge, DuplicateJob: a job was refused; of its request none was accepted.
@@ -116,9 +125,10 @@ class RolloutClient:
         """
         until = self._until(timeout_s)
         limit_bytes = self._hello(until).job_limit_bytes
+        busy_until = until if busy_s is None else min(until, time.monotonic() + busy_s)
         accepted: list[str] = []
         for frames, ids in submissions(self.session, [jobs] if isinstance(jobs, Job) else jobs, limit_bytes):
-            reply = self._submit(frames, until)
+            reply = self._submit(frames, until, busy_until)
             self._collecting.expect(ids, reply.journal_id)
             accepted += ids
         return accepted
@@ -175,9 +185,11 @@ class RolloutClient:
         """End jobs with outcome `cancelled`. Returns `cancelled`, `finished` or `unknown` for each id.
 
         Raises:
+            UnknownJob: one of these cannot be a job's id at all.
             RequestTimeout: the service did not answer.
         """
         ids = (job_ids,) if isinstance(job_ids, str) else tuple(job_ids)
+        check_job_ids(ids)
         until = self._until(timeout_s)
         fates: dict[str, str] = {}
         for start in range(0, len(ids), IDS_PER_REQUEST):
@@ -205,6 +217,7 @@ class RolloutClient:
             UnknownJob: no such job is known (any more), or several ids begin so.
             RequestTimeout: the service did not answer.
         """
+        check_job_ids((job_id,))
         reply: JobTrace = self._ask(Trace(new_id(), job_id), self._until(timeout_s))
         return reply
 
@@ -278,14 +291,14 @@ class RolloutClient:
         self._hello(until)
         return self._door.ask([codec.encode(request)], request.request_id, until)
 
-    def _submit(self, frames: list[bytes], until: float) -> Accepted:
+    def _submit(self, frames: list[bytes], until: float, busy_until: float) -> Accepted:
         request_id = codec.request_id(codec.unpack(frames[0]))
         while True:
             try:
                 reply: Accepted = self._door.ask(frames, request_id, until)
             except Busy as error:
                 pause = float(error.fields.get("retry_after_s") or 1.0)
-                if time.monotonic() + pause > until:
+                if time.monotonic() + pause > busy_until:
                     raise
                 time.sleep(pause)
             else:

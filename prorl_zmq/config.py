@@ -158,6 +158,9 @@ class SandboxSettings(Section, frozen=True):
     image: str = ""
     """The root filesystem of sandboxes whose task names none: a directory, or a SIF file (kind `apptainer`, which
     needs one). Empty: the host's /usr, or for `process` the host itself."""
+    image_folders: tuple[str, ...] = ()
+    """Folders below which jobs may name images by their paths or names, beside that of `prorl image build`. Who submits
+    jobs sees all that is in them."""
 
 
 class Topology(Section, frozen=True):

@@ -8,15 +8,22 @@ a job's outcome carries them to the trainer.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
+from msgspec import Meta
 
 Field = str | int | float | bool | None
 
 
 TEXT_LIMIT = 4000
-"""Most characters of one text in an error that crosses the wire."""
+"""Most characters of one text in an error that crosses the wire, but for a note of how many more there were."""
+FIELDS_LIMIT = 16
+"""Most fields of an error that crosses the wire."""
+NAME_LIMIT = 128
+"""Most characters of a code, and of a field's name."""
+Name = Annotated[str, Meta(max_length=NAME_LIMIT)]
+Text = Annotated[str, Meta(max_length=TEXT_LIMIT + 96)]
 
 
 def shortened(value: Field) -> Any:
@@ -29,11 +36,11 @@ def shortened(value: Field) -> Any:
 class ErrorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An error as plain data: what a reply or a job's outcome carries."""
 
-    code: str
+    code: Name
     """The stable name of the error, such as `unknown_task`."""
-    message: str
+    message: Text
     """One or two sentences for a person: what was wrong, and what to do."""
-    fields: dict[str, Field] = {}
+    fields: Annotated[dict[Name, Text | int | float | bool | None], Meta(max_length=FIELDS_LIMIT)] = {}
     """What a program needs: `job_id`, `field`, `retry_after_s`, …"""
 
 
@@ -119,7 +126,7 @@ class JournalFailed(ProrlError):
 
 
 class JobsLost(ProrlError):
-    """Jobs that were accepted are gone: the rollout broker was started anew without its journal (`count`, `job_ids`).
+    """Jobs that were accepted are gone with the rollout broker's journal, or a row of it (`count`, `job_ids`).
 
     `job_ids` holds their ids, separated by spaces. Submit them again if they are still wanted.
     """

@@ -32,6 +32,16 @@ JOB_LIMIT_BYTES = 4 * 2**20
 """Default limit on one packed job."""
 MAX_FRAMES = 4096
 """Most frames of one message."""
+ATTEMPT_LIMIT = 2**20
+"""Largest attempt: every attempt crosses the wire and lies in the journal."""
+TASK_LIMIT = 256
+"""Most tasks of one stage process, and most fields of one task."""
+METRICS_LIMIT = 512
+"""Most metrics of one phase: a result carries those of three, and must fit into one header with its error."""
+TIMINGS_LIMIT = 64
+"""Most timings of one phase."""
+SEGMENTS_LIMIT = 16_384
+"""Most segments of one trajectory."""
 
 
 def _snake(name: str) -> str:
@@ -52,6 +62,13 @@ JobIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\
 FieldName = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\"\\]{1,256}\Z")]
 Seconds = Annotated[float, Meta(gt=0, le=7 * 86400)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Attempt = Annotated[int, Meta(ge=1, le=ATTEMPT_LIMIT)]
+MeasureName = Annotated[str, Meta(max_length=128)]
+Metrics = Annotated[dict[MeasureName, float], Meta(max_length=METRICS_LIMIT)]
+Timings = Annotated[dict[MeasureName, float], Meta(max_length=TIMINGS_LIMIT)]
+Segments = Annotated[tuple[Count, ...], Meta(max_length=SEGMENTS_LIMIT)]
+ShortText = Annotated[str, Meta(max_length=128)]
+PathText = Annotated[str, Meta(max_length=4096)]
 WeightVersion = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -175,7 +192,7 @@ class SandboxHandle(Part, frozen=True):
     """Where a sandbox lives, as plain data: enough for another process of the same node to attach to it."""
 
     kind: SandboxKind
-    path: str
+    path: PathText
     """The sandbox's own directory on its node."""
     node: Identifier = "local"
 
@@ -192,7 +209,7 @@ class Result(Part, frozen=True, kw_only=True):
     task: Identifier
     outcome: Outcome
     group_id: Identifier | Literal[""] = ""
-    attempt: Count = 1
+    attempt: Attempt = 1
     reward: float | None = None
     """None unless the outcome is `completed`."""
     error: ErrorInfo | None = None
@@ -200,15 +217,15 @@ class Result(Part, frozen=True, kw_only=True):
     """Why the episode stopped (see `stages.agent_loop.StopReason`); empty if RUN did not end."""
     backend: str = ""
     """The backend that the job was assigned to."""
-    metrics: dict[str, float] = {}
+    metrics: dict[MeasureName, float] = {}
     """Counts and measures of the agent loop (`turns`, `tool_calls`, …) and those of the handler."""
-    timings: dict[str, float] = {}
+    timings: dict[MeasureName, float] = {}
     """Seconds per phase (`init`, `run`, `eval`), queue (`init_queue`, …), tool (`tool.bash`), and in the `engine`."""
     tokens: Annotated[int, Meta(ge=0)] = 0
     """T: the length of the trajectory's arrays."""
     turns: Annotated[int, Meta(ge=0)] = 0
     """n: the number of its turns."""
-    segments: tuple[Count, ...] = ()
+    segments: Segments = ()
     """Where in the arrays a segment begins, but for the first: each is a prompt of its own (see `ChatSettings`)."""
     logprobs_mode: LogprobsMode | Literal[""] = ""
     """Which distribution the log-probs are of; empty if nothing was generated."""
@@ -344,7 +361,7 @@ class Span(Part, frozen=True, kw_only=True):
 
     phase: Phase
     place: Literal["queued", "held"]
-    attempt: int
+    attempt: Attempt
     start_s: float
     """Seconds after the job was accepted."""
     end_s: float | None = None
@@ -401,9 +418,9 @@ class Task(Part, frozen=True):
     """A task that a stage process serves, with what the front door checks of an instance."""
 
     name: Identifier
-    fields: dict[FieldName, str] = {}
+    fields: Annotated[dict[FieldName, ShortText], Meta(max_length=TASK_LIMIT)] = {}
     """The instance's fields and their types: `str`, `int`, `float`, `bool`, `list[str]`, `dict[str, str]` or `any`."""
-    optional: tuple[str, ...] = ()
+    optional: Annotated[tuple[FieldName, ...], Meta(max_length=TASK_LIMIT)] = ()
     """Those of the fields that may be left out."""
 
 
@@ -419,17 +436,17 @@ class StageReport(Message, frozen=True, kw_only=True):
     role: Phase
     node: Identifier
     slots: Count
-    endpoint: str
+    endpoint: PathText
     """Where the process's PULL is bound."""
     curve_key: AnnouncedKey = ""
-    tasks: tuple[Task, ...]
+    tasks: Annotated[tuple[Task, ...], Meta(max_length=TASK_LIMIT)]
     welcomed: bool = False
     """The broker's welcome has arrived at `endpoint`; before that, the process is given no job."""
-    running: dict[JobIdentifier, int] = {}
+    running: dict[JobIdentifier, Attempt] = {}
     """The jobs that it holds, with their attempts."""
     backends: dict[JobIdentifier, Identifier] = {}
     """RUN: the backends of those that have one."""
-    ended: dict[JobIdentifier, int] = {}
+    ended: dict[JobIdentifier, Attempt] = {}
     """The jobs whose phase ended here and whose event the broker has not noted yet, with their attempts."""
 
 
@@ -444,7 +461,7 @@ class PhaseDone(Message, frozen=True, kw_only=True):
 
     stage_id: Identifier
     job_id: JobIdentifier
-    attempt: Count
+    attempt: Attempt
     phase: Phase
     number: Annotated[int, Meta(ge=0)] = 0
     """Names the event among those of its process, which sends it again until `EventsNoted` names it; 0: only once."""
@@ -454,13 +471,13 @@ class PhaseDone(Message, frozen=True, kw_only=True):
     """Plain data for the next phase: INIT's for RUN, RUN's for EVAL."""
     reward: float | None = None
     """From EVAL."""
-    stop_reason: str = ""
-    backend: str = ""
-    metrics: dict[str, float] = {}
-    timings: dict[str, float] = {}
+    stop_reason: ShortText = ""
+    backend: Identifier | Literal[""] = ""
+    metrics: Metrics = {}
+    timings: Timings = {}
     tokens: Annotated[int, Meta(ge=0)] = 0
     turns: Annotated[int, Meta(ge=0)] = 0
-    segments: tuple[Count, ...] = ()
+    segments: Segments = ()
     logprobs_mode: LogprobsMode | Literal[""] = ""
 
 
@@ -469,7 +486,7 @@ class PhaseFailed(Message, frozen=True, kw_only=True):
 
     stage_id: Identifier
     job_id: JobIdentifier
-    attempt: Count
+    attempt: Attempt
     phase: Phase
     outcome: Outcome
     error: ErrorInfo
@@ -479,13 +496,13 @@ class PhaseFailed(Message, frozen=True, kw_only=True):
     """Nothing was observed, so the phase may be tried again."""
     sandbox_gone: bool = False
     """The sandbox that earlier phases left for this one is no more, so trying again means to begin with a new one."""
-    stop_reason: str = ""
-    backend: str = ""
-    metrics: dict[str, float] = {}
-    timings: dict[str, float] = {}
+    stop_reason: ShortText = ""
+    backend: Identifier | Literal[""] = ""
+    metrics: Metrics = {}
+    timings: Timings = {}
     tokens: Annotated[int, Meta(ge=0)] = 0
     turns: Annotated[int, Meta(ge=0)] = 0
-    segments: tuple[Count, ...] = ()
+    segments: Segments = ()
     logprobs_mode: LogprobsMode | Literal[""] = ""
 
 
@@ -513,7 +530,7 @@ class StartPhase(Message, frozen=True, kw_only=True):
     """Run one phase of a job. Further frame: the packed `Job`."""
 
     job_id: JobIdentifier
-    attempt: Count
+    attempt: Attempt
     phase: Phase
     sandbox: SandboxHandle | None = None
     carry: dict[str, Any] = {}
@@ -523,7 +540,7 @@ class StopPhase(Message, frozen=True):
     """End a phase that is no longer wanted; nobody waits for its result. Of another attempt than given: do nothing."""
 
     job_id: JobIdentifier
-    attempt: Count
+    attempt: Attempt
 
 
 class EventsNoted(Message, frozen=True):
@@ -629,7 +646,7 @@ class Assign(BackendRequest, frozen=True, kw_only=True):
     owner: Identifier
     """The stage process that holds the job: when it falls silent its assignments are released."""
     job_id: JobIdentifier
-    attempt: Count
+    attempt: Attempt
     wait_s: Seconds
     group_id: Identifier | Literal[""] = ""
     """The job's group, for `affinity = "group"`."""
@@ -651,7 +668,7 @@ class Release(BackendRequest, frozen=True):
     """End a job's assignment. Of an older attempt than the one that holds it: do nothing."""
 
     job_id: JobIdentifier
-    attempt: Count
+    attempt: Attempt
     served: Annotated[int, Meta(ge=0)] = 0
     """As in `HeldAssignment`."""
 
@@ -659,7 +676,7 @@ class Release(BackendRequest, frozen=True):
 class HeldAssignment(Part, frozen=True, array_like=True):
     """An assignment, as the stage process knows it that holds its job."""
 
-    attempt: Count
+    attempt: Attempt
     backend_id: Identifier | None = None
     """None: it waits for one."""
     served: Annotated[int, Meta(ge=0)] = 0

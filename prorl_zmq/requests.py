@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from . import codec
-from .errors import JobsLost, JobTooLarge, MalformedMessage, from_info
+from .errors import JobsLost, JobTooLarge, MalformedMessage, UnknownJob, from_info, shortened
 from .messages import (
     AnyBackendReply,
     AnyEngineReply,
@@ -19,6 +21,7 @@ from .messages import (
     Collected,
     EngineRefused,
     FrontDoorReply,
+    JobIdentifier,
     Refused,
     Submit,
     new_id,
@@ -72,6 +75,24 @@ def submissions(session: str, jobs: Iterable[Job], limit_bytes: int) -> Iterator
         size += len(packed)
     if frames:
         yield [codec.encode(Submit(new_id(), session)), *frames], tuple(ids)
+
+
+def check_job_ids(job_ids: Iterable[str]) -> None:
+    """Raise unless each of these could be a job's id.
+
+    Raises:
+        UnknownJob: one could not.
+    """
+    for job_id in job_ids:
+        try:
+            msgspec.convert(job_id, JobIdentifier)
+        except msgspec.ValidationError:
+            raise UnknownJob(
+                f"no job is called {shortened(job_id)!r}: a job id is 1 to 64 letters, digits and `._-`, and begins "
+                "with a letter, a digit or `_`",
+                job_id=job_id,
+                matches=0,
+            ) from None
 
 
 def read_reply(frames: Sequence[bytes | zmq.Frame]) -> Any:

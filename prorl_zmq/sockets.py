@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 import zmq
 
 from .errors import EndpointInUse, InvalidEndpoint, MalformedMessage
-from .messages import MAX_FRAMES
+from .messages import MAX_FRAMES, KeyRole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,6 +103,20 @@ def check_endpoint(endpoint: str) -> str:
     raise InvalidEndpoint(f"{endpoint!r} is not ipc://PATH or tcp://HOST:PORT", endpoint=endpoint)
 
 
+def check_numeric(endpoint: str) -> str:
+    """Give back an endpoint that a peer announced if it has an address in it, not a name.
+
+    Raises:
+        MalformedMessage: it has a name.
+    """
+    if endpoint.startswith("tcp://"):
+        try:
+            ipaddress.ip_address(_host(endpoint).strip("[]"))
+        except ValueError:
+            raise MalformedMessage(f"{endpoint} was announced with a name; an address is needed") from None
+    return endpoint
+
+
 def endpoint_beside(peer: str, ipc_path: str) -> str:
     """Give an endpoint to bind where `peer` (an endpoint too) is sure to reach it: ipc, or TCP on the same address.
 
@@ -137,13 +151,8 @@ def bind(socket: zmq.Socket[bytes], endpoint: str, *, insecure: bool = False) ->
     address = endpoint.partition("://")[2]
     if endpoint.startswith("ipc://"):
         _own_ipc_path(Path(address), endpoint)
-    elif not insecure and not is_loopback(endpoint):
-        raise InvalidEndpoint(
-            f"{endpoint} is reachable from other machines and has no keys: make one with `prorl keys new service "
-            "--role service` and name its folder with --keys; or bind to 127.0.0.1; or, on a trusted network, say "
-            "--insecure",
-            endpoint=endpoint,
-        )
+    elif not insecure:
+        check_private(endpoint)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
@@ -151,6 +160,26 @@ def bind(socket: zmq.Socket[bytes], endpoint: str, *, insecure: bool = False) ->
             raise EndpointInUse(f"{endpoint} is in use by another process", endpoint=endpoint) from None
         raise InvalidEndpoint(f"{endpoint} cannot be bound: {error.strerror}", endpoint=endpoint) from None
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def check_private(endpoint: str, role: KeyRole = KeyRole.SERVICE) -> None:
+    """Raise unless a socket without keys may be bound at `endpoint`.
+
+    Args:
+        endpoint: where it would be.
+        role: what the key is for that it lacks.
+
+    Raises:
+        InvalidEndpoint: it is TCP beyond loopback.
+    """
+    if endpoint.startswith("tcp://") and not is_loopback(endpoint):
+        name = role if role == KeyRole.SERVICE else "NAME"
+        raise InvalidEndpoint(
+            f"{endpoint} is reachable from other machines and has no keys: make one with `prorl keys new {name} "
+            f"--role {role}` and name its folder with --keys; or bind to 127.0.0.1; or, on a trusted network, say "
+            "--insecure",
+            endpoint=endpoint,
+        )
 
 
 def connect(socket: zmq.Socket[bytes], endpoint: str) -> None:

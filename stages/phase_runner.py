@@ -14,10 +14,23 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from .. import codec
-from ..errors import Cancelled, EngineFailed, HandlerFailed, MalformedMessage, PhaseTimeout, ProrlError
+from ..errors import (
+    FIELDS_LIMIT,
+    NAME_LIMIT,
+    Cancelled,
+    EngineFailed,
+    ErrorInfo,
+    HandlerFailed,
+    MalformedMessage,
+    PhaseTimeout,
+    ProrlError,
+    shortened,
+)
 from ..inference.chat import chat_format
-from ..messages import Outcome, Phase, PhaseDone, PhaseFailed
+from ..messages import METRICS_LIMIT, Outcome, Phase, PhaseDone, PhaseFailed
 from ..tools.processes import to_the_end
 from .agent_loop import AgentLoop, Episode
 from .handler import AgentHandler, Carry, EvalPhase, Failure, InitPhase, RunPhase, failure_of
@@ -101,7 +114,7 @@ class PhaseRunner:
                 event = checked(await self._phase())
             closing = not self._hands_on_sandbox()
         except BaseException as error:  # noqa: BLE001 - the boundary between the task's code and the service
-            event = self._failed(self._failure_of(error, limit_s, timed_out=timer.expired()))
+            event = readable(self._failed(self._failure_of(error, limit_s, timed_out=timer.expired())))
             closing = True
         if self._sandbox is not None:
             if closing and self._command.phase != Phase.EVAL:
@@ -109,7 +122,7 @@ class PhaseRunner:
                     await to_the_end(self._close_sandbox(self._sandbox))
             else:
                 self._custody.keep(self._sandbox)
-        return event, self._block()
+        return event, self._block() if event.tokens else None
 
     # The three phases -------------------------------------------------------------------------------------------------
 
@@ -299,9 +312,36 @@ def checked(done: PhaseDone) -> PhaseDone:
     """
     if done.reward is not None and not math.isfinite(done.reward):
         raise HandlerFailed(f"EVAL gave the reward {done.reward}; it must be a finite number")
+    if len(done.metrics) > METRICS_LIMIT:
+        raise HandlerFailed(f"{done.phase} gave {len(done.metrics)} metrics; at most {METRICS_LIMIT} can be passed on")
     try:
         frame = codec.encode(done)
         codec.decode(frame, PhaseDone, limit_bytes=EVENT_LIMIT_BYTES)
     except MalformedMessage as error:
         raise HandlerFailed(f"{done.phase} gave something that cannot be passed on: {error.message}") from error
     return done
+
+
+def readable(failed: PhaseFailed) -> PhaseFailed:
+    """Give an event that the broker will be able to read: the error in short, without its record if that is too large.
+
+    The error may be a handler's own, of any length; were its event dropped, the job would wait for its lease to lapse.
+    """
+    failed = msgspec.structs.replace(failed, error=_in_short(failed.error))
+    try:
+        codec.decode(codec.encode(failed), PhaseFailed, limit_bytes=EVENT_LIMIT_BYTES)
+    except MalformedMessage as problem:
+        log.error("the record of a failed %s is left out: %s", failed.phase, problem.message)  # noqa: TRY400
+        bare = {"metrics": {}, "timings": {}, "stop_reason": "", "tokens": 0, "turns": 0, "segments": ()}
+        failed = msgspec.structs.replace(failed, **bare, logprobs_mode="")
+    return failed
+
+
+def _in_short(error: ErrorInfo) -> ErrorInfo:
+    try:
+        fields = {name[:NAME_LIMIT]: shortened(value) for name, value in [*error.fields.items()][:FIELDS_LIMIT]}
+        short = ErrorInfo(error.code[:NAME_LIMIT], shortened(error.message), fields)
+        codec.decode(codec.encode(short), ErrorInfo)
+    except (MalformedMessage, AttributeError, TypeError) as problem:
+        return HandlerFailed(f"the error of the task's code cannot be passed on: {problem}").info()
+    return short

@@ -90,6 +90,8 @@ class StageOptions:
     sandbox: SandboxKind = "bubblewrap"
     image: str = ""
     """The root filesystem of sandboxes whose task names none."""
+    image_folders: tuple[Path, ...] = ()
+    """Where the images are that tasks may name, beside those of `prorl image build`."""
     insecure: bool = False
     """Allow plaintext TCP beyond loopback."""
     keys: Path | None = None
@@ -122,7 +124,14 @@ class StageProcess:
         self._options = options
         self._handlers = handlers
         self._tasks = tuple(handler.describe() for handler in handlers.values())
-        self._sandboxes = Sandboxes(options.sandbox, options.run_dir / "sandboxes", options.node, options.image)
+        self._sandboxes = Sandboxes(
+            options.sandbox,
+            options.run_dir / "sandboxes",
+            options.node,
+            options.image,
+            image_folders=options.image_folders,
+            keys=options.keys,
+        )
         self._custody = Custody()
         self._running: dict[str, _Running] = {}
         self._unacknowledged = Unacknowledged()

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prorl_zmq import codec, messages
-from prorl_zmq.errors import ErrorInfo, MalformedMessage
+from prorl_zmq.errors import FIELDS_LIMIT, TEXT_LIMIT, ErrorInfo, InternalError, MalformedMessage
 from prorl_zmq.messages import Job, Phase, PhaseLimits, Sampling
 
 UNIONS = [
@@ -24,6 +24,15 @@ UNIONS = [
     messages.AnyEngineRequest,
     messages.AnyEngineReply,
 ]
+REPORT: dict[str, Any] = {
+    "type": "stage_report",
+    "stage_id": "i",
+    "role": "init",
+    "node": "n",
+    "slots": 1,
+    "endpoint": "e",
+    "tasks": [],
+}
 MESSAGES = [(union, kind) for union in UNIONS for kind in get_args(union)]
 PLAIN = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), st.text()),
@@ -146,6 +155,90 @@ def test_an_error_names_the_field(content: Any, field: str) -> None:
     with pytest.raises(MalformedMessage) as caught:
         codec.convert(content, Job)
     assert caught.value.field == field
+
+
+def is_by_job(field: Any) -> bool:
+    """Tell the fields of `StageReport` from others of these names."""
+    return getattr(getattr(field.type, "key_type", None), "pattern", None) is not None
+
+
+def test_every_attempt_that_crosses_is_bounded() -> None:
+    """One beyond what a client can decode would block its session, and one beyond 2**63 the journal."""
+    kinds = [*(kind for _, kind in MESSAGES), messages.HeldAssignment, messages.Result, messages.Span]
+    fields = [field for kind in kinds for field in msgspec.inspect.type_info(kind).fields]  # type: ignore[attr-defined]
+    attempts = [field.type for field in fields if field.name == "attempt"]
+    attempts += [field.type.value_type for field in fields if field.name in ("running", "ended") and is_by_job(field)]
+    assert len(attempts) >= 11
+    assert {(one.ge, one.le) for one in attempts} == {(1, messages.ATTEMPT_LIMIT)}
+
+
+@pytest.mark.parametrize("field", ["running", "ended"])
+@pytest.mark.parametrize("attempt", [0, -1, messages.ATTEMPT_LIMIT + 1, 2**31 - 1, 2**63])
+def test_a_report_with_a_wild_attempt_is_refused(field: str, attempt: int) -> None:
+    report = {**REPORT, field: {"a": attempt}}
+    with pytest.raises(MalformedMessage):
+        codec.decode(codec.pack(report), messages.StageEvent)
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        [{"name": f"task-{number}"} for number in range(messages.TASK_LIMIT + 1)],
+        [{"name": "task", "fields": {f"f{number}": "str" for number in range(messages.TASK_LIMIT + 1)}}],
+        [{"name": "task", "optional": ["x"] * (messages.TASK_LIMIT + 1)}],
+        [{"name": "task", "fields": {"x": "y" * 200}}],
+    ],
+)
+def test_a_report_with_too_many_tasks_is_refused(tasks: list[Any]) -> None:
+    assert codec.decode(codec.pack(REPORT), messages.StageEvent).tasks == ()
+    with pytest.raises(MalformedMessage):
+        codec.decode(codec.pack({**REPORT, "tasks": tasks}), messages.StageEvent)
+
+
+def test_the_largest_result_fits_into_a_header_with_room_to_spare() -> None:
+    """Its metrics and timings are those of three phases; one that did not fit would block its session."""
+    letter = "\U0001f600"  # four bytes
+    text = letter * (TEXT_LIMIT + 96)
+    name = {number: f"{number:03d}".ljust(128, letter) for number in range(messages.METRICS_LIMIT)}
+    error = ErrorInfo(name[0], text, {name[number]: text for number in range(FIELDS_LIMIT)})
+    metrics: dict[str, float] = {}
+    timings: dict[str, float] = {}
+    for phase in Phase:
+        failed = messages.PhaseFailed(
+            stage_id="s",
+            job_id="j",
+            attempt=messages.ATTEMPT_LIMIT,
+            phase=phase,
+            outcome=messages.Outcome.FAILED,
+            error=error,
+            stop_reason=name[0],
+            backend="b" * 128,
+            metrics={phase[0] + one[1:]: 1.5 for one in name.values()},
+            timings={phase[0] + name[number][1:]: 1.5 for number in range(messages.TIMINGS_LIMIT)},
+            segments=(2**31 - 1,) * messages.SEGMENTS_LIMIT,
+        )
+        assert codec.decode(codec.encode(failed), messages.StageEvent) == failed
+        metrics |= failed.metrics
+        timings |= failed.timings
+    result = messages.Result(
+        job_id="j",
+        task="t",
+        outcome=failed.outcome,
+        error=error,
+        stop_reason=failed.stop_reason,
+        metrics=metrics,
+        timings=timings,
+        segments=failed.segments,
+    )
+    collected = messages.Collected("r", (result,))
+    frame = codec.encode(collected)
+    assert len(frame) < 1.5 * 2**20
+    assert codec.decode(frame, messages.FrontDoorReply) == collected
+
+
+def test_an_error_of_any_length_crosses_in_short() -> None:
+    info = InternalError("x" * 10**6, what="y" * 10**6).info()
+    assert codec.decode(codec.encode(info), ErrorInfo) == info
 
 
 def test_limits_are_found_by_phase() -> None:

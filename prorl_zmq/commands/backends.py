@@ -31,6 +31,10 @@ QUICK_S = 10.0
 WATCH_S = 1.0
 """How often a watched table is drawn anew."""
 NOTHING = "–"
+NO_BACKENDS = (
+    "there are none yet; an engine of `prorl serve` comes once it is ready (its lines say what it waits for), and "
+    "`prorl-engine` starts a further one"
+)
 DEFAULTS = Backend(backend_id="any", endpoint="")
 
 BackendId = Annotated[str, typer.Argument(metavar="BACKEND", help="The backend's id, as `prorl backends list` shows.")]
@@ -199,7 +203,7 @@ def backend_table(backends: tuple[BackendStatus, ...]) -> Table:
     ]
     if problems or not backends:
         lines = [one_line(problem) for problem in problems]  # text of another machine, on its way to a terminal
-        table.caption = Text("\n".join(lines) or "there are none; start one with `prorl-engine`")
+        table.caption = Text("\n".join(lines) or NO_BACKENDS)
     return table
 
 

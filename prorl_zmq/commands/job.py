@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,7 +39,7 @@ def job(
     with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
         trace = client.trace(job_id)
     if as_json:
-        print(msgspec.json.encode(plain(trace)).decode())
+        print(json_text(trace))
     else:
         screen = console()
         screen.print(layout(trace, screen.width))
@@ -49,6 +50,11 @@ def plain(trace: JobTrace) -> dict[str, object]:
     fields = msgspec.structs.asdict(trace)
     del fields["request_id"]
     return {**fields, "spans": [msgspec.structs.asdict(span) for span in trace.spans]}
+
+
+def json_text(trace: JobTrace) -> str:
+    """Give a trace as one JSON object, in ASCII: text of other machines, on its way to a terminal."""
+    return json.dumps(msgspec.to_builtins(plain(trace)))
 
 
 def layout(trace: JobTrace, width: int = 80) -> Group:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -14,64 +16,166 @@ from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
-from ..errors import ConfigError
-from ..messages import Job, Outcome, Phase
+from ..errors import ConfigError, ProrlError
+from ..logs import one_line, say
+from ..messages import Identifier, Job, Outcome, Phase
+from ..processes import stop_signals
 from .backends import QUICK_S, backend_table
-from .options import Config, Connect, Keys, client_of, console
+from .options import Config, Connect, Keys, async_client_of, client_of, console
+from .submission import Submission
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from ..async_client import AsyncRolloutClient
     from ..messages import BackendStatus, ServiceStatus
     from ..trajectory import Trajectory
 
+END_S = 2.0
+"""How long Ctrl-C waits for what it has cancelled."""
+TWICE_S = 0.5
+"""A second signal within this time is the first one, which came twice: from a terminal and from a program above us."""
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "weight_versions", "turns")
 
 
 def submit(
-    tasks: Annotated[Path, typer.Argument(metavar="TASKS.jsonl", help='One job per line: {"task": …, "instance": …}.')],
+    tasks: Annotated[
+        Path | None,
+        typer.Argument(metavar="TASKS.jsonl", help='One job per line: {"task": …, "instance": …}.', show_default=False),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Write results.jsonl (over an older one) and one .npz of arrays per job there."
+            metavar="DIR",
+            help="Write results.jsonl (over an older one; without TASKS.jsonl, behind it) and one .npz of arrays per "
+            "job there.",
+        ),
+    ] = None,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Whose jobs these are. All that the session still has is collected too; without TASKS.jsonl, nothing "
+            "else. [default: a new session]",
+            show_default=False,
         ),
     ] = None,
     connect: Connect = None,
     config: Config = None,
     keys: Keys = None,
 ) -> None:
-    """Submit jobs, wait until all have ended, and sum up. Ctrl-C cancels those that have not ended.
+    """Submit jobs, wait until all have ended, and sum up. Ctrl-C cancels those that have not ended; a second one quits.
 
-    The exit code is 0 if all jobs have ended, whatever their outcomes, which the table shows.
+    Jobs are submitted in parts, as the service has room. The exit code is 0 if all jobs have ended, whatever their
+    outcomes, which the table shows, and 130 after Ctrl-C.
     """
-    jobs = read_jobs(tasks)
-    progress_console = console(stderr=True)
-    columns = (
-        TextColumn("rollouts"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    finished: list[Trajectory] = []
+    if tasks is None and session is None:
+        raise typer.BadParameter("Missing argument 'TASKS.jsonl', or --session NAME, to collect what it has")
+    jobs = read_jobs(tasks) if tasks is not None else []
+    client = async_client_of(connect, config, keys, session=_checked(session))
     if out is not None:
-        _make_folder(out)
-    with (
-        client_of(connect, config, keys) as client,
-        Progress(*columns, console=progress_console) as progress,
-    ):
-        bar = progress.add_task("rollouts", total=len(jobs), note="")
-        waiting = set(client.submit(jobs))
-        try:
-            for trajectory in client.stream():
-                if out is not None:
-                    _write(trajectory, out)
-                waiting.discard(trajectory.job_id)
-                finished.append(trajectory)
-                progress.update(bar, advance=1, note=_mean_reward(finished))
-        except KeyboardInterrupt:
-            client.cancel(waiting)
-            raise
-    console().print(_summary(finished))
+        _make_folder(out, empty=tasks is not None)
+    report = _Report(len(jobs), out)
+    screen = console()
+    try:
+        done = asyncio.run(_run(client, jobs, report))
+    finally:
+        if report.finished:
+            screen.print(_summary(report.finished))
+        if report.note:
+            say("prorl submit", report.note)
+    if not done:
+        raise typer.Abort
+
+
+class _Report:
+    """What came of a file's jobs: a bar on the terminal, files, and a summary.
+
+    Args:
+        jobs: how many there are.
+        out: the folder for the files; None: there are none.
+    """
+
+    def __init__(self, jobs: int, out: Path | None) -> None:
+        self.finished: list[Trajectory] = []
+        self.note = ""
+        """How it ended, if not as it should."""
+        self._out = out
+        columns = (TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console(stderr=True))
+        self._bar = self.progress.add_task("rollouts", total=jobs or None, note="")
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Take a result."""
+        if self._out is not None:
+            _write(trajectory, self._out)
+        self.finished.append(trajectory)
+        self.progress.update(self._bar, advance=1, note=_mean_reward(self.finished))
+
+    def conclude(self, submission: Submission, session: str) -> None:
+        """Note what became of jobs that were not waited for, and where the rest is."""
+        counts = Counter(str(trajectory.outcome) for trajectory in self.finished)
+        parts = [f"{count} {outcome}" for outcome, count in sorted(counts.items())]
+        parts += [f"{submission.unsent} not submitted"] if submission.unsent else []
+        if submission.waiting:
+            parts.append(
+                f"{submission.waiting} not collected: `prorl submit --session {session}` collects them (name "
+                "--connect, --config, --keys and --out as here)"
+            )
+        self.note = ", ".join(parts) or "nothing was submitted"
+
+
+async def _run(client: AsyncRolloutClient, jobs: list[Job], report: _Report) -> bool:
+    """Take jobs through the service; false: we were interrupted."""
+    interrupts: asyncio.Queue[None] = asyncio.Queue()
+    submission = Submission(client, jobs, report.add)
+    interrupted_at = -TWICE_S
+
+    def interrupt() -> None:
+        nonlocal interrupted_at
+        now = time.monotonic()
+        if now - interrupted_at > TWICE_S:
+            interrupted_at = now
+            interrupts.put_nowait(None)
+
+    with stop_signals(interrupt), report.progress:
+        async with client:
+            try:
+                done = await _unless(interrupts, submission.run())
+            except ProrlError:
+                await _unless(interrupts, submission.end(END_S))
+                report.conclude(submission, client.session)
+                raise
+            if not done:
+                await _unless(interrupts, submission.end(END_S))
+                report.conclude(submission, client.session)
+    return done
+
+
+async def _unless(interrupts: asyncio.Queue[None], work: Coroutine[Any, Any, None]) -> bool:
+    """Do work to its end, or until the next interrupt, which cancels it; false: it was that."""
+    working, interrupted = asyncio.ensure_future(work), asyncio.ensure_future(interrupts.get())
+    await asyncio.wait({working, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (working, interrupted):
+        task.cancel()
+    (outcome, _) = await asyncio.gather(working, interrupted, return_exceptions=True)
+    if isinstance(outcome, asyncio.CancelledError):
+        return False
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return True
+
+
+def _checked(session: str | None) -> str | None:
+    try:
+        return msgspec.convert(session, Identifier) if session is not None else None
+    except msgspec.ValidationError:
+        raise typer.BadParameter(
+            f"--session {session!r}: a session's name is 1 to 128 letters, digits and `._:-`, and begins with a "
+            "letter, a digit or `_`"
+        ) from None
 
 
 def status(
@@ -154,10 +258,11 @@ def status_tables(status: ServiceStatus, backends: tuple[BackendStatus, ...]) ->
     return Group(stages, backend_table(backends), line, served)
 
 
-def _make_folder(out: Path) -> None:
+def _make_folder(out: Path, *, empty: bool) -> None:
     try:
         (out / "arrays").mkdir(parents=True, exist_ok=True)
-        (out / "results.jsonl").write_bytes(b"")
+        if empty:
+            (out / "results.jsonl").write_bytes(b"")
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror}") from error
 
@@ -193,6 +298,6 @@ def _summary(finished: list[Trajectory]) -> Table:
             f"{np.mean(rewards):.3f}" if rewards else "",
             f"{np.mean([trajectory.result.tokens for trajectory in group]):.0f}",
             f"{np.mean([trajectory.result.metrics.get('turns', 0.0) for trajectory in group]):.1f}",
-            error,
+            Text(one_line(error)),  # of another machine, on its way to a terminal
         )
     return table

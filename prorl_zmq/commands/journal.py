@@ -33,9 +33,10 @@ File = Annotated[
 @commands.command()
 def show(file: File = None, config: Config = None, run_dir: RunDir = None) -> None:
     """Show what is in it; a broker may be running."""
-    from ..brokers.journal_summary import read_summary
+    from ..brokers.journal_summary import count_damaged, read_summary
 
-    console().print(summary_tables(read_summary(_file(file, config, run_dir)), time.time()))
+    path = _file(file, config, run_dir)
+    console().print(summary_tables(read_summary(path), count_damaged(path), time.time()))
 
 
 @commands.command()
@@ -53,7 +54,11 @@ def compact(file: File = None, config: Config = None, run_dir: RunDir = None) ->
 
 @commands.command()
 def clear(file: File = None, config: Config = None, run_dir: RunDir = None) -> None:
-    """Forget all jobs and results, of whatever version. The broker must not be running."""
+    """Remove a broker's journal, of whatever version or damaged, and forget what it holds. No broker may have it open.
+
+    The file may also be the backend broker's, `backends.journal`.
+    """
+    from ..brokers import backend_journal
     from ..brokers.disk_journal import APPLICATION_ID
     from ..brokers.journal_file import check_kind, lock_journal
     from ..brokers.journal_summary import parts
@@ -61,16 +66,16 @@ def clear(file: File = None, config: Config = None, run_dir: RunDir = None) -> N
     path = _existing(_file(file, config, run_dir))
     lock = lock_journal(path)
     try:
-        check_kind(path, lock, APPLICATION_ID)
+        check_kind(path, lock, APPLICATION_ID, backend_journal.APPLICATION_ID)
         for part in reversed(parts(path)):
             part.unlink(missing_ok=True)
     finally:
         os.close(lock)
-    print(f"{path} is removed; clients of its jobs are told that they are lost")
+    print(f"{path} is removed; clients of its jobs are told that they are lost, and backends are to be added again")
 
 
-def summary_tables(summary: JournalSummary, now: float) -> Group:
-    """Lay out what a journal holds for the terminal; `now` is in seconds since 1970."""
+def summary_tables(summary: JournalSummary, damaged: int, now: float) -> Group:
+    """Lay out what a journal holds for the terminal: `damaged` of its rows; `now` is in seconds since 1970."""
     facts = Table.grid(padding=(0, 2))
     facts.add_row("file", f"{summary.path}{', in use by a broker' if summary.in_use else ''}")
     facts.add_row("size", f"{_size(summary.size_bytes)}, of which {_size(summary.free_bytes)} are free for new rows")
@@ -78,6 +83,8 @@ def summary_tables(summary: JournalSummary, now: float) -> Group:
     facts.add_row("jobs", f"{summary.jobs} that have not ended{_age(summary.oldest_job_at, now)}")
     blocks = f"{_size(summary.trajectory_bytes)} of trajectories"
     facts.add_row("results", f"{summary.results} uncollected{_age(summary.oldest_result_at, now)}, {blocks}")
+    if damaged:
+        facts.add_row("damaged", f"{damaged} of these; their clients are told that they are lost")
     table = Table(title="sessions", title_justify="left")
     table.add_column("session", overflow="fold")
     for phase in Phase:

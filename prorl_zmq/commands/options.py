@@ -10,6 +10,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from ..async_client import AsyncRolloutClient
 from ..client import RolloutClient, default_front_door
 from ..config import SecuritySettings, ServiceSettings, Topology, load_topology
 from ..logs import LogFormat, LogLevel, start_logging
@@ -97,10 +98,25 @@ def client_of(
     Raises:
         ConfigError: the topology file is wrong, or the key folder.
     """
+    return RolloutClient(front_door_of(connect, config), keys=_keys_of(config, keys), timeout_s=timeout_s)
+
+
+def async_client_of(
+    connect: str | None, config: Path | None, keys: Path | None = None, *, session: str | None = None
+) -> AsyncRolloutClient:
+    """Give the client of a command that does several things at a time; see `client_of`.
+
+    Raises:
+        ConfigError: the topology file is wrong, or the key folder.
+    """
+    return AsyncRolloutClient(front_door_of(connect, config), session=session, keys=_keys_of(config, keys))
+
+
+def _keys_of(config: Path | None, keys: Path | None) -> Path | None:
     if keys is None and config is not None:
         named = load_topology(config).security.keys
-        keys = Path(named) if named else None
-    return RolloutClient(front_door_of(connect, config), keys=keys, timeout_s=timeout_s)
+        return Path(named) if named else None
+    return keys
 
 
 def front_door_of(connect: str | None, config: Path | None) -> str:

@@ -59,7 +59,10 @@ def serve(
         topology = msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, kind=sandbox))
     if image is not None:
         topology = msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, image=image))
-    Sandboxes(topology.sandbox.kind, topology.run_dir / "sandboxes", topology.service.node).check()
+    folders = tuple(map(Path, topology.sandbox.image_folders))
+    keys_named = Path(topology.security.keys) if topology.security.keys else None
+    place = (topology.run_dir / "sandboxes", topology.service.node)
+    Sandboxes(topology.sandbox.kind, *place, image_folders=folders, keys=keys_named).check()
     if topology.sandbox.kind == "process":
         say("prorl serve", "sandboxes are plain processes: what the model runs is not isolated")
     if topology.journal is not None and topology.journal.exists():

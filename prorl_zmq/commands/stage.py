@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -41,6 +42,14 @@ def stage(
             help="Root filesystem of sandboxes whose task names none: a directory, or a SIF file for apptainer.",
         ),
     ] = "",
+    image_folder: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where jobs may name images, beside those of `prorl image build`; may be repeated. Jobs see all that "
+            "is in it.",
+        ),
+    ] = None,
     task: Annotated[
         list[str] | None, typer.Option(help="Serve only this task; may be repeated. [default: all installed]")
     ] = None,
@@ -66,6 +75,7 @@ def stage(
         bind=bind,
         sandbox=sandbox,
         image=image,
+        image_folders=tuple(image_folder or ()),
         insecure=insecure,
         keys=keys,
     )

@@ -54,6 +54,8 @@ class Doorkeeper:
         self.is_told = keyring is not None and keyring.own.role != KeyRole.SERVICE
         """It has the list from `learn`, not from the folder."""
         self._known: dict[str, PublicKey] = {}
+        self._names: dict[str, str] = {}
+        """Of all keys that have been let in, those that were revoked since included."""
         self._folder_state: object = None
         self._read_at = -REREAD_S
         self.list_state = ""
@@ -82,7 +84,7 @@ class Doorkeeper:
         public_key = z85.encode(credentials[0]).decode()
         key = self._known.get(public_key)
         if key is None:
-            return Verdict(None, f"the key {public_key} is not let in")
+            return Verdict(None, f"the key {self._names.get(public_key, public_key)} is not let in")
         if key.role not in DOORS[Door(door)]:
             return Verdict(None, f"the key {key.name} is of role {key.role}")
         return Verdict(public_key)
@@ -94,7 +96,9 @@ class Doorkeeper:
         if time.monotonic() >= self._read_at + REREAD_S:
             self.reread()
         key = self._known.get(user_id)
-        return Sender(None, user_id, revoked=True) if key is None else Sender(key.role, key.name)
+        if key is None:
+            return Sender(None, self._names.get(user_id, user_id), user_id, revoked=True)
+        return Sender(key.role, key.name, user_id)
 
     def reread(self) -> None:
         """Read the folder's list if it has changed."""
@@ -131,3 +135,4 @@ class Doorkeeper:
         own, service = self._keyring.own.public, PublicKey("service", KeyRole.SERVICE, self._keyring.service_key)
         # The service last: no list can give its key another role. A node's engine hosts know its own key by themselves.
         self._known = {key.public_key: key for key in (own, *keys, service)}
+        self._names.update({key.public_key: key.name for key in self._known.values()})

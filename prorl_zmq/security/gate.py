@@ -11,29 +11,34 @@ roles, and wants addresses let in for CURVE as well as for plaintext).
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import TYPE_CHECKING
 
 import zmq
 
 from ..aio import AsyncSocket
-from ..messages import MAX_FRAMES
-from ..sockets import NOBLOCK, bind, receive_rest
+from ..config import SERVICE_VARIABLE
+from ..messages import MAX_FRAMES, KeyRole
+from ..sockets import NOBLOCK, bind, check_private, is_loopback, receive_rest
 from .doorkeeper import Doorkeeper
-from .rights import ANYBODY, Sender
+from .rights import ANYBODY, Door, Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .keyring import Keyring
-    from .rights import Door
 
 ZAP = "inproc://zeromq.zap.01"
 HANDSHAKE_MS = 5000
 """Longest handshake: a connection that says nothing must not keep its descriptor."""
 BATCH = 256
+OF_A_NODE = (Door.STAGE_INBOX, Door.ENGINE)
+"""The doors of stage processes and engine hosts; the others are the brokers'."""
 LOG_EVERY_S = 1.0
 """Refusals beyond one in this time are only counted: an attacker must not fill the disk."""
+
+PLAINTEXT = "plaintext to and from other machines: %s has no keys, so whoever reaches it may do everything and read all"
 
 log = logging.getLogger("prorl.security")
 
@@ -56,6 +61,7 @@ class Gate:
         self._insecure = insecure
         self._zap: zmq.Socket[bytes] | None = None
         self._line: AsyncSocket | None = None
+        self._warned = False
         self._refused = 0
         self._told_at = -LOG_EVERY_S
 
@@ -76,6 +82,12 @@ class Gate:
             socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
             if self._keyring is not None:
                 self._keyring.serve(socket)
+            elif not self._insecure:
+                check_private(endpoint, KeyRole.STAGE if door in OF_A_NODE else KeyRole.SERVICE)
+            elif not is_loopback(endpoint) and not self._warned:
+                self._warned = True
+                if SERVICE_VARIABLE not in os.environ:  # else `prorl serve` has said so, for all of its processes
+                    log.warning(PLAINTEXT, endpoint)
         return bind(socket, endpoint, insecure=self._insecure or self._keyring is not None)
 
     def curve_key(self, endpoint: str) -> str:
@@ -102,6 +114,10 @@ class Gate:
             return self.doorkeeper.sender(str(frame.get("User-Id")))
         except zmq.ZMQError:
             return ANYBODY  # it came by ipc, of which ZAP is not asked
+
+    def look_again(self, sender: Sender) -> Sender:
+        """Say who a sender is now: its key may have been revoked since."""
+        return self.doorkeeper.sender(sender.user_id)
 
     # The loop that answers --------------------------------------------------------------------------------------------
 

@@ -22,9 +22,11 @@ EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_CONNECTED
+    | zmq.EVENT_CLOSED
     | zmq.EVENT_DISCONNECTED
 )
-"""What tells of a connection's beginning, failure and end."""
+"""What tells of a connection's beginning, failure and end; `CLOSED` is an attempt that came to nothing."""
 
 
 class Handshake:
@@ -44,6 +46,8 @@ class Handshake:
         """What is the matter; empty: nothing that is known of."""
         self.refused = False
         """It will not be tried again, but by `renew`."""
+        self._succeeded = False
+        """The connection that there is, or was last, came about."""
         self._monitor: zmq.Socket[bytes] | None = None
 
     def watch(self) -> zmq.Socket[bytes]:
@@ -56,13 +60,17 @@ class Handshake:
         number, value = struct.unpack("=HI", frames[0])
         event = zmq.Event(number)
         if event == zmq.Event.HANDSHAKE_SUCCEEDED:
-            self.problem = ""
+            self.problem, self._succeeded = "", True
         elif event == zmq.Event.HANDSHAKE_FAILED_AUTH:
             self.problem, self.refused = self._refusal(), True
         elif event == zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
             self.problem, self.refused = self._mismatch(value), True
         elif event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and not self.refused:
             self.problem = self._hang_up()
+        elif event == zmq.Event.DISCONNECTED:
+            if not (self._succeeded or self.refused or self.problem):
+                self.problem = self._hang_up()  # so libzmq tells of two sockets of kinds that do not go together
+            self._succeeded = False
         return event
 
     def drain(self) -> list[zmq.Event]:
@@ -117,8 +125,9 @@ class Handshake:
 
     def _hang_up(self) -> str:
         if self._keyring is None:
-            return f"{self._endpoint} ends the handshake: is it a service, and does it want keys?"
+            return f"{self._endpoint} ends the handshake: is it the right port of a service, and does it want keys?"
+        folder, role = self._keyring.folder.path, self._keyring.own.role
         return (
-            f"{self._endpoint} ends the handshake: is the service's public key in {self._keyring.folder.path} that of "
-            "the service there?"
+            f"{self._endpoint} ends the handshake: is the service's public key in {folder} that of the service there, "
+            f"and is it the right port? Some are not for a key of role {role}"
         )

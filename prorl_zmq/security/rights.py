@@ -88,7 +88,13 @@ class Sender(msgspec.Struct, frozen=True):
     role: KeyRole | None = None
     """None: it came by ipc or, without keys, from loopback, where the system's own permissions decide."""
     name: str = ""
+    user_id: str = ""
+    """The public key that its connection has proved."""
     revoked: bool = False
+
+    def revocation(self) -> NotAllowed:
+        """Give what it is told once its key was revoked."""
+        return NotAllowed(f"the key {self.name} was revoked", key=self.name)
 
     def check(self, request: msgspec.Struct) -> None:
         """Raise unless this sender may ask for that.
@@ -97,14 +103,16 @@ class Sender(msgspec.Struct, frozen=True):
             NotAllowed: its key was revoked, or its role has no right to it.
         """
         if self.revoked:
-            raise NotAllowed(f"the key {self.name} was revoked", key=self.name)
+            raise self.revocation()
         if self.role in (None, KeyRole.SERVICE):
             return
         if type(request) not in REQUESTS[self.role]:
-            able = [str(role) for role, kinds in REQUESTS.items() if type(request) in kinds]
+            able = [role for role, kinds in REQUESTS.items() if type(request) in kinds]
+            # A node's own processes may do some of it too, but no command or client takes their keys.
+            named = [role for role in able if role != KeyRole.STAGE] or able or [KeyRole.SERVICE]
             raise NotAllowed(
-                f"the {self.role} key {self.name} may not ask for this ({type(request).__name__}); "
-                f"use a key of role {' or '.join(able) or KeyRole.SERVICE}",
+                f"the {self.role} key {self.name} may not ask for `{request.__struct_config__.tag}`; "
+                f"use a key of role {' or '.join(named)}",
                 key=self.name,
             )
 

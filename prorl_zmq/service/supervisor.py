@@ -25,9 +25,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..async_client import AsyncRolloutClient
 from ..config import SERVICE_VARIABLE, own_run_dir
-from ..errors import ConfigError, EndpointInUse, ProrlError
+from ..errors import ConfigError, EndpointInUse, InvalidEndpoint, ProrlError
 from ..messages import new_id
 from ..processes import ISOLATED, die_with_parent, stop_signals
+from ..security.gate import PLAINTEXT
+from ..security.keyring import BROKER, WORKER, Keyring
+from ..sockets import check_private, endpoint_beside, is_loopback
 from ..tools.sandbox.sweeping import sweep
 from .notify import Notifier
 
@@ -102,7 +105,8 @@ def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
             name = f"{stage.role}-{sum(plan.name.startswith(stage.role) for plan in plans)}"
             arguments = ["prorl-stage", "--role", stage.role, "--slots", str(stage.slots), "--connect", stage_events]
             place = ["--node", service.node, "--sandbox", topology.sandbox.kind, "--image", topology.sandbox.image]
-            plans.append(ChildPlan(name, (*arguments, *place, *shared), 2))
+            folders = [part for folder in topology.sandbox.image_folders for part in ("--image-folder", folder)]
+            plans.append(ChildPlan(name, (*arguments, *place, *folders, *shared), 2))
     return plans
 
 
@@ -156,9 +160,11 @@ class Supervisor:
             on_ready: called once everything has reported.
 
         Raises:
-            ConfigError: a child cannot work with its settings, or an interpreter is none.
+            ConfigError: a child cannot work with its settings or keys, or an interpreter is none.
+            InvalidEndpoint: an endpoint lacks a key, or our own stage processes or engine hosts could not reach it.
             EndpointInUse: another service runs in this run folder.
         """
+        _check_connections(self._topology)
         for python in {plan.python for plan in self._plans} - {sys.executable}:
             await _check_python(python)
         async with _run_dir(self._topology.run_dir):
@@ -317,6 +323,33 @@ class Supervisor:
             "waiting for %s to end, to be killed in %.0f s; a second signal kills now", ", ".join(names), left_s
         )
         self._notifier.status(f"stopping, waiting for {', '.join(names)}")
+
+
+def _check_connections(topology: Topology) -> None:
+    """Raise what each child would: about its keys, its endpoints, and where stages and engines reach the brokers."""
+    stages, backends = topology.rollout_broker.stage_events, topology.backend_broker.endpoint
+    keyring = Keyring.load(topology.security.keys, BROKER)
+    if topology.stage or topology.backends:
+        Keyring.load(topology.security.keys, WORKER)
+    endpoints = [topology.endpoint(template) for template in (topology.rollout_broker.front_door, stages, backends)]
+    if keyring is None:
+        for endpoint in endpoints:
+            if not topology.service.insecure:
+                check_private(endpoint)
+            elif endpoint.startswith("tcp://") and not is_loopback(endpoint):
+                log.warning(PLAINTEXT, endpoint)
+                break
+    for template, users in ((stages, topology.stage), (backends, topology.backends)):
+        endpoint = topology.endpoint(template)
+        try:
+            endpoint_beside(endpoint, "")
+        except InvalidEndpoint:
+            if users:
+                raise InvalidEndpoint(
+                    f"{endpoint} is no address of this machine to which the service's own processes could connect; "
+                    "name one, such as tcp://10.0.0.1:5556",
+                    endpoint=endpoint,
+                ) from None
 
 
 async def _check_python(python: str) -> None:

@@ -39,7 +39,8 @@ class ShellInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, str] = {}
     """Text files to place in the working directory before the agent starts: relative path to content."""
     image: str = ""
-    """The sandbox's root filesystem, a path on the node; empty: the service's default."""
+    """The sandbox's root filesystem, as `prorl image list` of the node names it, or a path below one of the service's
+    `image_folders`; empty: the service's default."""
     tools: tuple[ToolName, ...] = ("bash",)
     """What the agent may call."""
 

@@ -33,7 +33,7 @@ def main() -> None:
     connection.set_trace_callback(trace)
     block = b"block" * 2000
     for sequence in range(1, 12):
-        job = JobState(sequence, "s", f"job-{sequence}", "math", 60.0, b"packed")
+        job = JobState(sequence, "s", f"job-{sequence}", "math", 60.0, b"\x80")
         journal.accept([job])
         say("accepted", sequence)
         run = PhaseDone(stage_id="run-1", job_id=job.job_id, attempt=2, phase=Phase.RUN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import subprocess
@@ -10,13 +11,15 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import zmq
 
 from prorl_zmq import codec
 from prorl_zmq.brokers.disk_journal import APPLICATION_ID, SCHEMA_VERSION, DiskJournal
+from prorl_zmq.brokers.job_record import JobRecord
 from prorl_zmq.brokers.journal import JobState, StoredBlock
-from prorl_zmq.brokers.journal_summary import read_summary
+from prorl_zmq.brokers.journal_summary import count_damaged, read_summary
 from prorl_zmq.brokers.outbox import Finished, job_digest
 from prorl_zmq.errors import ConfigError, ErrorInfo, JournalFailed
 from prorl_zmq.messages import Job, Outcome, Phase, PhaseDone, Result, SandboxHandle
@@ -163,16 +166,146 @@ def test_other_schema_version_is_refused_by_name(path: Path) -> None:
             attempt(path)
 
 
-def test_damaged_row_is_named(path: Path) -> None:
-    with DiskJournal(path) as journal:
-        journal.accept([state()])
-        journal.write([ran(b"block")], [], [])
+def edit(path: Path, statement: str) -> None:
+    """Change a journal behind its broker's back, as far as SQLite lets one."""
     connection = sqlite3.connect(path)
     with connection:
-        connection.execute("UPDATE states SET progress = x'c1'")
+        connection.execute(statement)
     connection.close()
-    with DiskJournal(path) as journal, pytest.raises(ConfigError, match=f"the journal {path} is damaged"):
+
+
+DAMAGES = [
+    "UPDATE states SET progress = x'c1' WHERE sequence = 1",
+    "UPDATE states SET progress = 'text' WHERE sequence = 1",
+    "UPDATE states SET phase = 'zzz' WHERE sequence = 1",
+    "UPDATE states SET attempt = 'abc' WHERE sequence = 1",
+    "UPDATE states SET attempt = 9223372036854775807 WHERE sequence = 1",
+    "UPDATE states SET attempts_given_back = -1 WHERE sequence = 1",
+    "UPDATE states SET stage_id = x'00' WHERE sequence = 1",
+    "UPDATE states SET stage_id = CAST(x'ff' AS TEXT) WHERE sequence = 1",
+    "UPDATE states SET history = 7 WHERE sequence = 1",
+    "UPDATE jobs SET packed = x'c1ffff' WHERE sequence = 1",
+    "UPDATE jobs SET packed = x'01' WHERE sequence = 1",
+    "UPDATE jobs SET packed = 'text' WHERE sequence = 1",
+    "UPDATE jobs SET task = x'ff00' WHERE sequence = 1",
+    "UPDATE jobs SET stage_wait_s = 'soon' WHERE sequence = 1",
+    "UPDATE results SET result = x'c1' WHERE sequence = 3",
+    "UPDATE results SET result = x'80' WHERE sequence = 3",
+    "UPDATE results SET digest = 'text' WHERE sequence = 3",
+    "DELETE FROM blocks WHERE sequence = 3",
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_row_that_cannot_be_read_is_told_to_its_client_and_stops_nothing_else(path: Path, damage: str) -> None:
+    with DiskJournal(path) as journal:
+        journal.accept([state(), state(2, "b"), state(3, "c"), state(4, "d")])
+        journal.write([ran(b"block")], [finished(3, "c", b"other"), finished(4, "d")], [])
+    edit(path, damage)
+    number, job_id = (3, "c") if damage.endswith("3") else (1, "a")
+    assert count_damaged(path) == 1
+    for _ in range(2):  # the row stays until the client knows
+        with DiskJournal(path) as journal:
+            kept = journal.recover()
+            assert kept.last_sequence == 4
+            assert [one.job_id for one in kept.unfinished] == [one for one in ("a", "b") if one != job_id]
+            assert [one.sequence for one in kept.uncollected] == sorted({3, 4, number})
+            (loss,) = [one for one in kept.uncollected if one.sequence == number]
+            assert (loss.session, loss.result.job_id, loss.result.tokens) == ("s", job_id, 0)
+            assert loss.result.outcome == Outcome.INFRASTRUCTURE_ERROR
+            assert loss.result.error is not None
+            assert (loss.result.error.code, loss.result.error.fields["job_ids"]) == ("jobs_lost", job_id)
+            assert codec.decode(codec.encode(loss.result), Result) == loss.result
+            journal.write([state(2, "b", attempt=2)], [], [])
+    with DiskJournal(path) as journal:
         journal.recover()
+        journal.write([], [], [number])
+    assert count_damaged(path) == 0
+    with DiskJournal(path) as journal:
+        kept = journal.recover()
+        assert number not in {one.sequence for one in (*kept.unfinished, *kept.uncollected)}
+    left = sqlite3.connect(path)
+    assert left.execute("SELECT count(*) FROM states WHERE sequence = 1").fetchone() == (0 if number == 1 else 1,)
+    assert left.execute(f"SELECT count(*) FROM blocks WHERE sequence = {number}").fetchone() == (0,)
+    left.close()
+
+
+@pytest.mark.parametrize("cell", ["session = x'ff00'", "session = CAST(x'ff' AS TEXT)", "job_id = '../x'"])
+def test_row_that_does_not_say_whose_it_is_stays_and_its_number_is_not_used_again(
+    path: Path, cell: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with DiskJournal(path) as journal:
+        journal.accept([state(), state(2, "b")])
+    edit(path, f"UPDATE jobs SET {cell} WHERE sequence = 2")
+    with DiskJournal(path) as journal:
+        assert journal.recover() == ([state()], [], 2)
+        journal.accept([state(3, "c")])
+        assert journal.recover() == ([state(), state(3, "c")], [], 3)
+    assert "a row of the journal" in caplog.text
+    assert (read_summary(path).jobs, count_damaged(path)) == (3, 1)
+
+
+def test_two_rows_of_one_job(path: Path) -> None:
+    with DiskJournal(path) as journal:
+        journal.accept([state(), state(2, "b")])
+    edit(path, "UPDATE jobs SET job_id = 'a' WHERE sequence = 2")
+    with DiskJournal(path) as journal:
+        assert journal.recover() == ([state()], [], 2)
+
+
+class TestRowThatCannotBeWritten:
+    """One that SQLite or MessagePack cannot hold: the others are written, in this round and all later ones."""
+
+    @pytest.mark.parametrize(
+        "bad", [{"attempt": 2**63}, {"stage_id": "\ud800"}, {"attempts_given_back": [1]}, {"block": object()}]
+    )
+    def test_state(self, path: Path, bad: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+        with DiskJournal(path) as journal:
+            journal.accept([state(), state(2, "b"), state(3, "c")])
+            journal.write([state(phase=Phase.RUN), state(2, "b", attempt=2)], [], [])
+            bad_one = ran(b"block")._replace(**bad)
+            journal.write([bad_one, state(2, "b", attempt=3)], [finished(3, "c", b"x")], [])
+            assert "the job's state cannot be written down" in caplog.text
+            kept = journal.recover()
+            assert kept.unfinished == [state(phase=Phase.RUN), state(2, "b", attempt=3)]
+            assert kept.uncollected == [finished(3, "c", StoredBlock(3, 1))]
+            journal.write([ran(b"block")], [], [3])
+            assert journal.recover().unfinished == [ran(StoredBlock(1, 5)), state(2, "b", attempt=3)]
+
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            finished()._replace(session="\ud800"),
+            finished()._replace(job_digest=object()),  # type: ignore[arg-type]
+            finished(block=object()),
+            finished()._replace(result=msgspec.structs.replace(finished().result, metrics={"m": 2**70})),
+        ],
+    )
+    def test_result_whose_job_is_kept_until_the_client_has_it(
+        self, path: Path, bad: Finished, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with DiskJournal(path) as journal:
+            journal.accept([state(), state(2, "b")])
+            journal.write([], [bad, finished(2, "b")], [])
+            assert "the job's result cannot be written down" in caplog.text
+            assert journal.recover() == ([state()], [finished(2, "b")], 2)
+            journal.write([], [], [1])
+            assert journal.recover() == ([], [finished(2, "b")], 2)
+
+
+@pytest.mark.parametrize("size", [30_000, 5_000])
+def test_truncated_file_is_called_damaged(path: Path, size: int) -> None:
+    with DiskJournal(path) as journal:
+        journal.accept([state(number, f"job-{number}") for number in range(1, 500)])
+    os.truncate(path, size)
+
+    def start() -> None:
+        with DiskJournal(path) as journal:
+            journal.recover()
+
+    for attempt in (start, lambda: read_summary(path), lambda: count_damaged(path)):
+        with pytest.raises(ConfigError, match=f"the journal {path} is damaged .*: keep a copy .*prorl journal clear"):
+            attempt()
 
 
 def test_folder_missing_folder_and_empty_file(tmp_path: Path, path: Path) -> None:
@@ -303,3 +436,12 @@ def test_application_id_is_in_the_header(path: Path) -> None:
     DiskJournal(path).close()
     assert int.from_bytes(path.read_bytes()[68:72], "big") == APPLICATION_ID
     assert path.stat().st_size % 4096 == 0
+
+
+def test_packed_job_that_is_a_map_and_no_job_has_one_attempt(path: Path) -> None:
+    """Whether it is one shows only when it is needed; then its lease lapses, and it ends."""
+    with DiskJournal(path) as journal:
+        journal.accept([state()._replace(packed=codec.pack({"task": 1}))])
+        (kept,) = journal.recover().unfinished
+    job = JobRecord.restored(kept).job
+    assert (job.job_id, job.task, job.max_attempts) == ("a", "math", 1)

@@ -30,6 +30,7 @@ from prorl_zmq.messages import (
     FrontDoorReply,
     Hello,
     Job,
+    KeyRole,
     Outcome,
     Phase,
     Refused,
@@ -41,6 +42,7 @@ from prorl_zmq.messages import (
     Task,
     Welcome,
 )
+from prorl_zmq.security.rights import ANYBODY, Sender
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +69,8 @@ class Door:
         self.now = 0.0
         self.news: set[str] = set()
         self.gone: set[bytes] = set()
+        self.senders: dict[str, Sender] = {}
+        """What has become of keys."""
         self.replies: dict[bytes, list[list[bytes]]] = {}
         self.door = FrontDoor(
             settings,
@@ -79,6 +83,7 @@ class Door:
             self.writes,
             self.perform,
             self.take_reply,
+            lambda sender: self.senders.get(sender.user_id, sender),
             started_at=0.0,
         )
 
@@ -96,8 +101,8 @@ class Door:
                 self.quota.ended(action.finished)
         self.writes.perform(actions)
 
-    def send(self, *frames: bytes, client: bytes = b"client") -> None:
-        self.door.handle([client, b"", *frames], self.now)
+    def send(self, *frames: bytes, client: bytes = b"client", sender: Sender = ANYBODY) -> None:
+        self.door.handle([client, b"", *frames], self.now, sender)
         self.writes.settle(self.now)
 
     def reply(self, client: bytes = b"client") -> Any:
@@ -474,3 +479,30 @@ def test_a_fault_of_ours_is_answered_and_logged(
     assert door.refusal(door.reply())[0] == "internal_error"
     assert len(door.table) == 0
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_fetch_that_waits_ends_when_its_key_is_revoked() -> None:
+    """What came later was given to it."""
+    door = Door()
+    door.submit(job())
+    alice = Sender(KeyRole.TRAINER, "alice", "alices-key")
+    door.send(codec.encode(Collect("collect", "s", "client", wait_s=60.0)), sender=alice)
+    door.housekeep(1.0)
+    assert door.replies == {}
+    door.senders["alices-key"] = Sender(None, "alices-key", "alices-key", revoked=True)
+    door.end("a")
+    door.housekeep(2.0)
+    reply = door.reply()
+    assert isinstance(reply, Refused)
+    assert (reply.error.code, reply.error.message) == ("not_allowed", "the key alice was revoked")
+    assert len(door.outbox) == 1
+
+
+def test_clients_of_two_sessions_may_have_one_name() -> None:
+    """The second one's fetch took the place of the first one's, which was never answered."""
+    door = Door()
+    for session in ("left", "right"):
+        door.send(codec.encode(Collect("collect", session, "client", wait_s=60.0)), client=session.encode())
+    door.end("a", "left")
+    door.housekeep(1.0)
+    assert [result.job_id for result in door.reply(b"left").results] == ["a"]

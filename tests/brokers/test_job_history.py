@@ -273,3 +273,38 @@ def test_whatever_happens_the_spans_of_a_trace_follow_each_other(steps: list[tup
     for span, end_s in zip(trace.spans, ends, strict=True):
         assert span.end_s == end_s
         assert 0 <= span.start_s <= (trace.age_s if span.end_s is None else span.end_s)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda packed: b"\xc1\xff\xff",
+        lambda packed: packed[:-3],
+        lambda packed: packed + b"\xc1",
+        lambda packed: packed + codec.pack([7, "x", {}]) * 2000,
+        lambda packed: codec.pack([0, BEGAN, 2**40, "init", "", ""]),
+        lambda packed: codec.pack("text") + packed,
+        lambda packed: packed.replace(b"init-1", b"\xff\xff\xff\xff\xff\xff"),
+    ],
+    ids=["nothing left", "cut", "end", "wrong types", "wild attempt", "no item", "no utf-8"],
+)
+def test_a_damaged_history_is_told_as_far_as_it_can_be_read_and_goes_on(damaged: Any) -> None:
+    before = History()
+    before.queue(Phase.INIT, 0.0)
+    before.start(Phase.INIT, 1.0)
+    packed = damaged(before.packed("a"))
+    history = History()
+    history.restore("a", packed, BEGAN + 10.0)
+    history.queue(Phase.INIT, 11.0, attempt=2, error=LOST)
+    history.end(12.0, Outcome.CANCELLED)
+    told = history.told(13.0)
+    assert told.restarts
+    assert (told.outcome, told.spans[-1].attempt) == (Outcome.CANCELLED, 2)
+    assert codec.decode(codec.encode(told), FrontDoorReply) == told
+    ended = History()
+    ended.restore_ended("a", packed)
+    if len(ended):
+        assert codec.decode(codec.encode(ended.told(13.0)), FrontDoorReply)
+    else:
+        with pytest.raises(UnknownJob):
+            ended.find("a")

@@ -268,6 +268,42 @@ def test_a_node_without_run_gets_one_job_at_a_time_so_that_it_is_found_out() -> 
     assert started(table.stage("init-1")) == [("init-1", "a", 2), ("init-1", "b", 1)]
 
 
+def test_jobs_that_nobody_on_the_node_can_run_hold_back_only_their_own_task() -> None:
+    table = Table()
+    for role, tasks in (("init", ("math", "slow")), ("run", ("math",))):
+        endpoint, served = "ipc://stage", tuple(Task(name) for name in tasks)
+        report = StageReport(
+            stage_id=f"{role}-1", role=Phase(role), node="local", slots=4, endpoint=endpoint, tasks=served
+        )
+        table.table.stage_reported(report, 0.0)
+    for job_id in ("slow-1", "slow-2", "math-1"):
+        job = Job(task=job_id.partition("-")[0], instance={}, job_id=job_id, stage_wait_s=600.0)
+        table._note(table.table.submit("s", job, codec.encode(job), 0.0))
+    table.done("init-1", "slow-1", sandbox=SANDBOX)
+    table.done("init-1", "slow-2", sandbox=SANDBOX)
+    for job_id, begins in (("slow-3", False), ("math-2", True)):
+        job = Job(task=job_id.partition("-")[0], instance={}, job_id=job_id, stage_wait_s=600.0)
+        assert bool(started(table.table.submit("s", job, codec.encode(job), 0.0))) == begins
+
+
+def test_leases_begin_anew_where_time_stood_still() -> None:
+    table = Table()
+    table.bring_to(Phase.RUN)
+    table.table.begin_leases_anew(100.0)
+    assert table.tick(100.0 + LEASE_S - QUIET_S - 1) == []
+    table.stage("run-1", running={"a": 1})
+    assert table.tick(200.0) != []
+
+
+def test_attempts_that_nobody_can_have_made_are_not_believed() -> None:
+    table = Table()
+    table.submit()
+    table.stage("init-1", slots=0 + 1, running={"a": 2**20})
+    assert started(table.stage("init-2")) in ([], [("init-2", "a", 1)])
+    table.cancel("a")
+    assert table.result().attempt == 1
+
+
 def test_a_session_counts_its_own_unfinished_jobs() -> None:
     table = Table()
     table.submit("a", session="left")

@@ -415,12 +415,13 @@ class JobTableMachine(RuleBasedStateMachine):
         free = [w for w in self.workers.values() if w.serves(job.need) and len(w.holds) < w.slots and not w.quiet]
         if job.phase == Phase.INIT and job.session in self.full:
             return []
-        return [w for w in free if w.role != Phase.INIT or not self.is_full(w.node)]
+        return [w for w in free if w.role != Phase.INIT or not self.is_full(w.node, job.task)]
 
-    def is_full(self, node: str) -> bool:
-        """As many jobs wait for RUN or EVAL on a node as it has slots for."""
-        there = [w for w in self.workers.values() if w.known and not w.quiet and w.node == node]
-        waiting = [j for j in self.jobs.values() if j.holder is None and j.sandbox and j.sandbox.node == node]
+    def is_full(self, node: str, task: str) -> bool:
+        """As many jobs of a task wait for RUN or EVAL on a node as it has slots for."""
+        there = [w for w in self.workers.values() if w.known and not w.quiet and w.node == node and task in w.tasks]
+        here = [j for j in self.jobs.values() if j.holder is None and j.sandbox and j.sandbox.node == node]
+        waiting = [j for j in here if j.task == task]
         return len(waiting) >= max(1, sum(w.slots for w in there if w.role != Phase.INIT))
 
     def is_anywhere(self, job_id: str) -> bool:

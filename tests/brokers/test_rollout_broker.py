@@ -18,7 +18,7 @@ from prorl_zmq import AsyncRolloutClient, RolloutClient, codec
 from prorl_zmq.brokers.journal import MemoryJournal
 from prorl_zmq.brokers.rollout_broker import RolloutBroker
 from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
-from prorl_zmq.errors import InvalidEndpoint
+from prorl_zmq.errors import InvalidEndpoint, JournalFailed
 from prorl_zmq.messages import (
     PROTOCOL_VERSION,
     Accepted,
@@ -286,6 +286,15 @@ def test_malformed_stage_events_are_dropped(topology: Topology, peers: Peers) ->
         start = StartPhase(job_id="a", attempt=1, phase=Phase.RUN)
         for frames in ([b""], [b"\xc1"], [b"x", b"y"], [codec.pack({"type": "phase_done"})]):
             stage.outbox.send_multipart(frames)
+        wrong: list[dict[str, Any]] = [
+            {"stage_id": []},
+            {"stage_id": {}},
+            {"stage_id": 1},
+            {"number": []},
+            {"number": 2.5},
+        ]
+        for fields in wrong:
+            stage.outbox.send(codec.pack({"type": "phase_done", "stage_id": "run-1", "number": 1} | fields))
         stage.done(start, tokens=3)  # without its block
         stage.done(start, b"block too short", tokens=3, turns=1)
         stage.done(start, b"block without tokens")
@@ -293,6 +302,48 @@ def test_malformed_stage_events_are_dropped(topology: Topology, peers: Peers) ->
         stage.report()
         stage.receive(StageWelcome)
         assert [status.stage_id for status in peers.trainer().ask(Status("r")).stages] == ["run-1"]
+
+
+def test_a_stage_process_may_not_announce_a_hosts_name(topology: Topology, peers: Peers) -> None:
+    """Looking it up held up all sockets of the broker."""
+    with running(topology, MemoryJournal()):
+        named, stage = peers.stage(Phase.INIT), peers.stage(Phase.RUN)
+        named.endpoint = "tcp://host.invalid:5555"
+        named.report()
+        stage.report()
+        stage.receive(StageWelcome)
+        assert [status.stage_id for status in peers.trainer().ask(Status("r")).stages] == ["run-1"]
+
+
+class FullJournal(MemoryJournal):
+    """Its disk is full for a while once it has taken a job."""
+
+    is_full = False
+
+    def write(self, *changes: Any) -> None:
+        if self.is_full:
+            raise JournalFailed("the disk is full")
+        super().write(*changes)
+
+
+def test_a_full_disk_costs_no_job_an_attempt(topology: Topology, peers: Peers) -> None:
+    """What could not be sent was lost after a lease, again and again."""
+    settings = RolloutBrokerSettings(heartbeat_s=0.1, lease_s=0.5)
+    journal = FullJournal()
+    with running(replace(topology, rollout_broker=settings), journal):
+        stage, trainer = peers.stage(Phase.INIT), peers.trainer()
+        stage.report()
+        stage.receive(StageWelcome)
+        journal.is_full = True
+        trainer.ask(Submit("r", "s"), codec.encode(Job(task="math", instance={"n": 1}, job_id="a", max_attempts=1)))
+        for _ in range(12):
+            stage.report()
+            time.sleep(0.1)
+        journal.is_full = False
+        assert stage.receive(StartPhase).attempt == 1
+        stage.report(a=1)
+        status = trainer.ask(Status("status"))
+        assert (status.redelivered, status.running["init"]) == (0, 1)
 
 
 def test_a_stage_process_of_another_version_is_refused_by_name(topology: Topology, peers: Peers) -> None:

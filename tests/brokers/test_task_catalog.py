@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from prorl_zmq.brokers.task_catalog import TaskCatalog
+from prorl_zmq.brokers.task_catalog import KNOWN_LIMIT, TaskCatalog
 from prorl_zmq.errors import Busy, InvalidJob, UnknownTask
 from prorl_zmq.messages import Job, Task
 
@@ -77,3 +77,23 @@ def test_unknown_tasks_and_the_time_before_the_first_report() -> None:
     with pytest.raises(UnknownTask, match="served: task") as caught:
         catalog_of({}).check(Job(task="chess", instance={}))
     assert caught.value.task == "chess"
+
+
+def test_a_task_that_changes_is_checked_anew() -> None:
+    catalog = catalog_of({"value": "str"})
+    check(catalog, {"value": "x"})
+    catalog.add([Task("task", {"value": "int"})])
+    check(catalog, {"value": 1})
+    with pytest.raises(InvalidJob):
+        check(catalog, {"value": "x"})
+
+
+def test_of_too_many_tasks_the_one_goes_that_was_announced_longest_ago() -> None:
+    catalog = catalog_of({"value": "str"})
+    for number in range(KNOWN_LIMIT - 1):
+        catalog.add([Task(f"other-{number}")])
+    catalog.add([Task("task", {"value": "str"})])
+    catalog.add([Task("one more")])
+    check(catalog, {"value": "x"})
+    with pytest.raises(UnknownTask):
+        catalog.check(Job(task="other-0", instance={}))

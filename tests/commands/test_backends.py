@@ -50,6 +50,7 @@ class Service:
         for thread in self._threads:
             thread.start()
         self.front_door = topology.endpoint(topology.rollout_broker.front_door)
+        self.backend_broker = topology.endpoint(topology.backend_broker.endpoint)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "backends", *arguments]
@@ -119,8 +120,16 @@ def test_what_cannot_be_a_backend_is_refused_in_one_line(
     assert service.backends() == ()
 
 
+def test_the_front_doors_request_at_the_backend_broker_is_told_where_to_go(service: Service) -> None:
+    """The answer was `Invalid value 'hello'`."""
+    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "status", "--connect", service.backend_broker]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "`hello` is asked of the front door (`rollout_broker.front_door`), and this is the backend b" in done.stderr
+
+
 def test_list_says_what_it_leaves_out_and_shows_it_on_request(service: Service) -> None:
-    assert "`prorl-engine`" in service.run("list").stdout
+    assert "an engine of `prorl serve` comes once it is ready" in " ".join(service.run("list").stdout.split())
     service.run("add", "mine", "ipc:///tmp/mine", "--model", "some-model")
     listed = service.run("list").stdout
     assert "--details" in listed

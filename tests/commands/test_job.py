@@ -12,8 +12,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from prorl_zmq.commands.job import BAR, bar, duration, layout, plain
-from prorl_zmq.errors import ErrorInfo
+from prorl_zmq import RolloutClient
+from prorl_zmq.commands.job import BAR, bar, duration, json_text, layout
+from prorl_zmq.errors import ErrorInfo, UnknownJob
 from prorl_zmq.messages import JobTrace, Outcome, Phase, Span
 
 if TYPE_CHECKING:
@@ -133,11 +134,29 @@ def test_a_time_has_about_three_digits(seconds: float, text: str) -> None:
 
 
 def test_json_has_every_field() -> None:
-    content = json.loads(msgspec.json.encode(plain(TRACE)))
+    content = json.loads(json_text(TRACE))
     assert set(content) == set(JobTrace.__struct_fields__) - {"request_id"}
     assert content["outcome"] is None
     assert set(content["spans"][0]) == set(Span.__struct_fields__)
     assert content["spans"][3]["error"]["code"] == "lease_lost"
+
+
+def test_json_is_harmless_in_a_terminal() -> None:
+    """It printed what reorders a line on the screen, and C1 controls, as they were."""
+    text = "\x1b[31m\x7f\x9b\u202e\u2066é"
+    shown = json_text(msgspec.structs.replace(TRACE, error=ErrorInfo("failed", text)))
+    assert shown.isascii()
+    assert shown.isprintable()
+    assert json.loads(shown)["error"]["message"] == text
+
+
+@pytest.mark.parametrize("job_id", ["", "a b", "a:b", "-a", "x" * 65])
+def test_what_cannot_be_an_id_is_said_in_words(job_id: str) -> None:
+    """The service's answer was its regular expression."""
+    with RolloutClient("ipc:///nowhere") as client:
+        for ask in (client.trace, client.cancel):
+            with pytest.raises(UnknownJob, match=r"a job id is 1 to 64 letters, digits and `\._-`"):
+                ask(job_id)
 
 
 def test_service_that_is_not_there(tmp_path: Path) -> None:

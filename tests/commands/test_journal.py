@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from prorl_zmq import Job, codec
+from prorl_zmq.brokers.backend_journal import BackendJournal
 from prorl_zmq.brokers.disk_journal import SCHEMA_VERSION, DiskJournal
 from prorl_zmq.brokers.journal import JobState
 from prorl_zmq.brokers.outbox import Finished
@@ -82,6 +84,31 @@ def test_clear_forgets_a_journal_of_another_version(path: Path) -> None:
     assert run("prorl", ["journal", "show", str(path)]) == 2
     assert run("prorl", ["journal", "clear", str(path)]) == 0
     assert not path.exists()
+
+
+def test_show_counts_rows_that_cannot_be_read(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("prorl", ["journal", "show", str(path)]) == 0
+    assert "damaged" not in capsys.readouterr().out
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE states SET phase = x'ff'")
+        connection.execute("UPDATE jobs SET session = x'ff', accepted_at = 'then' WHERE sequence = 2")
+    connection.close()
+    assert run("prorl", ["journal", "show", str(path)]) == 0
+    assert "damaged  2 of these; their clients are told that they are lost" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("role", "name"), [("rollout", "rollout.journal"), ("backend", "backends.journal")])
+def test_what_to_do_about_a_truncated_journal(
+    tmp_path: Path, role: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / name
+    with DiskJournal(other) if role == "rollout" else BackendJournal(other):
+        pass
+    os.truncate(other, 5000)
+    assert run("prorl", ["broker", role, "--run-dir", str(tmp_path)]) == 2
+    assert "is damaged (database disk image is malformed): keep a copy" in capsys.readouterr().err
+    assert run("prorl", ["journal", "clear", str(other)]) == 0
+    assert not other.exists()
 
 
 @pytest.mark.parametrize("command", ["compact", "clear"])

@@ -56,6 +56,7 @@ def test_topology_file_that_is_not_there(tmp_path: Path) -> None:
         (("prorl", "train"), "No such command 'train'"),
         (("prorl", "status", "--wach"), "No such option"),
         (("prorl", "submit"), "Missing argument 'TASKS.jsonl'"),
+        (("prorl", "submit", "--session", "a b"), "a session's name is 1 to 128 letters"),
         (("prorl", "status", "--connect", "localhost:5555"), "is not ipc://PATH or tcp://HOST:PORT"),
         (("prorl-stage", "--slots", "4"), "Missing option '--role'"),
         (("prorl-stage", "--role", "judge"), "'judge' is not one of 'init', 'run', 'eval'"),

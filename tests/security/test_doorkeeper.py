@@ -59,7 +59,9 @@ def test_the_list_is_as_its_folder_is_now(doorkeeper: Doorkeeper, folders: KeyFo
     alice, before = public(folders["alice"]), doorkeeper.list_state
     folders.service.revoke("alice")
     assert not comes(doorkeeper, Door.FRONT_DOOR, alice)
-    assert doorkeeper.sender(alice).revoked
+    sender = doorkeeper.sender(alice)
+    assert (sender.name, sender.revoked) == ("alice", True)
+    assert doorkeeper.judge(Door.FRONT_DOOR, "", b"CURVE", [z85.decode(alice)]).reason == "the key alice is not let in"
     assert doorkeeper.list_state != before
     folders.service.allow(folders["alice"] / "alice.pub", KeyRole.OPERATOR)
     assert comes(doorkeeper, Door.FRONT_DOOR, alice)

@@ -11,6 +11,7 @@ import zmq
 from key_folders import KeyFolders
 
 from prorl_zmq.brokers.loop import Loop
+from prorl_zmq.config import SERVICE_VARIABLE
 from prorl_zmq.errors import InvalidEndpoint, MalformedMessage
 from prorl_zmq.messages import KeyRole
 from prorl_zmq.security.gate import Gate
@@ -252,9 +253,27 @@ def test_tcp_beyond_loopback_needs_keys_and_says_how_to_make_them(
     gate = Gate(sockets.context, None)
     with pytest.raises(InvalidEndpoint, match=r"`prorl keys new service --role service`.*--keys.*--insecure"):
         gate.bind(socket, "tcp://0.0.0.0:*", Door.FRONT_DOOR)
+    with pytest.raises(InvalidEndpoint, match=r"`prorl keys new NAME --role stage`"):
+        gate.bind(socket, "tcp://0.0.0.0:*", Door.STAGE_INBOX)
     gate.close()
     gate = Gate(others.context, Keyring.load(folders.service.path, BROKER))
     assert gate.bind(others(zmq.PULL), "tcp://0.0.0.0:*", Door.FRONT_DOOR).startswith("tcp://0.0.0.0:")
+    gate.close()
+
+
+@pytest.mark.parametrize(("supervised", "times"), [(False, 1), (True, 0)])
+def test_plaintext_to_other_machines_is_warned_of_once(
+    sockets: Sockets, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, supervised: bool, times: int
+) -> None:
+    monkeypatch.delenv(SERVICE_VARIABLE, raising=False)
+    if supervised:
+        monkeypatch.setenv(SERVICE_VARIABLE, "serve has said it")
+    gate = Gate(sockets.context, None, insecure=True)
+    gate.bind(sockets(zmq.PULL), "tcp://127.0.0.1:*", Door.FRONT_DOOR)
+    assert "plaintext" not in caplog.text
+    for door in (Door.FRONT_DOOR, Door.STAGE_EVENTS):
+        gate.bind(sockets(zmq.PULL), "tcp://0.0.0.0:*", door)
+    assert caplog.text.count("plaintext to and from other machines: tcp://0.0.0.0:* has no keys") == times
     gate.close()
 
 

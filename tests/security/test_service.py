@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -243,6 +244,15 @@ def test_who_is_not_let_in_is_told_why_asynchronously(
     asyncio.run(main())
 
 
+def test_a_trainer_at_the_stages_port_is_told_that_it_may_be_the_wrong_one(cluster: Cluster) -> None:
+    """libzmq closes a connection of sockets that do not go together, without a word about keys."""
+    with (
+        RolloutClient(cluster.stage_events, keys=cluster.keys["alice"], timeout_s=SHORT_S) as client,
+        pytest.raises(errors.RequestTimeout, match=r"is it the right port.* not for a key of role trainer"),
+    ):
+        client.status()
+
+
 def _keys(cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch) -> Path | None:
     monkeypatch.delenv("PRORL_KEYS", raising=False)
     if name == "gpu-7":  # a client would not take a stage's key: say that it is a trainer's
@@ -260,7 +270,7 @@ def test_a_service_without_keys_is_told_apart(cluster: Cluster, monkeypatch: pyt
     monkeypatch.delenv("PRORL_KEYS", raising=False)
     plain = Topology(
         service=ServiceSettings(run_dir=str(cluster.folder / "plain")),
-        rollout_broker=RolloutBrokerSettings(front_door="tcp://127.0.0.1:*"),
+        rollout_broker=RolloutBrokerSettings(front_door="tcp://127.0.0.1:*", stage_events="tcp://127.0.0.1:*"),
     )
     broker = RolloutBroker(plain, MemoryJournal())
     thread = threading.Thread(target=broker.run)
@@ -271,6 +281,9 @@ def test_a_service_without_keys_is_told_apart(cluster: Cluster, monkeypatch: pyt
             keyed.status()
         with RolloutClient(broker.front_door, timeout_s=WAIT_S) as client:
             assert client.status().stages == ()
+        lost = RolloutClient(broker.stage_events, timeout_s=SHORT_S)
+        with lost, pytest.raises(errors.RequestTimeout, match="ends the handshake: is it the right port"):
+            lost.status()
     finally:
         broker.stop()
         thread.join(10)
@@ -280,11 +293,13 @@ def test_a_service_without_keys_is_told_apart(cluster: Cluster, monkeypatch: pyt
 
 def test_each_role_has_its_rights(cluster: Cluster) -> None:
     with cluster.client("olga") as operator, cluster.client("alice") as trainer:
-        with pytest.raises(errors.NotAllowed, match=r"the operator key olga may not .*Submit.*of role trainer"):
+        with pytest.raises(errors.NotAllowed, match=r"the operator key olga may not .*`submit`.*of role trainer"):
             operator.submit(job())
-        with pytest.raises(errors.NotAllowed, match=r"Collect"):
+        with pytest.raises(errors.NotAllowed, match=r"`collect`"):
             operator.collect(wait_s=0)
-        with pytest.raises(errors.NotAllowed, match=r"the trainer key alice may not .*DrainBackend.*of role operator"):
+        with pytest.raises(
+            errors.NotAllowed, match=r"the trainer key alice may not .*`drain_backend`.*of role operator$"
+        ):
             trainer.backends.drain("engine")
         operator.backends.drain("engine")
         assert [status.state for status in trainer.backends.list()] == ["draining"]
@@ -333,13 +348,15 @@ def test_a_key_that_is_revoked_is_of_no_use_on_open_connections_either(cluster: 
 def test_a_revoked_nodes_processes_lose_their_jobs_and_nothing_else(cluster: Cluster) -> None:
     keys = cluster.keys.make("gpu-9", KeyRole.STAGE)
     cluster.keys.service.allow(keys / "gpu-9.pub", KeyRole.STAGE)
-    cluster.start_stage(keys)
+    process = cluster.start_stage(keys)
     with cluster.client("alice") as client:
         wait_for(lambda: any(stage.node == "gpu-9" for stage in client.status().stages), "gpu-9 to join", WAIT_S)
         cluster.keys.service.revoke("gpu-9")
         wait_for(lambda: all(stage.node != "gpu-9" for stage in client.status().stages), "gpu-9 to go", WAIT_S)
         client.submit(job())
         assert [trajectory.outcome for trajectory in client.stream(timeout_s=WAIT_S)] == ["completed"]
+    assert process.wait(WAIT_S) == 2
+    assert re.search(r"prorl-stage: the key of stage process \S+ was revoked", cluster.log())
 
 
 def test_no_secret_is_in_any_log(cluster: Cluster) -> None:

@@ -22,7 +22,8 @@ import psutil
 import pytest
 
 from prorl_zmq import Backend, Job, RolloutClient
-from prorl_zmq.messages import SetWeightVersion
+from prorl_zmq.messages import KeyRole, SetWeightVersion
+from prorl_zmq.security.keys import KeyFolder
 
 from .conftest import until
 
@@ -382,3 +383,56 @@ def test_an_interpreter_without_an_engine_is_named_at_once(tmp_path: Path, pytho
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert f"{python} {said}" in done.stderr
+
+
+REACHABLE = """
+[rollout_broker]
+front_door = "tcp://10.0.0.1:5555"
+[sandbox]
+kind = "process"
+"""
+
+
+def serve(folder: Path, topology: str, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a `prorl serve` that cannot work with what it is given."""
+    config = folder / "topology.toml"
+    config.write_text(topology)
+    command = [*PRORL, "serve", "--config", str(config), "--run-dir", str(folder / "run"), *flags]
+    clean = {name: value for name, value in os.environ.items() if name != "PRORL_KEYS"}
+    return subprocess.run(
+        command, env={**clean, **environment}, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def complaint(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line of a `prorl serve` that has started nothing: no child has logged."""
+    assert done.returncode == 2, done.stderr
+    *before, last = done.stderr.splitlines()
+    assert before == ["prorl serve: sandboxes are plain processes: what the model runs is not isolated"]
+    return last
+
+
+def test_endpoints_without_keys_are_refused_once_before_anything_starts(tmp_path: Path) -> None:
+    """Every child said it, and `prorl serve` at last that one of them had."""
+    said = complaint(serve(tmp_path, REACHABLE))
+    assert said.startswith("prorl: tcp://10.0.0.1:5555 is reachable from other machines and has no keys")
+    assert "`prorl keys new service --role service`" in said
+
+
+@pytest.mark.parametrize("by", ["flag", "environment"])
+def test_keys_of_another_role_are_refused_once_before_anything_starts(tmp_path: Path, by: str) -> None:
+    keys = KeyFolder(tmp_path / "keys")
+    keys.new("alice", KeyRole.TRAINER)
+    flags = ("--keys", str(keys.path)) if by == "flag" else ()
+    environment = {} if by == "flag" else {"PRORL_KEYS": str(keys.path)}
+    said = complaint(serve(tmp_path, REACHABLE, *flags, **environment))
+    assert "has no key of role service; make one with `prorl keys new NAME --role service`" in said
+
+
+def test_an_endpoint_that_its_own_stages_cannot_reach_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    topology = REACHABLE.replace("front_door", "stage_events").replace("10.0.0.1", "0.0.0.0")
+    done = serve(tmp_path, topology, "--insecure")
+    assert done.returncode == 2
+    warning, said = done.stderr.splitlines()[1:]
+    assert warning.endswith("tcp://0.0.0.0:5555 has no keys, so whoever reaches it may do everything and read all")
+    assert said.startswith("prorl: tcp://0.0.0.0:5555 is no address of this machine to which")

@@ -1,6 +1,8 @@
 """Watches what all processes of a sandbox use together, since a limit of the kernel's is for each of them alone.
 
-Memory that no process has mapped, such as that of a memory file which is only open, is not seen.
+Memory that is shared counts for each process that has touched it, and once more if it is an open memory file. The
+processes that hold the container count too, since a command can trace them and have them work for it: Apptainer's have
+some seven threads and 6 MB, those of others next to nothing.
 
 It looks at them at intervals, since nothing tells us of an allocation. A sandbox that is over a limit is ended; what
 the node may lose until then is what a process can take in one interval. At the same times it reaps what the server has
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import SandboxLimitExceeded
 from ..processes import PROC
+from .memory_files import DESCRIPTORS, TooManyDescriptors, memory_files_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,12 +84,17 @@ class Watch:
 
     def _excess(self) -> ProrlError | None:
         limits = self._container.spec.limits
-        usages = [_usage(pid) for pid in self._container.processes()]
-        threads = sum(usage.threads for usage in usages)
+        usages = {pid: _usage(pid) for pid in (*self._container.holding(), *self._container.processes())}
+        threads = sum(usage.threads for usage in usages.values())
         if threads > limits.processes:
             message = f"the sandbox had {threads} processes and threads; at most {limits.processes} are allowed"
             return SandboxLimitExceeded(message, limit="processes")
-        used = sum(usage.memory_bytes for usage in usages)
+        used = sum(usage.memory_bytes for usage in usages.values())
+        try:
+            used += memory_files_bytes((pid, usage.threads) for pid, usage in usages.items())
+        except TooManyDescriptors:
+            message = f"the sandbox had more than {DESCRIPTORS} open descriptors"
+            return SandboxLimitExceeded(message, limit="descriptors")
         if used > limits.memory_bytes:
             message = f"the sandbox used {used >> 20} MiB of memory; at most {limits.memory_bytes >> 20} are allowed"
             return SandboxLimitExceeded(message, limit="memory_bytes")

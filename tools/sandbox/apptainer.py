@@ -40,7 +40,8 @@ class ApptainerContainer(NamespacedContainer):
     # Killed, it would leave the process behind that serves a SIF file's filesystem; this signal lets it clean up.
     death_signal = signal.SIGTERM
 
-    def _runtime_argv(self, image: Path | None) -> list[str]:
+    def _runtime_argv(self, image: Path | None, passed: list[int]) -> list[str]:
+        del passed  # it reads its filter from a file
         if image is None:
             raise SandboxFailed("apptainer needs an image; name one in the task or as the service's default (--image)")
         spec = self.spec

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from ...errors import SandboxFailed
+from . import seccomp
 from .namespaced import WORKSPACE, NamespacedContainer
 
 PROGRAM = "bwrap"
@@ -38,7 +39,7 @@ class BubblewrapContainer(NamespacedContainer):
 
     kind = "bubblewrap"
 
-    def _runtime_argv(self, image: Path | None) -> list[str]:
+    def _runtime_argv(self, image: Path | None, passed: list[int]) -> list[str]:
         spec = self.spec
         if spec.fakeroot or spec.writable != "no":
             raise SandboxFailed("bubblewrap has neither fakeroot nor a writable image; use apptainer for these")
@@ -59,6 +60,9 @@ class BubblewrapContainer(NamespacedContainer):
         for bind in spec.binds:
             arguments += ["--bind" if bind.writable else "--ro-bind", bind.source, bind.target]
         arguments += ["--remount-ro", "/dev", "--remount-ro", "/"]
+        if (program := seccomp.opened()) is not None:
+            passed.append(program)
+            arguments += ["--seccomp", str(program)]
         return [*arguments, "--chdir", "/", "--clearenv", "--"]
 
 

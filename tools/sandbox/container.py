@@ -122,6 +122,10 @@ class Container(ABC):
     def processes(self) -> list[int]:
         """Give all processes of the sandbox's commands, in the host's numbers."""
 
+    def holding(self) -> list[int]:
+        """Give the processes that keep the container open, in the host's numbers; none of them is a command's."""
+        return []
+
     @abstractmethod
     def _join(self, report: int, *, limited: bool) -> None:
         """In a forked child: become a process of the container, without rights; write its number to `report`.
@@ -392,20 +396,18 @@ class Container(ABC):
                 return
         os.chdir("/")
 
-    def _limit(self, *, address_space: bool) -> None:
-        """In a forked child: take the limits on."""
+    def _limit(self, pid: int, *, address_space: bool, processes: bool = True) -> None:
+        """Put the limits on a process; 0 is this one, a forked child."""
         limits = self.spec.limits
-        wanted = {
-            resource.RLIMIT_NPROC: limits.processes,
-            resource.RLIMIT_FSIZE: limits.file_bytes,
-            resource.RLIMIT_CORE: 0,
-        }
+        wanted = {resource.RLIMIT_FSIZE: limits.file_bytes, resource.RLIMIT_CORE: 0}
+        if processes:
+            wanted[resource.RLIMIT_NPROC] = limits.processes
         if address_space:
             wanted[resource.RLIMIT_AS] = limits.memory_bytes
         for kind, value in wanted.items():
-            _, hard = resource.getrlimit(kind)
+            _, hard = resource.prlimit(pid, kind)
             allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(kind, (allowed, allowed))
+            resource.prlimit(pid, kind, (allowed, allowed))
 
 
 def _answer(function: Callable[[], Any], result: int) -> None:

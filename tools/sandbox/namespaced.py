@@ -5,7 +5,8 @@
 
 The shell's input is a pipe from this process, and the kernel signals the runtime when this process dies: either way the
 namespaces' first process ends, and with it, by the kernel, all others. Limits are those of each process; for all of
-them together see `execution.watch`.
+them together see `execution.watch`. A command may trace the shell and the first process, which are its user's, and so
+become them: they have the limits and the system call filter too, and are watched.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class NamespacedContainer(Container):
     def __init__(self, path: Path, spec: SandboxSpec) -> None:
         super().__init__(path, spec)
         self._runtime: Child | None = None
-        self._holder = -1
-        """A pidfd of the holding shell: its end is the container's."""
+        self._holding: dict[int, int] = {}
+        """The processes inside that keep the container open, the first one and the holding shell, with their pidfds:
+        the end of either is the container's."""
         self._namespaces: namespaces.Namespaces | None = None
         self._changing = asyncio.Lock()
         """Held while the container is started or ended."""
@@ -77,11 +79,12 @@ class NamespacedContainer(Container):
         return "/"
 
     @abstractmethod
-    def _runtime_argv(self, image: Path | None) -> list[str]:
+    def _runtime_argv(self, image: Path | None, passed: list[int]) -> list[str]:
         """Give the host command line that runs a program inside, the program left out.
 
         Args:
             image: the root filesystem, where the spec names one.
+            passed: descriptors that the runtime is to inherit are added; the caller closes them.
 
         Raises:
             SandboxFailed: the image is unfit.
@@ -104,7 +107,8 @@ class NamespacedContainer(Container):
             self._image = hold(Path(self.spec.image))
         if self._image is not None:
             check_image(self.kind, self._image.path)
-        argv = [*self._runtime_argv(self._image.path if self._image is not None else None), *HOLD]
+        passed: list[int] = []
+        argv = [*self._runtime_argv(self._image.path if self._image is not None else None, passed), *HOLD]
         log = self.path / "runtime.log"
         ready, ready_end = os.pipe()
         line_end, self._line = os.pipe()
@@ -118,6 +122,7 @@ class NamespacedContainer(Container):
                     stderr=words,
                     env={name: value for name, value in os.environ.items() if name in RUNTIME_VARIABLES},
                     start_new_session=True,
+                    pass_fds=passed,
                     preexec_fn=lambda: namespaces.die_with_parent(number, parent),  # noqa: PLW1509 - there are no threads
                 )
         except OSError as error:
@@ -125,8 +130,8 @@ class NamespacedContainer(Container):
             self._let_go()
             raise SandboxFailed(f"{argv[0]} cannot be started: {error.strerror}") from error
         finally:
-            os.close(ready_end)
-            os.close(line_end)
+            for descriptor in (ready_end, line_end, *passed):
+                os.close(descriptor)
         process.returncode = 0  # it is waited for by its number; Popen must not
         self._runtime = Child(process.pid)
         try:
@@ -140,7 +145,7 @@ class NamespacedContainer(Container):
     async def living(self) -> None:
         """Start it again if it ended (see `Container.living`)."""
         async with self._changing:
-            if self._runtime is None or _ended(self._holder):
+            if self._runtime is None or any(map(_ended, self._holding.values())):
                 await self._close()
                 await self._start()
 
@@ -183,8 +188,12 @@ class NamespacedContainer(Container):
                 found.update(dict.fromkeys((pid, *descendants(pid))))
         if self._runtime is not None:
             for first in children(self._runtime.pid):
-                found.update(dict.fromkeys(descendants(first)[1:]))
-        return list(found)
+                found.update(dict.fromkeys(descendants(first)))
+        return [pid for pid in found if pid not in self._holding or _ended(self._holding[pid])]
+
+    def holding(self) -> list[int]:
+        """Give the processes that keep the container open; a command may trace them, and make them do its work."""
+        return [pid for pid, pidfd in self._holding.items() if not _ended(pidfd)]
 
     def kill_all(self) -> None:
         """Kill the namespaces' first process: the kernel kills all others, however many are being started."""
@@ -201,7 +210,7 @@ class NamespacedContainer(Container):
         if child:
             forking.tell_inner(report, child)
             os._exit(0)
-        self._limit(address_space=limited)
+        self._limit(0, address_space=limited)
         if not self.spec.fakeroot:
             namespaces.drop_capabilities()
         namespaces.forbid_new_privileges()
@@ -221,14 +230,19 @@ class NamespacedContainer(Container):
                 words = log.read(WORDS_BYTES).decode("utf-8", "replace").strip()
             problem = words or f"it said nothing within {START_LIMIT_S:g} s"
             raise SandboxFailed(f"{self.kind} could not start a container: {problem}", reason="start")
-        holder = self._runtime.pid
-        while below := children(holder):
-            holder = below[0]
+        line = [self._runtime.pid]
+        while below := children(line[-1]):
+            line.append(below[0])
+        holder = line[-1]
         try:
-            self._holder = os.pidfd_open(holder)
+            self._holding = {pid: os.pidfd_open(pid) for pid in line if _in_one_process_namespace(pid, holder)}
             self._namespaces = namespaces.Namespaces(holder)
             if not _is_inside(holder, self._namespaces):
                 raise SandboxFailed(f"a container of {self.kind} was not ready when it said so", reason="start")
+            for pid in self._holding:
+                # Neither starts anything by itself; but the first one may be a program of many threads that needs an
+                # address space of gigabytes and must not fail at a new thread, and those are watched in any case.
+                self._limit(pid, address_space=pid == holder, processes=pid == holder)
             if os.geteuid() == 0:
                 self._protect_devices(self._namespaces)
             variables = (PROC / str(holder) / "environ").read_bytes().decode("utf-8", "surrogateescape")
@@ -243,10 +257,11 @@ class NamespacedContainer(Container):
             self._image = None
 
     def _let_go(self) -> None:
-        for descriptor in (self._holder, self._line):
+        for descriptor in (*self._holding.values(), self._line):
             with suppress(OSError):
                 os.close(descriptor)
-        self._holder = self._line = -1
+        self._holding = {}
+        self._line = -1
         if self._namespaces is not None:
             self._namespaces.close()
             self._namespaces = None
@@ -273,6 +288,10 @@ def _is_inside(holder: int, inside: namespaces.Namespaces) -> bool:
         and command == b"\0".join(map(os.fsencode, HOLD)) + b"\0"
         and not os.path.samestat(theirs, os.stat("/"))  # noqa: PTH116
     )
+
+
+def _in_one_process_namespace(one: int, other: int) -> bool:
+    return os.path.samestat(os.stat(f"/proc/{one}/ns/pid"), os.stat(f"/proc/{other}/ns/pid"))  # noqa: PTH116
 
 
 def _ended(pidfd: int) -> bool:

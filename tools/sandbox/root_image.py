@@ -1,39 +1,114 @@
-"""The root filesystem that a sandbox names: a path, or the name of an image that `prorl image build` made."""
+"""The root filesystem that a sandbox names: a path, or the name of an image that `prorl image build` made.
+
+Whoever runs the service may name any (`find_image`). A job comes from a trainer, who is to see nothing of the host, and
+an image is shown whole: so a job may name only what is offered (`find_offered`). Neither may be the host's own root, or
+have the service's private folders below it.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from contextlib import suppress
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from ...errors import SandboxFailed
-from ..images.image import default_root
+from ...errors import ConfigError, SandboxFailed
+from ..images.image import NAME_PATTERN, default_root
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ...messages import SandboxKind
 
 SIF_MAGIC = b"SIF_MAGIC"
 SIF_MAGIC_AT = 32
 """Where a SIF file says what it is, behind the line that runs it."""
+SHOWN_LENGTH = 200
+"""How much of a job's words an error repeats."""
 
 
 def find_image(image: str) -> Path:
-    """Give the path of an image that is named by its path, or as `prorl image list` names it.
+    """Give the path of an image that whoever runs the service names: its path, or its name in `prorl image list`.
 
     Raises:
         SandboxFailed: there is none (`reason` is `image`).
     """
-    if "://" in image:
-        raise SandboxFailed(
-            f"{image} is no image on this machine; make one of it: prorl image build {image} --name NAME",
-            reason="image",
-        )
-    path = Path(image).expanduser()
-    if "/" not in image and not path.exists():
-        path = default_root() / image
-    if not path.exists():
-        where = f", nor one of that name in {path.parent}" if "/" not in image else ""
-        raise SandboxFailed(f"there is no image {image}{where}; build it with: prorl image build", reason="image")
+    _refuse_reference(image)
+    try:
+        path = Path(image).expanduser()
+        if "/" not in image and not path.exists():
+            path = default_root() / image
+        if not path.exists():
+            where = f", nor one of that name in {path.parent}" if "/" not in image else ""
+            raise SandboxFailed(f"there is no image {image}{where}; build it with: prorl image build", reason="image")
+    except (OSError, ValueError, RuntimeError) as error:  # such as `~` of a user that there is not
+        raise SandboxFailed(f"the image {_shown(image)} cannot be found: {error}", reason="image") from error
     return path.absolute()
+
+
+def find_offered(image: str, folders: Iterable[Path]) -> Path:
+    """Give the path of an image that a job names: one of those that `prorl image build` made, or below a folder.
+
+    The name must begin with one of the folders, and lead to one. What this gives has no link on the way that a sandbox
+    could have written, and change afterwards: only the link `FOLDER/NAME` stays, for `hold` to find what it leads to.
+
+    Args:
+        image: a name in one of the folders, or a path below one.
+        folders: beside that of `prorl image build`; see `check_folder`.
+
+    Raises:
+        SandboxFailed: there is none, or it is not offered (`reason` is `image`).
+    """
+    _refuse_reference(image)
+    offered = {folder.absolute(): folder.resolve() for folder in (default_root(), *folders)}
+    for named, folder in offered.items():
+        path = _below(image, named, folder)
+        if path is None:
+            continue
+        try:
+            real = path.resolve(strict=True)
+        except (OSError, RuntimeError):  # RuntimeError: of links in a circle, before Python 3.13
+            continue
+        if any(real != each and real.is_relative_to(each) for each in offered.values()):
+            return path if path.parent == folder else real
+    raise SandboxFailed(
+        f"no image {_shown(image)} is offered to jobs; build it with `prorl image build`, and name it as "
+        "`prorl image list` does, or have its folder added to `image_folders` in [sandbox] of the topology file",
+        reason="image",
+    )
+
+
+def check_folder(folder: Path, private: Iterable[Path]) -> Path:
+    """Give the absolute path of a folder of images for jobs.
+
+    Raises:
+        ConfigError: it is not absolute, or has private folders of the host below it.
+    """
+    try:
+        path = folder.expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"the image folder {folder}: {error}", key="sandbox.image_folders") from error
+    if not path.is_absolute():
+        raise ConfigError(f"the image folder {folder} is not an absolute path", key="sandbox.image_folders")
+    if problem := _exposes(path, private):
+        message = f"{folder} cannot be a folder of images for jobs: {problem}; name a folder that has only images"
+        raise ConfigError(message, key="sandbox.image_folders")
+    return path
+
+
+def check_private(image: Path, private: Iterable[Path]) -> None:
+    """Refuse an image that would show sandboxes what is the host's, whoever named it.
+
+    Args:
+        image: its path.
+        private: folders that must not be below it.
+
+    Raises:
+        SandboxFailed: it would (`reason` is `image`).
+    """
+    if problem := _exposes(image, private):
+        message = f"{image} cannot be an image: {problem}; build one with: prorl image build"
+        raise SandboxFailed(message, reason="image")
 
 
 def check_image(kind: SandboxKind, image: Path) -> None:
@@ -45,6 +120,7 @@ def check_image(kind: SandboxKind, image: Path) -> None:
     if kind == "process":
         return
     if image.is_dir():
+        check_private(image, ())
         if not (image / "bin").exists():
             raise SandboxFailed(f"the image {image} has no /bin; it is not a root filesystem", reason="image")
         return
@@ -59,3 +135,41 @@ def check_image(kind: SandboxKind, image: Path) -> None:
         raise SandboxFailed(f"the image {image} cannot be read: {error.strerror}", reason="image") from error
     if magic != SIF_MAGIC:
         raise SandboxFailed(f"the image {image} is neither a directory nor a SIF file", reason="image")
+
+
+def _exposes(path: Path, private: Iterable[Path]) -> str:
+    """Say what of the host's a folder has below it; empty if nothing."""
+    real = path.resolve()
+    with suppress(OSError):
+        if os.path.samestat(real.stat(), os.stat("/")):  # noqa: PTH116
+            return "it is the host's own root"
+    for each in private:
+        if each.resolve().is_relative_to(real):
+            return f"the host's {each} is part of it"
+    return ""
+
+
+def _below(image: str, named: Path, folder: Path) -> Path | None:
+    """Give where in a folder an image is that is named by its name or path; None if it is not in there."""
+    if "/" not in image:
+        return folder / image if NAME_PATTERN.fullmatch(image) else None
+    path = PurePath(image)
+    if ".." in path.parts or "\0" in image:
+        return None
+    for prefix in (named, folder):
+        if path != prefix and path.is_relative_to(prefix):
+            return folder / path.relative_to(prefix)
+    return None
+
+
+def _refuse_reference(image: str) -> None:
+    if "://" in image:
+        shown = _shown(image)
+        raise SandboxFailed(
+            f"{shown} is no image on this machine; make one of it: prorl image build {shown} --name NAME",
+            reason="image",
+        )
+
+
+def _shown(image: str) -> str:
+    return image if len(image) <= SHOWN_LENGTH else f"{image[:SHOWN_LENGTH]}…"

@@ -20,16 +20,19 @@ from ...errors import ErrorInfo, SandboxFailed, SandboxUnavailable, from_info
 from ...logs import log_settings
 from ...messages import SandboxKind
 from ...processes import ISOLATED
+from ...security.keys import named_folder
 from ..execution.client import ExecutionClient
 from ..execution.messages import ORDER_LIMIT_BYTES, ServerOrder
 from ..processes import to_the_end
 from . import tree
 from .kinds import problem_with
-from .root_image import check_image, find_image
+from .root_image import check_folder, check_image, check_private, find_image, find_offered
 from .sandbox import CLOSE_LIMIT_S, LEASE_S, MAKER_LOCK, NAME, Sandbox
 from .specification import SandboxSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ...messages import SandboxHandle
 
 START_LIMIT_S = 180.0
@@ -47,10 +50,24 @@ class Sandboxes:
         node: the node's name, as in sandbox handles.
         image: the root filesystem of sandboxes that name none.
         lease_s: how long a sandbox outlives a holder that died.
+        image_folders: where the images of specs must be, beside the folder of `prorl image build`. None: anywhere,
+            for whoever writes all specs without looking at what a job says.
+        keys: the service's key folder, which no image may have below it. None: that of `$PRORL_KEYS`, or none.
+
+    Raises:
+        ConfigError: one of `image_folders` is unfit.
     """
 
     def __init__(
-        self, kind: SandboxKind, root: Path, node: str = "local", image: str = "", lease_s: float = LEASE_S
+        self,
+        kind: SandboxKind,
+        root: Path,
+        node: str = "local",
+        image: str = "",
+        lease_s: float = LEASE_S,
+        *,
+        image_folders: Sequence[Path] | None = None,
+        keys: Path | None = None,
     ) -> None:
         if kind not in get_args(SandboxKind):
             raise ValueError(f"{kind!r} is no kind of sandbox; there are {', '.join(get_args(SandboxKind))}")
@@ -59,6 +76,11 @@ class Sandboxes:
         self.node = node
         self._image = image
         self._lease_s = lease_s
+        key_folder = named_folder(keys)
+        self._private = (self.root, *_homes(), *(() if key_folder is None else (key_folder.absolute(),)))
+        self._folders = None
+        if image_folders is not None:
+            self._folders = tuple(check_folder(folder, self._private) for folder in image_folders)
         self._line: socket.socket | None = None
         self._making: dict[Path, IO[str]] = {}
         """The locks on folders that have no execution server yet: should this process die, nobody else would know."""
@@ -73,7 +95,7 @@ class Sandboxes:
             raise SandboxUnavailable(problem, kind=self.kind)
         if self._image:
             try:
-                check_image(self.kind, find_image(self._image))
+                check_image(self.kind, self._found(""))
             except SandboxFailed as error:
                 raise SandboxUnavailable(error.message, kind=self.kind) from error
 
@@ -85,10 +107,13 @@ class Sandboxes:
             spec: how to make it.
 
         Raises:
-            SandboxFailed: the name is not one or is taken, the disk refuses the folder, the image is missing or unfit,
-                or the container did not start.
+            SandboxFailed: the name is not one or is taken, the disk refuses the folder, the image is missing, unfit or
+                not offered (see `image_folders`), or the container did not start.
         """
-        return await self.start(self.make_folder(name), spec or SandboxSpec())
+        spec = spec or SandboxSpec()
+        if self.kind != "process" and (spec.image or self._image):
+            spec = msgspec.structs.replace(spec, image=str(self._found(spec.image)))
+        return await self.start(self.make_folder(name), spec)
 
     def make_folder(self, name: str) -> Path:
         """Make a sandbox's folders, for `start`.
@@ -133,12 +158,14 @@ class Sandboxes:
     async def start(self, path: Path, spec: SandboxSpec) -> Sandbox:
         """Start the container and the execution server of a new folder; what does not start leaves nothing.
 
+        Args:
+            path: what `make_folder` gave.
+            spec: how to make it; `image` is a path that `create` has found.
+
         Raises:
             SandboxFailed: see `create`.
         """
         try:
-            if self.kind != "process" and (spec.image or self._image):
-                spec = msgspec.structs.replace(spec, image=str(find_image(spec.image or self._image)))
             (path / SPEC).write_bytes(msgspec.json.encode(spec))
             await self._spawn(path, spec)
             return await self._connected(path, spec)
@@ -174,6 +201,15 @@ class Sandboxes:
         if self._line is not None:
             self._line.close()
             self._line = None
+
+    def _found(self, named: str) -> Path:
+        """Give the path of the image that a spec names, or of the default one."""
+        if named and self._folders is not None:
+            image = find_offered(named, self._folders)
+        else:
+            image = find_image(named or self._image)
+        check_private(image, self._private)
+        return image
 
     async def _connected(self, path: Path, spec: SandboxSpec) -> Sandbox:
         client = await ExecutionClient.connect(path)
@@ -240,3 +276,10 @@ class Sandboxes:
         spawner.returncode = 0  # it outlives this object on purpose
         self._line = ours
         socket.send_fds(ours, [order], [report])
+
+
+def _homes() -> tuple[Path, ...]:
+    """Give this user's home, where keys are unless they are elsewhere; none for a user without."""
+    with contextlib.suppress(RuntimeError):
+        return (Path.home(),)
+    return ()

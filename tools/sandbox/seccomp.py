@@ -88,6 +88,19 @@ def install() -> None:
             raise OSError(number, os.strerror(number))
 
 
+def opened() -> int | None:
+    """Give the filter as a descriptor for a runtime to read, which the caller closes; None if there is no filter.
+
+    Raises:
+        OSError: there are no more descriptors.
+    """
+    if not _PROGRAM:
+        return None
+    descriptor = os.memfd_create("seccomp")
+    os.pwrite(descriptor, _PROGRAM, 0)
+    return descriptor
+
+
 def profile() -> dict[str, Any]:
     """Give the same as a profile of the Open Container Initiative's form, but for `UNKNOWN`.
 

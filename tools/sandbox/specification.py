@@ -41,8 +41,9 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to make a sandbox."""
 
     image: Text = ""
-    """The root filesystem: a directory, or a SIF file (kind `apptainer`). Empty: the default of the service; without
-    one, kind `bubblewrap` shows the host's /usr, and kind `process` takes no image in any case."""
+    """The root filesystem, as `prorl image list` names it, or the path of a directory or a SIF file (kind `apptainer`)
+    below one of the service's `image_folders`. Empty: the default of the service; without one, kind `bubblewrap` shows
+    the host's /usr, and kind `process` takes no image in any case."""
     binds: tuple[Bind, ...] = ()
     environment: dict[Word, Text] = {}
     """Variables of all commands, beside those of the image and the standard ones."""

@@ -89,3 +89,24 @@ def test_what_is_shared_and_threads_count_too(sandboxes: Sandboxes, script: str)
         assert b"can't start new thread" in result.stderr or b"Cannot allocate" in result.stderr
 
     use(sandboxes, body, spec)
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@pytest.mark.parametrize(
+    "hide", ["", "import ctypes; ctypes.CDLL(None).unshare(0x400); "], ids=["open", "one thread's"]
+)
+def test_memory_files_count(sandboxes: Sandboxes, hide: str) -> None:
+    """480 MB of them, mapped by nobody, once were no memory to a sandbox of 128."""
+    script = (
+        "import os, threading, time\n"
+        f"def fill():\n    {hide}file = os.memfd_create('x')\n"
+        "    for _ in range(300): os.write(file, bytes(2**20))\n    time.sleep(20)\n"
+        "thread = threading.Thread(target=fill); thread.start(); thread.join()"
+    )
+
+    async def body(sandbox: Sandbox) -> None:
+        with pytest.raises(SandboxLimitExceeded) as caught:
+            await sandbox.exec(["python3", "-c", script], LIMIT_S)
+        assert caught.value.limit == "memory_bytes"
+
+    use(sandboxes, body, SandboxSpec(limits=Limits(memory_bytes=200 * 2**20)))

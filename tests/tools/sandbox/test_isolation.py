@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
+from prorl_zmq.tools.sandbox.specification import Limits, SandboxSpec
 
 if TYPE_CHECKING:
     from prorl_zmq.messages import SandboxKind
@@ -70,6 +70,21 @@ def test_commands_have_no_descriptors_but_their_own(sandboxes: Sandboxes) -> Non
     assert run_inside(sandboxes, "ls /proc/self/fd | tr '\\n' ' '").stdout == b"0 1 2 3 "
 
 
+def test_all_processes_inside_have_the_limits_and_the_filter(sandboxes: Sandboxes) -> None:
+    """A command could trace the shell that holds the container, and be without them in its place."""
+    script = (
+        "for process in /proc/[0-9]*; do "
+        "grep -s Seccomp: $process/status; grep -sE '^Max (file|core file) size' $process/limits; done | sort | uniq -c"
+    )
+    result = run_inside(sandboxes, script, SandboxSpec(limits=Limits(file_bytes=20 * 2**20)))
+    counted = [line.split() for line in result.stdout.decode().splitlines()]
+    core, file, seccomp = counted  # one line of each, or some process differs
+    assert core[1:] == ["Max", "core", "file", "size", "0", "0", "bytes"]
+    assert file[1:] == f"Max file size {20 * 2**20} {20 * 2**20} bytes".split()
+    assert seccomp[1:] == ["Seccomp:", "2"]
+    assert int(seccomp[0]) >= 3  # the first process, the shell that holds the container, and the command
+
+
 def test_root_inside_is_no_root_outside(sandboxes: Sandboxes, image: str) -> None:
     if sandboxes.kind == "bubblewrap":
         pytest.skip("it has no root inside")
@@ -92,6 +107,7 @@ def test_changes_of_the_image_are_the_sandboxs_own(sandboxes: Sandboxes, image: 
 UNPRIVILEGED = """
 import asyncio, os, sys
 from pathlib import Path
+from prorl_zmq.errors import SandboxLimitExceeded
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.tools.sandbox.specification import Limits, SandboxSpec
 
@@ -114,9 +130,25 @@ async def main():
     result = await bash.run("for i in {1..100}; do sleep 10 & done", 60)
     print("refused" if "fork" in result.output else result)
     await sandbox.close()
+    sandbox = await sandboxes.create("three", SandboxSpec(limits=Limits(memory_bytes=200 * 2**20)))
+    try:
+        if sys.argv[5]:
+            print(await sandbox.exec(["python3", "-c", sys.argv[5]], 60))
+    except SandboxLimitExceeded as error:
+        print(error.limit)
+    await sandbox.close()
     print(os.listdir(sandboxes.root))
 
 asyncio.run(main())
+"""
+
+
+CLOSED_MEMORY_FILE = """
+import ctypes, os, time
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: its folder in /proc is root's from now on
+file = os.memfd_create("x")
+for _ in range(300): os.write(file, bytes(2**20))
+time.sleep(20)
 """
 
 
@@ -165,8 +197,9 @@ def test_an_unprivileged_user_can_do_it_all(
     home = tmp_path / "home"
     home.mkdir()
     os.chown(home, 65534, 65534)
+    closed = CLOSED_MEMORY_FILE if form == "directory" else ""  # the other image has no Python
     done = subprocess.run(
-        [*as_nobody, "-P", "-c", UNPRIVILEGED, kind, image, str(home), str(small_image)],
+        [*as_nobody, "-P", "-c", UNPRIVILEGED, kind, image, str(home), str(small_image), closed],
         capture_output=True,
         text=True,
         check=False,
@@ -175,4 +208,6 @@ def test_an_unprivileged_user_can_do_it_all(
     )
     plain = ["['65534']" if kind == "apptainer" else "['1000']", "['/tmp', '1', '/proc/sys/kernel/hostname']", "b'1'"]
     fake = ["['0', 'new']", *plain[1:]] if kind == "apptainer" else []
-    assert done.stdout.splitlines() == [*plain, *fake, "refused", "[]"], done.stderr
+    assert done.stdout.splitlines() == [*plain, *fake, "refused", *(["memory_bytes"] if closed else []), "[]"], (
+        done.stderr
+    )

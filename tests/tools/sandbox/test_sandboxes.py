@@ -113,7 +113,7 @@ def test_an_image_that_is_none_is_said(
     async def main() -> None:
         with pytest.raises(SandboxFailed, match=message):
             await sandboxes.create("one", SandboxSpec(image=str(image)))
-        assert list(sandboxes.root.iterdir()) == []
+        assert list(sandboxes.root.glob("*")) == []
 
     asyncio.run(main())
 

@@ -1,0 +1,45 @@
+"""Which of a service's sockets each kind of request is for: who asks the wrong one is told the right one.
+
+Owns nothing. What is no request of any socket is left to the decoder's own error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from ..errors import MalformedMessage
+from ..messages import AnyBackendRequest, AnyEngineRequest, FrontDoorRequest
+
+FRONT_DOOR = "the front door (`rollout_broker.front_door`)"
+BACKEND_BROKER = "the backend broker (`backend_broker.endpoint`)"
+ENGINE_HOST = "an engine host"
+
+ASKED_OF: dict[str, str] = {
+    str(kind.__struct_config__.tag): place
+    for place, kinds in (
+        (FRONT_DOOR, FrontDoorRequest),
+        (BACKEND_BROKER, AnyBackendRequest),
+        (ENGINE_HOST, AnyEngineRequest),
+    )
+    for kind in get_args(kinds)
+}
+"""The place of each request, by its tag."""
+
+
+def check_addressee(content: Any, here: str) -> None:
+    """Raise if an unpacked header is a request for another socket than this one.
+
+    Args:
+        content: the header.
+        here: one of `FRONT_DOOR`, `BACKEND_BROKER`.
+
+    Raises:
+        MalformedMessage: it is.
+    """
+    tag = content.get("type") if isinstance(content, dict) else None
+    place = ASKED_OF.get(tag, here) if isinstance(tag, str) else here
+    if place != here:
+        raise MalformedMessage(
+            f"`{tag}` is asked of {place}, and this is {here}; connect to the former, as the topology file has it",
+            field="type",
+        )

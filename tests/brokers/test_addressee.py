@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from prorl_zmq.brokers.addressee import ASKED_OF, BACKEND_BROKER, FRONT_DOOR, check_addressee
+from prorl_zmq.errors import MalformedMessage
+from prorl_zmq.messages import AnyBackendRequest, AnyEngineRequest, FrontDoorRequest
+
+
+def test_every_request_has_one_place() -> None:
+    assert len(ASKED_OF) == sum(
+        len(get_args(kinds)) for kinds in (FrontDoorRequest, AnyBackendRequest, AnyEngineRequest)
+    )
+
+
+@pytest.mark.parametrize(
+    ("tag", "here", "place"),
+    [
+        ("hello", BACKEND_BROKER, "the front door"),
+        ("assign", FRONT_DOOR, "the backend broker"),
+        ("generate", FRONT_DOOR, "an engine host"),
+    ],
+)
+def test_who_asks_the_wrong_one_is_told_the_right_one(tag: str, here: str, place: str) -> None:
+    with pytest.raises(MalformedMessage, match=f"`{tag}` is asked of {place}.*, and this is {here[:10]}"):
+        check_addressee({"type": tag}, here)
+
+
+@pytest.mark.parametrize("content", [{"type": "hello"}, {"type": "what"}, {"type": []}, {}, [], None])
+def test_what_it_does_not_know_is_left_to_the_decoder(content: object) -> None:
+    check_addressee(content, FRONT_DOOR)

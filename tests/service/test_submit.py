@@ -1,0 +1,186 @@
+"""`prorl submit` with more jobs than fit, and interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from prorl_zmq import AsyncRolloutClient, Job
+from prorl_zmq.commands.jobs import TWICE_S
+from prorl_zmq.commands.submission import Submission
+from prorl_zmq.errors import Busy
+
+from .conftest import SETTINGS, WAIT_S, TestService, scripted, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SUBMIT = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "submit"]
+PATIENCE = """
+import sys
+from prorl_zmq.commands import app, jobs
+jobs.END_S = 600.0
+sys.exit(app.run("prorl", ["submit", *sys.argv[1:]]))
+"""
+PATIENT = [sys.executable, "-P", "-c", PATIENCE]
+HELD = 10
+"""Jobs that a session may have in the service."""
+
+
+@pytest.fixture(scope="module")
+def tight() -> Iterator[TestService]:
+    """A service that takes few jobs, with one scripted stage process per role."""
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
+        settings = msgspec.structs.replace(SETTINGS, max_jobs=2 * HELD, max_session_share=0.5)
+        service = TestService(Path(folder), settings)
+        try:
+            service.start_backend_broker()
+            service.start_rollout_broker()
+            service.start_stages()
+            yield service
+        finally:
+            service.close()
+
+
+def task_file(path: Path, jobs: list[Job]) -> Path:
+    path.write_bytes(b"".join(msgspec.json.encode(job) + b"\n" for job in jobs))
+    return path
+
+
+@contextmanager
+def submitting(
+    service: TestService, *arguments: str, command: Sequence[str] = SUBMIT
+) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*command, *arguments, "--connect", service.front_door],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def held(service: TestService) -> int:
+    """Jobs and results that the service has."""
+    with service.client() as client:
+        status = client.status()
+    return sum(status.queued.values()) + sum(status.running.values()) + status.uncollected
+
+
+def outcomes(out: Path) -> list[str]:
+    return sorted(json.loads(line)["outcome"] for line in (out / "results.jsonl").read_text().splitlines())
+
+
+def test_a_file_of_more_jobs_than_the_session_may_hold_goes_through(tight: TestService, tmp_path: Path) -> None:
+    tasks = task_file(tmp_path / "tasks.jsonl", [scripted() for _ in range(3 * HELD + 1)])
+    with submitting(tight, str(tasks), "--out", str(tmp_path)) as process:
+        stdout, stderr = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, stderr
+    assert "31" in stdout
+    assert outcomes(tmp_path) == ["completed"] * (3 * HELD + 1)
+    assert held(tight) == 0
+
+
+def test_ctrl_c_cancels_collects_and_sums_up(tight: TestService, tmp_path: Path) -> None:
+    """It left the cancelled results in the service, under a name that nobody knew."""
+    jobs = [*(scripted() for _ in range(4)), *(scripted(run="sleep") for _ in range(2 * HELD))]
+    tasks = task_file(tmp_path / "tasks.jsonl", jobs)
+    results = tmp_path / "results.jsonl"
+    with submitting(tight, str(tasks), "--out", str(tmp_path)) as process:
+        until(lambda: results.exists() and results.read_text().count("\n") == 4, "the four that end")
+        until(lambda: held(tight) == HELD, "the session to be full")
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130, stderr
+    assert outcomes(tmp_path) == ["cancelled"] * HELD + ["completed"] * 4
+    assert "cancelled" in stdout
+    assert stderr.splitlines()[-1] == f"prorl submit: {HELD} cancelled, 4 completed, {HELD} not submitted"
+    assert held(tight) == 0
+
+
+def test_a_refused_job_in_the_middle_leaves_nothing_behind(tight: TestService, tmp_path: Path) -> None:
+    """What had been accepted before it went on running."""
+    wrong = Job(task="no-such-task", instance={})
+    tasks = task_file(tmp_path / "tasks.jsonl", [*(scripted(run="sleep") for _ in range(HELD)), wrong])
+    with submitting(tight, str(tasks)) as process:
+        _, stderr = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 2
+    assert "no-such-task" in stderr.splitlines()[-1]
+    assert held(tight) == 0
+
+
+def test_a_service_that_takes_nothing_is_given_up_with_its_reason(empty_service: TestService) -> None:
+    empty_service.start_backend_broker()
+    empty_service.start_rollout_broker()
+
+    async def main() -> None:
+        async with AsyncRolloutClient(empty_service.front_door, timeout_s=1.0) as client:
+            submission = Submission(client, [scripted() for _ in range(3)], lambda _: None)
+            with pytest.raises(Busy, match="no stage process has reported yet"):
+                await submission.run()
+            assert (submission.unsent, submission.waiting) == (3, 0)
+
+    asyncio.run(main())
+
+
+def test_what_a_session_left_is_collected_by_its_name(tight: TestService, tmp_path: Path) -> None:
+    with tight.client(session="mine") as client:
+        client.submit(scripted() for _ in range(3))
+    out = tmp_path / "out"
+    for _ in range(2):  # the second time there is nothing, and what the first has written stays
+        with submitting(tight, "--session", "mine", "--out", str(out)) as process:
+            stdout, stderr = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0, stderr
+        assert outcomes(out) == ["completed"] * 3
+    assert "completed" not in stdout
+    assert held(tight) == 0
+
+
+def test_results_that_do_not_come_in_time_are_named_with_their_session(
+    empty_service: TestService, tmp_path: Path
+) -> None:
+    """With the broker stopped there is nobody who could give them."""
+    empty_service.start_backend_broker()
+    empty_service.start_rollout_broker()
+    empty_service.start_stages()
+    mark = tmp_path / "mark"
+    tasks = task_file(tmp_path / "tasks.jsonl", [scripted(run="sleep", mark=str(mark))])
+    with submitting(empty_service, str(tasks), "--session", "mine") as process:
+        until(mark.exists, "the job to run")
+        empty_service.stop_broker("rollout")
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130
+    assert "1 not collected: `prorl submit --session mine` collects them" in stderr.splitlines()[-1]
+
+
+def test_a_second_ctrl_c_does_not_wait(empty_service: TestService, tmp_path: Path) -> None:
+    empty_service.start_backend_broker()
+    empty_service.start_rollout_broker()
+    empty_service.start_stages()
+    mark = tmp_path / "mark"
+    tasks = task_file(tmp_path / "tasks.jsonl", [scripted(run="sleep", mark=str(mark))])
+    with submitting(empty_service, str(tasks), command=PATIENT) as process:
+        until(mark.exists, "the job to run")
+        empty_service.stop_broker("rollout")
+        for pause_s in (0.0, 2 * TWICE_S):
+            threading.Event().wait(pause_s)
+            process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=20)  # the client would wait for 30 s
+    assert process.returncode == 130
+    assert "1 not collected" in stderr.splitlines()[-1]

@@ -1,0 +1,66 @@
+"""What a watch sees of a container that runs nothing but what holds it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from prorl_zmq.errors import ProrlError, SandboxLimitExceeded
+from prorl_zmq.tools.execution import memory_files
+from prorl_zmq.tools.execution.watch import Watch
+from prorl_zmq.tools.sandbox.specification import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from prorl_zmq.tools.sandbox.container import Container
+
+pytestmark = pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+
+
+async def exceeded(container: Container) -> ProrlError:
+    """Give what a watch says of a container."""
+    said: asyncio.Future[ProrlError] = asyncio.get_running_loop().create_future()
+    watch = Watch(container, lambda: True, said.set_result)
+    watch.start()
+    try:
+        async with asyncio.timeout(20):
+            return await said
+    finally:
+        watch.stop()
+
+
+@pytest.mark.parametrize("limits", [Limits(processes=1), Limits(memory_bytes=1)], ids=["processes", "memory_bytes"])
+def test_what_holds_a_container_is_watched(
+    live_container: Callable[[], AbstractAsyncContextManager[Container]],
+    limits: Limits,
+    request: pytest.FixtureRequest,
+) -> None:
+    """A command can trace it, and have it work for it: that was neither limited nor seen."""
+
+    async def main() -> None:
+        async with live_container() as container:
+            assert container.processes() == []
+            container.spec = msgspec.structs.replace(container.spec, limits=limits)
+            error = await exceeded(container)
+            assert isinstance(error, SandboxLimitExceeded)
+            assert error.fields["limit"] in request.node.callspec.id
+
+    asyncio.run(main())
+
+
+def test_more_descriptors_than_can_be_looked_at_end_a_sandbox(
+    live_container: Callable[[], AbstractAsyncContextManager[Container]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_files, "DESCRIPTORS", 2)
+
+    async def main() -> None:
+        async with live_container() as container:
+            error = await exceeded(container)
+            assert error.fields["limit"] == "descriptors"
+
+    asyncio.run(main())
