@@ -7,8 +7,8 @@ user namespace may.
 
 Left out, since nothing says how large they are: a file on its way through a socket, one that was closed while it is
 mapped and not touched, one that only io_uring holds, or only one thread of such a closed process; and a segment of
-System V that nobody has attached. Each is at most `file_bytes`, or a process's
-address space, and their number has limits, but all together may be more than a sandbox's memory.
+System V that nobody has attached. Each is at most `file_bytes`, or a process's address space, and their number has
+limits, but all together may be more than a sandbox's memory.
 """
 
 from __future__ import annotations
