@@ -1,8 +1,9 @@
 """Coverage-guided fuzzing, by atheris, of the message decoder, front door and stage events: `--seconds 300`.
 
 The target is fuzz_target.py, in a process of its own, which begins with a valid message of each kind. What counts: no
-input crashes it, none takes longer than `INPUT_S`, and its memory grows by no more than 50 MB, the corpus and the
-fuzzer's own tables included. An input that crashes it is kept in the folder that `--crashes` names.
+input crashes it, none takes longer than `INPUT_S`, and memory grows by no more than 50 MB. libFuzzer itself holds its
+corpus and tables, which grow with what it finds; so what it kept is given to the target again and again in a process
+without it, where all growth is ours. An input that crashes it is kept in the folder that `--crashes` names.
 """
 
 from __future__ import annotations
@@ -29,8 +30,12 @@ INPUT_S = 5
 MEMORY_MB = 2048
 """Where libFuzzer stops; the target is 50 MB of growth."""
 GROWTH_MB = 50.0
+REPLAYED, QUICK_REPLAYED = 500_000, 5_000
+"""Inputs given again."""
+AGAIN = f"growth while what it kept is given again, {REPLAYED:,} inputs"
 LARGEST_INPUT_BYTES = 16_384
 SAMPLE_S = 0.5
+REPLAY_S = 600.0
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -79,6 +84,8 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
         finally:
             target.kill()
             watch.stop()
+        again = [sys.executable, script, "replay", str(QUICK_REPLAYED if arguments.quick else REPLAYED), str(corpus)]
+        replayed = subprocess.run(again, capture_output=True, text=True, timeout=REPLAY_S, check=False)
         found = sorted(crashes.iterdir())
         if (found or target.returncode) and arguments.crashes is not None:
             shutil.copytree(crashes, arguments.crashes, dirs_exist_ok=True)
@@ -87,6 +94,10 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
     before = re.search(r"resident before: (\d+)", said)
     if before is None:
         raise RuntimeError(f"the fuzz target did not start:\n{said[-4000:]}")
+    ours = re.search(r"grown: (-?\d+)", replayed.stderr)
+    if ours is None:
+        raise RuntimeError(f"what was kept could not be given again:\n{replayed.stderr[-4000:]}")
+    again_mb = int(ours[1]) / 1e6
     runs = max(map(int, re.findall(r"^#(\d+)", said, re.MULTILINE)))
     covered = max(map(int, re.findall(r"cov: (\d+)", said)))
     grown = (max(watch.resident) - int(before[1])) / 1e6
@@ -95,7 +106,8 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
         Row("inputs per second", runs / seconds, "1/s"),
         Row("coverage", covered, "edges"),
         Row("crashes and hangs", max(len(found), int(target.returncode != 0)), "found", target="0", holds=not found),
-        Row("growth", grown, "MB", target=f"under {GROWTH_MB:g} MB", holds=grown < GROWTH_MB),
+        Row("growth, libFuzzer's corpus and tables included", grown, "MB"),
+        Row(AGAIN, max(0.0, again_mb), "MB", target=f"under {GROWTH_MB:g} MB", holds=again_mb < GROWTH_MB),
     ]
 
 

@@ -11,6 +11,7 @@ anything else, an `internal_error` in an answer and a traceback in the log among
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import sys
@@ -321,19 +322,36 @@ def seeds() -> list[bytes]:
     return [*decoded, *spoiling, *(bytes([DOOR]) + join([b"", *frames]) for frames in requests)]
 
 
+def resident_bytes() -> int:
+    """Give this process's memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def replay(corpus: Path, runs: int) -> None:
+    """Give what was kept again and again, without the fuzzer and its tables, and say how memory has grown."""
+    kept = [path.read_bytes() for path in sorted(corpus.iterdir())]
+    for data in kept:
+        test_one_input(data)
+    before = resident_bytes()
+    for _, data in zip(range(runs), itertools.cycle(kept), strict=False):
+        test_one_input(data)
+    print(f"grown: {resident_bytes() - before}", file=sys.stderr, flush=True)
+
+
 def main() -> None:
     logging.disable(logging.WARNING)
     logging.getLogger("prorl").addHandler(Tracebacks())
     logging.getLogger("prorl").propagate = False
     corpus = Path(sys.argv[-1])
+    if sys.argv[1] == "replay":
+        replay(corpus, int(sys.argv[2]))
+        return
     for number, seed in enumerate(seeds()):
         (corpus / f"seed-{number}").write_bytes(seed)
     atheris.Setup(sys.argv, test_one_input)
-    page = os.sysconf("SC_PAGE_SIZE")
     for seed in seeds():
         test_one_input(seed)
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * page
-    print(f"resident before: {resident}", file=sys.stderr, flush=True)
+    print(f"resident before: {resident_bytes()}", file=sys.stderr, flush=True)
     atheris.Fuzz()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from .. import codec
 from ..errors import MalformedMessage
 from ..messages import AnyBackendRequest, AnyEngineRequest, FrontDoorRequest
 
@@ -26,20 +27,25 @@ ASKED_OF: dict[str, str] = {
 """The place of each request, by its tag."""
 
 
-def check_addressee(content: Any, here: str) -> None:
-    """Raise if an unpacked header is a request for another socket than this one.
+def convert_request(content: Any, kinds: Any, here: str) -> Any:
+    """Give the request that an unpacked header is.
 
     Args:
         content: the header.
+        kinds: the union of what is asked here.
         here: one of `FRONT_DOOR`, `BACKEND_BROKER`.
 
     Raises:
-        MalformedMessage: it is.
+        MalformedMessage: it is none, or one for another socket.
     """
-    tag = content.get("type") if isinstance(content, dict) else None
-    place = ASKED_OF.get(tag, here) if isinstance(tag, str) else here
-    if place != here:
+    try:
+        return codec.convert(content, kinds)
+    except MalformedMessage:
+        tag = content.get("type") if isinstance(content, dict) else None
+        place = ASKED_OF.get(tag, here) if isinstance(tag, str) else here
+        if place == here:
+            raise
         raise MalformedMessage(
             f"`{tag}` is asked of {place}, and this is {here}; connect to the former, as the topology file has it",
             field="type",
-        )
+        ) from None

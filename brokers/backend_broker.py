@@ -23,7 +23,7 @@ from ..security.gate import Gate
 from ..security.keyring import BROKER, Keyring
 from ..security.rights import Door
 from ..sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, send, split_envelope
-from .addressee import BACKEND_BROKER, check_addressee
+from .addressee import BACKEND_BROKER, convert_request
 from .backend_desk import Answer, BackendDesk
 from .loop import Loop
 
@@ -122,8 +122,7 @@ class BackendBroker:
             request_id = codec.request_id(content)
             if len(message) > 1:
                 raise MalformedMessage(f"{len(message) - 1} unexpected frames behind the header")
-            check_addressee(content, BACKEND_BROKER)
-            request: AnyBackendRequest = codec.convert(content, AnyBackendRequest)
+            request: AnyBackendRequest = convert_request(content, AnyBackendRequest, BACKEND_BROKER)
             sender.check(request)
             if isinstance(request, ListKeys):
                 return [Answer(envelope, self._keys(request))]

@@ -46,7 +46,7 @@ from ..messages import (
 )
 from ..security.rights import ANYBODY
 from ..sockets import split_envelope
-from .addressee import FRONT_DOOR, check_addressee
+from .addressee import FRONT_DOOR, convert_request
 from .job_record import Place
 from .journal import JobState, StoredBlock
 from .outbox import job_digest
@@ -139,8 +139,7 @@ class FrontDoor:
             header, *rest = message
             content = codec.unpack(header)
             request_id = codec.request_id(content)
-            check_addressee(content, FRONT_DOOR)
-            request: FrontDoorRequest = codec.convert(content, FrontDoorRequest)
+            request: FrontDoorRequest = convert_request(content, FrontDoorRequest, FRONT_DOOR)
             sender.check(request)
             self._dispatch(envelope, request, rest, sender, now)
         except ProrlError as error:

@@ -151,7 +151,7 @@ class RolloutBroker:
         self._gate.register(self._loop.register)
         try:
             self._loop.run(self._housekeep, self._say_ready)
-            self._writes.settle(time.monotonic())
+            self._writes.settle(time.monotonic(), everything=True)
         finally:
             for line in self._lines.values():
                 line.close()

@@ -171,6 +171,10 @@ class StagePool:
             return self._expected.pop(stage_id, set())
         del self._nodes[stage.node].stages[stage_id]
         self._forget_if_idle(stage.node)
+        for need in stage.needs:
+            if not self._serving[need]:
+                del self._serving[need]
+                self._free.pop(need, None)
         return stage.holds
 
     def can_serve(self, need: Need) -> bool:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 5.0
 """Between two tries with a journal that cannot be written."""
+ACKNOWLEDGED_WITHIN_S = 0.05
+"""How long an acknowledgement may wait for others, or for something else to write: if it is lost with this process, the
+client is given the result again, and knows it."""
 MEMORY_LIMIT_BYTES = 256 * 2**20
 """Trajectories of uncollected results that stay in memory; beyond it they are read back from the journal."""
 
@@ -66,6 +69,8 @@ class WriteAhead:
         self._states: dict[int, JobState] = {}
         self._ended: dict[int, Finished] = {}
         self._acknowledged: list[int] = []
+        self._acknowledged_by = 0.0
+        """When the oldest of them is to be written down; 0.0: there is none."""
         self._waiting: list[Action | Callable[[], object]] = []
         self._stops: set[Stop] = set()
         """Those among `_waiting`: stage processes' reports ask for them again and again."""
@@ -83,12 +88,14 @@ class WriteAhead:
     @property
     def retry_at(self) -> float | None:
         """When to `settle` again although nothing happens; None: no need."""
-        return self._retry_at if self._failure is not None and self._is_dirty else None
+        if self.is_stuck:
+            return self._retry_at
+        return self._acknowledged_by or None
 
     @property
     def is_stuck(self) -> bool:
         """The journal cannot be written, and something waits for it."""
-        return self.retry_at is not None
+        return self._failure is not None and self._is_dirty
 
     def perform(self, actions: Iterable[Action]) -> None:
         """Do what the job table decided, once it is safe."""
@@ -119,7 +126,7 @@ class WriteAhead:
         Raises:
             JournalFailed: they could not be noted, and must be refused.
         """
-        self.settle(now)  # an acknowledged result may have had the id of one of them
+        self.settle(now, everything=True)  # an acknowledged result may have had the id of one of them
         if self._failure is not None and now < self._retry_at:
             raise self._refusal(self._failure)
         try:
@@ -139,11 +146,19 @@ class WriteAhead:
         """
         return self._journal.block(stored)
 
-    def settle(self, now: float) -> None:
-        """Write down what has changed, then send what waits for that; or neither, and again later."""
+    def settle(self, now: float, *, everything: bool = False) -> None:
+        """Write down what has changed, then send what waits for that; or neither, and again later.
+
+        Args:
+            now: the time.
+            everything: acknowledgements too that could wait.
+        """
         for state in self._table.take_changes():
             self._states[state.sequence] = state._replace(history=self._history.packed(state.job_id))
-        if self._is_dirty and not self._write(now):
+        if self._acknowledged and not self._acknowledged_by:
+            self._acknowledged_by = now + ACKNOWLEDGED_WITHIN_S
+        can_wait = not (self._states or self._ended or everything) and now < self._acknowledged_by
+        if self._is_dirty and not can_wait and not self._write(now):
             return
         waiting, self._waiting = self._waiting, []
         self._stops.clear()
@@ -180,7 +195,7 @@ class WriteAhead:
             return False
         self._states.clear()
         self._ended.clear()
-        self._acknowledged = []
+        self._acknowledged, self._acknowledged_by = [], 0.0
         self._let_go(ended)
         self._succeed()
         return True
@@ -188,7 +203,7 @@ class WriteAhead:
     def _write_what_fits(self) -> None:
         """Write in small parts: a part may fit where all together do not."""
         self._journal.write((), (), self._acknowledged)
-        self._acknowledged = []
+        self._acknowledged, self._acknowledged_by = [], 0.0
         for sequence, finished in tuple(self._ended.items()):
             self._journal.write((), (finished,), ())
             del self._ended[sequence]

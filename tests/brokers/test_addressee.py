@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from prorl_zmq.brokers.addressee import ASKED_OF, BACKEND_BROKER, FRONT_DOOR, check_addressee
+from prorl_zmq.brokers.addressee import ASKED_OF, BACKEND_BROKER, FRONT_DOOR, convert_request
 from prorl_zmq.errors import MalformedMessage
 from prorl_zmq.messages import AnyBackendRequest, AnyEngineRequest, FrontDoorRequest
 
@@ -25,9 +25,11 @@ def test_every_request_has_one_place() -> None:
 )
 def test_who_asks_the_wrong_one_is_told_the_right_one(tag: str, here: str, place: str) -> None:
     with pytest.raises(MalformedMessage, match=f"`{tag}` is asked of {place}.*, and this is {here[:10]}"):
-        check_addressee({"type": tag}, here)
+        convert_request({"type": tag}, AnyBackendRequest if here == BACKEND_BROKER else FrontDoorRequest, here)
 
 
 @pytest.mark.parametrize("content", [{"type": "hello"}, {"type": "what"}, {"type": []}, {}, [], None])
 def test_what_it_does_not_know_is_left_to_the_decoder(content: object) -> None:
-    check_addressee(content, FRONT_DOOR)
+    with pytest.raises(MalformedMessage) as refused:
+        convert_request(content, FrontDoorRequest, FRONT_DOOR)
+    assert "is asked of" not in refused.value.message
