@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from .. import codec
 from ..errors import MalformedMessage
-from ..messages import Job, Phase
+from ..messages import Job, Phase, Result
 from .journal import JobState
 from .stage_pool import Hold, Need
 
 if TYPE_CHECKING:
-    from ..messages import PhaseDone, PhaseFailed, SandboxHandle
+    from ..errors import ErrorInfo
+    from ..messages import Outcome, PhaseDone, PhaseFailed, SandboxHandle
+
+QUEUE_TIMINGS = frozenset(f"{phase}_queue" for phase in Phase)
+"""What is known of an attempt's time although its phases are not."""
 
 
 class Place(StrEnum):
@@ -113,4 +117,31 @@ class JobRecord:
             self.block,
             dict(self.metrics),
             dict(self.timings),
+        )
+
+    def forget_phases(self) -> None:
+        """Forget what its phases brought: it begins anew."""
+        self.sandbox = self.run = self.block = None
+        self.carry, self.metrics = {}, {}
+        self.timings = {name: value for name, value in self.timings.items() if name in QUEUE_TIMINGS}
+
+    def result(self, outcome: Outcome, error: ErrorInfo | None, reward: float | None) -> Result:
+        """Give what its client is told of its end."""
+        run = self.run
+        return Result(
+            job_id=self.job_id,
+            task=self.task,
+            outcome=outcome,
+            group_id=self.job.group_id,
+            attempt=self.attempt,
+            reward=reward,
+            error=error,
+            stop_reason=run.stop_reason if run is not None else "",
+            backend=run.backend if run is not None else "",
+            metrics=self.metrics,
+            timings=self.timings,
+            tokens=run.tokens if run is not None else 0,
+            turns=run.turns if run is not None else 0,
+            segments=run.segments if run is not None else (),
+            logprobs_mode=run.logprobs_mode if run is not None else "",
         )

@@ -39,12 +39,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from ..errors import Cancelled, ErrorInfo, LeaseLost, NoStage, PhaseTimeout
-from ..messages import ATTEMPT_LIMIT, Outcome, Phase, PhaseDone, PhaseFailed, Result, SandboxHandle, StartPhase
+from ..errors import Cancelled, ErrorInfo, NoStage, PhaseTimeout
+from ..messages import ATTEMPT_LIMIT, Outcome, Phase, PhaseDone, PhaseFailed, SandboxHandle, StartPhase
 from .actions import Action, Close, End, Queued, Start, Stop, Unassign
 from .job_record import JobRecord, Place
+from .lost_lease import lease_lost
 from .outbox import Finished, job_digest
 from .stage_pool import Hold, Need, StagePool
 
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
     from ..messages import Job, StageReport
     from .journal import JobState
+    from .lost_lease import LossCause
     from .stage_pool import StageProcess
 
 STOP_GRACE_S = 15.0
@@ -61,15 +63,7 @@ STOP_GRACE_S = 15.0
 SKIP_LIMIT = ATTEMPT_LIMIT // 2
 """Attempts that a table goes on behind are smaller, so that none grows beyond what messages carry."""
 
-LossCause = Literal["died", "silent", "left", "unreported"]
-LOSSES: dict[LossCause, str] = {
-    "died": "died: its connection ended, and it has not reported since",
-    "silent": "fell silent: it hangs, or its link is cut",
-    "left": "left in good order",
-    "unreported": "lives and does not have it: the start never arrived",
-}
 NEXT_PHASE = {Phase.INIT: Phase.RUN, Phase.RUN: Phase.EVAL}
-QUEUE_TIMINGS = frozenset(f"{phase}_queue" for phase in Phase)
 RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phase.EVAL}
 
 
@@ -210,7 +204,7 @@ class JobTable:
             elif anew:
                 self.stages.give_back(stage.stage_id, hold)
                 record.attempts_given_back += 1
-                self._restart(record, RESTART_PHASE[record.phase], _lease_lost(record, "unreported"), now)
+                self._restart(record, RESTART_PHASE[record.phase], lease_lost(record, "unreported"), now)
         self._employ(stage, now)
         return self._take_actions()
 
@@ -241,7 +235,7 @@ class JobTable:
             record = self._records.get(hold.job_id)
             if record is not None and record.is_held_by(stage_id, hold.attempt):
                 record.attempts_given_back += 1
-                self._restart(record, RESTART_PHASE[record.phase], _lease_lost(record, "left"), now)
+                self._restart(record, RESTART_PHASE[record.phase], lease_lost(record, "left"), now)
         return self._take_actions()
 
     def phase_done(self, done: PhaseDone, block: Any, now: float) -> list[Action]:
@@ -306,7 +300,7 @@ class JobTable:
             if record.lease_until <= now or not is_there:
                 self._stop_holder(record)
                 cause: LossCause = "unreported" if record.stage_id in self.stages else "silent"
-                lost = _lease_lost(record, "died" if record.stage_id in died else cause)
+                lost = lease_lost(record, "died" if record.stage_id in died else cause)
                 self._restart(record, RESTART_PHASE[record.phase], lost, now)
             elif record.since + limit_s + STOP_GRACE_S <= now:
                 self._stop_holder(record)
@@ -449,9 +443,7 @@ class JobTable:
         self._leave(record)
         if phase == Phase.INIT:
             self._close(record.sandbox)
-            record.sandbox = record.run = record.block = None
-            record.carry, record.metrics = {}, {}
-            record.timings = {name: value for name, value in record.timings.items() if name in QUEUE_TIMINGS}
+            record.forget_phases()
         self.redelivered += 1
         record.attempt += 1
         record.phase = phase
@@ -471,24 +463,7 @@ class JobTable:
         if not self._unfinished[record.session]:
             del self._unfinished[record.session]
         self.outcomes[outcome] += 1
-        run = record.run
-        result = Result(
-            job_id=record.job_id,
-            task=record.task,
-            outcome=outcome,
-            group_id=record.job.group_id,
-            attempt=record.attempt,
-            reward=reward,
-            error=error,
-            stop_reason=run.stop_reason if run is not None else "",
-            backend=run.backend if run is not None else "",
-            metrics=record.metrics,
-            timings=record.timings,
-            tokens=run.tokens if run is not None else 0,
-            turns=run.turns if run is not None else 0,
-            segments=run.segments if run is not None else (),
-            logprobs_mode=run.logprobs_mode if run is not None else "",
-        )
+        result = record.result(outcome, error, reward)
         digest = job_digest(record.packed)
         self._actions.append(End(Finished(record.session, result, record.block, digest, record.sequence)))
         self._fill_init(now)
@@ -538,8 +513,3 @@ class JobTable:
     def _take_actions(self) -> list[Action]:
         actions, self._actions = self._actions, []
         return actions
-
-
-def _lease_lost(record: JobRecord, cause: LossCause) -> ErrorInfo:
-    message = f"{record.phase} was lost with its stage process {record.stage_id}, which {LOSSES[cause]}"
-    return LeaseLost(message, stage_id=record.stage_id, attempts=record.attempt, cause=cause).info()
