@@ -32,7 +32,7 @@ MEMORY_MB = 2048
 GROWTH_MB = 50.0
 REPLAYED, QUICK_REPLAYED = 500_000, 5_000
 """Inputs given again."""
-AGAIN = f"growth while what it kept is given again, {REPLAYED:,} inputs"
+AGAIN = "growth while what it kept is given again"
 LARGEST_INPUT_BYTES = 16_384
 SAMPLE_S = 0.5
 REPLAY_S = 600.0
