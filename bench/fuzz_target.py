@@ -26,6 +26,7 @@ import zmq
 with atheris.instrument_imports(include=["prorl_zmq"]):
     from prorl_zmq import codec
     from prorl_zmq.brokers.actions import End
+    from prorl_zmq.brokers.batch_runner import BatchRunner
     from prorl_zmq.brokers.front_door import FrontDoor
     from prorl_zmq.brokers.job_history import JobHistory
     from prorl_zmq.brokers.job_table import JobTable
@@ -48,15 +49,21 @@ from prorl_zmq.messages import (
     Assign,
     Backend,
     BackendAlive,
+    BatchOptions,
     Cancel,
+    CloseBatch,
     Collect,
     EventsNoted,
+    Feed,
     FrontDoorReply,
     FrontDoorRequest,
     Generate,
     Hello,
     Job,
     ListBackends,
+    NextGroup,
+    NoteWeights,
+    OpenBatch,
     Outcome,
     OwnerAlive,
     Phase,
@@ -66,6 +73,7 @@ from prorl_zmq.messages import (
     Release,
     Result,
     Sampling,
+    SessionAlive,
     StageCommand,
     StageEvent,
     StageLeaving,
@@ -117,6 +125,16 @@ class Door:
         place = {"stage_id": "i", "role": Phase.INIT, "node": "n", "slots": 4, "endpoint": "e"}
         report = StageReport(**place, tasks=(TASK,), welcomed=True)
         self._now = 0.0
+        self._batches = BatchRunner(
+            self._table,
+            outbox,
+            self._history,
+            catalog,
+            self._quota,
+            self._writes,
+            self._perform,
+            SMALL.job_limit_bytes,
+        )
         self._perform(self._table.stage_reported(report, self._now))
         self._door = FrontDoor(
             SMALL,
@@ -130,6 +148,7 @@ class Door:
             self._perform,
             self._reply,
             lambda sender: sender,
+            self._batches,
             self._now,
         )
 
@@ -138,6 +157,8 @@ class Door:
         self._now += 0.01
         self._door.handle(frames, self._now)
         self._perform(self._table.tick(self._now))
+        self._batches.tick(self._now)
+        self._batches.launch(self._now)
         self._writes.settle(self._now)
         self._door.answer_held(self._writes.take_news(), self._now)
 
@@ -147,6 +168,7 @@ class Door:
             if isinstance(action, End):
                 self._quota.ended(action.finished)
         self._writes.perform(actions)
+        self._batches.follow(actions, self._now)
 
     def _reply(self, frames: Sequence[Any]) -> bool:
         reply = codec.decode(
@@ -225,7 +247,7 @@ def test_one_input(data: bytes) -> None:
         events_door = events_door or EventsDoor()
         events_door.handle(content)
     elif kind in get_args(FrontDoorRequest):
-        frames = [codec.pack(JOB)] if kind is Submit else []
+        frames = [codec.pack(JOB)] if kind in (Submit, Feed) else []
         door.handle([b"client", b"", codec.pack(content), *frames])
     else:
         with contextlib.suppress(MalformedMessage):
@@ -281,6 +303,11 @@ TEMPLATES: list[Any] = [
         for retry in (False, True)
     ),
     *(Hello("r"), Submit("r", "s"), Collect("r", "s", "c", ("one",)), Cancel("r", ("one",)), Status("r")),
+    OpenBatch("r", "s", "batch", BatchOptions(target_groups=1, group_size=2)),
+    Feed("r", "s", "batch", 0),
+    NextGroup("r", "s", "batch", "c", ("a.1",), feeds=True),
+    CloseBatch("r", "s", "batch"),
+    *(SessionAlive("r", "s"), NoteWeights("r", 3)),
     *(Trace("r", "one"), StartPhase(**ON_STAGE, phase=Phase.RUN), StopPhase(**ON_STAGE), EventsNoted((1,))),
     *(Assign("r", owner="o", **ON_STAGE, wait_s=1.0), Release("r", **ON_STAGE), OwnerAlive("r", "o")),
     *(AddBackend("r", Backend(backend_id="b", endpoint="ipc:///b")), BackendAlive("r", "b", 1), ListBackends("r")),

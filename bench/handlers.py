@@ -1,14 +1,19 @@
-"""Handlers for benchmarks: phases that do nothing, or sleep for as long as the instance says."""
+"""Handlers for benchmarks: phases that do nothing, sleep for as long as the instance says, or stay until stopped."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
+from typing import Literal
 
 import msgspec
+from bell import rung
+from dapo_prompts import GROUP, Ran, rollouts_of
 
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
+from prorl_zmq.tools.sandbox.specification import SandboxSpec
 from prorl_zmq.trajectory import Role
 
 
@@ -81,4 +86,85 @@ class ConverseHandler(AgentHandler[NothingInstance]):
         return Evaluation(1.0)
 
 
-HANDLERS = {handler.task: handler for handler in (NothingHandler, SleepHandler, ConverseHandler)}
+class GradedInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A prompt of bench/dapo.py."""
+
+    prompt: int
+    mean_s: float
+    """The mean length of rollouts."""
+    ledger: str
+    """File that gets a `Ran` for each RUN, as a line of JSON."""
+
+
+class GradedHandler(AgentHandler[GradedInstance]):
+    """RUN sleeps, and EVAL gives a reward, as dapo_prompts.py has it for the prompt; the place is the seed's."""
+
+    task = "graded"
+    instance_type = GradedInstance
+
+    async def run(self, phase: RunPhase[GradedInstance]) -> Carry:
+        """Sleep, and note when."""
+        instance, place = phase.instance, (phase.job.sampling.seed or 0) % GROUP
+        rollouts = rollouts_of(instance.prompt)
+        started, whole = time.monotonic(), False
+        try:
+            await asyncio.sleep(float(rollouts.lengths[place]) * instance.mean_s)
+            whole = True
+        finally:
+            _note(instance.ledger, Ran(phase.job.job_id, instance.prompt, started, time.monotonic(), whole))
+        return {"reward": float(rollouts.rewards[place])}
+
+    async def eval(self, phase: EvalPhase[GradedInstance]) -> Evaluation:
+        """Give what RUN came to."""
+        return Evaluation(phase.carry["reward"])
+
+
+def _note(path: str, ran: Ran) -> None:
+    with Path(path).open("ab") as ledger:
+        ledger.write(msgspec.json.encode(ran) + b"\n")
+
+
+class HoldInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A job that keeps its slot until it is stopped, or its bell lets it go."""
+
+    bell: str
+    """The bell's path (see bell.py)."""
+    within: Literal["tool", "generation", "nothing"]
+    """Where it stays: in a tool call of its sandbox, in a generation beside its sandbox, or without any sandbox."""
+
+
+class HoldHandler(AgentHandler[HoldInstance]):
+    """RUN goes as far as it is told to, rings, and stays there; EVAL says when it was."""
+
+    task = "hold"
+    instance_type = HoldInstance
+
+    async def init(self, phase: InitPhase[HoldInstance]) -> Carry:
+        """Make the sandbox, with a bash in it."""
+        if phase.instance.within == "nothing":
+            return {}
+        sandbox = await phase.create_sandbox(SandboxSpec())
+        return {"bash": (await sandbox.bash()).number}
+
+    async def run(self, phase: RunPhase[HoldInstance]) -> Carry:
+        """Stay."""
+        within = phase.instance.within
+        if within == "generation":  # the engine rings
+            await phase.converse([ChatMessage(Role.USER, "Go on.")], [])
+            return {}
+        bash = phase.sandbox.bash_session(phase.carry["bash"]) if phase.sandbox is not None else None
+        if bash is not None:
+            await bash.run("true", phase.job.limits.run_s)
+        async with rung(phase.instance.bell, within, phase.job.job_id) as go:
+            await (go() if bash is None else bash.run("sleep infinity", phase.job.limits.run_s))
+        return {}
+
+    async def eval(self, phase: EvalPhase[HoldInstance]) -> Evaluation:
+        """Find everything right."""
+        del phase
+        return Evaluation(1.0, {"judged": time.monotonic()})
+
+
+HANDLERS = {
+    handler.task: handler for handler in (NothingHandler, SleepHandler, ConverseHandler, GradedHandler, HoldHandler)
+}

@@ -28,6 +28,7 @@ BENCHES = (
     "routing",
     "inference",
     "turns",
+    "dapo",
     "tools",
     "sandbox",
     "losses",

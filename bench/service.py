@@ -18,6 +18,8 @@ from prorl_zmq.processes import die_with_parent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from prorl_zmq.messages import SandboxKind
+
 START_S = 45.0
 
 
@@ -29,13 +31,21 @@ class BenchService:
         tcp: put the front door on a free TCP port of loopback instead of ipc.
         loopback: put everything there.
         in_memory: keep the rollout broker's journal in memory instead of on disk.
+        sandbox: the kind of sandboxes, and the image that they start from.
     """
 
     def __init__(
-        self, stages: Sequence[tuple[str, int]], *, tcp: bool = False, loopback: bool = False, in_memory: bool = False
+        self,
+        stages: Sequence[tuple[str, int]],
+        *,
+        tcp: bool = False,
+        loopback: bool = False,
+        in_memory: bool = False,
+        sandbox: tuple[SandboxKind, str] = ("process", ""),
     ) -> None:
         self._stages = stages
         self._in_memory = in_memory
+        self._sandbox = sandbox
         self._folder = tempfile.TemporaryDirectory(prefix="prorl-bench-")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.folder = Path(self._folder.name)
@@ -67,10 +77,14 @@ class BenchService:
         """Give the processes by what they are, such as `backend broker`, `rollout broker` and `init-0`."""
         return {name: process.pid for name, process in self._processes.items()}
 
-    def start_engine(self) -> None:
-        """Start an embedded engine, and wait until it is registered."""
+    def start_engine(self, *command: str) -> None:
+        """Start an engine, and wait until it is registered.
+
+        Args:
+            command: a script and its arguments; none: an embedded engine.
+        """
         flags = ["--connect", self.backend_broker, "--name", "engine", "--run-dir", str(self.folder)]
-        self._start("engine", "-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags)
+        self._start("engine", *(command or ("-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags)))
         until = time.monotonic() + START_S
         with RolloutClient(self.front_door, timeout_s=START_S) as client:
             while not client.backends.list():
@@ -92,7 +106,8 @@ class BenchService:
             self._start(f"{broker} broker", "-P", "-m", "prorl_zmq.cli", "prorl", "broker", broker, *flags)
         script = str(Path(__file__).with_name("stage.py"))
         for number, (role, slots) in enumerate(self._stages):
-            self._start(f"{role}-{number}", script, role, str(slots), self.stage_events, str(self.folder))
+            place = (self.stage_events, str(self.folder))
+            self._start(f"{role}-{number}", script, role, str(slots), *place, *self._sandbox)
         until = time.monotonic() + START_S
         while self._log().count(": ready: ") < 2:
             self._check(until)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..security.rights import Sender
     from ..sockets import Frame
     from .backend_journal import BackendJournal
-    from .backend_records import BackendRecord
+    from .backend_records import BackendRecord, WeightsRecord
 
 BATCH = 256
 """Requests answered before timers get their turn."""
@@ -71,10 +71,11 @@ class BackendBroker:
         self._journal = journal
         self._unwritten: dict[str, BackendRecord | None] = {}
         """Changes that the journal could not take yet."""
+        self._unwritten_weights: WeightsRecord | None = None
         if journal is not None:
             try:
                 of_before = journal.begin_service(os.environ.get(SERVICE_VARIABLE, ""))
-                self._desk.restore(journal.load(), self._next_tick, of_before=of_before)
+                self._desk.restore(journal.load(), self._next_tick, of_before=of_before, weights=journal.load_weights())
             except ProrlError:
                 self._loop.close()
                 raise
@@ -139,12 +140,14 @@ class BackendBroker:
 
     def _tell(self, answers: Iterable[Answer], *, tick: bool = False) -> None:
         """Note what has changed, then answer. A journal that fails stops no job: it is asked again with each tick."""
-        changes = self._desk.take_changes()
-        if self._journal is not None and (changes or (tick and self._unwritten)):
+        changes, weights = self._desk.take_changes(), self._desk.take_weights()
+        unwritten = self._unwritten or self._unwritten_weights
+        if self._journal is not None and (changes or weights or (tick and unwritten)):
             self._unwritten.update(changes)
+            self._unwritten_weights = weights or self._unwritten_weights
             try:
-                self._journal.write(self._unwritten)
-                self._unwritten = {}
+                self._journal.write(self._unwritten, self._unwritten_weights)
+                self._unwritten, self._unwritten_weights = {}, None
             except JournalFailed as error:
                 log.error("%s; if this broker ends now, the last changes of backends are lost", error.message)  # noqa: TRY400
         self._send(answers)

@@ -2,7 +2,8 @@
 
 Owns no socket, clock or file, only the `BackendHeap`, what waits for it, and which backends are tried when
 (`Probation`); hosts and what is remembered of them are the `BackendRegistry`'s. An owner (a stage process) that falls
-silent loses its assignments. While all backends are on probation, jobs wait as if there were none, and are the ones
+silent loses its assignments. While weights are on their way jobs wait for backends that have them (`WeightUpdate`).
+While all backends are on probation, jobs wait as if there were none, and are the ones
 that try them; one whose wait is over is given such a backend rather than none.
 """
 
@@ -23,9 +24,12 @@ from ..messages import (
     BackendAlive,
     BackendList,
     BackendRefused,
+    BeginWeights,
+    CancelWeights,
     ClearBackends,
     Done,
     DrainBackend,
+    EndWeights,
     GenerationFailed,
     ListBackends,
     OwnerAlive,
@@ -36,6 +40,7 @@ from ..messages import (
 from .backend_heap import BackendHeap
 from .backend_probation import Probation
 from .backend_registry import BackendRegistry
+from .weight_update import WeightUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,7 +48,7 @@ if TYPE_CHECKING:
     from ..messages import AnyBackendReply, AnyBackendRequest, BackendStatus
     from ..sockets import Frame
     from .backend_heap import Affinity
-    from .backend_records import BackendRecord
+    from .backend_records import BackendRecord, WeightsRecord
 
 log = logging.getLogger("prorl.backend_broker")
 
@@ -78,6 +83,7 @@ class BackendDesk:
         self.heap = BackendHeap(affinity)
         self._registry = BackendRegistry(self.heap, lease_s)
         self._probation = Probation()
+        self._update = WeightUpdate(self.heap)
         self._lease_s = lease_s
         self._waiting: dict[str, _Waiting] = {}
         self._owners: dict[str, float] = {}
@@ -98,6 +104,8 @@ class BackendDesk:
             self.heap.drop_owner(owner)
         self._owners = {owner: heard for owner, heard in self._owners.items() if heard + self._lease_s > now}
         self._registry.tick(now)
+        if self._update.tick(now):
+            self._registry.note_all()
         self._offer(now)
         answers = self._serve_waiting(now)
         for waiting in [waiting for waiting in self._waiting.values() if waiting.until <= now]:
@@ -106,20 +114,39 @@ class BackendDesk:
         return answers
 
     def next_deadline(self) -> float | None:
-        """Give the time at which the first wait is over, or a backend may be tried by a job that waits."""
+        """Give the time at which the first wait is over, or a job that waits may get a backend."""
         if not self._waiting:
             return None
         first = min(waiting.until for waiting in self._waiting.values())
-        due = self._probation.next_due()
-        return first if due is None else min(first, due)
+        return min(due for due in (first, self._probation.next_due(), self._update.next_deadline()) if due is not None)
 
     def take_changes(self) -> dict[str, BackendRecord | None]:
         """Give what a journal has to note since the last call (see `BackendRegistry.take_changes`)."""
         return self._registry.take_changes()
 
-    def restore(self, records: Iterable[BackendRecord], now: float, *, of_before: bool = False) -> None:
-        """Take up what an earlier process knew, before the first request (see `BackendRegistry.restore`)."""
+    def take_weights(self) -> WeightsRecord | None:
+        """Give what a journal has to note of weights (see `WeightUpdate.take_change`)."""
+        return self._update.take_change()
+
+    def restore(
+        self,
+        records: Iterable[BackendRecord],
+        now: float,
+        *,
+        of_before: bool = False,
+        weights: WeightsRecord | None = None,
+    ) -> None:
+        """Take up what an earlier process knew, before the first request (see `BackendRegistry.restore`).
+
+        Args:
+            records: the backends that it knew.
+            now: the time.
+            of_before: it was of a service that has ended.
+            weights: which weights it wanted.
+        """
         self._registry.restore(records, now, of_before=of_before)
+        if weights is not None:
+            self._update.restore(weights, now, of_before=of_before)
 
     def _reply(self, envelope: Sequence[Frame], request: AnyBackendRequest, now: float) -> AnyBackendReply | None:
         match request:
@@ -144,12 +171,29 @@ class BackendDesk:
                 self._registry.remove(request.backend_id)
             case ClearBackends():
                 self._registry.clear()
-            case SetWeightVersion():
-                self._registry.set_weight_version(request.weight_version, request.backend_id)
+            case BeginWeights() | EndWeights() | CancelWeights() | SetWeightVersion():
+                self._change_weights(request, now)
             case ListBackends():
                 backends = tuple(self._described(status, now) for status in self.heap.status())
                 return BackendList(request.request_id, backends=backends, waiting=len(self._waiting))
         return Done(request.request_id)
+
+    def _change_weights(
+        self, request: BeginWeights | EndWeights | CancelWeights | SetWeightVersion, now: float
+    ) -> None:
+        version = request.weight_version
+        match request:
+            case BeginWeights():
+                self._update.begin(version, request.limit_s, now)
+            case EndWeights():
+                if self._update.end(version):
+                    self._registry.note_all()
+            case CancelWeights():
+                if self._update.cancel(version):
+                    self._registry.note_all()
+            case SetWeightVersion():
+                self._update.check_none_but(version if request.backend_id is not None else None)
+                self._registry.set_weight_version(version, request.backend_id)
 
     def _described(self, status: BackendStatus, now: float) -> BackendStatus:
         backend_id = status.backend.backend_id
@@ -246,9 +290,13 @@ class BackendDesk:
         if assigned is not None:
             self._owners.setdefault(request.owner, now)
             return assigned
+        remedy = "register one with `prorl backends add` or start `prorl-engine`"
+        if self._update.version is not None:
+            remedy = (
+                f"weights {self._update.version} are on their way, and none serves them yet: let its jobs wait longer"
+            )
         error = NoBackend(
-            f"no inference backend took job {request.job_id} within {request.wait_s:g} s; register one with "
-            "`prorl backends add` or start `prorl-engine`",
+            f"no inference backend took job {request.job_id} within {request.wait_s:g} s; {remedy}",
             job_id=request.job_id,
             waited_s=now - waiting.since,
         )

@@ -8,7 +8,8 @@
 - Otherwise it goes to the best of the ranking (see `backend_ranking`): one with room on its node, one with room, the
   least loaded one.
 - A job that cannot go on with its backend gets another one, and the same only where there is no other.
-- A backend that drains, serves older weights than it should, or is unwell takes no jobs; those that hold it keep it.
+- A backend that drains, serves older weights than are wanted, or is unwell takes no jobs; those that hold it keep it.
+- While weights are on their way (see `weight_update`), so does one that does not serve exactly these.
 - One on probation takes none either, but for one job each time that it is offered for a trial (when is not decided
   here): the next one that has no backend yet; or, if nothing else is left, one that leaves another.
 
@@ -17,79 +18,23 @@ Assignments belong to an owner (a stage process): when the owner is dropped, so 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from ..errors import DuplicateBackend, UnknownBackend
-from ..messages import Backend, BackendStatus
+from ..messages import BackendStatus
+from .backend_member import Assignment, Member
 from .backend_ranking import BackendRanking
 from .group_memory import GroupMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ..messages import Assign, HeldAssignment
+    from ..messages import Assign, Backend, HeldAssignment
 
 Affinity = Literal["job", "group"]
 """What sticks to a backend."""
-
-
-@dataclass(slots=True)
-class Member:
-    """A backend."""
-
-    backend: Backend
-    draining: bool = False
-    """It was asked to take no more jobs."""
-    needed_version: int = 0
-    """While its weights are older than these it takes no jobs; 0 once it has caught up."""
-    failure: str = ""
-    """Why it is on probation: what its last failed generation met."""
-    problem: str = ""
-    """Why its engine cannot serve now, as its host says."""
-    assigned: int = 0
-    jobs: set[str] = field(default_factory=set)
-
-    @property
-    def state(self) -> Literal["ready", "draining", "probation", "unwell"]:
-        """As in `BackendStatus`."""
-        if self.draining or self.needed_version:
-            return "draining"
-        if self.problem:
-            return "unwell"
-        return "probation" if self.failure else "ready"
-
-    @property
-    def trouble(self) -> str:
-        """What is the matter with it, for people."""
-        if self.needed_version:
-            return (
-                f"it serves weights {self.backend.weight_version} and has served {self.needed_version}: update it, or "
-                "say with `prorl backends set-version` that these are wanted"
-            )
-        return self.problem or self.failure
-
-    @property
-    def has_room(self) -> bool:
-        """It is not full."""
-        return len(self.jobs) < self.backend.max_in_flight
-
-
-@dataclass(slots=True)
-class Assignment:
-    """What a job holds."""
-
-    backend_id: str
-    attempt: int
-    owner: str
-    request_id: str
-    """The request that it answers; that one sent again changes nothing."""
-    trial: bool = False
-    """The backend was on probation when the job got it."""
-    served: int = 0
-    """Generations that it has done for the job, as last heard."""
 
 
 class Served(NamedTuple):
@@ -118,13 +63,18 @@ class BackendHeap:
         self._groups = GroupMemory()
         self._assignments: dict[str, Assignment] = {}
         self._owned: dict[str, set[str]] = {}
+        self.wanted_version = 0
+        """Backends of older weights take no jobs; for reading."""
+        self._begun: int | None = None
+        """The weights that are on their way."""
 
     def add(self, backend: Backend, needed_version: int = 0) -> None:
         """Register a backend. Adding a known one again updates it, and ends its draining or probation.
 
         Args:
             backend: what to add.
-            needed_version: if its weights are older than these it drains until they no longer are.
+            needed_version: if its weights are older than these, or than those that are wanted, it drains until they no
+                longer are.
 
         Raises:
             DuplicateBackend: one at another endpoint has this id.
@@ -142,7 +92,8 @@ class BackendHeap:
         member.draining = False
         member.problem = member.failure = ""
         self._offers.pop(backend.backend_id, None)
-        member.needed_version = needed_version if backend.weight_version < needed_version else 0
+        member.needed_version = needed_version
+        self._weigh(member)
         self._rank(member)
 
     def drain(self, backend_id: str) -> None:
@@ -219,16 +170,67 @@ class BackendHeap:
         Args:
             weight_version: their version.
             backend_id: which one; None: each.
-            as_wanted: the trainer says so, and what it wants need not catch up with anything.
+            as_wanted: the trainer says so, and what it wants need not catch up with what the backend has served; of
+                each, no newer ones are wanted.
 
         Raises:
             UnknownBackend: there is none of that id.
         """
+        if as_wanted and backend_id is None:
+            self.wanted_version = min(self.wanted_version, weight_version)
         for member in [self.member(backend_id)] if backend_id is not None else self._members.values():
+            before = member.state
             member.backend = msgspec.structs.replace(member.backend, weight_version=weight_version)
-            if member.needed_version and (as_wanted or weight_version >= member.needed_version):
+            if as_wanted:
                 member.needed_version = 0
+            self._weigh(member)
+            if member.state != before:
                 self._rank(member)
+
+    def _weigh(self, member: Member) -> None:
+        """Say anew what a backend lacks, since its weights are other ones."""
+        version = member.backend.weight_version
+        needed = max(member.needed_version, self.wanted_version)
+        member.needed_version = 0 if version >= needed or version == self._begun else needed
+        member.awaited = None if version == self._begun else self._begun
+        member.note = ""
+
+    def serves(self, weight_version: int) -> bool:
+        """Say whether any backend serves these weights."""
+        return any(member.backend.weight_version == weight_version for member in self._members.values())
+
+    def want_version(self, weight_version: int) -> None:
+        """Let backends that are added from now on take jobs only with these weights, or newer ones."""
+        self.wanted_version = weight_version
+
+    def begin_update(self, weight_version: int) -> None:
+        """From now on only backends that serve exactly these weights take jobs."""
+        self._begun = weight_version
+        for member in self._members.values():
+            self._weigh(member)
+            self._rank(member)
+
+    def end_update(self, weight_version: int) -> None:
+        """From now on these weights are wanted: a backend that serves others takes no jobs until it gets them."""
+        self._begun = None
+        self.wanted_version = weight_version
+        for member in self._members.values():
+            member.needed_version = 0 if member.backend.weight_version == weight_version else weight_version
+            member.awaited = None
+            self._rank(member)
+
+    def give_up_update(self, note: str = "") -> None:
+        """The weights that were on their way will not come.
+
+        Args:
+            note: is shown for the backends that waited for them, until they have other weights.
+        """
+        self._begun = None
+        for member in self._members.values():
+            waited = member.awaited is not None
+            self._weigh(member)
+            member.note = note if waited else ""
+            self._rank(member)
 
     def known_version(self, backend_id: str) -> int:
         """Give the weights that a backend last served, or should have caught up with.
@@ -368,6 +370,8 @@ class BackendHeap:
         if self._by_group and request.group_id:
             for backend_id in self._groups.backends(request.group_id):
                 member = self._members.get(backend_id)
+                if member is not None and member.state == "updating":
+                    continue  # it will be back in a moment
                 if member is None or member.state != "ready" or backend_id == request.leaving:
                     self._groups.forget(request.group_id, backend_id)
                 elif member.has_room:

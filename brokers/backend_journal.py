@@ -1,5 +1,6 @@
 """What the backend broker remembers beyond its own life: one row per backend in an SQLite file (see `journal_file`).
 
+One more row says which weights are wanted, or on their way.
 Written only when a registration, a drained flag or a weight version changes, never for an assignment: those are with
 the stage processes, which tell a broker that was started anew.
 """
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from ..errors import ConfigError
-from .backend_records import BackendRecord
+from .backend_records import BackendRecord, WeightsRecord
 from .journal_file import JournalFile, failures
 
 if TYPE_CHECKING:
@@ -19,16 +20,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 APPLICATION_ID = 0x70726262
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TABLES = (
     "CREATE TABLE backends (number INTEGER PRIMARY KEY, backend_id TEXT UNIQUE NOT NULL, record BLOB NOT NULL)",
     "CREATE TABLE services (service_id TEXT NOT NULL)",
+    "CREATE TABLE weights (record BLOB NOT NULL)",
 )
 LIMIT_BYTES = 2**28
 """Largest size: far more than the backends that a broker remembers take."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _record = msgspec.msgpack.Decoder(BackendRecord).decode
+_weights = msgspec.msgpack.Decoder(WeightsRecord).decode
 
 
 class BackendJournal:
@@ -68,6 +71,21 @@ class BackendJournal:
                 key="journal",
             ) from error
 
+    def load_weights(self) -> WeightsRecord | None:
+        """Give which weights are wanted; None: nobody has said.
+
+        Raises:
+            ConfigError: the row is not what this version writes.
+        """
+        try:
+            with failures(self._file.path, "read", at_start=True):
+                row = self._file.connection.execute("SELECT record FROM weights").fetchone()
+                return _weights(row[0]) if row is not None else None
+        except (msgspec.MsgspecError, TypeError) as error:
+            raise ConfigError(
+                f"{self._file.path} does not say which weights are wanted ({error}); remove the file", key="journal"
+            ) from error
+
     def begin_service(self, service_id: str) -> bool:
         """Note for which service this is from now on; say whether it was for another one before.
 
@@ -83,13 +101,20 @@ class BackendJournal:
             connection.execute("INSERT INTO services VALUES (?)", (service_id,))
         return before is not None and before[0] != service_id
 
-    def write(self, changes: Mapping[str, BackendRecord | None]) -> None:
+    def write(self, changes: Mapping[str, BackendRecord | None], weights: WeightsRecord | None = None) -> None:
         """Note backends, or forget them (None); when this returns, a killed process loses nothing of it.
+
+        Args:
+            changes: the backends.
+            weights: which weights are wanted; None: as before.
 
         Raises:
             JournalFailed: the file could not be written; nothing was noted.
         """
         with self._file.transaction() as connection:
+            if weights is not None:
+                connection.execute("DELETE FROM weights")
+                connection.execute("INSERT INTO weights VALUES (?)", (_encode(weights),))
             for backend_id, record in changes.items():
                 if record is None:
                     connection.execute("DELETE FROM backends WHERE backend_id = ?", (backend_id,))

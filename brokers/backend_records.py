@@ -1,10 +1,10 @@
-"""`BackendRecord`: what is remembered of one backend beyond the life of the broker's process."""
+"""What is remembered beyond the life of the backend broker's process: each backend, and which weights are wanted."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from ..messages import Backend, Part, WeightVersion
+from ..messages import Backend, Part, Seconds, WeightVersion
 
 Fate = Literal["listed", "lost", "dismissed"]
 """`lost`: its host fell silent. `dismissed`: it was removed on request, and its host may not know."""
@@ -26,3 +26,14 @@ class BackendRecord(Part, frozen=True, kw_only=True):
     """The weight version of its host's last message; None: its next one counts, whatever it is."""
     of_before: bool = False
     """It was of a service that has ended, and was not heard of since."""
+
+
+class WeightsRecord(Part, frozen=True):
+    """Which weights backends are to serve."""
+
+    wanted: WeightVersion = 0
+    """Those that serve older ones get no jobs."""
+    begun: WeightVersion | None = None
+    """The weights that are on their way; None: none are."""
+    limit_s: Seconds = 1.0
+    """How long they may be."""

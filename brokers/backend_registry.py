@@ -158,6 +158,10 @@ class BackendRegistry:
         self._heap.set_weight_version(weight_version, backend_id, as_wanted=True)
         self._changed.update(dict.fromkeys(self._heap if backend_id is None else [backend_id]))
 
+    def note_all(self) -> None:
+        """Note that what is needed of all backends may have changed."""
+        self._changed.update(dict.fromkeys(self._heap))
+
     def tick(self, now: float) -> None:
         """Time has passed: remove the hosts that fell silent."""
         for backend_id in [key for key, host in self._hosts.items() if host.heard + self._lease_s <= now]:

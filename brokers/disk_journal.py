@@ -4,6 +4,7 @@
     states    (sequence, phase, stage, attempt, …)      where it is, written once per round in which it moved
     blocks    (sequence, block)                         RUN's trajectory, as it came; the result keeps it
     results   (sequence, session, job, …, result)       one row per result that was not acknowledged
+    notes     (name, note)                              what the batches keep: groups, prompts (see `batch_notes`)
 
 All rows of a job carry its number, so nothing else is indexed. A round's changes are one transaction. At a start jobs
 are read and not decoded, and blocks stay on disk until a client asks for them.
@@ -24,7 +25,7 @@ from ..logs import of_job
 from ..messages import new_id
 from .journal import JobState, Recovered, StoredBlock
 from .journal_file import ROW_ERRORS, JournalFile, failures
-from .journal_rows import NOTHING, Damaged, Progress, read_rows
+from .journal_rows import NOTHING, Damaged, Progress, read_notes, read_rows
 from .outbox import Finished
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     Row = tuple[Any, ...]
 
 APPLICATION_ID = int.from_bytes(b"PRLJ", "big")
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised with every change of the tables, and of the messages that lie in them."""
 TABLES = (
     """CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID""",
@@ -49,6 +50,7 @@ TABLES = (
     """CREATE TABLE results (sequence INTEGER PRIMARY KEY, session TEXT NOT NULL, job_id TEXT NOT NULL,
         outcome TEXT NOT NULL, ended_at REAL NOT NULL, digest BLOB NOT NULL, result BLOB NOT NULL,
         history BLOB NOT NULL)""",
+    """CREATE TABLE notes (name TEXT PRIMARY KEY, note BLOB NOT NULL)""",
 )
 ROW_BYTES = 400
 """What an accepted job takes beside its packed bytes, about."""
@@ -58,6 +60,7 @@ log = logging.getLogger("prorl.rollout_broker")
 
 INSERT_STATE = "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?, ?)"
 INSERT_BLOCK = "INSERT OR REPLACE INTO blocks VALUES (?, ?)"
+INSERT_NOTE = "INSERT OR REPLACE INTO notes VALUES (?, ?)"
 INSERT_RESULT = "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -110,7 +113,14 @@ class DiskJournal:
         rows = [(job.sequence, job.session, job.job_id, job.task, job.stage_wait_s, now, job.packed) for job in jobs]
         self._file.run(("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?)", rows))
 
-    def write(self, states: Sequence[JobState], ended: Sequence[Finished], acknowledged: Sequence[int]) -> None:
+    def write(
+        self,
+        states: Sequence[JobState],
+        ended: Sequence[Finished],
+        acknowledged: Sequence[int],
+        discarded: Sequence[int] = (),
+        notes: Mapping[str, bytes | None] | None = None,
+    ) -> None:
         """Note a round's changes, all or none (see `Journal.write`).
 
         Raises:
@@ -123,15 +133,17 @@ class DiskJournal:
         results = _packed_rows(lambda one: _result_row(one, now), ended)
         blocks = {key: one.block for key, one in by_number.items() if self._is_new(key, one.block)}
         block_rows = [(key, _buffer(block)) for key, block in blocks.items()]
+        gone = (acknowledged, discarded)
+        notes = notes or {}
         try:
-            self._write(by_number, rows, results, block_rows, acknowledged)
+            self._write(by_number, rows, results, block_rows, gone, notes)
         except ROW_ERRORS:
             no_block = self._file.refused(INSERT_BLOCK, block_rows)
             without = {block_rows[place][0]: error for place, error in no_block.items()}
             rows = self._fitting(by_number, INSERT_STATE, rows, without)
             results = self._fitting(by_number, INSERT_RESULT, results, without)
             block_rows = [row for row in block_rows if row[0] not in without]
-            self._write(by_number, rows, results, block_rows, acknowledged)
+            self._write(by_number, rows, results, block_rows, gone, notes)
 
     def _write(
         self,
@@ -139,20 +151,25 @@ class DiskJournal:
         rows: Sequence[Row],
         results: Sequence[Row],
         block_rows: Sequence[Row],
-        acknowledged: Sequence[int],
+        over: tuple[Sequence[int], Sequence[int]],
+        notes: Mapping[str, bytes | None],
     ) -> None:
         """Write what was packed; a job whose result is not among that stays as it is."""
+        acknowledged, discarded = over
         written = {row[0] for row in (*rows, *results)}
-        over = [(row[0],) for row in results]
-        forgotten = [(sequence,) for sequence in acknowledged if sequence in self._left]
+        no_job = [(row[0],) for row in results]
+        no_job += [(sequence,) for sequence in acknowledged if sequence in self._left]
+        no_job += [(sequence,) for sequence in discarded]
         gone = {key for key in written if by_number[key].block is None and key in self._blocks}
-        gone.update(sequence for sequence in acknowledged if sequence in self._blocks)
+        gone.update(sequence for sequence in (*acknowledged, *discarded) if sequence in self._blocks)
         self._file.run(
             # First what makes room.
             ("DELETE FROM blocks WHERE sequence = ?", [(sequence,) for sequence in gone]),
             ("DELETE FROM results WHERE sequence = ?", [(sequence,) for sequence in acknowledged]),
-            ("DELETE FROM jobs WHERE sequence = ?", over + forgotten),
-            ("DELETE FROM states WHERE sequence = ?", over + forgotten),
+            ("DELETE FROM jobs WHERE sequence = ?", no_job),
+            ("DELETE FROM states WHERE sequence = ?", no_job),
+            ("DELETE FROM notes WHERE name = ?", [(name,) for name, note in notes.items() if note is None]),
+            (INSERT_NOTE, [(name, note) for name, note in notes.items() if note is not None]),
             (INSERT_STATE, rows),
             (INSERT_BLOCK, [row for row in block_rows if row[0] in written]),
             (INSERT_RESULT, results),
@@ -160,7 +177,7 @@ class DiskJournal:
         for sequence in gone:
             del self._blocks[sequence]
         self._blocks.update((row[0], by_number[row[0]].block) for row in block_rows if row[0] in written)
-        self._left.difference_update(acknowledged)
+        self._left.difference_update(acknowledged, discarded)
         ended = {key for key, one in by_number.items() if isinstance(one, Finished)}
         self._left.update(ended - written)
 
@@ -198,8 +215,9 @@ class DiskJournal:
                         results.append(one)
                     case Damaged():
                         self._set_aside(one, results)
+            notes = read_notes(self._file.connection)
         results.sort(key=lambda one: one.sequence)
-        return Recovered(jobs, results, last)
+        return Recovered(jobs, results, last, notes)
 
     def _set_aside(self, damaged: Damaged, results: list[Finished]) -> None:
         log.error(

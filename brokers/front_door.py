@@ -19,8 +19,6 @@ from .. import codec
 from ..errors import (
     DuplicateJob,
     InternalError,
-    InvalidJob,
-    JobTooLarge,
     JournalFailed,
     MalformedMessage,
     ProrlError,
@@ -47,6 +45,8 @@ from ..messages import (
 from ..security.rights import ANYBODY
 from ..sockets import split_envelope
 from .addressee import FRONT_DOOR, convert_request
+from .batch_desk import BatchDesk, BatchRequest
+from .job_frame import read_job
 from .job_record import Place
 from .journal import JobState, StoredBlock
 from .outbox import job_digest
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from ..security.rights import Sender
     from ..sockets import Frame
     from .actions import Action
+    from .batch_runner import BatchRunner
     from .job_history import JobHistory
     from .job_table import JobTable
     from .outbox import Finished, Outbox
@@ -93,6 +94,7 @@ class FrontDoor:
         perform: does what the job table decides.
         reply: sends frames to the client behind an envelope; false if there is none any more.
         look_again: says whether a sender's key was revoked since.
+        batches: the batches of all sessions.
         started_at: when the service started, on the clock of `now`.
     """
 
@@ -109,6 +111,7 @@ class FrontDoor:
         perform: Callable[[list[Action]], None],
         reply: Callable[[Sequence[Frame]], bool],
         look_again: Callable[[Sender], Sender],
+        batches: BatchRunner,
         started_at: float,
     ) -> None:
         self._settings = settings
@@ -124,6 +127,8 @@ class FrontDoor:
         self._look_again = look_again
         self._polls: dict[tuple[str, str], _HeldPoll] = {}
         """By session and client."""
+        self._batches = batches
+        self._batch_desk = BatchDesk(batches, writes, self._answer, look_again)
         self._started_at = started_at
 
     def handle(self, frames: list[bytes], now: float, sender: Sender = ANYBODY) -> None:
@@ -150,10 +155,12 @@ class FrontDoor:
 
     def next_deadline(self) -> float | None:
         """Give the time at which the first held reply is due."""
-        return min((poll.until for poll in self._polls.values()), default=None)
+        deadlines = (self._batch_desk.next_deadline(), *(poll.until for poll in self._polls.values()))
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def answer_held(self, sessions: set[str], now: float) -> None:
         """Answer the held polls of sessions with new results, those whose time is up, and those of revoked keys."""
+        self._batch_desk.answer_held(now)
         for key, poll in tuple(self._polls.items()):
             if poll.sender.user_id and self._look_again(poll.sender).revoked:
                 del self._polls[key]
@@ -171,6 +178,9 @@ class FrontDoor:
     def _dispatch(
         self, envelope: Sequence[Frame], request: FrontDoorRequest, rest: list[bytes], sender: Sender, now: float
     ) -> None:
+        if isinstance(request, BatchRequest):
+            self._batch_desk.handle(envelope, request, rest, sender, now)
+            return
         if rest and not isinstance(request, Submit):
             raise MalformedMessage(f"{len(rest)} unexpected frames behind the header")
         match request:
@@ -210,7 +220,7 @@ class FrontDoor:
     def _submit(self, request: Submit, frames: list[bytes], now: float) -> Accepted:
         new: dict[str, tuple[Job, bytes]] = {}
         for frame in frames:
-            job = self._parse_job(frame)
+            job = read_job(frame, self._settings.job_limit_bytes)
             known = job_digest(new[job.job_id][1]) if job.job_id in new else self._known(request.session, job.job_id)
             if known is None:
                 self._catalog.check(job)
@@ -229,23 +239,6 @@ class FrontDoor:
             self._quota.submitted(request.session, job.job_id, len(packed))
             self._perform(self._table.submit(request.session, job, packed, now))
         return Accepted(request.request_id, new=len(new), journal_id=self._writes.journal_id)
-
-    def _parse_job(self, frame: bytes) -> Job:
-        limit = self._settings.job_limit_bytes
-        if len(frame) > limit:
-            raise JobTooLarge(
-                f"a job of {len(frame)} bytes is over the limit of {limit}; let INIT fetch large files",
-                size_bytes=len(frame),
-                limit_bytes=limit,
-            )
-        content = codec.unpack(frame, limit)
-        try:
-            job: Job = codec.convert(content, Job)
-        except MalformedMessage as error:
-            job_id = content.get("job_id") if isinstance(content, dict) else None
-            name = job_id if isinstance(job_id, str) else ""
-            raise InvalidJob(f"job {name}: {error.message}", job_id=name, field=error.field) from error
-        return job
 
     def _known(self, session: str, job_id: str) -> bytes | None:
         """Give the digest of the job of that id, if there is one; of another session's, one that fits no job."""
@@ -313,6 +306,7 @@ class FrontDoor:
             uncollected=len(self._outbox),
             redelivered=self._table.redelivered,
             tasks=tuple(sorted(self._table.stages.tasks())),
+            batches=self._batches.statuses(),
             uptime_s=now - self._started_at,
         )
 

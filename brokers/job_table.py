@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import Cancelled, ErrorInfo, NoStage, PhaseTimeout
 from ..messages import ATTEMPT_LIMIT, Outcome, Phase, PhaseDone, PhaseFailed, SandboxHandle, StartPhase
 from .actions import Action, Close, End, Queued, Start, Stop, Unassign
+from .batch_session import is_stream
 from .job_record import JobRecord, Place
 from .lost_lease import lease_lost
 from .outbox import Finished, job_digest
@@ -90,6 +91,8 @@ class JobTable:
         self._queues: dict[Phase, dict[Need, list[tuple[int, str, int]]]] = {phase: {} for phase in Phase}
         self._unserved_since: dict[Need, float] = {}
         self._counts: Counter[tuple[Phase, Place]] = Counter()
+        self._batched: Counter[str] = Counter()
+        """Jobs of batches in INIT, by task."""
         self.may_start: Callable[[str], bool] = lambda _: True
         """Says of a session whether INIT may start its jobs now; those that may not are looked at with each `tick`."""
         self._set_aside: dict[str, list[tuple[Need, tuple[int, str, int]]]] = {}
@@ -118,6 +121,18 @@ class JobTable:
     def unfinished(self, session: str) -> int:
         """Give the number of a session's jobs that have not ended."""
         return self._unfinished[session]
+
+    def init_slots(self) -> int:
+        """Give how many jobs INIT can work on at once."""
+        return sum(stage.working_slots for stage in self.stages if stage.role == Phase.INIT)
+
+    def room(self, task: str) -> int:
+        """Give how many more jobs of a task batches may submit now.
+
+        INIT always has as many of theirs as it has slots: it never waits for them, they wait beside those that clients
+        submit by themselves, and none is chosen before its time. Without a slot it is one, whose end tells of that.
+        """
+        return max(1, self.stages.slots(Need(Phase.INIT, task, None))) - self._batched[task]
 
     def count(self, place: Place) -> dict[Phase, int]:
         """Give the number of jobs of each phase that are queued, or held."""
@@ -401,13 +416,21 @@ class JobTable:
         record.place = place
         record.since = now
         self._counts[record.phase, place] += 1
+        self._count_batched(record, 1)
         self._count_on_node(record, 1)
         self._changed[record.sequence] = record
 
     def _leave(self, record: JobRecord) -> None:
         self._counts[record.phase, record.place] -= 1
+        self._count_batched(record, -1)
         self._count_on_node(record, -1)
         record.place = Place.MOVING
+
+    def _count_batched(self, record: JobRecord, change: int) -> None:
+        if record.phase == Phase.INIT and is_stream(record.session):
+            self._batched[record.task] += change
+            if not self._batched[record.task]:
+                del self._batched[record.task]
 
     def _count_on_node(self, record: JobRecord, change: int) -> None:
         if record.place == Place.QUEUED and record.sandbox is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ..messages import Phase, new_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..messages import PhaseDone, PhaseFailed, SandboxHandle
     from ..sockets import Frame
@@ -66,6 +66,8 @@ class Recovered(NamedTuple):
     """The results that were not acknowledged, those of the oldest jobs first."""
     last_sequence: int
     """No job of a larger number is here."""
+    notes: Mapping[str, bytes] = {}
+    """What the batches have noted (see `batch_notes`)."""
 
 
 class Journal(Protocol):
@@ -78,13 +80,22 @@ class Journal(Protocol):
     def accept(self, jobs: Sequence[JobState]) -> None:
         """Note new jobs, all or none; when this returns they are safe."""
 
-    def write(self, states: Sequence[JobState], ended: Sequence[Finished], acknowledged: Sequence[int]) -> None:
+    def write(
+        self,
+        states: Sequence[JobState],
+        ended: Sequence[Finished],
+        acknowledged: Sequence[int],
+        discarded: Sequence[int] = (),
+        notes: Mapping[str, bytes | None] | None = None,
+    ) -> None:
         """Note a round's changes, all or none; when this returns they are safe.
 
         Args:
             states: jobs that have moved.
             ended: outcomes and trajectories, each in place of its job.
             acknowledged: numbers of the jobs whose results the client has; they are forgotten.
+            discarded: numbers of jobs that ended and whose results nobody will ask for; they are forgotten too.
+            notes: what the batches note, by name; None: that note is forgotten.
         """
 
     def recover(self) -> Recovered:
@@ -105,6 +116,7 @@ class MemoryJournal:
         """Names this record."""
         self._jobs: dict[int, JobState] = {}
         self._results: dict[int, Finished] = {}
+        self._notes: dict[str, bytes] = {}
         self._last_sequence = 0
 
     def accept(self, jobs: Sequence[JobState]) -> None:
@@ -113,7 +125,14 @@ class MemoryJournal:
             self._jobs[job.sequence] = job
             self._last_sequence = max(self._last_sequence, job.sequence)
 
-    def write(self, states: Sequence[JobState], ended: Sequence[Finished], acknowledged: Sequence[int]) -> None:
+    def write(
+        self,
+        states: Sequence[JobState],
+        ended: Sequence[Finished],
+        acknowledged: Sequence[int],
+        discarded: Sequence[int] = (),
+        notes: Mapping[str, bytes | None] | None = None,
+    ) -> None:
         """Note a round's changes."""
         self.accept(states)
         for finished in ended:
@@ -121,12 +140,19 @@ class MemoryJournal:
             self._results[finished.sequence] = finished
         for sequence in acknowledged:
             self._results.pop(sequence, None)
+        for sequence in discarded:
+            self._jobs.pop(sequence, None)
+        for name, note in (notes or {}).items():
+            if note is None:
+                self._notes.pop(name, None)
+            else:
+                self._notes[name] = note
 
     def recover(self) -> Recovered:
         """Give all that there is."""
         jobs = [self._jobs[sequence] for sequence in sorted(self._jobs)]
         results = [self._results[sequence] for sequence in sorted(self._results)]
-        return Recovered(jobs, results, self._last_sequence)
+        return Recovered(jobs, results, self._last_sequence, dict(self._notes))
 
     def block(self, stored: StoredBlock) -> Frame:
         """Not called: this journal gives back the blocks themselves."""

@@ -69,9 +69,13 @@ class Damaged(NamedTuple):
     """Tells the job's client; None: the row does not say whose job it was, or another row is that job's."""
 
 
+SessionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}(?:/batches)?\Z")]
+"""That of a client, or of its batches (see `batch_session`)."""
+
+
 class _JobRow(msgspec.Struct, frozen=True, array_like=True):
     sequence: Sequence
-    session: Identifier
+    session: SessionName
     job_id: JobIdentifier
     task: Identifier
     stage_wait_s: Seconds
@@ -87,7 +91,7 @@ class _JobRow(msgspec.Struct, frozen=True, array_like=True):
 
 class _ResultRow(msgspec.Struct, frozen=True, array_like=True):
     sequence: Sequence
-    session: Identifier
+    session: SessionName
     job_id: JobIdentifier
     digest: bytes
     result: bytes
@@ -97,7 +101,7 @@ class _ResultRow(msgspec.Struct, frozen=True, array_like=True):
 
 class _Owner(msgspec.Struct, frozen=True, array_like=True):
     sequence: Sequence
-    session: Identifier
+    session: SessionName
     job_id: JobIdentifier
 
 
@@ -126,6 +130,13 @@ def read_rows(connection: sqlite3.Connection) -> Iterator[JobState | Finished | 
                 yield _damaged(row, error, seen, row[3], row[5])
             else:
                 yield one
+
+
+def read_notes(connection: sqlite3.Connection) -> dict[str, bytes]:
+    """Give what the batches have noted, by name; a row that is no note is left out."""
+    with any_text(connection):
+        rows = connection.execute("SELECT name, note FROM notes").fetchall()
+    return {name: note for name, note in rows if isinstance(name, str) and isinstance(note, bytes)}
 
 
 def _job(row: _JobRow, seen: set[str]) -> JobState:

@@ -87,14 +87,23 @@ class Outbox:
         results[job_id] = finished
         self._session_of[job_id] = finished.session
 
+    def is_held_back(self, job_id: str) -> bool:
+        """Tell whether nobody is to be told of a job yet."""
+        return job_id in self._held_back
+
     def acknowledge(self, session: str, job_ids: Iterable[str]) -> list[Finished]:
         """Drop results that the client has; give those that were here."""
+        return self.drop(session, [job_id for job_id in job_ids if job_id not in self._held_back])
+
+    def drop(self, session: str, job_ids: Iterable[str]) -> list[Finished]:
+        """Drop results, those too that are held back; give those that were here."""
         results = self._sessions.get(session, {})
-        known = [job_id for job_id in job_ids if job_id in results and job_id not in self._held_back]
+        known = [job_id for job_id in job_ids if job_id in results]
         dropped = [results.pop(job_id) for job_id in dict.fromkeys(known)]
         for finished in dropped:
             self.memory_bytes -= _in_memory(finished)
             self._deliveries.pop(finished.result.job_id, None)
+            self._held_back.discard(finished.result.job_id)
             del self._session_of[finished.result.job_id]
         if session in self._sessions and not results:
             del self._sessions[session]

@@ -62,6 +62,18 @@ class Quota:
                     retry_after_s=RETRY_AFTER_S,
                 )
 
+    def room(self, session: str) -> int:
+        """Give how many more jobs a session may submit; none while it holds too many bytes."""
+        try:
+            self.check(session, 0, 0)
+        except Busy:
+            return 0
+        return self._most(self._jobs, session, self._max_jobs) - self._jobs[session]
+
+    def prompts(self, session: str, size_bytes: int) -> None:
+        """A session has more bytes of prompts that wait for their jobs, or fewer."""
+        _add(self._job_bytes, session, size_bytes)
+
     def may_start(self, session: str) -> bool:
         """Say whether INIT may start jobs of a session: there is room for what they will bring."""
         held = self._trajectory_bytes

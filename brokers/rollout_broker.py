@@ -47,6 +47,7 @@ from ..security.rights import Door
 from ..sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, receive, send
 from ..trajectory import block_bytes
 from .actions import Action, Close, End, Start, Stop, Unassign
+from .batch_runner import BatchRunner
 from .front_door import FrontDoor
 from .job_history import JobHistory
 from .job_log import log_actions
@@ -118,6 +119,16 @@ class RolloutBroker:
         self._quota = Quota(settings.max_jobs, settings.max_held_bytes, settings.max_session_share)
         self._table.may_start = self._quota.may_start
         self._writes = WriteAhead(journal, self._table, self._outbox, self._history, self._act)
+        self._batches = BatchRunner(
+            self._table,
+            self._outbox,
+            self._history,
+            self._catalog,
+            self._quota,
+            self._writes,
+            self._perform,
+            self._settings.job_limit_bytes,
+        )
         self._noted: defaultdict[str, set[int]] = defaultdict(set)
         """Events that each stage process may forget once they are in the journal."""
         self._requests = FrontDoor(
@@ -132,6 +143,7 @@ class RolloutBroker:
             self._perform,
             self._reply,
             self._gate.look_again,
+            self._batches,
             time.monotonic(),
         )
         self._next_tick = time.monotonic()
@@ -171,7 +183,9 @@ class RolloutBroker:
         for state in recovered.unfinished:
             self._quota.submitted(state.session, state.job_id, len(state.packed))
             self._history.restore(state.job_id, state.history, at)
-        self._table.restore(recovered.unfinished, recovered.last_sequence, time.monotonic())
+        now = time.monotonic()
+        self._table.restore(recovered.unfinished, recovered.last_sequence, now)
+        self._batches.recover(recovered.notes, recovered.unfinished, recovered.uncollected, now)
         if recovered.unfinished or recovered.uncollected:
             counts = (len(recovered.unfinished), len(recovered.uncollected))
             log.info("took up %d jobs and %d uncollected results from the journal", *counts)
@@ -186,6 +200,7 @@ class RolloutBroker:
             self._next_tick = now + min(self._settings.heartbeat_s, self._settings.lease_s / 4)
             self._note_broken_lines(now)
             self._watch_time(now)
+        self._batches.launch(now)
         self._writes.settle(now)
         self._requests.answer_held(self._writes.take_news(), now)
         deadlines = (self._next_tick, self._requests.next_deadline(), self._writes.retry_at)
@@ -200,6 +215,7 @@ class RolloutBroker:
             self._stood_still = False
             self._table.begin_leases_anew(now)
         self._perform(self._table.tick(now))
+        self._batches.tick(now)
         self._drop_silent(now)
 
     def _note_broken_lines(self, now: float) -> None:
@@ -358,6 +374,7 @@ class RolloutBroker:
             if isinstance(action, End):
                 self._quota.ended(action.finished)
         self._writes.perform(actions)
+        self._batches.follow(actions, time.monotonic())
 
     def _act(self, action: Action) -> None:
         try:

@@ -181,6 +181,11 @@ class StagePool:
         """Tell whether some live process meets the need, busy or not."""
         return self._serving[need] > 0
 
+    def slots(self, need: Need) -> int:
+        """Give how many slots, busy or not, there are for a need."""
+        fitting = (s for s in self if s.role == need.role and need.task in s.tasks and need.node in (None, s.node))
+        return sum(stage.working_slots for stage in fitting)
+
     def take(self, need: Need, hold: Hold) -> str | None:
         """Give a slot of the least loaded process that meets the need and has credit; None if there is none."""
         free = self._free.get(need)

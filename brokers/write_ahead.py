@@ -69,6 +69,10 @@ class WriteAhead:
         self._states: dict[int, JobState] = {}
         self._ended: dict[int, Finished] = {}
         self._acknowledged: list[int] = []
+        self._discarded: list[int] = []
+        self._notes: dict[str, bytes | None] = {}
+        self.collect_notes: Callable[[], None] = lambda: None
+        """Has the batches `note` what has changed of them."""
         self._acknowledged_by = 0.0
         """When the oldest of them is to be written down; 0.0: there is none."""
         self._waiting: list[Action | Callable[[], object]] = []
@@ -120,6 +124,18 @@ class WriteAhead:
         """Forget results that their client has."""
         self._acknowledged += [finished.sequence for finished in dropped]
 
+    def discard(self, dropped: Iterable[Finished]) -> None:
+        """Forget jobs that ended and whose results nobody will ask for."""
+        for finished in dropped:
+            if self._ended.pop(finished.sequence, None) is not None:
+                self._discarded.append(finished.sequence)
+            else:
+                self._acknowledged.append(finished.sequence)
+
+    def note(self, name: str, note: bytes | None) -> None:
+        """Keep a note of the batches under a name, in place of an earlier one; None: forget it."""
+        self._notes[name] = note
+
     def accept(self, jobs: Sequence[JobState], now: float) -> None:
         """Note new jobs, which the table does not know yet; when this returns they are safe.
 
@@ -153,11 +169,13 @@ class WriteAhead:
             now: the time.
             everything: acknowledgements too that could wait.
         """
+        self.collect_notes()
         for state in self._table.take_changes():
             self._states[state.sequence] = state._replace(history=self._history.packed(state.job_id))
         if self._acknowledged and not self._acknowledged_by:
             self._acknowledged_by = now + ACKNOWLEDGED_WITHIN_S
-        can_wait = not (self._states or self._ended or everything) and now < self._acknowledged_by
+        at_once = self._states or self._ended or self._discarded or self._notes or everything
+        can_wait = not at_once and now < self._acknowledged_by
         if self._is_dirty and not can_wait and not self._write(now):
             return
         waiting, self._waiting = self._waiting, []
@@ -175,7 +193,7 @@ class WriteAhead:
 
     @property
     def _is_dirty(self) -> bool:
-        return bool(self._states or self._ended or self._acknowledged)
+        return bool(self._states or self._ended or self._acknowledged or self._discarded or self._notes)
 
     def _write(self, now: float) -> bool:
         if self._failure is not None and now < self._retry_at:
@@ -185,7 +203,7 @@ class WriteAhead:
                 self._write_what_fits()
             states = list(self._states.values())
             ended = list(self._ended.values())
-            self._journal.write(states, ended, self._acknowledged)
+            self._journal.write(states, ended, self._acknowledged, self._discarded, self._notes)
         except JournalFailed as error:
             self._fail(error, now)
             return False
@@ -196,14 +214,16 @@ class WriteAhead:
         self._states.clear()
         self._ended.clear()
         self._acknowledged, self._acknowledged_by = [], 0.0
+        self._discarded, self._notes = [], {}
         self._let_go(ended)
         self._succeed()
         return True
 
     def _write_what_fits(self) -> None:
         """Write in small parts: a part may fit where all together do not."""
-        self._journal.write((), (), self._acknowledged)
+        self._journal.write((), (), self._acknowledged, self._discarded)
         self._acknowledged, self._acknowledged_by = [], 0.0
+        self._discarded = []
         for sequence, finished in tuple(self._ended.items()):
             self._journal.write((), (finished,), ())
             del self._ended[sequence]

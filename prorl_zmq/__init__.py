@@ -15,12 +15,15 @@ from .messages import Backend, EpisodeLimits, Job, Outcome, PhaseLimits, Samplin
 if TYPE_CHECKING:
     from .async_client import AsyncRolloutClient
     from .client import RolloutClient
+    from .collation import collate
+    from .group import Group
     from .trajectory import Role, Trajectory
 
 __all__ = [
     "AsyncRolloutClient",
     "Backend",
     "EpisodeLimits",
+    "Group",
     "Job",
     "Outcome",
     "PhaseLimits",
@@ -29,15 +32,18 @@ __all__ = [
     "RolloutClient",
     "Sampling",
     "Trajectory",
+    "collate",
     "errors",
 ]
 
 
 _LATE = {
     "AsyncRolloutClient": "async_client",
+    "Group": "group",
     "RolloutClient": "client",
     "Role": "trajectory",
     "Trajectory": "trajectory",
+    "collate": "collation",
 }
 """What brings ZeroMQ, numpy or asyncio with it, and where it is: an execution server needs none of them."""
 

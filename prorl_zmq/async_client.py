@@ -9,42 +9,25 @@ from typing import TYPE_CHECKING, Any, Self
 import zmq
 
 from . import codec
-from .client import RESEND_S, default_front_door
-from .errors import Busy, Closed, MalformedMessage, NoBackend, ProrlError, RequestTimeout
-from .messages import (
-    Accepted,
-    AddBackend,
-    Backend,
-    BackendList,
-    BackendStatus,
-    Cancel,
-    Cancelled,
-    ClearBackends,
-    DrainBackend,
-    Hello,
-    Job,
-    JobTrace,
-    ListBackends,
-    NoteWeightVersion,
-    RemoveBackend,
-    ServiceStatus,
-    SetWeightVersion,
-    Status,
-    Trace,
-    UpdateWeights,
-    Welcome,
-    new_id,
-)
+from .async_backends import AsyncBackends
+from .async_batch import AsyncBatch
+from .async_request_line import AsyncRequestLine
+from .async_weights import AsyncWeights
+from .batch_progress import BatchProgress, batch_options
+from .client import default_front_door
+from .errors import Busy, Closed, ProrlError, RequestTimeout
+from .keep_alive import KeepAlive
+from .messages import Cancel, Hello, Job, NoteWeights, Status, Trace, new_id
 from .requests import IDS_PER_REQUEST, POLL_S, CollectState, check_job_ids, read_reply, submissions
 from .security.keyring import CLIENT, Keyring
-from .security.line import Line
-from .sockets import MAX_FRAME_BYTES
+from .weights import UPDATE_LIMIT_S
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Iterable
     from pathlib import Path
 
-    from .messages import UpdateMode
+    from .messages import Accepted, Backend, Cancelled, Carry, JobTrace, Keep, ServiceStatus, UpdateMode, Welcome
+    from .requests import Received
     from .trajectory import Trajectory
 
 
@@ -74,12 +57,16 @@ class AsyncRolloutClient:
         self._keyring = Keyring.load(keys, CLIENT)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._endpoint = endpoint if endpoint is not None else default_front_door()
-        self._lines: dict[str, _AsyncLine] = {}
+        self._lines: dict[str, AsyncRequestLine] = {}
         self._collecting = CollectState(self.session, new_id())
         self._one_collect = asyncio.Lock()
         self._welcome: Welcome | None = None
+        self._keep_alive: KeepAlive | None = None
         self.backends = AsyncBackends(self)
         """The inference backends: add, drain, remove, clear, list."""
+        self.weight_version: int | None = None
+        """What this client said last that the backends serve; None: nothing yet."""
+        self._weights = AsyncWeights(self.backends)
 
     async def submit(
         self, jobs: Job | Iterable[Job], *, timeout_s: float | None = None, busy_s: float | None = None
@@ -148,18 +135,73 @@ class AsyncRolloutClient:
         reply: JobTrace = await self._ask(Trace(new_id(), job_id), self._until(timeout_s))
         return reply
 
-    async def set_weight_version(self, weight_version: int, *, timeout_s: float | None = None) -> None:
-        """Say that all backends serve these weights from now on; see `RolloutClient.set_weight_version`."""
+    async def open_batch(
+        self,
+        target_groups: int,
+        group_size: int,
+        *,
+        keep: str | Keep = "informative",
+        carry: Carry = "running",
+        weight: float = 1.0,
+        max_staleness: int | None = None,
+        max_replacements: int = 4,
+        stop_early: bool = True,
+        lease_s: float = 60.0,
+        batch_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncBatch:
+        """Ask for groups of rollouts; see `RolloutClient.open_batch`."""
+        options = batch_options(
+            keep,
+            target_groups=target_groups,
+            group_size=group_size,
+            carry=carry,
+            weight=weight,
+            max_staleness=max_staleness,
+            max_replacements=max_replacements,
+            stop_early=stop_early,
+            lease_s=lease_s,
+        )
         until = self._until(timeout_s)
-        await self.backends.ask(SetWeightVersion(new_id(), weight_version), timeout_s)
-        await self._tell_engines(lambda: NoteWeightVersion(new_id(), weight_version), until)
+        name = batch_id if batch_id is not None else new_id()
+        progress = BatchProgress(self.session, name, options, (await self._hello(until)).job_limit_bytes)
+        progress.opened(await self._ask(progress.open_request(), until))
+        if self._keep_alive is None:
+            self._keep_alive = KeepAlive(self._endpoint, self._keyring, self.session, lease_s)
+        self._keep_alive.shorten(lease_s)
+        return AsyncBatch(self, name, progress)
+
+    async def begin_weights(
+        self,
+        version: int,
+        mode: UpdateMode = "keep",
+        *,
+        update_limit_s: float = UPDATE_LIMIT_S,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Stop all generating, so that you can change the engines' weights; see `RolloutClient.begin_weights`."""
+        await self._weights.begin(version, mode, update_limit_s, self._until(timeout_s))
+
+    async def end_weights(self, version: int, *, timeout_s: float | None = None) -> None:
+        """Say that the engines have the weights that were begun; see `RolloutClient.end_weights`."""
+        await self._weights.end(version, self._until(timeout_s))
+        await self._note_weights(version)
+
+    async def cancel_weights(self, version: int, *, timeout_s: float | None = None) -> None:
+        """Take `begin_weights` back; see `RolloutClient.cancel_weights`."""
+        await self._weights.cancel(version, self._until(timeout_s))
 
     async def update_weights(
         self, path: str | Path, weight_version: int, *, mode: UpdateMode = "keep", timeout_s: float | None = None
     ) -> None:
-        """Have every backend serve the weights at `path`; see `RolloutClient.update_weights`."""
-        until = self._until(timeout_s)
-        await self._tell_engines(lambda: UpdateWeights(new_id(), str(path), weight_version, mode), until)
+        """Have every backend load the weights at `path`; see `RolloutClient.update_weights`."""
+        await self._weights.update(path, weight_version, mode, self._until(timeout_s))
+        await self._note_weights(weight_version)
+
+    async def set_weight_version(self, weight_version: int, *, timeout_s: float | None = None) -> None:
+        """Say that all backends serve these weights from now on; see `RolloutClient.set_weight_version`."""
+        await self._weights.set_version(weight_version, self._until(timeout_s))
+        await self._note_weights(weight_version)
 
     async def close(self) -> None:
         """Acknowledge what was collected, give back the rest (if the service answers in a second), and close."""
@@ -171,6 +213,8 @@ class AsyncRolloutClient:
         except ProrlError:
             pass  # unacknowledged results stay with the session, where its next client finds them
         finally:
+            if self._keep_alive is not None:
+                self._keep_alive.close()
             for line in self._lines.values():
                 line.close()
             self._context.destroy(linger=0)
@@ -186,35 +230,17 @@ class AsyncRolloutClient:
     def _until(self, timeout_s: float | None) -> float:
         return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
 
-    async def _tell_engines(self, request: Callable[[], UpdateWeights | NoteWeightVersion], until: float) -> None:
-        """Ask all engine hosts the same at one time, and note the version of each that has done it."""
+    async def _note_weights(self, version: int) -> None:
+        """Tell the batches, which may drop what is too old now."""
+        self.weight_version = version
+        await self._ask(NoteWeights(new_id(), version), self._until(None))
 
-        async def tell(backend: Backend) -> None:
-            asked = request()
-            try:
-                line = self._line(backend.endpoint, backend)
-                await line.ask([codec.encode(asked)], asked.request_id, until)
-            except ProrlError as error:
-                error.fields["backend"] = backend.backend_id
-                error.message = f"backend {backend.backend_id}: {error.message}"
-                error.args = (error.message,)
-                raise
-            noted = SetWeightVersion(new_id(), asked.weight_version, backend.backend_id)
-            await self.backends.ask(noted, max(0.0, until - time.monotonic()))
-
-        told = [tell(status.backend) for status in await self.backends.list()]
-        if not told:
-            raise NoBackend("no backend is registered, so none has taken the weights; see `prorl backends list`")
-        for outcome in await asyncio.gather(*told, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
-
-    def _line(self, endpoint: str, backend: Backend | None = None) -> _AsyncLine:
+    def _line(self, endpoint: str, backend: Backend | None = None) -> AsyncRequestLine:
         """Give the line to a broker, or to a backend's engine host."""
         if self._context.closed:
             raise Closed("the client was closed")
         if endpoint not in self._lines:
-            self._lines[endpoint] = _AsyncLine(
+            self._lines[endpoint] = AsyncRequestLine(
                 self._context, endpoint, self._keyring, None if backend is None else backend.curve_key
             )
         return self._lines[endpoint]
@@ -226,8 +252,12 @@ class AsyncRolloutClient:
         return self._welcome
 
     async def _ask(self, request: Any, until: float) -> Any:
+        return read_reply(await self.ask_frames(request, [codec.encode(request)], until))
+
+    async def ask_frames(self, request: Any, frames: list[bytes], until: float, held_s: float = 0.0) -> list[Received]:
+        """Send a request to the front door, and give its reply's frames; for the parts of this client."""
         await self._hello(until)
-        return await self._line(self._endpoint).ask([codec.encode(request)], request.request_id, until)
+        return await self._line(self._endpoint).ask_frames(frames, request.request_id, until, held_s=held_s)
 
     async def _submit(self, frames: list[bytes], until: float, busy_until: float) -> Accepted:
         request_id = codec.request_id(codec.unpack(frames[0]))
@@ -249,113 +279,6 @@ class AsyncRolloutClient:
             if self._collecting.waiting and max_results:
                 return
             until = self._until(timeout_s) + wait_s
-            await self._hello(until)
             request = self._collecting.request(max_results, wait_s, goodbye=goodbye)
-            line = self._line(self._endpoint)
-            frames = await line.ask_frames([codec.encode(request)], request.request_id, until, held_s=wait_s)
+            frames = await self.ask_frames(request, [codec.encode(request)], until, held_s=wait_s)
             self._collecting.receive(request, frames)
-
-
-class AsyncBackends:
-    """The inference backends of a service; a part of `AsyncRolloutClient`. See `client.Backends`."""
-
-    def __init__(self, client: AsyncRolloutClient) -> None:
-        self._client = client
-
-    async def add(self, backend: Backend) -> None:
-        """Register a backend that does not register itself; adding a draining one again makes it ready."""
-        await self.ask(AddBackend(new_id(), backend))
-
-    async def drain(self, backend_id: str) -> None:
-        """Assign no more jobs to a backend; those that hold it keep it."""
-        await self.ask(DrainBackend(new_id(), backend_id))
-
-    async def remove(self, backend_id: str) -> None:
-        """Forget a backend and the assignments on it."""
-        await self.ask(RemoveBackend(new_id(), backend_id))
-
-    async def clear(self) -> None:
-        """Forget all backends."""
-        await self.ask(ClearBackends(new_id()))
-
-    async def list(self, *, timeout_s: float | None = None) -> tuple[BackendStatus, ...]:
-        """Describe all backends: state, weight version, assignments in flight."""
-        reply: BackendList = await self.ask(ListBackends(new_id()), timeout_s)
-        return reply.backends
-
-    async def ask(self, request: Any, timeout_s: float | None = None) -> Any:
-        """Send any request to the backend broker and give its reply."""
-        client = self._client
-        until = client._until(timeout_s)  # noqa: SLF001 - a part of the client
-        endpoint = (await client._hello(until)).backend_broker  # noqa: SLF001 - a part of the client
-        line = client._line(endpoint)  # noqa: SLF001 - a part of the client
-        return await line.ask([codec.encode(request)], request.request_id, until)
-
-
-class _AsyncLine:
-    """A DEALER socket whose replies find their requests by id; a request is sent again while no reply comes."""
-
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        endpoint: str,
-        keyring: Keyring | None,
-        curve_key: str | None,
-    ) -> None:
-        self._endpoint = endpoint
-        self._pending: dict[str, asyncio.Future[list[bytes | zmq.Frame]]] = {}
-        self._socket = Line(
-            context,
-            zmq.DEALER,
-            endpoint,
-            keyring,
-            self._receive,
-            curve_key=curve_key,
-            copied=2,
-            on_refused=self._refused,
-            limit_bytes=MAX_FRAME_BYTES,
-        )
-
-    async def ask(self, frames: list[bytes], request_id: str, until: float) -> Any:
-        return read_reply(await self.ask_frames(frames, request_id, until))
-
-    async def ask_frames(
-        self, frames: list[bytes], request_id: str, until: float, held_s: float = 0.0
-    ) -> list[bytes | zmq.Frame]:
-        future: asyncio.Future[list[bytes | zmq.Frame]] = asyncio.get_running_loop().create_future()
-        self._pending[request_id] = future
-        started = time.monotonic()
-        try:
-            while True:
-                self._socket.send([b"", *frames])
-                left = min(until - time.monotonic(), held_s + RESEND_S)
-                done, _ = await asyncio.wait([future], timeout=max(0.0, left))
-                if done:
-                    return future.result()
-                if time.monotonic() >= until:
-                    waited = time.monotonic() - started
-                    why = self._socket.handshake.problem or "is the service running? (`prorl serve`)"
-                    message = f"no reply from {self._endpoint} within {waited:.1f} s; {why}"
-                    raise RequestTimeout(message, timeout_s=waited)
-        finally:
-            del self._pending[request_id]
-
-    def close(self) -> None:
-        self._socket.close()
-        for future in self._pending.values():
-            if not future.done():
-                future.set_exception(Closed("the client was closed"))
-
-    def _refused(self) -> None:
-        for future in self._pending.values():
-            if not future.done():
-                future.set_exception(self._socket.handshake.error())
-
-    def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
-        try:
-            request_id = codec.request_id(codec.unpack(frames[1]))  # type: ignore[arg-type]
-        except (MalformedMessage, IndexError):
-            return  # the request is sent again
-        future = self._pending.get(request_id)
-        if future is not None and not future.done():
-            future.set_result(frames[1:])

@@ -12,56 +12,31 @@ happens with the next `collect` after the one that gave them, or at `close`.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Self
 
 import zmq
 
 from . import codec
+from .backends import Backends
+from .batch import Batch
+from .batch_progress import BatchProgress, batch_options
 from .config import default_run_dir
-from .errors import Busy, Closed, NoBackend, ProrlError, RequestTimeout
-from .messages import (
-    Accepted,
-    AddBackend,
-    Backend,
-    BackendList,
-    BackendStatus,
-    Cancel,
-    Cancelled,
-    ClearBackends,
-    DrainBackend,
-    Hello,
-    Job,
-    JobTrace,
-    ListBackends,
-    NoteWeightVersion,
-    RemoveBackend,
-    ServiceStatus,
-    SetWeightVersion,
-    Status,
-    Trace,
-    UpdateWeights,
-    Welcome,
-    new_id,
-)
+from .errors import Busy, ProrlError, RequestTimeout
+from .keep_alive import KeepAlive
+from .messages import Cancel, Hello, Job, NoteWeights, Status, Trace, new_id
+from .request_line import RequestLine
 from .requests import IDS_PER_REQUEST, POLL_S, CollectState, check_job_ids, read_reply, submissions
-from .security.handshake import Handshake
-from .security.keyring import CLIENT, Keyring, connect_to_peer, connect_to_service
-from .sockets import open_socket, receive
+from .security.keyring import CLIENT, Keyring
+from .weights import UPDATE_LIMIT_S, Weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from .messages import UpdateMode
+    from .messages import Accepted, Backend, Cancelled, Carry, JobTrace, Keep, ServiceStatus, UpdateMode, Welcome
+    from .requests import Received
     from .trajectory import Trajectory
-
-RESEND_S = 2.0
-"""A request is sent again after so long without a reply, beyond the time that its reply may be held: a broker that was
-killed is back in about as long (bench/chaos.py), and what was on its way to it is lost."""
-SEND_MS = 1000
-"""Longest wait to hand a request to libzmq; only a connection that is being refused makes it wait at all."""
 
 
 def default_front_door() -> str:
@@ -98,11 +73,15 @@ class RolloutClient:
         self._keyring = Keyring.load(keys, CLIENT)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._endpoint = endpoint if endpoint is not None else default_front_door()
-        self._door = _Line.to_service(self._context, self._endpoint, self._keyring)
+        self._door = RequestLine.to_service(self._context, self._endpoint, self._keyring)
         self._collecting = CollectState(self.session, new_id())
         self._welcome: Welcome | None = None
+        self._keep_alive: KeepAlive | None = None
         self.backends = Backends(self)
         """The inference backends: add, drain, remove, clear, list."""
+        self.weight_version: int | None = None
+        """What this client said last that the backends serve; None: nothing yet."""
+        self._weights = Weights(self.backends)
 
     def submit(
         self, jobs: Job | Iterable[Job], *, timeout_s: float | None = None, busy_s: float | None = None
@@ -221,47 +200,177 @@ class RolloutClient:
         reply: JobTrace = self._ask(Trace(new_id(), job_id), self._until(timeout_s))
         return reply
 
-    def set_weight_version(self, weight_version: int, *, timeout_s: float | None = None) -> None:
-        """Say that all backends serve these weights from now on; for engines that are updated by other means.
+    def open_batch(
+        self,
+        target_groups: int,
+        group_size: int,
+        *,
+        keep: str | Keep = "informative",
+        carry: Carry = "running",
+        weight: float = 1.0,
+        max_staleness: int | None = None,
+        max_replacements: int = 4,
+        stop_early: bool = True,
+        lease_s: float = 60.0,
+        batch_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Batch:
+        """Ask for groups of rollouts, as soon as possible: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2).
 
-        Every token that they generate from now on carries the version, but where a server says another one itself.
+        The service runs as many rollouts as its slots can carry, prompt by prompt, until enough groups are kept. What
+        is then under way goes on into the session's next batch of the same group size.
+
+        Args:
+            target_groups: how many groups to keep.
+            group_size: rollouts of each prompt.
+            keep: which: `informative` (not all rewards equal), `all`, `mean_reward(low, high)`, or the name of a
+                function that the service's environment registers as an entry point in `prorl_zmq.keep_policies`.
+            carry: what of unneeded groups goes on into the next batch: `nothing`, rollouts that are `finished`, or
+                those `running` too.
+            weight: its share of the slots, beside those of other batches.
+            max_staleness: weight versions that a rollout's oldest token may be behind the current one; what is older is
+                dropped, counted, and made again. None: any number.
+            max_replacements: jobs of a group that may end without a reward and are replaced; beyond it the group is
+                given up, and `report.given_up` says why.
+            stop_early: cancel the running jobs of a group that can no longer be kept.
+            lease_s: how long the service may hear nothing of this client before it stops its batches' jobs. A thread of
+                the client speaks for it, however long the trainer computes.
+            batch_id: names it, so that another client of this session can take it up with the same options; None: a
+                new name.
+            timeout_s: longest wait until it is open; None: the client's `timeout_s`.
+
+        Raises:
+            InvalidBatch: no batch can be that (`field`), or another one has this name.
+            Busy: too many batches are open.
+            RequestTimeout: the service did not answer.
+        """
+        options = batch_options(
+            keep,
+            target_groups=target_groups,
+            group_size=group_size,
+            carry=carry,
+            weight=weight,
+            max_staleness=max_staleness,
+            max_replacements=max_replacements,
+            stop_early=stop_early,
+            lease_s=lease_s,
+        )
+        until = self._until(timeout_s)
+        name = batch_id if batch_id is not None else new_id()
+        progress = BatchProgress(self.session, name, options, self._hello(until).job_limit_bytes)
+        progress.opened(self._ask(progress.open_request(), until))
+        if self._keep_alive is None:
+            self._keep_alive = KeepAlive(self._endpoint, self._keyring, self.session, lease_s)
+        self._keep_alive.shorten(lease_s)
+        return Batch(self, name, progress)
+
+    def begin_weights(
+        self,
+        version: int,
+        mode: UpdateMode = "keep",
+        *,
+        update_limit_s: float = UPDATE_LIMIT_S,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Stop all generating, so that you can change the engines' weights yourself: by NCCL, a folder, your own RPC.
+
+        When this returns nothing is generated, and until `end_weights` nothing will be. From the call on, jobs get no
+        backend that does not serve the new version; those that need one wait, as long as their `backend_wait_s` lets
+        them, and a generation that is paused spends its `generation_s`. Begun again for the same version, only the
+        limit begins anew.
+
+        Args:
+            version: what the new weights will be called.
+            mode: what becomes of running generations. `keep`: they pause between two tokens, and go on with the new
+                weights. `drain`: they end first, with the old ones. `abort`: they are ended, and the rest of their
+                turns is generated anew, by the new ones.
+            update_limit_s: if neither `end_weights` nor `cancel_weights` follows within so long, engines go on with
+                the version that they had. What `drain` waits for is part of it.
+            timeout_s: longest wait until nothing is generated any more; None: the client's `timeout_s`. With `drain`,
+                allow for the longest turn. If it passes, all is taken back.
 
         Raises:
             NoBackend: there is none.
-            RequestTimeout: the backend broker, or an engine host, did not answer; `backend` names it.
+            UpdateInProgress: another version was begun; its update is not touched.
+            EngineFailed: an engine could not be stopped; `backend` names it, and all go on as they were.
+            RequestTimeout: the backend broker or an engine did not answer in time; so here.
         """
-        until = self._until(timeout_s)
-        self.backends.ask(SetWeightVersion(new_id(), weight_version), timeout_s)
-        for _ in self._tell_engines(lambda: NoteWeightVersion(new_id(), weight_version), until):
-            pass
+        self._weights.begin(version, mode, update_limit_s, self._until(timeout_s))
+
+    def end_weights(self, version: int, *, timeout_s: float | None = None) -> None:
+        """Say that the engines have the weights that `begin_weights` named: they generate again, with these.
+
+        Backends that came after the begin and do not serve them, get no jobs until they do. Ended again, it does
+        nothing.
+
+        Args:
+            version: what `begin_weights` said.
+            timeout_s: longest wait for all engines; None: the client's `timeout_s`.
+
+        Raises:
+            NoBackend: there is none.
+            UpdateNotBegun: this version was not begun, or the engines have gone on since their limit had passed.
+            UpdateInProgress: it is another version that was begun.
+            EngineFailed: an engine could not go on; `backend` names it, the others have.
+            RequestTimeout: it did not answer; so here.
+        """
+        self._weights.end(version, self._until(timeout_s))
+        self._note_weights(version)
+
+    def cancel_weights(self, version: int, *, timeout_s: float | None = None) -> None:
+        """Take `begin_weights` back: the weights have not changed, and the engines go on with those that they have.
+
+        Raises:
+            NoBackend: there is none.
+            UpdateInProgress: it is another version that was begun.
+            RequestTimeout: the backend broker or an engine did not answer.
+        """
+        self._weights.cancel(version, self._until(timeout_s))
 
     def update_weights(
         self, path: str | Path, weight_version: int, *, mode: UpdateMode = "keep", timeout_s: float | None = None
     ) -> None:
-        """Have every backend serve the weights at `path` (seen from the engine hosts) from its next token on.
+        """Have every backend load the weights at `path` (seen from the engine hosts): begin, load and end in one.
+
+        Each engine goes on as soon as it has them. If one fails and others do not, it gets no jobs until it serves the
+        version, or others serve what it does.
 
         Args:
             path: for vLLM a directory with safetensors of the model's own names and shapes; for the embedded engine an
                 .npz file.
             weight_version: what to call them; every token that they generate carries it.
-            mode: what becomes of running generations. `keep`: they pause and go on with the new weights. `drain`: they
-                end first, with the old ones. `abort`: they are ended, and the rest of their turns is generated anew.
+            mode: what becomes of running generations; see `begin_weights`.
             timeout_s: longest wait for all backends; None: the client's `timeout_s`. With `drain`, allow for the
                 longest turn.
 
         Raises:
             NoBackend: there is none.
+            UpdateInProgress: another version was begun.
             InvalidWeights: an engine refused them and serves what it served; `backend` names it.
             RequestTimeout: an engine did not answer; `backend` names it.
         """
-        until = self._until(timeout_s)
-        for backend_id in self._tell_engines(lambda: UpdateWeights(new_id(), str(path), weight_version, mode), until):
-            self.backends.ask(SetWeightVersion(new_id(), weight_version, backend_id), timeout_s)
+        self._weights.update(path, weight_version, mode, self._until(timeout_s))
+        self._note_weights(weight_version)
+
+    def set_weight_version(self, weight_version: int, *, timeout_s: float | None = None) -> None:
+        """Say that all backends serve these weights from now on; for engines that were updated while they generated.
+
+        Every token that they generate from now on carries the version, but where a server says another one itself.
+
+        Raises:
+            NoBackend: there is none.
+            UpdateInProgress: an update was begun; end or cancel it.
+            RequestTimeout: the backend broker, or an engine host, did not answer; `backend` names it.
+        """
+        self._weights.set_version(weight_version, self._until(timeout_s))
+        self._note_weights(weight_version)
 
     def close(self) -> None:
         """Acknowledge what was collected, give back the rest (if the service answers in a second), and close."""
         if self._context.closed:
             return
+        if self._keep_alive is not None:
+            self._keep_alive.close()
         try:
             if self._welcome is not None:
                 self._collect(0, 0.0, timeout_s=1.0, goodbye=True)
@@ -288,8 +397,19 @@ class RolloutClient:
         return self._welcome
 
     def _ask(self, request: Any, until: float) -> Any:
+        return read_reply(self.ask_frames(request, [codec.encode(request)], until))
+
+    def ask_frames(self, request: Any, frames: list[bytes], until: float, held_s: float = 0.0) -> list[Received]:
+        """Send a request to the front door, and give its reply's frames; for the parts of this client.
+
+        Args:
+            request: what the first frame holds.
+            frames: the message.
+            until: when to give up, by `time.monotonic`.
+            held_s: how long the service may hold the reply.
+        """
         self._hello(until)
-        return self._door.ask([codec.encode(request)], request.request_id, until)
+        return self._door.ask_frames(frames, request.request_id, until, held_s=held_s)
 
     def _submit(self, frames: list[bytes], until: float, busy_until: float) -> Accepted:
         request_id = codec.request_id(codec.unpack(frames[0]))
@@ -310,188 +430,17 @@ class RolloutClient:
         if self._collecting.waiting and max_results:
             return
         until = self._until(timeout_s) + wait_s
-        self._hello(until)
         request = self._collecting.request(max_results, wait_s, goodbye=goodbye)
-        frames = self._door.ask_frames([codec.encode(request)], request.request_id, until, held_s=wait_s)
+        frames = self.ask_frames(request, [codec.encode(request)], until, held_s=wait_s)
         self._collecting.receive(request, frames)
 
-    def _tell_engines(self, request: Callable[[], UpdateWeights | NoteWeightVersion], until: float) -> Iterator[str]:
-        """Ask all engine hosts the same at one time, and give each backend's id once it has done it."""
-        lines = {
-            status.backend.backend_id: _Line.to_engine(self._context, status.backend, self._keyring)
-            for status in self.backends.list()
-        }
-        if not lines:
-            raise NoBackend("no backend is registered, so none has taken the weights; see `prorl backends list`")
-        try:
-            requests = {backend_id: request() for backend_id in lines}
-            for backend_id, line in lines.items():
-                line.send([codec.encode(requests[backend_id])])
-            for backend_id, line in lines.items():
-                with _naming(backend_id):
-                    if line.reply(requests[backend_id].request_id, until) is None:
-                        raise RequestTimeout("its engine host did not answer in time")
-                yield backend_id
-        finally:
-            for line in lines.values():
-                line.close()
+    def _note_weights(self, version: int) -> None:
+        """Tell the batches, which may drop what is too old now."""
+        self.weight_version = version
+        self._ask(NoteWeights(new_id(), version), self._until(None))
 
-    def _backend_broker(self, until: float) -> _Line:
-        return _Line.to_service(self._context, self._hello(until).backend_broker, self._keyring)
+    def _backend_broker(self, until: float) -> RequestLine:
+        return RequestLine.to_service(self._context, self._hello(until).backend_broker, self._keyring)
 
-
-class Backends:
-    """The inference backends of a service; a part of `RolloutClient`.
-
-    Each call raises `RequestTimeout` if the backend broker does not answer.
-    """
-
-    def __init__(self, client: RolloutClient) -> None:
-        self._client = client
-        self._line: _Line | None = None
-
-    def add(self, backend: Backend) -> None:
-        """Register a backend that does not register itself; adding a draining one again makes it ready.
-
-        Raises:
-            DuplicateBackend: another one has its id.
-        """
-        self.ask(AddBackend(new_id(), backend))
-
-    def drain(self, backend_id: str) -> None:
-        """Assign no more jobs to a backend; those that hold it keep it.
-
-        Raises:
-            UnknownBackend: there is none of that id.
-        """
-        self.ask(DrainBackend(new_id(), backend_id))
-
-    def remove(self, backend_id: str) -> None:
-        """Forget a backend and the assignments on it.
-
-        Raises:
-            UnknownBackend: there is none of that id.
-        """
-        self.ask(RemoveBackend(new_id(), backend_id))
-
-    def clear(self) -> None:
-        """Forget all backends."""
-        self.ask(ClearBackends(new_id()))
-
-    def list(self, *, timeout_s: float | None = None) -> tuple[BackendStatus, ...]:
-        """Describe all backends: state, weight version, assignments in flight."""
-        reply: BackendList = self.ask(ListBackends(new_id()), timeout_s)
-        return reply.backends
-
-    def ask(self, request: Any, timeout_s: float | None = None) -> Any:
-        """Send any request to the backend broker and give its reply."""
-        until = self._client._until(timeout_s)  # noqa: SLF001 - a part of the client
-        if self._line is None:
-            self._line = self._client._backend_broker(until)  # noqa: SLF001 - a part of the client
-        return self._line.ask([codec.encode(request)], request.request_id, until)
-
-
-class _Line:
-    """A REQ socket that sends a request again while no reply comes, and knows which reply is its own.
-
-    Of a connection that the other side refuses it says so at once, and tries it again with the next request.
-    """
-
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        endpoint: str,
-        keyring: Keyring | None,
-        connect: Callable[[zmq.Socket[bytes]], None],
-    ) -> None:
-        self._socket = open_socket(context, zmq.REQ)
-        self._socket.sndtimeo = SEND_MS
-        self._endpoint = endpoint
-        self._handshake = Handshake(self._socket, endpoint, keyring)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        if endpoint.startswith("tcp://"):
-            self._poller.register(self._handshake.watch(), zmq.POLLIN)
-        try:
-            connect(self._socket)
-        except BaseException:
-            self.close()
-            raise
-
-    @classmethod
-    def to_service(cls, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keyring: Keyring | None) -> Self:
-        """Open the line to a broker."""
-        return cls(context, endpoint, keyring, lambda socket: connect_to_service(socket, endpoint, keyring))
-
-    @classmethod
-    def to_engine(cls, context: zmq.Context[zmq.Socket[bytes]], backend: Backend, keyring: Keyring | None) -> Self:
-        """Open the line to an engine host."""
-        endpoint, key = backend.endpoint, backend.curve_key
-        return cls(context, endpoint, keyring, lambda socket: connect_to_peer(socket, endpoint, key, keyring))
-
-    def ask(self, frames: list[bytes], request_id: str, until: float) -> Any:
-        return read_reply(self.ask_frames(frames, request_id, until))
-
-    def ask_frames(
-        self, frames: list[bytes], request_id: str, until: float, held_s: float = 0.0
-    ) -> list[bytes | zmq.Frame]:
-        started = time.monotonic()
-        while True:
-            self.send(frames)
-            received = self.receive(request_id, min(until, time.monotonic() + held_s + RESEND_S))
-            if received is not None:
-                return received
-            if time.monotonic() >= until:
-                waited = time.monotonic() - started
-                why = self._handshake.problem or "is the service running? (`prorl serve`)"
-                message = f"no reply from {self._endpoint} within {waited:.1f} s; {why}"
-                raise RequestTimeout(message, timeout_s=waited)
-
-    def send(self, frames: list[bytes]) -> None:
-        if self._socket.closed:
-            raise Closed("the client was closed")
-        self._handshake.drain()
-        if self._handshake.refused:
-            self._handshake.renew()
-        with contextlib.suppress(zmq.Again):  # refused at this moment: the wait for the reply will say so
-            self._socket.send_multipart(frames)
-
-    def reply(self, request_id: str, until: float) -> Any:
-        frames = self.receive(request_id, until)
-        return read_reply(frames) if frames is not None else None
-
-    def receive(self, request_id: str, until: float) -> list[bytes | zmq.Frame] | None:
-        """Give the reply to a request; None if none came in time. Replies to earlier ones are dropped."""
-        while ready := dict(self._poller.poll(max(0, int(1000 * (until - time.monotonic()))))):
-            self._handshake.drain()
-            if self._handshake.refused:
-                raise self._handshake.error()
-            if self._socket not in ready:
-                continue
-            try:
-                frames = receive(self._socket, copied=1)
-            except zmq.Again:
-                continue  # it was the late reply to an earlier sending, which REQ_CORRELATE drops
-            if codec.request_id(codec.unpack(frames[0])) in (request_id, "unknown"):  # type: ignore[arg-type]
-                return frames
-        return None
-
-    def close(self) -> None:
-        self._handshake.close()
-        self._socket.close()
-
-
-class _naming:  # noqa: N801 - reads as a statement
-    """Add the backend's id to an error that passes."""
-
-    def __init__(self, backend_id: str) -> None:
-        self._backend_id = backend_id
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if isinstance(error, ProrlError):
-            error.fields["backend"] = self._backend_id
-            error.message = f"backend {self._backend_id}: {error.message}"
-            error.args = (error.message,)
+    def _engine_line(self, backend: Backend) -> RequestLine:
+        return RequestLine.to_engine(self._context, backend, self._keyring)

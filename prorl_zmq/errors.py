@@ -98,6 +98,24 @@ class InvalidJob(ProrlError):
     code = "invalid_job"
 
 
+class InvalidBatch(ProrlError):
+    """No batch can be what was asked for, or another one has its id (`field`)."""
+
+    code = "invalid_batch"
+
+
+class UnknownBatch(ProrlError):
+    """The batch is not open: it was closed, or its client was silent for too long."""
+
+    code = "unknown_batch"
+
+
+class BatchFailed(ProrlError):
+    """A batch ended since its keep policy raised (`batch_id`)."""
+
+    code = "batch_failed"
+
+
 class JobTooLarge(ProrlError):
     """A job is larger than the service takes (`job_id`, `size_bytes`, `limit_bytes`)."""
 
@@ -152,6 +170,18 @@ class DuplicateBackend(ProrlError):
     code = "duplicate_backend"
 
 
+class UpdateInProgress(ProrlError):
+    """New weights (`weight_version`) are on their way already; end or cancel their update first."""
+
+    code = "update_in_progress"
+
+
+class UpdateNotBegun(ProrlError):
+    """An update to these weights was never begun, or was given up since its end did not come (`weight_version`)."""
+
+    code = "update_not_begun"
+
+
 class NoBackend(ProrlError):
     """No inference backend became available within the wait that the job allows (`job_id`, `waited_s`)."""
 
@@ -180,6 +210,15 @@ class InternalError(ProrlError):
     """A fault of ours: the service met something that it should not have; its log says more."""
 
     code = "internal_error"
+
+
+# What a trainer can meet with what it got -----------------------------------------------------------------------------
+
+
+class NotTrainable(ProrlError):
+    """Groups that no trainer could learn from as they are (`group_id`, `job_id`): see `rows.rows_of`."""
+
+    code = "not_trainable"
 
 
 # What a start can meet ----------------------------------------------------------------------------------------------

@@ -42,6 +42,10 @@ TIMINGS_LIMIT = 64
 """Most timings of one phase."""
 SEGMENTS_LIMIT = 16_384
 """Most segments of one trajectory."""
+GROUP_LIMIT = 1024
+"""Most rollouts of a group, which crosses the wire in one message of two frames each."""
+GIVEN_UP_LIMIT = 32
+"""Most given-up groups that a report names."""
 
 
 def _snake(name: str) -> str:
@@ -59,6 +63,9 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}\Z")]
 """The name of a job, group, session, stage process or backend: it may become part of a file's name."""
 JobIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")]
+BatchIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,39}\Z")]
+"""The ids of its groups and jobs begin with it."""
+GroupIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,51}\Z")]
 FieldName = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\"\\]{1,256}\Z")]
 Seconds = Annotated[float, Meta(gt=0, le=7 * 86400)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -275,6 +282,101 @@ class Cancel(Request, frozen=True):
     job_ids: tuple[JobIdentifier, ...]
 
 
+class Keep(Part, frozen=True):
+    """Which groups a batch keeps (see `brokers.keep_policies`)."""
+
+    policy: Identifier = "informative"
+    """`all`, `informative` (not all rewards equal), `mean_reward`, or the name of an entry point in the service's
+    environment, group `prorl_zmq.keep_policies`."""
+    low: float | None = None
+    """`mean_reward`: the smallest mean that is kept."""
+    high: float | None = None
+    """The largest."""
+    least: float | None = None
+    """The smallest reward that there is; with `most`, groups are decided before their last rollout is in."""
+    most: float | None = None
+
+
+Carry = Literal["nothing", "finished", "running"]
+"""What of a batch's unneeded groups goes on into its session's next one: nothing, rollouts that are in, or those that
+run too."""
+
+
+class BatchOptions(Part, frozen=True, kw_only=True):
+    """What a batch is to be."""
+
+    target_groups: Count
+    group_size: Annotated[int, Meta(ge=1, le=GROUP_LIMIT)]
+    keep: Keep = Keep()
+    carry: Carry = "running"
+    weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
+    """Of its share of the slots, where there are several batches."""
+    max_staleness: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """Weight versions that a rollout's oldest token may be behind the current one; None: any number."""
+    max_replacements: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 4
+    """Jobs of a group that may end without a reward, and are replaced."""
+    stop_early: bool = True
+    """Cancel the running jobs of a group that can no longer be kept."""
+    lease_s: Seconds = 60.0
+    """How long nothing may be heard of its session, batch or no batch."""
+
+
+class OpenBatch(Request, frozen=True):
+    """Begin to collect groups. A batch that is open under this id with the same options is not opened again."""
+
+    session: Identifier
+    batch_id: BatchIdentifier
+    options: BatchOptions
+
+
+class Feed(Request, frozen=True):
+    """Give a batch prompts. Further frames: one packed `Job` each, the template of a group's jobs."""
+
+    session: Identifier
+    batch_id: BatchIdentifier
+    start: Annotated[int, Meta(ge=0)]
+    """Prompts that the batch was fed before these; what it has already is not taken twice."""
+    last: bool = False
+    """The stream of prompts ends with these."""
+
+
+class NextGroup(Request, frozen=True):
+    """Wait for a kept group, for the batch's end, or until more prompts are wanted.
+
+    Groups of earlier replies are acknowledged first; one that was sent to this client and is not among `acknowledge`
+    was lost on the way, and is sent again.
+    """
+
+    session: Identifier
+    batch_id: BatchIdentifier
+    client_id: Identifier
+    acknowledge: tuple[GroupIdentifier, ...] = ()
+    feeds: bool = False
+    """The client has more prompts, and is to be told when they are wanted."""
+    wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    """Hold the reply for so long while there is nothing to say."""
+
+
+class CloseBatch(Request, frozen=True):
+    """End a batch. What it has under way, and groups that are not acknowledged, go on as its `carry` says."""
+
+    session: Identifier
+    batch_id: BatchIdentifier
+    acknowledge: tuple[GroupIdentifier, ...] = ()
+
+
+class SessionAlive(Request, frozen=True):
+    """The client of a session's batches lives."""
+
+    session: Identifier
+
+
+class NoteWeights(Request, frozen=True):
+    """These weights are the current ones: batches drop what is too old beside them."""
+
+    weight_version: WeightVersion
+
+
 class Status(Request, frozen=True):
     """Describe the service."""
 
@@ -327,6 +429,131 @@ class Cancelled(Reply, frozen=True):
     jobs: dict[str, Literal["cancelled", "finished", "unknown"]] = {}
 
 
+BatchState = Literal["open", "met", "short", "failed"]
+"""`met`: the target is reached. `short`: the stream of prompts ended before it. `failed`: its keep policy raised."""
+
+
+class Spread(Part, frozen=True, kw_only=True):
+    """How some numbers are spread; of none at all, everything is 0."""
+
+    count: int = 0
+    mean: float = 0.0
+    least: float = 0.0
+    most: float = 0.0
+    p50: float = 0.0
+    """The median, to a few percent, as are the others."""
+    p90: float = 0.0
+
+
+class RolloutSpread(Part, frozen=True, kw_only=True):
+    """How rollouts are spread."""
+
+    reward: Spread = Spread()
+    tokens: Spread = Spread()
+    seconds: Spread = Spread()
+    """From start to end, in all phases."""
+
+
+class GivenUpGroup(Part, frozen=True):
+    """A group that could not be completed."""
+
+    prompt_id: JobIdentifier
+    failures: dict[ShortText, int]
+    """How many of its jobs ended without a reward, by the reason."""
+
+
+class BatchReport(Part, frozen=True, kw_only=True):
+    """What a batch took, counted while it was open."""
+
+    launched: int = 0
+    """Jobs started for it."""
+    completed: int = 0
+    failed: int = 0
+    """Jobs that ended without a reward, and were replaced where that could be."""
+    adopted: int = 0
+    """Groups that it took over from earlier batches."""
+    kept_groups: int = 0
+    dropped_groups: int = 0
+    """Whole groups that the policy did not keep."""
+    given_up_groups: int = 0
+    given_up: tuple[GivenUpGroup, ...] = ()
+    """The last of them."""
+    wasted: dict[ShortText, int] = {}
+    """Jobs that ran and are not used, by the reason: `stale`, `not_needed`, `not_kept` (of groups that were stopped),
+    `given_up`, `abandoned`."""
+    wasted_s: dict[ShortText, float] = {}
+    """Their seconds."""
+    kept: RolloutSpread = RolloutSpread()
+    """Rollouts of the groups that were kept."""
+    dropped: RolloutSpread = RolloutSpread()
+    """Rollouts of those that were not: are they longer?"""
+
+
+class BatchStatus(Part, frozen=True, kw_only=True):
+    """One batch, as the rollout broker sees it."""
+
+    batch_id: str
+    session: str
+    state: BatchState
+    problem: str = ""
+    """What is the matter with one that failed."""
+    target_groups: int
+    group_size: int
+    kept: int
+    """Groups, fetched or not."""
+    under_way: int
+    """Groups that are not complete."""
+    in_flight: int
+    """Jobs."""
+    prompts: int
+    """That wait."""
+
+
+class BatchOpened(Reply, frozen=True):
+    """Answer to `OpenBatch`."""
+
+    fed: int = 0
+    """Prompts that the batch was fed already."""
+    wanted: int = 0
+    """More prompts that it could use soon; 0: none now."""
+
+
+class Fed(Reply, frozen=True):
+    """Answer to `Feed`."""
+
+    fed: int = 0
+    """Prompts that the batch was fed, with these."""
+
+
+class GroupGiven(Reply, frozen=True, kw_only=True):
+    """Answer to `NextGroup`.
+
+    Further frames, if there is a group: for each of its rollouts the packed `Result`, and behind it the trajectory's
+    block if `tokens` is not 0.
+    """
+
+    batch: BatchStatus
+    group_id: str = ""
+    """Empty: no group is there yet, or none will come, as `batch.state` says."""
+    prompt_id: str = ""
+    rollouts: int = 0
+    wanted: int = 0
+    """As in `BatchOpened`."""
+    report: BatchReport | None = None
+    """With the end of the batch, once all its groups were given."""
+
+
+class BatchClosed(Reply, frozen=True):
+    """Answer to `CloseBatch`."""
+
+    batch: BatchStatus
+    report: BatchReport
+
+
+class Noted(Reply, frozen=True):
+    """Answer to `SessionAlive` and `NoteWeights`."""
+
+
 class StageStatus(Part, frozen=True):
     """One stage process, as the rollout broker sees it."""
 
@@ -353,6 +580,7 @@ class ServiceStatus(Reply, frozen=True, kw_only=True):
     """Phases started again after a loss."""
     tasks: tuple[str, ...] = ()
     """Tasks that some stage process serves."""
+    batches: tuple[BatchStatus, ...] = ()
     uptime_s: float = 0.0
 
 
@@ -407,8 +635,34 @@ class Refused(Reply, frozen=True):
     error: ErrorInfo
 
 
-FrontDoorRequest = Hello | Submit | Collect | Cancel | Status | Trace
-FrontDoorReply = Welcome | Accepted | Collected | Cancelled | ServiceStatus | JobTrace | Refused
+FrontDoorRequest = (
+    Hello
+    | Submit
+    | Collect
+    | Cancel
+    | OpenBatch
+    | Feed
+    | NextGroup
+    | CloseBatch
+    | SessionAlive
+    | NoteWeights
+    | Status
+    | Trace
+)
+FrontDoorReply = (
+    Welcome
+    | Accepted
+    | Collected
+    | Cancelled
+    | BatchOpened
+    | Fed
+    | GroupGiven
+    | BatchClosed
+    | Noted
+    | ServiceStatus
+    | JobTrace
+    | Refused
+)
 
 
 # Stage process → rollout broker -------------------------------------------------------------------------------------
@@ -619,8 +873,9 @@ class BackendStatus(Part, frozen=True, kw_only=True):
     """One backend, as the backend broker sees it."""
 
     backend: Backend
-    state: Literal["ready", "draining", "probation", "unwell"]
-    """`probation`: a job could not reach it, or its generation failed there; single jobs try it, at growing intervals,
+    state: Literal["ready", "draining", "updating", "probation", "unwell"]
+    """`updating`: new weights are on their way and it does not serve them yet, so it gets no jobs.
+    `probation`: a job could not reach it, or its generation failed there; single jobs try it, at growing intervals,
     until one is served. `unwell`: its host says that the engine cannot serve now, so it gets none."""
     problem: str = ""
     """What is the matter with one that is unwell or on probation."""
@@ -742,6 +997,29 @@ class SetWeightVersion(BackendRequest, frozen=True):
     backend_id: Identifier | None = None
 
 
+class BeginWeights(BackendRequest, frozen=True):
+    """Weights of this version are on their way: assign no job to a backend that does not serve them.
+
+    Begun again for the same version, only the limit begins anew.
+    """
+
+    weight_version: WeightVersion
+    limit_s: Seconds
+    """If neither end nor cancel comes for so long, jobs get any backend again."""
+
+
+class EndWeights(BackendRequest, frozen=True):
+    """Engines serve these weights now: those that do not, get no jobs until they do."""
+
+    weight_version: WeightVersion
+
+
+class CancelWeights(BackendRequest, frozen=True):
+    """The weights that were on their way will not come: jobs get any backend again."""
+
+    weight_version: WeightVersion
+
+
 class ListKeys(BackendRequest, frozen=True):
     """Tell an engine host which keys the service lets in; it has the list of that state."""
 
@@ -807,6 +1085,9 @@ AnyBackendRequest = (
     | ClearBackends
     | ListBackends
     | SetWeightVersion
+    | BeginWeights
+    | EndWeights
+    | CancelWeights
     | ListKeys
 )
 AnyBackendReply = Assigned | Done | BackendList | KeyList | BackendRefused
@@ -852,6 +1133,31 @@ class UpdateWeights(EngineRequest, frozen=True):
     mode: UpdateMode = "keep"
 
 
+class BeginUpdate(EngineRequest, frozen=True):
+    """Generate nothing from here on: somebody is about to change the weights, and to send `EndUpdate`.
+
+    The answer comes when nothing is generated any more, as `mode` says. Begun again for the same version, only the
+    limit begins anew.
+    """
+
+    weight_version: WeightVersion
+    limit_s: Seconds
+    """If neither end nor cancel comes for so long after this, the engine goes on with the version that it had."""
+    mode: UpdateMode = "keep"
+
+
+class EndUpdate(EngineRequest, frozen=True):
+    """The weights are in the engine; it goes on, and what it generates from now on is of this version."""
+
+    weight_version: WeightVersion
+
+
+class CancelUpdate(EngineRequest, frozen=True):
+    """The weights are what they were, and the engine goes on. Nothing was begun: there is nothing to do."""
+
+    weight_version: WeightVersion
+
+
 class NoteWeightVersion(EngineRequest, frozen=True):
     """The weights were changed by other means; tokens that are generated from now on carry this version."""
 
@@ -886,7 +1192,7 @@ class Generated(EngineReply, frozen=True, kw_only=True):
 
 
 class EngineReady(EngineReply, frozen=True):
-    """Answer to `EngineHealth`, `UpdateWeights` and `NoteWeightVersion`."""
+    """Answer to `EngineHealth`, and to all that is about weights, once it is done."""
 
     weight_version: WeightVersion
     in_flight: int = 0
@@ -899,5 +1205,7 @@ class EngineRefused(EngineReply, frozen=True):
     error: ErrorInfo
 
 
-AnyEngineRequest = Generate | Abort | EngineHealth | UpdateWeights | NoteWeightVersion
+AnyEngineRequest = (
+    Generate | Abort | EngineHealth | UpdateWeights | BeginUpdate | EndUpdate | CancelUpdate | NoteWeightVersion
+)
 AnyEngineReply = Generated | EngineReady | EngineRefused

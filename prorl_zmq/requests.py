@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
     from .messages import Job, Result
 
+    Received = bytes | zmq.Frame
+    """A frame of a reply."""
+
 JOBS_PER_REQUEST = 512
 IDS_PER_REQUEST = 10_000
 REQUEST_BYTES = 32 * 2**20
@@ -43,6 +46,9 @@ SEEN_LIMIT = 20_000
 """Ids of received results that a client remembers: many more than can be on the way without an acknowledgement."""
 POLL_S = 10.0
 """Longest that one `Collect` is held by the broker; a longer wait is several of them."""
+RESEND_S = 2.0
+"""A request is sent again after so long without a reply, beyond the time that its reply may be held: a broker that was
+killed is back in about as long (bench/chaos.py), and what was on its way to it is lost."""
 
 REPLIES: Any = FrontDoorReply | AnyBackendReply | AnyEngineReply
 REFUSALS = (Refused, BackendRefused, EngineRefused)

@@ -106,8 +106,11 @@ class _Running:
     task: asyncio.Task[None] = field(init=False)
 
     def stop(self) -> None:
-        """Cancel it, once: a second time would break into the closing of what it holds."""
-        if not self.task.cancelling():
+        """Cancel it once it has begun: a task that is cancelled before its first step ends without a word."""
+        asyncio.get_running_loop().call_soon(self._cancel)
+
+    def _cancel(self) -> None:
+        if not self.task.cancelling():  # a second time would break into the closing of what it holds
             self.task.cancel()
 
 

@@ -22,6 +22,7 @@ NAMES = (
     "routing",
     "inference",
     "turns",
+    "dapo",
     "tools",
     "sandbox",
     "losses",

@@ -191,11 +191,25 @@ def free_port() -> int:
 
 
 def test_client_example(folder: Path, environment: dict[str, str]) -> None:
-    (example,) = [block for block in blocks("python") if "RolloutClient()" in block]
+    (example,) = [block for block in blocks("python") if "client.submit(" in block]
     done = subprocess.run(
         [sys.executable, "-P", "-c", example], cwd=folder, env=environment, capture_output=True, text=True, check=True
     )
     assert len(re.findall(r"^completed [01]\.0 \(\d+,\) ", done.stdout, re.MULTILINE)) == 8
+
+
+def test_batch_example(folder: Path, environment: dict[str, str]) -> None:
+    (example,) = [block for block in blocks("python") if "open_batch(" in block]
+    (adapters,) = [block for block in blocks("python") if "integrations import" in block]
+    show = "print(sorted(batch), len(generator_output['rewards']), len(train_data['input_ids']))"
+    code = f"{example}\n{adapters}\n{show}"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    met, report, made = done.stdout.splitlines()
+    assert re.match(r"met \[\(4,\), \(4,\)\] \(8, \d+\)", met)
+    assert "kept_groups=2" in report
+    assert re.match(r"\['attention_mask', .* 8 8$", made)
 
 
 def test_toolbox_example() -> None:

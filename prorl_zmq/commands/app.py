@@ -34,7 +34,8 @@ CALLERS_FAULT = (
 )
 
 
-def _typer(help_text: str) -> typer.Typer:
+def new_typer(help_text: str) -> typer.Typer:
+    """Begin a program; `run_program` runs it."""
     return typer.Typer(
         help=help_text,
         rich_markup_mode=None,
@@ -44,7 +45,7 @@ def _typer(help_text: str) -> typer.Typer:
     )
 
 
-prorl = _typer(
+prorl = new_typer(
     "Rollouts of LLM agents for RL training, as a ZeroMQ service. Start with `prorl demo`, then `prorl init`, "
     "`prorl serve` and `prorl submit`."
 )
@@ -62,10 +63,10 @@ prorl.add_typer(images.commands, name="image")
 prorl.command("doctor")(machine.doctor)
 prorl.add_typer(service.broker, name="broker")
 
-prorl_stage = _typer("A stage process.")
+prorl_stage = new_typer("A stage process.")
 prorl_stage.command("prorl-stage")(stage.stage)
 
-prorl_engine = _typer("An engine host.")
+prorl_engine = new_typer("An engine host.")
 prorl_engine.command("prorl-engine")(engine.engine)
 
 
@@ -84,11 +85,16 @@ PROGRAMS = {"prorl": prorl, "prorl-stage": prorl_stage, "prorl-engine": prorl_en
 
 
 def run(program: str, arguments: list[str]) -> int:
-    """Run a program with its arguments; give its exit code."""
+    """Run one of the programs with its arguments; give its exit code."""
+    return run_program(program, PROGRAMS[program], arguments or DEFAULT_ARGUMENTS[program])
+
+
+def run_program(program: str, app: typer.Typer, arguments: list[str]) -> int:
+    """Run a program under a name, its errors as a line and an exit code."""
     start_logging(program)
-    command = typer.main.get_command(PROGRAMS[program])
+    command = typer.main.get_command(app)
     try:
-        code = command.main(arguments or DEFAULT_ARGUMENTS[program], prog_name=program, standalone_mode=False)
+        code = command.main(arguments, prog_name=program, standalone_mode=False)
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else program

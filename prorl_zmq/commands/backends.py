@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..logs import one_line
 from ..messages import Backend, ChatSettings, UpdateMode
+from ..weights import UPDATE_LIMIT_S
 from .options import Config, Connect, Keys, client_of, console
 
 if TYPE_CHECKING:
@@ -39,6 +40,17 @@ DEFAULTS = Backend(backend_id="any", endpoint="")
 
 BackendId = Annotated[str, typer.Argument(metavar="BACKEND", help="The backend's id, as `prorl backends list` shows.")]
 Version = Annotated[int, typer.Argument(min=0, metavar="VERSION", help="The version of the weights, as you count.")]
+Mode = Annotated[
+    UpdateMode,
+    typer.Option(
+        help="What becomes of generations that are running: `keep` pauses them and goes on with the new weights, "
+        "`drain` lets them end with the old ones first, `abort` ends them as they are, and the rest of their turn "
+        "comes from the new ones."
+    ),
+]
+EnginesTimeout = Annotated[
+    float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="How long the engines may take.")
+]
 
 
 @commands.command("list")
@@ -53,7 +65,8 @@ def list_(
 ) -> None:
     """List the backends: state, weight version, jobs in flight, tokens/s and cache hits.
 
-    A backend is `ready`; or `draining`: it keeps its jobs and gets no more; or on `probation`: a job could not reach
+    A backend is `ready`; or `draining`: it keeps its jobs and gets no more; or `updating`: new weights are on their
+    way, and it gets no more until it serves them; or on `probation`: a job could not reach
     it, or its generation failed there, and single jobs try it, at growing intervals, until one is served; or `unwell`:
     its host says why it cannot serve. Cache hits are the share of all prompt tokens that the engine found in its prefix
     cache; some servers do not say. Tokens/s and cache hits are known of engine hosts that send heartbeats.
@@ -156,17 +169,8 @@ def set_version(weight_version: Version, connect: Connect = None, config: Config
 def update_weights(
     path: Annotated[Path, typer.Argument(metavar="DIR", help="The weights, as the engine hosts see them.")],
     weight_version: Version,
-    mode: Annotated[
-        UpdateMode,
-        typer.Option(
-            help="What becomes of generations that are running: `keep` pauses them and goes on with the new weights, "
-            "`drain` lets them end with the old ones first, `abort` ends them as they are, and the rest of their turn "
-            "comes from the new ones."
-        ),
-    ] = "keep",
-    timeout_s: Annotated[
-        float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="How long the engines may take.")
-    ] = 600.0,
+    mode: Mode = "keep",
+    timeout_s: EnginesTimeout = 600.0,
     connect: Connect = None,
     config: Config = None,
     keys: Keys = None,
@@ -177,6 +181,60 @@ def update_weights(
         client.update_weights(path.absolute(), weight_version, mode=mode, timeout_s=timeout_s)
         spent_s = time.monotonic() - started
         print(f"{len(client.backends.list())} backend(s) serve version {weight_version} after {spent_s:.1f} s")
+
+
+@commands.command("begin-weights")
+def begin_weights(
+    weight_version: Version,
+    mode: Mode = "keep",
+    limit_s: Annotated[
+        float,
+        typer.Option(
+            "--limit", min=0.001, metavar="SECONDS", help="After so long without an end, engines go on as they were."
+        ),
+    ] = UPDATE_LIMIT_S,
+    timeout_s: EnginesTimeout = 600.0,
+    connect: Connect = None,
+    config: Config = None,
+    keys: Keys = None,
+) -> None:
+    """Stop all generating, so that something else can move new weights into the engines.
+
+    Jobs that need a backend wait. `end-weights` lets the engines go on with the new weights, `cancel-weights` with the
+    old ones.
+    """
+    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
+        client.begin_weights(weight_version, mode, update_limit_s=limit_s, timeout_s=timeout_s)
+        print(f"nothing is generated; end or cancel version {weight_version} within {limit_s:g} s")
+
+
+@commands.command("end-weights")
+def end_weights(
+    weight_version: Version,
+    timeout_s: EnginesTimeout = 600.0,
+    connect: Connect = None,
+    config: Config = None,
+    keys: Keys = None,
+) -> None:
+    """Let the engines go on: they have the weights that `begin-weights` named."""
+    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
+        client.end_weights(weight_version, timeout_s=timeout_s)
+        served = sum(one.backend.weight_version == weight_version for one in client.backends.list())
+        print(f"{served} backend(s) serve version {weight_version}")
+
+
+@commands.command("cancel-weights")
+def cancel_weights(
+    weight_version: Version,
+    timeout_s: EnginesTimeout = 600.0,
+    connect: Connect = None,
+    config: Config = None,
+    keys: Keys = None,
+) -> None:
+    """Let the engines go on with the weights that they have: those that `begin-weights` named will not come."""
+    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
+        client.cancel_weights(weight_version, timeout_s=timeout_s)
+        print(f"{len(client.backends.list())} backend(s) go on without version {weight_version}")
 
 
 def backend_table(backends: tuple[BackendStatus, ...]) -> Table:

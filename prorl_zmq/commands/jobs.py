@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from ..async_client import AsyncRolloutClient
-    from ..messages import BackendStatus, ServiceStatus
+    from ..messages import BackendStatus, BatchStatus, ServiceStatus
     from ..trajectory import Trajectory
 
 END_S = 2.0
@@ -255,7 +255,22 @@ def status_tables(status: ServiceStatus, backends: tuple[BackendStatus, ...]) ->
     ended = ", ".join(f"{count} {outcome}" for outcome, count in sorted(status.outcomes.items())) or "none"
     line = f"ended: {ended}; uncollected: {status.uncollected}; redelivered: {status.redelivered}"
     served = f"tasks: {', '.join(status.tasks) or 'none'}; up for {status.uptime_s:.0f} s"
-    return Group(stages, backend_table(backends), line, served)
+    tables = [stages, backend_table(backends), *([batch_table(status.batches)] if status.batches else [])]
+    return Group(*tables, line, served)
+
+
+def batch_table(batches: tuple[BatchStatus, ...]) -> Table:
+    """Lay out the open batches."""
+    table = Table(title="batches", title_justify="left")
+    table.add_column("batch")
+    table.add_column("state")
+    for column in ("kept", "target", "size", "under way", "jobs", "prompts"):
+        table.add_column(column, justify="right")
+    for batch in batches:
+        numbers = (batch.kept, batch.target_groups, batch.group_size, batch.under_way, batch.in_flight, batch.prompts)
+        state = f"{batch.state}: {batch.problem}" if batch.problem else batch.state
+        table.add_row(batch.batch_id[:12], state, *map(str, numbers))
+    return table
 
 
 def _make_folder(out: Path, *, empty: bool) -> None:

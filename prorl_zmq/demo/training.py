@@ -17,7 +17,7 @@ from ..inference.base_policy import build_base_policy
 from ..inference.tokenizer import decode
 from .grpo import Grpo, GrpoSettings, StepStats
 from .plot import draw_rewards
-from .service import DemoService
+from .service import demo_service
 from .tasks import make_jobs
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def train(out: Path, seed: int, settings: GrpoSettings, sandbox: str, display: D
     grpo = Grpo(policy, settings, seed)
     summary = Summary(seed=seed, sandbox=sandbox)
     display.say("starting the service: two brokers, INIT, RUN and EVAL, one engine")
-    with DemoService(out, weights / "0.npz", sandbox) as service, RolloutClient(service.front_door) as client:
+    with demo_service(out, weights / "0.npz", sandbox) as service, RolloutClient(service.front_door) as client:
         service.wait_ready(client)
         started = time.monotonic()
         with (out / "trajectories.jsonl").open("w", encoding="utf-8") as record, display:

@@ -2,8 +2,8 @@
 
 One task decodes while anything runs: each step takes all running generations as they are, runs one forward pass, draws
 one token for each, and gives the loop back. So requests join and leave between any two tokens, and so do new weights:
-`update_weights` swaps the policy between two steps, and each token is noted with the version that made it. Stop texts
-are left to the agent loop.
+`update_weights` swaps the policy between two steps, and each token is noted with the version that made it. While an
+update is begun no step is made. Stop texts are left to the agent loop.
 """
 
 from __future__ import annotations
@@ -75,8 +75,11 @@ class EmbeddedEngine:
         self._decoding: asyncio.Task[None] | None = None
         self._updating = asyncio.Lock()
         self._admits = asyncio.Event()
-        """Unset while an update waits for the running generations to end."""
+        """Unset from the begin of an update until its end: what comes, waits."""
         self._admits.set()
+        self._steps = asyncio.Event()
+        """Unset while an update is begun: what runs, pauses."""
+        self._steps.set()
         self._idle = asyncio.Event()
         """Set while nothing runs."""
         self._idle.set()
@@ -103,7 +106,8 @@ class EmbeddedEngine:
         job_id: str,  # noqa: ARG002 - no state is kept per job
     ) -> Generation:
         """Continue the prompt `token_ids`, int32 [P]; see `Engine.generate`."""
-        await self._admits.wait()
+        while not self._admits.is_set():
+            await self._admits.wait()
         self._check_prompt(token_ids)
         window = self._policy.shape.window
         limit = min(sampling.max_tokens, CONTEXT_LIMIT - len(token_ids))
@@ -129,6 +133,30 @@ class EmbeddedEngine:
             if running in self._running:
                 self._running.remove(running)
 
+    async def begin_update(self, mode: UpdateMode) -> None:
+        """Make no further step; see `Engine.begin_update`."""
+        if not self._steps.is_set():
+            return
+        self._admits.clear()
+        if mode == "drain":
+            try:
+                await self._idle.wait()
+            except BaseException:
+                self._admits.set()
+                raise
+        elif mode == "abort":
+            for running in self._running:
+                self._end(running, "abort")
+        if not self._closed:
+            self._steps.clear()
+
+    async def end_update(self, weight_version: int | None) -> None:
+        """Make steps again; see `Engine.end_update`."""
+        if weight_version is not None:
+            self._weight_version = weight_version
+        self._steps.set()
+        self._admits.set()
+
     async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
         """Serve the weights at `path` from the next token on; see `Engine.update_weights`.
 
@@ -136,22 +164,16 @@ class EmbeddedEngine:
             InvalidWeights: they cannot be used; nothing has changed.
         """
         async with self._updating:  # in the order in which they came, however long each file takes
+            served = None
             try:
                 async with asyncio.timeout(LOAD_S):
                     policy = await run_aside(Policy.load, path, self._policy.shape)
+                await self.begin_update(mode)
+                self._policy, served = policy, weight_version
             except TimeoutError:
                 raise InvalidWeights(f"{path} could not be read within {LOAD_S:g} s", path=str(path)) from None
-            if mode == "drain":
-                self._admits.clear()
-                try:
-                    await self._idle.wait()
-                finally:
-                    self._admits.set()
-            elif mode == "abort":
-                for running in self._running:
-                    self._end(running, "abort")
-            self._policy = policy
-            self._weight_version = weight_version
+            finally:
+                await self.end_update(served)
 
     async def set_weight_version(self, weight_version: int) -> None:
         """Call the weights this from the next token on; they are what they are."""
@@ -163,6 +185,7 @@ class EmbeddedEngine:
     async def close(self) -> None:
         """Abort what runs: its callers get `EngineFailed`. May be called again."""
         self._closed = True
+        self._steps.set()
         self._admits.set()
         if self._decoding is not None:
             self._decoding.cancel()
@@ -170,9 +193,10 @@ class EmbeddedEngine:
 
     async def _decode(self) -> None:
         while self._running:
-            self._step(self._running)
+            if self._steps.is_set():
+                self._step(self._running)
             self._running = [running for running in self._running if not running.done.done()]
-            await asyncio.sleep(0)
+            await (asyncio.sleep(0) if self._steps.is_set() else self._steps.wait())
         self._idle.set()
         self._decoding = None  # here, so that no request can join a task that has ended
 

@@ -88,8 +88,35 @@ class Engine(Protocol):
                 answered with an error, something malformed, or not at all.
         """
 
+    async def begin_update(self, mode: UpdateMode) -> None:
+        """Generate nothing from here on, until the update is ended; somebody is about to change the weights.
+
+        Returns when nothing is generated any more; what is asked for from now on, waits. Where that is so already it
+        does nothing. An engine that failed to stop, or was cancelled in it, goes on as before.
+
+        Args:
+            mode: what becomes of what runs: it pauses between two tokens until the update is ended, and each token
+                is noted with the version that made it (`keep`); it ends by itself, before this returns (`drain`); or
+                it is ended as it is, with `finish_reason` `abort` (`abort`).
+
+        Raises:
+            EngineFailed: the engine could not stop.
+        """
+
+    async def end_update(self, weight_version: int | None) -> None:
+        """Go on, with nothing kept that was computed with other weights. Where no update was begun, go on as well.
+
+        Args:
+            weight_version: of the weights that the engine has now; None: they are what they were.
+
+        Raises:
+            EngineFailed: the engine could not go on; the call may be made again.
+        """
+
     async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
-        """Serve the weights at `path` from the next token on.
+        """Serve the weights at `path` from the next token on: begin, load and end in one, or what of it is to do yet.
+
+        However it ends, the engine generates afterwards, also if an update was begun before.
 
         Raises:
             InvalidWeights: they cannot be used; nothing has changed.

@@ -34,6 +34,9 @@ from ..messages import (
     Abort,
     AnyEngineRequest,
     Backend,
+    BeginUpdate,
+    CancelUpdate,
+    EndUpdate,
     EngineHealth,
     EngineLoad,
     EngineReady,
@@ -48,6 +51,7 @@ from ..security.gate import Gate
 from ..security.keyring import WORKER, Keyring
 from ..security.rights import Door
 from ..sockets import PROMPT_FRAME_BYTES, open_socket, split_envelope
+from .engine_updates import EngineUpdates
 from .registration import Registration
 
 if TYPE_CHECKING:
@@ -58,6 +62,8 @@ if TYPE_CHECKING:
     from ..messages import AnyEngineReply
     from ..sockets import Frame
     from .engine import Engine, Generation
+
+    WeightRequest = UpdateWeights | BeginUpdate | EndUpdate | CancelUpdate | NoteWeightVersion
 
 HEARTBEAT_S = 1.0
 HEALTH_S = 5.0
@@ -123,7 +129,8 @@ class EngineHost:
         self._generations: dict[str, asyncio.Task[None]] = {}
         self._envelopes: dict[str, Sequence[Frame]] = {}
         """Where the answer to each generation goes."""
-        self._updates: set[asyncio.Task[None]] = set()
+        self._updates = EngineUpdates(engine)
+        self._updating: set[asyncio.Task[None]] = set()
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._reported = (time.monotonic(), 0)
         """When the last heartbeat was, and the tokens generated until then."""
@@ -151,7 +158,8 @@ class EngineHost:
             return
         self._closing = True
         await self._engine.close()
-        tasks = [*self._generations.values(), *self._updates]
+        await self._updates.close()
+        tasks = [*self._generations.values(), *self._updating]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=UPDATES_S)
             for task in late:
@@ -249,10 +257,10 @@ class EngineHost:
                     task_or_none.cancel()
             case EngineHealth():
                 self._send(envelope, self._ready(request.request_id))
-            case UpdateWeights() | NoteWeightVersion():
+            case _:
                 update = asyncio.create_task(self._update(envelope, request))
-                self._updates.add(update)
-                update.add_done_callback(self._updates.discard)
+                self._updating.add(update)
+                update.add_done_callback(self._updating.discard)
 
     async def _generate(self, request: Generate, token_ids: NDArray[np.int32]) -> None:
         request_id = request.request_id
@@ -278,12 +286,20 @@ class EngineHost:
         self._cached_tokens += cached_tokens
         self._generated_tokens += len(done.token_ids)
 
-    async def _update(self, envelope: Sequence[Frame], request: UpdateWeights | NoteWeightVersion) -> None:
+    async def _update(self, envelope: Sequence[Frame], request: WeightRequest) -> None:
+        updates, version = self._updates, request.weight_version
         try:
-            if isinstance(request, UpdateWeights):
-                await self._engine.update_weights(Path(request.path), request.weight_version, request.mode)
-            else:
-                await self._engine.set_weight_version(request.weight_version)
+            match request:
+                case UpdateWeights():
+                    await updates.load(Path(request.path), version, request.mode)
+                case BeginUpdate():
+                    await updates.begin(version, request.mode, request.limit_s)
+                case EndUpdate():
+                    await updates.end(version)
+                case CancelUpdate():
+                    await updates.cancel(version)
+                case NoteWeightVersion():
+                    await updates.set_version(version)
         except asyncio.CancelledError:
             stopped = EngineFailed(f"the engine host stopped before it served weights {request.weight_version}")
             self._send(envelope, EngineRefused(request.request_id, stopped.info()))

@@ -5,7 +5,8 @@ each call of `generate` owns one, and ends it when it is cancelled. Only `stop_t
 turn: the model's own end-of-text ids are not asked for. Versions are vLLM's own per token, under our numbers.
 
 New weights are checked against the model's (`checkpoint`), then vLLM pauses, reloads, takes the version and resumes:
-one update at a time, in the order of the calls, and an update that began is carried through even if its caller leaves.
+one update at a time, in the order of the calls, and a load that began is carried through even if its caller leaves.
+Weights that a trainer moves itself come into vLLM's processes by what it has put there (`--worker-extension-cls`).
 If vLLM's processes die, or a reload fails in its middle, the engine is lost: everything raises `EngineFailed` with
 `fatal=True`. Left out: prompts of other things than text, and adapters.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import multiprocessing
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -32,7 +33,7 @@ from .vllm_processes import Interrupted, interruptible, set_environment, tailed_
 from .vllm_start import downloaded_folder, model_folder, start_async_llm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -66,6 +67,8 @@ class VllmEngine:
         self._running: set[str] = set()
         self._requests = 0
         self._updating = asyncio.Lock()
+        self._paused = False
+        """An update was begun."""
         self._updates: set[asyncio.Task[None]] = set()
         self._fault = ""
         """Why the engine can never serve again."""
@@ -155,6 +158,23 @@ class VllmEngine:
         self._check_open()  # otherwise it was aborted because of that
         return _generation(final)
 
+    async def begin_update(self, mode: UpdateMode) -> None:
+        """Pause vLLM; see `Engine.begin_update`."""
+        async with self._updating:
+            self._check_open()
+            with self._translated():
+                await self._pause(mode)
+
+    async def end_update(self, weight_version: int | None) -> None:
+        """Let vLLM take the version, and resume; see `Engine.end_update`."""
+        async with self._updating:
+            self._check_open()
+            with self._translated():
+                if weight_version is not None:
+                    await self._llm.update_weight_version(str(weight_version))
+                    self._weight_version = weight_version
+                await self._resume()
+
     async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
         """Serve the weights in the folder `path` from the next token on; see `Engine.update_weights`.
 
@@ -198,43 +218,63 @@ class VllmEngine:
 
     async def _update(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
         async with self._updating:
-            self._check_open()
             try:
-                async with asyncio.timeout(CHECK_S):
-                    await run_aside(check_checkpoint, path, self._model)
-            except TimeoutError:
-                raise InvalidWeights(f"{path} could not be read within {CHECK_S:g} s", path=str(path)) from None
-            self._check_open()
-            try:
-                await self._swap(path, weight_version, mode)
-            except ProrlError:
-                raise
-            except Exception as error:  # noqa: BLE001 - vLLM hands on whatever its workers raised
-                self._translate(error)
+                self._check_open()
+                try:
+                    async with asyncio.timeout(CHECK_S):
+                        await run_aside(check_checkpoint, path, self._model)
+                except TimeoutError:
+                    raise InvalidWeights(f"{path} could not be read within {CHECK_S:g} s", path=str(path)) from None
+                self._check_open()
+                with self._translated():
+                    await self._pause(mode)
+                    await self._load(path, weight_version)
+            finally:
+                with self._translated():
+                    await self._resume()
 
-    async def _swap(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
-        """Take new weights between two tokens: paused, vLLM has forgotten all that it computed with the old ones."""
-        llm = self._llm
+    async def _pause(self, mode: UpdateMode) -> None:
+        """Stop between two tokens: paused, vLLM has forgotten all that it computed with the old weights."""
+        if self._paused:
+            return
+        self._paused = True
         try:
-            try:
-                async with asyncio.timeout(DRAIN_S):
-                    await llm.pause_generation(mode=PAUSES[mode], clear_cache=True)
-            except TimeoutError:
+            async with asyncio.timeout(DRAIN_S):
+                await self._llm.pause_generation(mode=PAUSES[mode], clear_cache=True)
+        except BaseException as error:
+            await self._resume()
+            if isinstance(error, TimeoutError):
                 raise EngineFailed(
                     f"what runs did not end within {DRAIN_S:g} s; the weights are still the old ones"
                 ) from None
-            try:
-                async with asyncio.timeout(RELOAD_S):
-                    await llm.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
-                    await llm.update_weight_version(str(weight_version))
-            except BaseException as error:
-                # Nobody may get a token of weights that are half of the one and half of the other.
-                self._fault = f"vLLM failed in taking the weights in {path}: {type(error).__name__}: {error}"
-                await llm.abort(list(self._running))
-                raise
-            self._weight_version = weight_version
-        finally:
-            await llm.resume_generation()
+            raise
+
+    async def _load(self, path: Path, weight_version: int) -> None:
+        try:
+            async with asyncio.timeout(RELOAD_S):
+                await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
+                await self._llm.update_weight_version(str(weight_version))
+        except BaseException as error:
+            # Nobody may get a token of weights that are half of the one and half of the other.
+            self._fault = f"vLLM failed in taking the weights in {path}: {type(error).__name__}: {error}"
+            await self._llm.abort(list(self._running))
+            raise
+        self._weight_version = weight_version
+
+    async def _resume(self) -> None:
+        if self._paused and not self._closed:
+            await self._llm.resume_generation()
+            self._paused = False
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise what vLLM raises as ours."""
+        try:
+            yield
+        except ProrlError:
+            raise
+        except Exception as error:  # noqa: BLE001 - vLLM hands on whatever its workers raised
+            self._translate(error)
 
     def _updated(self, update: asyncio.Task[None]) -> None:
         self._updates.discard(update)

@@ -16,21 +16,33 @@ from ..messages import (
     AddBackend,
     Assign,
     BackendAlive,
+    BeginUpdate,
+    BeginWeights,
     Cancel,
+    CancelUpdate,
+    CancelWeights,
     ClearBackends,
+    CloseBatch,
     Collect,
     DrainBackend,
+    EndUpdate,
+    EndWeights,
     EngineHealth,
+    Feed,
     Generate,
     GenerationFailed,
     Hello,
     KeyRole,
     ListBackends,
     ListKeys,
+    NextGroup,
+    NoteWeights,
     NoteWeightVersion,
+    OpenBatch,
     OwnerAlive,
     Release,
     RemoveBackend,
+    SessionAlive,
     SetWeightVersion,
     Status,
     Submit,
@@ -60,9 +72,23 @@ DOORS: dict[Door, frozenset[KeyRole]] = {
 
 _Kinds = frozenset[type[msgspec.Struct]]
 _EVERYBODY: _Kinds = frozenset({Hello, Status, ListBackends, EngineHealth})
-_WEIGHTS: _Kinds = frozenset({UpdateWeights, NoteWeightVersion, SetWeightVersion})
+_BATCHES: _Kinds = frozenset({OpenBatch, Feed, NextGroup, CloseBatch, SessionAlive})
+_WEIGHTS: _Kinds = frozenset(
+    {
+        NoteWeights,
+        BeginWeights,
+        EndWeights,
+        CancelWeights,
+        SetWeightVersion,
+        UpdateWeights,
+        BeginUpdate,
+        EndUpdate,
+        CancelUpdate,
+        NoteWeightVersion,
+    }
+)
 REQUESTS: dict[KeyRole, _Kinds] = {
-    KeyRole.TRAINER: _EVERYBODY | _WEIGHTS | {Submit, Collect, Cancel, Trace},
+    KeyRole.TRAINER: _EVERYBODY | _WEIGHTS | _BATCHES | {Submit, Collect, Cancel, Trace},
     KeyRole.OPERATOR: _EVERYBODY | _WEIGHTS | {Cancel, Trace, AddBackend, DrainBackend, RemoveBackend, ClearBackends},
     KeyRole.STAGE: _EVERYBODY
     | {

@@ -14,10 +14,13 @@ from prorl_zmq.messages import (
     BackendAlive,
     BackendList,
     BackendRefused,
+    BeginWeights,
+    CancelWeights,
     ChatSettings,
     ClearBackends,
     Done,
     DrainBackend,
+    EndWeights,
     EngineLoad,
     GenerationFailed,
     HeldAssignment,
@@ -519,3 +522,139 @@ def test_a_drained_host_that_fell_silent_drains_on_when_it_is_back() -> None:
     assert desk.listed()[0] == "draining"
     desk.ask(add())
     assert desk.listed()[0] == "ready"
+
+
+# Updates of weights -------------------------------------------------------------------------------------------------
+
+
+def begun(*names: str) -> Desk:
+    """A desk whose backends serve version 1 while version 2 is on its way."""
+    desk = Desk()
+    for name in names:
+        desk.ask(add(name, heartbeats=True, version=1))
+    assert desk.ask(BeginWeights("begin", 2, 100.0)) == {b"client": Done("begin")}
+    return desk
+
+
+def refusal(answers: dict[bytes, Any]) -> tuple[str, str]:
+    reply = answers[b"client"]
+    assert isinstance(reply, BackendRefused)
+    return reply.error.code, reply.error.message
+
+
+def test_jobs_wait_while_weights_are_on_their_way_for_the_backend_that_has_them_first() -> None:
+    desk = begun("x", "y")
+    assert desk.ask(assign("a"), b"first") == {}
+    assert desk.listed("x") == ("updating", 1)
+    given = desk.ask(BackendAlive("alive", "y", 2))[b"first"]
+    assert given.backend.backend_id == "y"
+    assert desk.ask(assign("b"), b"second")[b"second"].backend.backend_id == "y"
+    desk.ask(SetWeightVersion("set", 2, "x"))
+    assert desk.ask(assign("c"), b"third")[b"third"].backend.backend_id == "x"
+    assert desk.ask(EndWeights("end", 2)) == {b"client": Done("end")}
+    assert desk.ask(EndWeights("end", 2)) == {b"client": Done("end")}
+    assert (desk.listed("x"), desk.listed("y")) == (("ready", 2), ("ready", 2))
+
+
+def test_a_job_keeps_the_backend_that_it_has_while_weights_are_on_their_way() -> None:
+    desk = Desk()
+    desk.ask(add("x", version=1))
+    desk.ask(assign("a"), b"first")
+    desk.ask(BeginWeights("begin", 2, 100.0))
+    assert desk.ask(assign("a"), b"first")[b"first"].backend.backend_id == "x"
+    assert desk.ask(assign("a", attempt=2), b"first") == {}, "a new attempt is a new assignment"
+
+
+def test_a_group_goes_back_to_its_backend_when_the_weights_are_there() -> None:
+    desk = Desk("group")
+    for name in "xyz":
+        desk.ask(add(name, version=1))
+    at = desk.ask(assign("a", group="g"))[b"client"].backend.backend_id
+    desk.ask(BeginWeights("begin", 2, 100.0))
+    desk.ask(assign("b", group="g"), b"second")
+    for name in sorted("xyz", key=lambda name: name != at):
+        answers = desk.ask(SetWeightVersion("set", 2, name))
+        if b"second" in answers:
+            assert answers[b"second"].backend.backend_id == at
+
+
+def test_a_backend_that_joins_with_older_weights_gets_no_jobs_until_it_has_the_newer_ones() -> None:
+    desk = begun("x")
+    desk.ask(add("y", heartbeats=True, version=1))
+    assert desk.listed("y") == ("updating", 1)
+    desk.ask(SetWeightVersion("set", 2, "x"))
+    desk.ask(EndWeights("end", 2))
+    desk.ask(add("z", version=1))
+    desk.ask(add("new", heartbeats=True, version=2))
+    assert [desk.listed(name) for name in ("x", "y", "z", "new")] == [
+        ("ready", 2),
+        ("draining", 1),
+        ("draining", 1),
+        ("ready", 2),
+    ]
+    desk.ask(BackendAlive("alive", "y", 2))
+    assert desk.listed("y") == ("ready", 2)
+    desk.ask(SetWeightVersion("set", 1))
+    assert desk.listed("z") == ("ready", 1), "the trainer went back to these"
+
+
+def test_a_trainer_that_goes_back_to_older_weights_updates_all() -> None:
+    desk = begun("x", "y")
+    for name in ("x", "y"):
+        desk.ask(SetWeightVersion("set", 2, name))
+    desk.ask(EndWeights("end", 2))
+    desk.ask(BeginWeights("begin", 1, 100.0))
+    assert desk.listed("x") == ("updating", 2)
+    desk.ask(SetWeightVersion("set", 1, "x"))
+    desk.ask(EndWeights("end", 1))
+    assert (desk.listed("x"), desk.listed("y")) == (("ready", 1), ("draining", 2))
+
+
+def test_an_update_whose_end_does_not_come_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    desk.ask(add("x", version=1))
+    desk.ask(BeginWeights("begin", 2, 30.0))
+    desk.ask(assign("a", wait_s=60.0), b"first")
+    desk.tick(20.0)
+    desk.ask(BeginWeights("again", 2, 30.0))
+    assert desk.desk.next_deadline() == 50.0
+    assert desk.tick(49.0) == {}
+    assert desk.tick(50.0)[b"first"].backend.backend_id == "x"
+    assert "did not end within 30 s and was given up" in caplog.text
+    (status,) = desk.ask(ListBackends("list"))[b"client"].backends
+    assert (status.state, status.backend.weight_version) == ("ready", 1)
+    assert "update to weights 2 did not end" in status.problem
+    assert refusal(desk.ask(EndWeights("end", 2)))[0] == "update_not_begun"
+    desk.ask(SetWeightVersion("set", 2, "x"))
+    (status,) = desk.ask(ListBackends("list"))[b"client"].backends
+    assert status.problem == ""
+    assert desk.ask(EndWeights("end", 2)) == {b"client": Done("end")}, "it only came late"
+
+
+def test_a_job_waits_for_new_weights_no_longer_than_it_allows() -> None:
+    desk = begun("x")
+    desk.ask(assign("a", wait_s=5.0), b"first")
+    error = desk.tick(5.0)[b"first"].error
+    assert error.code == "no_backend"
+    assert "weights 2 are on their way" in error.message
+
+
+def test_one_update_at_a_time_and_each_has_its_end() -> None:
+    desk = begun("x")
+    assert desk.ask(BeginWeights("again", 2, 100.0)) == {b"client": Done("again")}
+    for other in (
+        BeginWeights("r", 3, 100.0),
+        EndWeights("r", 3),
+        CancelWeights("r", 3),
+        SetWeightVersion("r", 3, "x"),
+        SetWeightVersion("r", 2),
+    ):
+        code, message = refusal(desk.ask(other))
+        assert code == "update_in_progress"
+        assert "an update to weights 2 was begun and has not ended" in message
+    assert desk.ask(CancelWeights("cancel", 2)) == {b"client": Done("cancel")}
+    assert desk.listed("x") == ("ready", 1)
+    assert desk.ask(CancelWeights("cancel", 2)) == {b"client": Done("cancel")}
+    code, message = refusal(desk.ask(EndWeights("end", 2)))
+    assert code == "update_not_begun"
+    assert "no update to weights 2 was begun" in message

@@ -29,12 +29,15 @@ class ModelBackend:
     draining: bool = False
     version: int = 0
     needed: int = 0
+    updating: bool = False
     probation: bool = False
     jobs: set[str] = field(default_factory=set)
 
     @property
     def state(self) -> str:
-        return "draining" if self.draining or self.needed else "probation" if self.probation else "ready"
+        if self.draining or self.updating:
+            return "draining" if self.draining else "updating"
+        return "draining" if self.needed else "probation" if self.probation else "ready"
 
     @property
     def has_room(self) -> bool:
@@ -60,6 +63,8 @@ class HeapMachine(RuleBasedStateMachine):
         self.groups: dict[str, list[str]] = {}
         self.clock = 0
         self.requests = 0
+        self.wanted = 0
+        self.begun: int | None = None
 
     def touch(self, name: str) -> None:
         self.clock += 1
@@ -100,7 +105,8 @@ class HeapMachine(RuleBasedStateMachine):
         member.backend = backend
         member.draining = member.probation = False
         self.offers.pop(name, None)
-        member.version, member.needed = version, needed if version < needed else 0
+        member.version, member.needed = version, needed
+        self.weigh(name)
         self.touch(name)
 
     @rule(name=BACKENDS)
@@ -108,19 +114,53 @@ class HeapMachine(RuleBasedStateMachine):
         known = self.backends.get(name)
         self.add(name, known.backend.endpoint if known is not None else "ipc://1", 0, 0, 1.0, 2, "n1")
 
-    @rule(name=st.none() | BACKENDS, version=VERSIONS)
-    def set_weight_version(self, name: str | None, version: int) -> None:
+    def weigh(self, name: str) -> None:
+        member = self.backends[name]
+        member.updating = self.begun not in (None, member.version)
+        enough = member.version == self.begun or member.version >= max(member.needed, self.wanted)
+        member.needed = 0 if enough else max(member.needed, self.wanted)
+
+    @rule(name=st.none() | BACKENDS, version=VERSIONS, as_wanted=st.booleans())
+    def set_weight_version(self, name: str | None, version: int, as_wanted: bool) -> None:
         if name is not None and name not in self.backends:
             with pytest.raises(UnknownBackend):
-                self.heap.set_weight_version(version, name)
+                self.heap.set_weight_version(version, name, as_wanted=as_wanted)
             return
-        self.heap.set_weight_version(version, name)
+        self.heap.set_weight_version(version, name, as_wanted=as_wanted)
+        if as_wanted and name is None:
+            self.wanted = min(self.wanted, version)
         for one in self.backends if name is None else [name]:
             member = self.backends[one]
-            member.version = version
-            if 0 < member.needed <= version:
-                member.needed = 0
+            state, member.version = member.state, version
+            member.needed = 0 if as_wanted else member.needed
+            self.weigh(one)
+            if member.state != state:
                 self.touch(one)
+
+    @rule(version=VERSIONS)
+    def begin_update(self, version: int) -> None:
+        self.heap.begin_update(version)
+        self.begun = version
+        for name in self.backends:
+            self.weigh(name)
+            self.touch(name)
+
+    @rule(version=VERSIONS)
+    def end_update(self, version: int) -> None:
+        assert self.heap.serves(version) == any(member.version == version for member in self.backends.values())
+        self.heap.end_update(version)
+        self.begun, self.wanted = None, version
+        for name, member in self.backends.items():
+            member.needed, member.updating = version if member.version != version else 0, False
+            self.touch(name)
+
+    @rule()
+    def give_up_update(self) -> None:
+        self.heap.give_up_update("the trainer died")
+        self.begun = None
+        for name in self.backends:
+            self.weigh(name)
+            self.touch(name)
 
     @rule(name=BACKENDS, change=st.sampled_from(["drain", "suspend", "offer", "restore", "remove"]))
     def change(self, name: str, change: str) -> None:
@@ -246,6 +286,8 @@ class HeapMachine(RuleBasedStateMachine):
         if self.by_group and request.group_id in self.groups:
             group = self.groups[request.group_id]
             for name in tuple(group):
+                if name in self.backends and self.backends[name].state == "updating":
+                    continue
                 if name not in others:
                     group.remove(name)
                 elif others[name].has_room:
@@ -267,6 +309,10 @@ class HeapMachine(RuleBasedStateMachine):
         if given is None:
             return
         chosen = self.backends[given]
+        if self.begun is not None:
+            assert chosen.version == self.begun, "weights are on their way, and it does not have them"
+        else:
+            assert chosen.version >= self.wanted, "it is behind"
         assert chosen.state == "ready" or given in self.offers, "one on probation is given only where it was offered"
         if chosen.state == "probation":
             return

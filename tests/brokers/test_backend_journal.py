@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from prorl_zmq.brokers.backend_desk import BackendDesk
 from prorl_zmq.brokers.backend_journal import BackendJournal
-from prorl_zmq.brokers.backend_records import BackendRecord
+from prorl_zmq.brokers.backend_records import BackendRecord, WeightsRecord
 from prorl_zmq.errors import ConfigError, JournalFailed
 from prorl_zmq.messages import (
     AddBackend,
@@ -19,8 +19,11 @@ from prorl_zmq.messages import (
     BackendAlive,
     BackendList,
     BackendRefused,
+    BeginWeights,
+    CancelWeights,
     ClearBackends,
     DrainBackend,
+    EndWeights,
     ListBackends,
     RemoveBackend,
     SetWeightVersion,
@@ -54,6 +57,9 @@ REQUESTS = st.one_of(
     st.builds(lambda name: DrainBackend("r", name), NAMES),
     st.builds(lambda name: RemoveBackend("r", name), NAMES),
     st.builds(lambda version, name: SetWeightVersion("r", version, name), VERSIONS, st.none() | NAMES),
+    st.builds(lambda version: BeginWeights("r", version, 1000.0 * LEASE_S), VERSIONS),
+    st.builds(lambda version: EndWeights("r", version), VERSIONS),
+    st.builds(lambda version: CancelWeights("r", version), VERSIONS),
     st.just(ClearBackends("r")),
     st.just("silence"),
 )
@@ -69,6 +75,7 @@ def listed(desk: BackendDesk, now: float) -> set[tuple[Any, ...]]:
 def test_a_restart_changes_nothing(events: list[tuple[Any, bool]]) -> None:
     steady, restarted = BackendDesk(LEASE_S), BackendDesk(LEASE_S)
     remembered: dict[str, BackendRecord] = {}
+    weights = WeightsRecord()
     now = 0.0
     for event, restarts in events:
         if event == "silence":
@@ -83,9 +90,10 @@ def test_a_restart_changes_nothing(events: list[tuple[Any, bool]]) -> None:
                 remembered.pop(name, None)
             else:
                 remembered[name] = change
+        weights = restarted.take_weights() or weights
         if restarts:
             restarted = BackendDesk(LEASE_S)
-            restarted.restore(remembered.values(), now)
+            restarted.restore(remembered.values(), now, weights=weights)
         assert listed(steady, now) == listed(restarted, now)
 
 
@@ -103,6 +111,45 @@ def test_the_file_has_what_was_written_in_the_order_in_which_it_first_came(tmp_p
         with pytest.raises(JournalFailed, match="in use by another process"):
             BackendJournal(path)
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_file_has_which_weights_were_wanted_last(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with BackendJournal(path) as journal:
+        assert journal.load_weights() is None
+        journal.write({}, WeightsRecord(3, 4, 60.0))
+        journal.write({"x": record("x")}, WeightsRecord(4))
+        journal.write({"x": record("x", draining=True)})
+    with BackendJournal(path) as journal:
+        assert journal.load_weights() == WeightsRecord(4)
+        assert journal.load() == [record("x", draining=True)]
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE weights SET record = x'81a16101'")
+    connection.close()
+    with BackendJournal(path) as journal, pytest.raises(ConfigError, match="does not say which weights are wanted"):
+        journal.load_weights()
+
+
+def test_a_broker_that_was_restarted_in_the_middle_of_an_update_goes_on_with_it() -> None:
+    desk = BackendDesk(LEASE_S)
+    desk.handle([b"c", b""], AddBackend("r", backend("x")), 0.0)
+    desk.handle([b"c", b""], BeginWeights("r", 5, 30.0), 1.0)
+    records, weights = [one for one in desk.take_changes().values() if one is not None], desk.take_weights()
+    assert weights == WeightsRecord(0, 5, 30.0)
+    assert desk.take_weights() is None
+    again = BackendDesk(LEASE_S)
+    again.restore(records, 100.0, weights=weights)
+    assert again.take_weights() is None, "the file has it already"
+    assert {one[1] for one in listed(again, 100.0)} == {"updating"}
+    again.tick(129.0)
+    assert {one[1] for one in listed(again, 129.0)} == {"updating"}
+    again.tick(130.0)
+    assert {one[1] for one in listed(again, 130.0)} == {"ready"}, "given up, a whole limit after the restart"
+    assert again.take_weights() == WeightsRecord(0)
+    after = BackendDesk(LEASE_S)
+    after.restore(records, 100.0, weights=WeightsRecord(7, 8, 30.0), of_before=True)
+    assert {one[1] for one in listed(after, 100.0)} == {"ready"}, "another service wanted them"
+    assert after.take_weights() == WeightsRecord()
 
 
 def test_a_row_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
@@ -151,6 +198,6 @@ def test_a_trainer_that_begins_again_is_not_held_to_earlier_weights() -> None:
     desk.restore([record("x", backend=backend("x", 7), heartbeats=True, reported=7)], 0.0)
     desk.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
     ((_, state, problem, _),) = listed(desk, 1.0)
-    assert (state, "serves weights 0 and has served 7" in problem) == ("draining", True)
+    assert (state, "serves weights 0 where 7 are wanted" in problem) == ("draining", True)
     desk.handle([b"c", b""], SetWeightVersion("r", 1, "x"), 1.0)
     assert {one[1:3] for one in listed(desk, 1.0)} == {("ready", "")}

@@ -83,7 +83,7 @@ def test_acknowledged_results_leave_nothing_and_their_room_is_used_again(path: P
             journal.write([], [finished(sequence, block=b"x" * 1_000_000)], [])
             journal.write([], [], [sequence])
             sizes.append(sum(part.stat().st_size for part in path.parent.iterdir()))
-        assert journal.recover() == ([], [], 0)
+        assert journal.recover()[:3] == ([], [], 0)
         assert max(sizes) < 70 * 2**20  # the log is copied into the file every 64 MiB
 
 
@@ -238,9 +238,9 @@ def test_row_that_does_not_say_whose_it_is_stays_and_its_number_is_not_used_agai
         journal.accept([state(), state(2, "b")])
     edit(path, f"UPDATE jobs SET {cell} WHERE sequence = 2")
     with DiskJournal(path) as journal:
-        assert journal.recover() == ([state()], [], 2)
+        assert journal.recover()[:3] == ([state()], [], 2)
         journal.accept([state(3, "c")])
-        assert journal.recover() == ([state(), state(3, "c")], [], 3)
+        assert journal.recover()[:3] == ([state(), state(3, "c")], [], 3)
     assert "a row of the journal" in caplog.text
     assert (read_summary(path).jobs, count_damaged(path)) == (3, 1)
 
@@ -250,7 +250,7 @@ def test_two_rows_of_one_job(path: Path) -> None:
         journal.accept([state(), state(2, "b")])
     edit(path, "UPDATE jobs SET job_id = 'a' WHERE sequence = 2")
     with DiskJournal(path) as journal:
-        assert journal.recover() == ([state()], [], 2)
+        assert journal.recover()[:3] == ([state()], [], 2)
 
 
 class TestRowThatCannotBeWritten:
@@ -288,9 +288,9 @@ class TestRowThatCannotBeWritten:
             journal.accept([state(), state(2, "b")])
             journal.write([], [bad, finished(2, "b")], [])
             assert "the job's result cannot be written down" in caplog.text
-            assert journal.recover() == ([state()], [finished(2, "b")], 2)
+            assert journal.recover()[:3] == ([state()], [finished(2, "b")], 2)
             journal.write([], [], [1])
-            assert journal.recover() == ([], [finished(2, "b")], 2)
+            assert journal.recover()[:3] == ([], [finished(2, "b")], 2)
 
 
 @pytest.mark.parametrize("size", [30_000, 5_000])
@@ -317,7 +317,7 @@ def test_folder_missing_folder_and_empty_file(tmp_path: Path, path: Path) -> Non
     with pytest.raises(ConfigError, match="is empty"):
         read_summary(path)
     with DiskJournal(path) as journal:
-        assert journal.recover() == ([], [], 0)
+        assert journal.recover()[:3] == ([], [], 0)
 
 
 def test_second_broker_is_refused_and_a_reader_is_not(path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from prorl_zmq import codec
 from prorl_zmq.brokers.actions import End
+from prorl_zmq.brokers.batch_runner import BatchRunner
 from prorl_zmq.brokers.front_door import FrontDoor
 from prorl_zmq.brokers.job_history import JobHistory
 from prorl_zmq.brokers.job_table import JobTable
@@ -72,6 +73,16 @@ class Door:
         self.senders: dict[str, Sender] = {}
         """What has become of keys."""
         self.replies: dict[bytes, list[list[bytes]]] = {}
+        self.batches = BatchRunner(
+            self.table,
+            self.outbox,
+            self.history,
+            self.catalog,
+            self.quota,
+            self.writes,
+            self.perform,
+            settings.job_limit_bytes,
+        )
         self.door = FrontDoor(
             settings,
             "ipc://backends",
@@ -84,6 +95,7 @@ class Door:
             self.perform,
             self.take_reply,
             lambda sender: self.senders.get(sender.user_id, sender),
+            self.batches,
             started_at=0.0,
         )
 
@@ -100,6 +112,7 @@ class Door:
             if isinstance(action, End):
                 self.quota.ended(action.finished)
         self.writes.perform(actions)
+        self.batches.follow(actions, self.now)
 
     def send(self, *frames: bytes, client: bytes = b"client", sender: Sender = ANYBODY) -> None:
         self.door.handle([client, b"", *frames], self.now, sender)

@@ -18,7 +18,7 @@ from prorl_zmq.errors import JournalFailed
 from prorl_zmq.messages import Job, Phase, PhaseDone, SandboxHandle, StageReport, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class Disk(MemoryJournal):
@@ -34,10 +34,17 @@ class Disk(MemoryJournal):
         self._check(0)
         super().accept(jobs)
 
-    def write(self, states: Sequence[JobState], ended: Sequence[Finished], acknowledged: Sequence[int]) -> None:
+    def write(
+        self,
+        states: Sequence[JobState],
+        ended: Sequence[Finished],
+        acknowledged: Sequence[int],
+        discarded: Sequence[int] = (),
+        notes: Mapping[str, bytes | None] | None = None,
+    ) -> None:
         self._check(len(self._results) + len(ended) - len(acknowledged))
         self.writes += 1
-        super().write(states, ended, acknowledged)
+        super().write(states, ended, acknowledged, discarded, notes)
 
     def unloaded(self, finished: Finished) -> Finished:
         return finished._replace(block=StoredBlock(finished.sequence, len(finished.block)))
@@ -230,3 +237,16 @@ def test_fault_of_ours_is_treated_as_a_failing_disk(monkeypatch: pytest.MonkeyPa
     assert broker.starts() == []
     broker.writes.settle(broker.writes.retry_at)
     assert broker.starts() == [("a", Phase.INIT)]
+
+
+def test_a_result_that_is_discarded_before_it_is_written_down_never_is() -> None:
+    broker = Broker()
+    broker.finish("a")
+    broker.writes.discard(broker.outbox.drop("s", ["a"]))
+    broker.writes.note("group:g", b"note")
+    broker.writes.settle(0.0)
+    recovered = broker.disk.recover()
+    assert (recovered.unfinished, recovered.uncollected, recovered.notes) == ([], [], {"group:g": b"note"})
+    broker.writes.note("group:g", None)
+    broker.writes.settle(0.0)
+    assert broker.disk.recover().notes == {}

@@ -24,7 +24,10 @@ from prorl_zmq.messages import (
     AnyEngineRequest,
     Backend,
     BackendStatus,
+    BeginUpdate,
+    CancelUpdate,
     ChatSettings,
+    EndUpdate,
     EngineLoad,
     EngineReady,
     NoteWeightVersion,
@@ -140,13 +143,13 @@ def test_list_says_what_it_leaves_out_and_shows_it_on_request(service: Service) 
 
 
 @contextmanager
-def answering_host(service: Service) -> Iterator[list[AnyEngineRequest]]:
-    """Backend `mine`, whose engine host does the first thing that it is asked; gives what that was."""
+def answering_host(service: Service, requests: int = 1) -> Iterator[list[AnyEngineRequest]]:
+    """Backend `mine`, whose engine host does the first things that it is asked; gives what they were."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     asked: list[AnyEngineRequest] = []
 
     def answer(router: zmq.Socket[bytes]) -> None:
-        if router.poll(int(1000 * WAIT_S)):
+        while len(asked) < requests and router.poll(int(1000 * WAIT_S)):
             *envelope, frame = router.recv_multipart()
             request = codec.decode(frame, AnyEngineRequest)
             asked.append(request)
@@ -183,7 +186,39 @@ def test_update_weights_asks_each_engine_host(service: Service, tmp_path: Path) 
     assert [status.backend.weight_version for status in service.backends()] == [9]
 
 
-@pytest.mark.parametrize("command", ["list", "add", "drain", "remove", "clear", "set-version", "update-weights"])
+def test_the_two_halves_of_an_update_ask_each_engine_host(service: Service) -> None:
+    with answering_host(service, 3) as asked:
+        begun = service.run("begin-weights", "9", "--mode", "abort", "--limit", "30")
+        assert [status.state for status in service.backends()] == ["updating"]
+        other = service.run("end-weights", "8")
+        ended = service.run("end-weights", "9")
+    assert begun.returncode == ended.returncode == 0, (begun.stderr, ended.stderr)
+    assert "nothing is generated; end or cancel version 9 within 30 s" in begun.stdout
+    assert other.returncode != 0
+    assert "1 backend(s) serve version 9" in ended.stdout
+    begin, _, end = asked
+    assert isinstance(begin, BeginUpdate)
+    assert (begin.weight_version, begin.mode, begin.limit_s) == (9, "abort", 30.0)
+    assert isinstance(end, EndUpdate)
+    assert [(status.state, status.backend.weight_version) for status in service.backends()] == [("ready", 9)]
+
+
+def test_an_update_that_was_begun_is_cancelled(service: Service) -> None:
+    with answering_host(service, 2) as asked:
+        service.run("begin-weights", "9")
+        done = service.run("cancel-weights", "9")
+    assert done.returncode == 0, done.stderr
+    assert isinstance(asked[-1], CancelUpdate)
+    assert [(status.state, status.backend.weight_version) for status in service.backends()] == [("ready", 0)]
+
+
+COMMANDS = (
+    *("list", "add", "drain", "remove", "clear", "set-version"),
+    *("update-weights", "begin-weights", "end-weights", "cancel-weights"),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_each_command_teaches(command: str) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "backends", command, "--help"],

@@ -23,8 +23,11 @@ from prorl_zmq.messages import (
     AnyEngineReply,
     BackendAlive,
     BackendRefused,
+    BeginUpdate,
+    CancelUpdate,
     Done,
     DrainBackend,
+    EndUpdate,
     EngineHealth,
     EngineReady,
     EngineRefused,
@@ -253,6 +256,42 @@ def test_it_generates_reports_and_takes_new_weights(in_world: InWorld, make_poli
         assert refused.error.code == "invalid_weights"
         raw.send(b"", codec.encode(EngineHealth("h1")))
         assert await raw.receive(AnyEngineReply) == EngineReady("h1", 7)
+
+    in_world(test)
+
+
+def test_the_halves_of_an_update_are_told_to_the_backend_broker(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        raw = world.raw()
+
+        async def ask(request: Any) -> Any:
+            raw.send(b"", codec.encode(request))
+            return await raw.receive(AnyEngineReply)
+
+        assert (await ask(EndUpdate("e0", 7))).error.code == "update_not_begun"
+        assert await ask(BeginUpdate("b1", 7, 60.0)) == EngineReady("b1", 0)
+        assert (await ask(BeginUpdate("b2", 8, 60.0))).error.code == "update_in_progress"
+        assert (await ask(NoteWeightVersion("n1", 8))).error.code == "update_in_progress"
+        assert await ask(BeginUpdate("b1", 7, 60.0, "drain")) == EngineReady("b1", 0)
+        assert await ask(EndUpdate("e1", 7)) == EngineReady("e1", 7)
+        await world.broker.until(lambda: any(getattr(r, "weight_version", 0) == 7 for r in world.broker.requests))
+        assert await ask(EndUpdate("e2", 7)) == EngineReady("e2", 7)
+        assert (await ask(EndUpdate("e3", 8))).error.code == "update_not_begun"
+        assert await ask(CancelUpdate("c1", 8)) == EngineReady("c1", 7)
+
+    in_world(test)
+
+
+def test_a_host_that_stops_in_the_middle_of_an_update_ends(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        raw = world.raw()
+        raw.send(b"", codec.encode(BeginUpdate("b1", 7, 60.0)))
+        assert await raw.receive(AnyEngineReply) == EngineReady("b1", 0)
+        raw.send(b"", generate("g1"), PROMPT.tobytes())
+        world.stop.set()
+        refused = await raw.receive(AnyEngineReply)
+        assert (type(refused), refused.request_id) == (EngineRefused, "g1")
+        await world.running
 
     in_world(test)
 

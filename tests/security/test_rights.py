@@ -9,6 +9,8 @@ from prorl_zmq.errors import NotAllowed
 from prorl_zmq.messages import (
     AnyBackendRequest,
     AnyEngineRequest,
+    BeginUpdate,
+    BeginWeights,
     ClearBackends,
     Collect,
     DrainBackend,
@@ -50,6 +52,8 @@ def test_rights_name_requests_only() -> None:
         (KeyRole.TRAINER, DrainBackend, "operator"),  # a stage's too, but no command takes one
         (KeyRole.STAGE, Submit, "trainer"),
         (KeyRole.STAGE, UpdateWeights, "trainer or operator"),
+        (KeyRole.STAGE, BeginUpdate, "trainer or operator"),
+        (KeyRole.STAGE, BeginWeights, "trainer or operator"),
     ],
 )
 def test_who_may_not_is_told_who_may(role: KeyRole, kind: type[msgspec.Struct], able: str) -> None:

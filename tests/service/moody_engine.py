@@ -39,6 +39,8 @@ class MoodyEngine:
         self.weight_version = 0
         self.set_weight_version = engine.set_weight_version
         self.update_weights = engine.update_weights
+        self.begin_update = engine.begin_update
+        self.end_update = engine.end_update
         self.close = engine.close
 
     async def generate(

@@ -93,12 +93,20 @@ class ScriptedHandler(AgentHandler[ScriptedInstance]):
             mark(phase.instance)
             episode = await phase.converse([ChatMessage(Role.USER, "go on")], [])
             return {"text": episode.last_text}
+        if phase.instance.run == "second waits":
+            return await act("wait" if place_of(phase.job.job_id) == 1 else "", phase.instance)
         return await act(phase.instance.run, phase.instance)
 
     async def eval(self, phase: EvalPhase[ScriptedInstance]) -> Evaluation:
         await act(phase.instance.eval, phase.instance)
-        rewards = {"nan": math.nan, "text": "much"}
+        alternate = place_of(phase.job.job_id) % 2
+        rewards = {"nan": math.nan, "text": "much", "alternate": alternate, "one": 1.0}
         return Evaluation(rewards.get(phase.instance.eval, 0.5), {"pid": float(os.getpid())})
+
+
+def place_of(job_id: str) -> int:
+    """Give which job of its group it is; 0 if it belongs to none."""
+    return int(job_id.rpartition(".")[2]) if "." in job_id else 0
 
 
 def mark(instance: ScriptedInstance) -> None:

@@ -273,6 +273,26 @@ def test_weights_that_change_in_the_middle_are_seen_token_by_token(engines: Engi
         assert check_ledger(engines, list(done.values()), since) > 0
 
 
+@pytest.mark.parametrize("mode", ["keep", "drain"])
+def test_between_the_halves_of_an_update_no_engine_generates(engines: Engines, mode: str) -> None:
+    old = engines.weight_version
+    with engines.client() as client:
+        early = [shell_job(number) for number in range(SWAP_JOBS)]
+        client.submit(early)
+        until(lambda: sum(s.load.running for s in client.backends.list() if s.load) >= 8, "generations", 60)
+        client.begin_weights(old + 1, mode, timeout_s=200)  # type: ignore[arg-type]
+        assert {status.state for status in client.backends.list()} == {"updating"}
+        late = [shell_job(number) for number in range(8)]
+        client.submit(late)
+        client.update_weights(engines.models[1], old + 1, timeout_s=200)
+        done = {trajectory.job_id: trajectory for trajectory in client.stream(timeout_s=300)}
+        client.update_weights(engines.models[0], old + 2, timeout_s=200)
+    assert {trajectory.outcome for trajectory in done.values()} == {"completed"}
+    assert {done[job.job_id].versions for job in early} >= {(old, old + 1)}
+    assert {done[job.job_id].versions for job in late} == {(old + 1,)}
+    assert engines.rescored(list(done.values()), old) < 1e-4
+
+
 def test_a_wrong_directory_is_refused_before_any_engine_sees_it(engines: Engines, tmp_path: Path) -> None:
     with engines.client() as client:
         with pytest.raises(InvalidWeights) as caught:

@@ -230,3 +230,28 @@ def test_second_broker_on_one_journal_is_refused(service: KillableService) -> No
     second = service.start("-P", "-m", "prorl_zmq.cli", "prorl", "broker", "rollout", *flags)
     assert second.wait(WAIT_S) == 1
     assert "rollout.journal is in use by another process" in service.log()
+
+
+def test_a_batch_goes_on_when_the_broker_is_killed(service: KillableService, tmp_path: Path) -> None:
+    mark = str(tmp_path / "mark-0")
+    with service.client() as client, client.open_batch(2, 2, lease_s=WAIT_S) as batch:
+        batch.feed([scripted(eval="alternate"), scripted(run="second waits", eval="alternate", mark=mark)])
+        first = batch.next_group(WAIT_S)
+        assert first is not None
+        until(lambda: client.status().batches[0].in_flight == 1, "the third rollout", WAIT_S)
+        before = service.broker.pid
+        service.kill_rollout_broker()
+        service.start_rollout_broker()
+        assert service.broker.pid != before
+        (status,) = client.status(timeout_s=WAIT_S).batches
+        assert (status.kept, status.under_way, status.in_flight) == (1, 1, 1)
+        let_go(tmp_path, 1)
+        second = batch.next_group(WAIT_S)
+        assert second is not None, (batch.state, batch.report)
+        assert second.group_id != first.group_id
+        assert sorted(second.rewards) == [0.0, 1.0]
+        assert batch.next_group(WAIT_S) is None
+        assert batch.state == "met"
+        assert batch.report is not None
+        assert (batch.report.launched, batch.report.failed) == (4, 0)
+    assert read_summary(service.folder / "rollout.journal").jobs == 0

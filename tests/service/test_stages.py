@@ -183,6 +183,25 @@ def test_cancellation_reaches_a_running_tool_call(service: TestService, sandbox_
     assert trajectory.outcome == "cancelled"
 
 
+def test_a_phase_that_is_stopped_before_it_began_frees_its_slot(empty_service: TestService) -> None:
+    """Both commands arrive together; the task was cancelled before its first step, and nobody was told of its end."""
+    service = empty_service
+    service.start_backend_broker()
+    service.start_rollout_broker()
+    stage = service.start_stage("init", slots=1)
+    service.wait_stages(1)
+    job = scripted()
+    with service.client() as client:
+        stage.send_signal(signal.SIGSTOP)
+        client.submit(job)
+        until(lambda: client.status().stages[0].busy == 1, "the job to be started")
+        client.cancel(job.job_id)
+        stage.send_signal(signal.SIGCONT)
+        until(lambda: client.status().stages[0].busy == 0, "the slot to be free")
+        (trajectory,) = client.stream(timeout_s=20)
+    assert trajectory.outcome == "cancelled"
+
+
 def test_cancellation_reaches_a_running_generation(service: TestService, tmp_path: Path) -> None:
     """The engine stops generating, the assignment is released, and the slot is free again."""
     mark = tmp_path / "mark"

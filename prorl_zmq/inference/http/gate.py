@@ -7,13 +7,13 @@ all that follows comes from the new weights.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ...errors import EngineFailed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
 
 class Gate:
@@ -34,7 +34,7 @@ class Gate:
         Raises:
             EngineFailed: the gate was removed.
         """
-        while not self._open.is_set():
+        while not (self._open.is_set() or self._removed):
             await self._open.wait()
         if self._removed:
             raise EngineFailed("the engine was closed", unreachable=True)
@@ -47,14 +47,13 @@ class Gate:
             if not self._inside:
                 self._empty.set()
 
-    @contextmanager
-    def shut(self) -> Iterator[None]:
-        """Let nobody pass within the block; who is inside may leave."""
+    def shut(self) -> None:
+        """Let nobody pass from here on; who is inside may leave."""
         self._open.clear()
-        try:
-            yield
-        finally:
-            self._open.set()
+
+    def open(self) -> None:
+        """Let all pass again."""
+        self._open.set()
 
     async def until_empty(self, timeout_s: float) -> bool:
         """Wait until nobody is inside; False if that took too long."""

@@ -1,9 +1,8 @@
 """The engine that an existing HTTP server is: implements `engine.Engine` by asking one server.
 
-The state here is small: the pool of connections, what is known of the weights, and the gate before a server that does
-not say which weights made which token. Such a server gets new weights only when none of our generations runs on it:
-mode `keep` aborts them and has them go on, from the ids that they have, after the update. A server that says
-(`Dialect.tells_spans`) is paused as the mode says, and reports the versions itself.
+The state here is small: the pool of connections, what is known of the weights, and the pause for new ones (see
+`pause`). A server that does not say which weights made which token is updated when none of our generations runs on it:
+mode `keep` aborts them and has them go on, from the ids that they have, after the update.
 
 If the server dies, what it was asked ends with `EngineFailed` and `unreachable=True`, and `check_health` raises until
 it is back: the host then sends no heartbeats. A failure of the server is never `fatal`: it may be started again at the
@@ -28,10 +27,10 @@ from ..checkpoint import check_checkpoint, read_tensors
 from ..engine import EngineDescription, Generation, checked
 from .connections import CONNECTIONS, RETRY_S, Connections
 from .dialect import Turn
-from .gate import Gate
 from .known_weights import KnownWeights
+from .pause import ServerPause
 from .probe import START_S, Probe, vocabulary_of
-from .weight_updates import DRAIN_S, SglangUpdates, VllmUpdates
+from .weight_updates import SglangUpdates, VllmUpdates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,9 +47,6 @@ HEALTH_S = 4.0
 """Longest wait for the server's word on its health; the host's own limit is longer."""
 CHECK_S = 120.0
 """Longest reading of a checkpoint's headers: a folder on a network may hang."""
-ABORT_INTERVAL_S = 1.0
-"""After this, generations that were still on their way to the server when it aborted all are aborted too."""
-ABORT_S = 60.0
 CLOSE_S = 5.0
 REQUEST_IS_WRONG = frozenset({400, 413, 422})
 """Answers that say so; any other failure is the server's."""
@@ -72,9 +68,7 @@ class HttpEngine:
         self._description = description
         self._updates = _updates(found, connections)
         self._weights = KnownWeights(connections.url, found.weight_version, numbered=found.numbered)
-        self._gate = Gate()
-        self._keeping = False
-        """Generations are being aborted only to go on with new weights."""
+        self._pause = ServerPause(self._updates, tells_spans=found.dialect.tells_spans)
         self._updating = asyncio.Lock()
         self._updates_begun = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -161,14 +155,28 @@ class HttpEngine:
         parts: list[Generation] = []
         prompt, left = token_ids, sampling
         while True:
-            async with self._gate.passing():
-                part = await self._ask(prompt, left, stop_token_ids)
-                goes_on = self._keeping and part.finish_reason == "abort"
+            async with self._pause.passing():
+                part = await self._pause.until_let_go(self._ask(prompt, left, stop_token_ids))
+                goes_on = self._pause.keeping and part.finish_reason == "abort"
             parts.append(part)
             if not goes_on or len(part.token_ids) == left.max_tokens:
                 return _joined(parts)
-            prompt = np.concatenate([prompt, part.token_ids])
-            left = _rest(left, len(part.token_ids))
+            if len(part.token_ids):
+                prompt = np.concatenate([prompt, part.token_ids])
+                left = _rest(left, len(part.token_ids))
+
+    async def begin_update(self, mode: UpdateMode) -> None:
+        """Pause the server, or shut the gate and clear it; see `Engine.begin_update`."""
+        async with self._updating:
+            self._check_not_closed()
+            self._updates_begun += 1
+            await self._pause.begin(await self._pause.usable_calls(), mode)
+
+    async def end_update(self, weight_version: int | None) -> None:
+        """Have the server call its weights this, and go on; see `Engine.end_update`."""
+        async with self._updating:
+            self._check_not_closed()
+            await self._go_on(weight_version)
 
     async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
         """Serve the weights in the folder `path` from the next token on; see `Engine.update_weights`.
@@ -192,8 +200,7 @@ class HttpEngine:
 
         A server that says a number of its own for them is believed, so it is told as well if it can be.
         """
-        if self._closed:
-            raise EngineFailed("the engine was closed", unreachable=True)
+        self._check_not_closed()
         self._weights.changed(weight_version, numbered=False)
         if self._updates is not None:
             with suppress(EngineFailed):
@@ -212,7 +219,7 @@ class HttpEngine:
     async def close(self) -> None:
         """Close all connections: what runs ends with `EngineFailed`. May be called again."""
         self._closed = True
-        self._gate.remove()
+        self._pause.remove()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -254,9 +261,12 @@ class HttpEngine:
                 refused=True,
             )
 
-    def _check_open(self) -> None:
+    def _check_not_closed(self) -> None:
         if self._closed:
             raise EngineFailed("the engine was closed", unreachable=True)
+
+    def _check_open(self) -> None:
+        self._check_not_closed()
         if self._weights.fault:
             raise EngineFailed(self._weights.fault, unreachable=True)
 
@@ -265,45 +275,26 @@ class HttpEngine:
     async def _update(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
         async with self._updating:
             self._updates_begun += 1
-            if self._updates is None:
-                raise EngineFailed(
-                    f"{self._connections.url} cannot be told to take new weights: the trainer must update it, and call "
-                    "client.set_weight_version then"
-                )
-            await self._check_weights(path)
-            await self._updates.check()
-            if self._dialect.tells_spans:
-                await self._swap(self._updates, path, weight_version, mode)
-                return
-            self._keeping = mode == "keep"
+            updates = self._updates
             try:
-                with self._gate.shut():
-                    await self._clear(self._updates, mode)
-                    await self._swap(self._updates, path, weight_version, "drain")
-            finally:
-                self._keeping = False
+                if updates is None:
+                    raise EngineFailed(
+                        f"{self._connections.url} cannot be told to take new weights: the trainer must update it, "
+                        "between client.begin_weights and end_weights"
+                    )
+                await self._check_weights(path)
+                await updates.check()
+            except BaseException:
+                if self._pause.begun:
+                    with suppress(EngineFailed):
+                        await self._go_on(None)
+                raise
+            await self._pause.begin(updates, mode)
+            await self._load(updates, path, weight_version)
 
-    async def _clear(self, updates: WeightUpdates, mode: UpdateMode) -> None:
-        """See that none of our generations runs; the gate is shut."""
-        if mode == "drain":
-            if not await self._gate.until_empty(DRAIN_S):
-                raise EngineFailed(f"generations did not end within {DRAIN_S:g} s; the weights are the old ones")
-            return
-        deadline = asyncio.get_running_loop().time() + ABORT_S
-        while not await self._gate.until_empty(0):
-            await updates.abort_all()
-            if await self._gate.until_empty(ABORT_INTERVAL_S):
-                return
-            if asyncio.get_running_loop().time() > deadline:
-                raise EngineFailed(
-                    f"generations could not be aborted within {ABORT_S:g} s; the weights are the old ones"
-                )
-
-    async def _swap(self, updates: WeightUpdates, path: Path, weight_version: int, mode: UpdateMode) -> None:
+    async def _load(self, updates: WeightUpdates, path: Path, weight_version: int) -> None:
         ended = True
         try:
-            await updates.pause(mode)
-            await updates.name_loading()
             try:
                 await updates.load(path, weight_version)
             except InvalidWeights:
@@ -315,11 +306,24 @@ class HttpEngine:
                 raise
             self._weights.changed(weight_version, numbered=self._dialect.tells_spans)
         except BaseException:
-            if ended:
-                with suppress(EngineFailed):
-                    await updates.resume()
+            if not ended:
+                self._pause.leave()  # it may be loading still
+            with suppress(EngineFailed):
+                await self._pause.end()
             raise
-        await updates.resume()
+        await self._pause.end()
+
+    async def _go_on(self, weight_version: int | None) -> None:
+        """End a pause; the server's weights are of this version, or None: what they were."""
+        calls, known = self._pause.calls, self._weights
+        if weight_version is not None:
+            known.changed(weight_version, numbered=False)
+        version = known.weight_version
+        if calls is not None and not known.fault:
+            await calls.set_version(version)
+            if self._dialect.tells_spans:
+                known.changed(version, numbered=True)
+        await self._pause.end()
 
     async def _check_weights(self, path: Path) -> None:
         """Look at the weights before the server does, which may not survive wrong ones."""

@@ -1,9 +1,9 @@
-"""How a server is told to take new weights from a folder that it sees too.
+"""How a server is told that new weights come, and to take them from a folder that it sees too.
 
 Whoever updates asks `abort_all`, `pause` and `name_loading` before `load`, and `resume` after it, unless nobody knows
-whether the load has ended; the order, and what a failure means, are the engine's. vLLM has these calls only in its
-development mode. Left out: weights that the trainer sends to the server by itself, which it then reports with
-`client.set_weight_version`.
+whether the load has ended; the order, and what a failure means, are the engine's. Where the trainer moves the weights
+to the server by itself there is no `load`, but `set_version` before `resume`. vLLM has these calls only in its
+development mode.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WeightUpdates(Protocol):
     """One server's calls for new weights. All raise `EngineFailed` where the server has them not, or fails."""
 
     async def check(self) -> None:
-        """Raise unless the server has these calls."""
+        """Raise unless the server has these calls; with `missing=True`, it never will."""
 
     async def abort_all(self) -> None:
         """End the generations that are running; each is answered with what it has."""
@@ -118,7 +118,8 @@ class VllmUpdates:
         if answer.status in (403, 404, 405):
             raise EngineFailed(
                 f"{self._connections.url} has no {path.partition('?')[0]}: start vLLM with VLLM_SERVER_DEV_MODE=1, or "
-                "let the trainer update the server by itself and call client.set_weight_version then"
+                "let the trainer update the server by itself, between client.begin_weights and end_weights",
+                missing=True,
             )
         if answer.status != 200:
             raise EngineFailed(f"{self._connections.url}{path} failed: {answer.excerpt()}")
@@ -134,13 +135,20 @@ class _Abort(msgspec.Struct):
     abort_all: bool = True
 
 
+class _SglangVersion(msgspec.Struct):
+    new_version: str
+    abort_all_requests: bool = False
+
+
 class _Success(msgspec.Struct):
     success: bool
     message: str = ""
 
 
 class SglangUpdates:
-    """Implements `WeightUpdates` for SGLang, which needs no pause: it reads weights when nothing runs.
+    """Implements `WeightUpdates` for SGLang, which needs no pause: its weights change when nothing of ours runs.
+
+    Its `/pause_generation` is of no use here: an answer that was paused names only the weights that it ended with.
 
     Args:
         connections: to the server; not closed here.
@@ -181,4 +189,8 @@ class SglangUpdates:
         """Do nothing."""
 
     async def set_version(self, weight_version: int) -> None:
-        """Do nothing: it takes a version only with new weights."""
+        """Have answers say this version; servers that know it only of weights that they load go on saying theirs."""
+        body = msgspec.json.encode(_SglangVersion(str(weight_version)))
+        answer = await self._connections.control("POST", "/update_weight_version", body, timeout_s=CALL_S)
+        if answer.status not in (200, 403, 404, 405):
+            raise EngineFailed(f"{self._connections.url}/update_weight_version failed: {answer.excerpt()}")

@@ -19,14 +19,15 @@ def test_a_shut_gate_holds_who_comes_and_lets_who_is_inside_leave() -> None:
 
         early = asyncio.create_task(pass_through("early"))
         await asyncio.sleep(0)
-        with gate.shut():
-            late = asyncio.create_task(pass_through("late"))
-            assert not await gate.until_empty(0.01)
-            assert passed == ["early"]
-            leave.set()
-            assert await gate.until_empty(5)
-            await early
-            assert passed == ["early"]
+        gate.shut()
+        late = asyncio.create_task(pass_through("late"))
+        assert not await gate.until_empty(0.01)
+        assert passed == ["early"]
+        leave.set()
+        assert await gate.until_empty(5)
+        await early
+        assert passed == ["early"]
+        gate.open()
         await late
         assert passed == ["early", "late"]
         assert await gate.until_empty(0)
@@ -53,12 +54,12 @@ def test_a_removed_gate_sends_all_away() -> None:
             async with gate.passing():
                 raise AssertionError("passed")
 
-        with gate.shut():
-            waiting = asyncio.create_task(pass_through())
-            await asyncio.sleep(0)
-            gate.remove()
-            with pytest.raises(EngineFailed, match="closed"):
-                await waiting
+        gate.shut()
+        waiting = asyncio.create_task(pass_through())
+        await asyncio.sleep(0)
+        gate.remove()
+        with pytest.raises(EngineFailed, match="closed"):
+            await waiting
         with pytest.raises(EngineFailed, match="closed"):
             await pass_through()
 

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from prorl_zmq.errors import ConfigError, EngineFailed, InvalidWeights
 from prorl_zmq.inference.http import http_engine as module
+from prorl_zmq.inference.http import pause
 from prorl_zmq.inference.http.http_engine import HttpEngine
 from prorl_zmq.messages import ChatSettings, Sampling, VersionSpan
 
@@ -388,7 +389,7 @@ def test_drain_lets_the_old_end_and_the_new_wait(
 def test_generations_on_their_way_to_the_server_are_aborted_too(
     serving: Any, speeches: Any, weights: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ABORT_INTERVAL_S", 0.05)
+    monkeypatch.setattr(pause, "ABORT_INTERVAL_S", 0.05)
 
     async def main() -> None:
         path = weights("new")
@@ -448,7 +449,7 @@ def test_a_prorl_server_is_updated_by_its_trainer(serving: Any, speeches: Any, w
     async def main() -> None:
         path = weights("new")
         async with updating(serving, speeches["prorl"]) as (_, engine):
-            with pytest.raises(EngineFailed, match=r"client.set_weight_version"):
+            with pytest.raises(EngineFailed, match=r"between client.begin_weights and end_weights"):
                 await engine.update_weights(path, 8, "keep")
 
     asyncio.run(main())
@@ -727,6 +728,135 @@ def test_weights_that_others_changed_have_the_version_that_is_told(serving: Any,
                 server.handlers[speech.path] = lambda _: web.json_response(answer)
             generation = await engine.generate(PROMPT, FOUR, (), "job")
             assert {span.weight_version for span in generation.spans} == {5}
-            assert told == (["5"] if speech.name in ("vllm", "completions") else [])
+            assert told == (["5"] if speech.name != "prorl" else [])
+
+    asyncio.run(main())
+
+
+# The two halves -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vllm", "completions", "sglang"])
+def test_a_trainer_moves_the_weights_between_the_halves(serving: Any, speeches: Any, name: str) -> None:
+    async def main() -> None:
+        async with updating(serving, speeches[name]) as (server, engine):
+            early = asyncio.create_task(engine.generate(PROMPT, FOUR, (), "job"))
+            await server.started(1)
+            await engine.begin_update("abort")
+            assert (await early).finish_reason == "abort"
+            begun = list(server.server.requests)
+            await engine.begin_update("keep")
+            late = asyncio.create_task(engine.generate(PROMPT, FOUR, (), "job")) if name != "vllm" else None
+            await asyncio.sleep(0.05)
+            assert len(server.ends) == 1, "what comes, waits here; at a server that is paused, there"
+            await engine.end_update(8)
+            late = late or asyncio.create_task(engine.generate(PROMPT, FOUR, (), "job"))
+            await server.started(2)
+            server.ends[1].set_result("length")
+            assert engine.weight_version == 8
+            assert (await late).spans == (VersionSpan(8, 0, 4),)
+            paths = [path for path, _ in begun[1:]]
+            expected = {
+                "vllm": ["/pause?mode=abort", "/update_weight_version"],
+                "completions": ["/pause?mode=abort", "/resume", "/pause?mode=wait", "/update_weight_version"],
+                "sglang": ["/abort_request"],
+            }[name]
+            assert [path for path in paths if path not in ("/is_paused", server.speech.path)] == expected
+            words = [body["new_version"] for body in server.server.asked("/update_weight_version")]
+            assert words == (["8"] if name == "sglang" else ["prorl-loading", "8"])
+            assert server.paths()[-1] == ("/update_weight_version" if name == "sglang" else "/resume")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["vllm", "completions", "prorl"])
+@pytest.mark.parametrize("mode", ["keep", "abort", "drain"])
+def test_a_server_that_can_not_be_paused_is_let_go(serving: Any, speeches: Any, name: str, mode: Any) -> None:
+    """Nothing that it says of a turn that was under way is read: the turn is asked for again, of the new weights."""
+
+    async def main() -> None:
+        speech = speeches[name]
+        async with serving(speech) as server, engine_of(server) as engine:
+            state = Updating(server, speech)
+            for path in ("/is_paused", "/pause", "/resume", "/abort_request", "/update_weight_version"):
+                del server.handlers[path]
+            early = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=4, seed=3), (), "job"))
+            await state.started(1)
+            beginning = asyncio.create_task(engine.begin_update(mode))
+            if mode == "drain":
+                await asyncio.sleep(0.05)
+                assert not beginning.done()
+                state.ends[0].set_result("length")
+            await beginning
+            late = asyncio.create_task(engine.generate(PROMPT, FOUR, (), "job"))
+            await asyncio.sleep(0.05)
+            assert len(state.ends) == 1
+            if mode != "drain":
+                await asyncio.wait_for(server.cancelled.wait(), 20)
+            await engine.end_update(8)
+            await state.started(3 if mode == "keep" else 2)
+            for end in state.ends[1:]:
+                end.set_result("length")
+            assert (await late).spans == (VersionSpan(8, 0, 4),)
+            done = await early
+            if mode == "keep":
+                assert done.spans == (VersionSpan(8, 0, 4),)
+                bodies = server.asked(speech.path)
+                assert bodies[0] in bodies[1:], "with its seed: nobody has seen what is lost"
+            elif mode == "abort":
+                assert (len(done.token_ids), done.finish_reason) == (0, "abort")
+            else:
+                assert done.spans == (VersionSpan(0, 0, 4),)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["vllm", "completions", "sglang", "prorl"])
+def test_an_update_that_is_taken_back_leaves_the_version_as_it_was(
+    serving: Any, speeches: Any, tmp_path: Path, name: str
+) -> None:
+    async def main() -> None:
+        async with updating(serving, speeches[name]) as (server, engine):
+            await engine.set_weight_version(3)
+            for wrong in (False, True):
+                await engine.begin_update("keep")
+                if wrong:
+                    with pytest.raises((InvalidWeights, EngineFailed)):
+                        await engine.update_weights(tmp_path / "nothing", 4, "keep")
+                else:
+                    await engine.end_update(None)
+                turn = asyncio.create_task(engine.generate(PROMPT, FOUR, (), "job"))
+                await server.started(1 + wrong)
+                server.ends[-1].set_result("length")
+                assert (await turn).spans == (VersionSpan(3, 0, 4),)
+            assert engine.weight_version == 3
+            if name in ("vllm", "completions"):
+                assert server.paths()[-1] == "/resume"
+                assert server.version == "3"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["vllm", "completions"])
+def test_a_half_that_the_server_failed_in_may_be_tried_again(serving: Any, speeches: Any, name: str) -> None:
+    async def main() -> None:
+        async with updating(serving, speeches[name]) as (server, engine):
+            well = server.server.handlers["/update_weight_version"]
+            server.server.handlers["/update_weight_version"] = lambda _: web.Response(status=500)
+            with pytest.raises(EngineFailed, match="update_weight_version failed"):
+                await engine.begin_update("keep")
+            assert server.paths()[-1] == "/resume", "it goes on as before"
+            server.server.handlers["/update_weight_version"] = well
+            await engine.begin_update("keep")
+            resume = server.server.handlers["/resume"]
+            server.server.handlers["/resume"] = lambda _: web.Response(status=500)
+            with pytest.raises(EngineFailed, match="resume failed"):
+                await engine.end_update(8)
+            server.server.handlers["/resume"] = resume
+            await engine.end_update(8)
+            turn = asyncio.create_task(engine.generate(PROMPT, FOUR, (), "job"))
+            await server.started(1)
+            server.ends[0].set_result("length")
+            assert (await turn).spans == (VersionSpan(8, 0, 4),)
 
     asyncio.run(main())

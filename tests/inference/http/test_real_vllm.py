@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import urllib.request
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +170,66 @@ def test_new_weights_in_the_middle_of_turns(server: VllmServer, api: str, mode: 
                         generation.finish_reason == "abort" if mode == "abort" else generation.finish_reason != "abort"
                     )
             await engine.update_weights(server.models[0], version + 2, mode)
+            assert same(await likeliest(engine), old)
+
+    asyncio.run(main())
+
+
+def load(server: VllmServer, path: Path) -> None:
+    """Have the server read weights, as a trainer does that moves them itself."""
+    body = json.dumps({"method": "reload_weights", "kwargs": {"weights_path": str(path)}}).encode()
+    request = urllib.request.Request(
+        f"{server.url}/collective_rpc", body, {"Content-Type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("mode", ["keep", "drain", "abort"])
+def test_weights_that_a_trainer_moves_between_the_halves(server: VllmServer, api: str, mode: Any) -> None:
+    async def main() -> None:
+        async with engine_of(server, api) as engine:
+            await engine.update_weights(server.models[0], 70, "abort")
+            old = await likeliest(engine)
+            for version in range(80, 130, 10):  # on a busy machine the turns may end before the swap
+                before = server.generated_tokens()
+                long = Sampling(temperature=0, max_tokens=600)
+                turns = [asyncio.create_task(engine.generate(PROMPT[n:], long, (), "job")) for n in range(4)]
+                await until_generated(server, before + 40)
+                await engine.begin_update(mode)
+                waiting = asyncio.create_task(likeliest(engine))
+                generated = server.generated_tokens()
+                await asyncio.to_thread(load, server, server.models[1])
+                assert server.generated_tokens() == generated
+                assert not waiting.done()
+                await engine.end_update(version)
+                new = await waiting
+                assert new.spans == (VersionSpan(version, 0, 12),)
+                generations = await asyncio.gather(*turns)
+                made = [tuple(span.weight_version for span in generation.spans) for generation in generations]
+                ends = {generation.finish_reason for generation in generations}
+                await engine.begin_update("abort")
+                await asyncio.to_thread(load, server, server.models[0])
+                await engine.end_update(version + 1)
+                if {"keep": set(map(len, made)) == {2}, "abort": ends == {"abort"}, "drain": True}[mode]:
+                    break
+            assert not same(old, new)
+            assert same(await likeliest(engine), old)
+            assert {versions[-1] for versions in made} == ({version} if mode == "keep" else {made[0][0]})
+            if mode == "keep":
+                await engine.begin_update("keep")
+                await asyncio.to_thread(load, server, server.models[1])
+                await engine.end_update(version + 2)
+                for number, generation in enumerate(generations):
+                    swap = generation.spans[1].start
+                    prompt = np.concatenate([PROMPT[number:], generation.token_ids[:swap]])
+                    tail = await likeliest(engine, prompt, 20)
+                    assert tail.token_ids.tolist() == generation.token_ids[swap : swap + 20].tolist()
+                    np.testing.assert_allclose(tail.logprobs, generation.logprobs[swap : swap + 20], atol=1e-4)
+                await engine.update_weights(server.models[0], version + 3, "keep")
+            await engine.begin_update(mode)
+            await engine.end_update(None)
             assert same(await likeliest(engine), old)
 
     asyncio.run(main())

@@ -233,13 +233,49 @@ class Cases:
         left = isinstance(ended[1], asyncio.CancelledError)
         return {"left": left, "version": self.engine.weight_version, "done": self.judged(prompt(50), done)}
 
+    async def halves(self) -> Plain:
+        """The trainer moves the weights itself, between the begin and the end."""
+        llm, done = self.engine._llm, {}
+        self.versions |= {9: self.two, 10: self.one, 11: self.two}
+        asked = {"max_tokens": 200, "seed": 7}
+        for version, mode in enumerate(("keep", "drain", "abort"), 9):
+            task = await self.started(prompt(200), 20, **asked)
+            beginning = asyncio.create_task(self.engine.begin_update(mode))
+            while not await llm.is_paused():  # noqa: ASYNC110 - vLLM has no event for it
+                await asyncio.sleep(0.01)
+            waiting = asyncio.create_task(self.run(prompt(100), max_tokens=4))
+            await beginning
+            await self.engine.begin_update(mode)
+            states = llm.output_processor.request_states
+            before = [state.detokenizer.num_output_tokens() for state in states.values()]
+            await llm.collective_rpc("reload_weights", kwargs={"weights_path": str(self.versions[version])})
+            await asyncio.sleep(0.3)
+            paused = before == [state.detokenizer.num_output_tokens() for state in states.values()]
+            held, running = not waiting.done(), not task.done()
+            await self.engine.end_update(version)
+            done[mode] = {
+                "paused": paused and held,
+                "running": running,
+                "first": self.judged(prompt(200), await task, **asked),
+                "next": self.judged(prompt(100), await waiting, max_tokens=4),
+                "version": self.engine.weight_version,
+            }
+        task = await self.started(prompt(200), 20, **asked)
+        await self.engine.begin_update("keep")
+        await self.engine.end_update(None)
+        done["cancelled"] = {"first": self.judged(prompt(200), await task, **asked)}
+        await self.engine.begin_update("keep")
+        done["bad"] = await refusal(self.engine.update_weights(self.one / "nowhere", 12, "keep"))
+        done["after"] = self.judged(prompt(100), await self.run(prompt(100), max_tokens=4), max_tokens=4)
+        return done
+
     async def lost(self) -> Plain:
         """Last: afterwards the engine cannot serve."""
         task = await self.started(prompt(200), 5, max_tokens=1000)
         # As if the folder had vanished after it was found right.
         vllm_engine.check_checkpoint = lambda path, like: None
         return {
-            "update": await refusal(self.engine.update_weights(self.one / "nowhere", 9, "keep")),
+            "update": await refusal(self.engine.update_weights(self.one / "nowhere", 13, "keep")),
             "running": await refusal(task),
             "health": await refusal(self.engine.check_health()),
             "next": await refusal(self.run(prompt(5))),

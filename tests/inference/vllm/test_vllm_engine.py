@@ -147,6 +147,28 @@ def test_order(case: Any) -> None:
     assert case["done"]["error"] < CLOSE
 
 
+def test_halves(case: Any) -> None:
+    """Between begin and end nothing is generated, and each token is of the weights that its version names."""
+    for mode in ("keep", "drain", "abort"):
+        assert case[mode]["paused"]
+    keep, drain, abort = (case[mode]["first"] for mode in ("keep", "drain", "abort"))
+    (old, _, swap), (new, begin, end) = keep["spans"]
+    assert (old, new, begin, end) == (8, 9, swap, 200)
+    assert swap >= 20
+    assert case["keep"]["running"]
+    assert drain["spans"] == [[9, 0, 200]]
+    ((version, _, end),) = abort["spans"]
+    assert (version, abort["reason"]) == (10, "abort")
+    assert 20 <= end < 200
+    assert [case[mode]["next"]["spans"] for mode in ("keep", "drain", "abort")] == [[[v, 0, 4]] for v in (9, 10, 11)]
+    assert [case[mode]["version"] for mode in ("keep", "drain", "abort")] == [9, 10, 11]
+    assert case["cancelled"]["first"]["spans"] == [[11, 0, 200]]
+    assert case["bad"]["type"] == "InvalidWeights"
+    assert case["after"]["spans"] == [[11, 0, 4]]
+    judged = [case[mode][which] for mode in ("keep", "drain", "abort") for which in ("first", "next")]
+    assert max(one["error"] for one in (*judged, case["cancelled"]["first"], case["after"])) < CLOSE
+
+
 def test_lost(case: Any) -> None:
     """A reload that fails in its middle is the engine's end; nobody gets tokens of whatever weights there are then."""
     for one in case.values():

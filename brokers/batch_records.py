@@ -1,0 +1,199 @@
+"""What the batch sampler keeps of sessions and batches, and what it decides: the actions that its events give."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..messages import BatchStatus
+from .batch_account import BatchAccount
+from .keep_policies import Verdict
+
+if TYPE_CHECKING:
+    from ..messages import BatchOptions, BatchState
+    from .keep_policies import KeepPolicy
+    from .rollout_group import Rollout, RolloutGroup
+
+
+class Why(StrEnum):
+    """Why a rollout was run and not used."""
+
+    NOT_KEPT = "not_kept"
+    NOT_NEEDED = "not_needed"
+    STALE = "stale"
+    GIVEN_UP = "given_up"
+    """Of a group that lost too many jobs."""
+    ABANDONED = "abandoned"
+    """Its client is gone."""
+
+
+class Launch(NamedTuple):
+    """Submit a job for a prompt."""
+
+    group_id: str
+    job_id: str
+    prompt: Any
+    session: str
+
+
+class CancelJobs(NamedTuple):
+    """Cancel running jobs; the sampler knows them no longer."""
+
+    job_ids: tuple[str, ...]
+    why: Why
+
+
+class Discard(NamedTuple):
+    """Finished rollouts that nobody will get."""
+
+    rollouts: tuple[Rollout, ...]
+    why: Why
+
+
+class Deliver(NamedTuple):
+    """A group is kept: its batch's client may have it (see `BatchSampler.ready`)."""
+
+    batch_id: str
+    group: RolloutGroup
+
+
+class GiveUp(NamedTuple):
+    """A group cannot be completed; the batch's account says why."""
+
+    batch_id: str
+    group: RolloutGroup
+
+
+class Ended(NamedTuple):
+    """A batch is met, short or failed: tell its client."""
+
+    batch_id: str
+    state: BatchState
+
+
+SamplerAction = Launch | CancelJobs | Discard | Deliver | GiveUp | Ended
+
+
+@dataclass(slots=True)
+class SessionRecord:
+    """What outlives a session's batches."""
+
+    session: str
+    heard_at: float
+    lease_s: float
+    prompts: deque[Any] = field(default_factory=deque)
+    """What earlier batches were fed and did not use."""
+    carried: dict[str, RolloutGroup] = field(default_factory=dict)
+    """Groups that belong to no batch now, oldest first."""
+    batches: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class BatchRecord:
+    """A batch until it is closed."""
+
+    batch_id: str
+    session: str
+    options: BatchOptions
+    keep: KeepPolicy
+    key: str
+    """The ids of its groups and jobs begin with it."""
+    state: BatchState = "open"
+    problem: str = ""
+    fed: int = 0
+    """Prompts that it was fed."""
+    stream_ended: bool = False
+    """It will be fed no more."""
+    opened: int = 0
+    """Groups that it has opened; numbers them."""
+    in_flight: int = 0
+    account: BatchAccount = field(default_factory=BatchAccount)
+    prompts: deque[Any] = field(default_factory=deque)
+    """Those that wait."""
+    groups: dict[str, RolloutGroup] = field(default_factory=dict)
+    """Those under way."""
+    ready: dict[str, RolloutGroup] = field(default_factory=dict)
+    """Those that are kept, until its client acknowledges them."""
+    due: list[tuple[bool, int, str]] = field(default_factory=list)
+    """Groups that may have places to start jobs for: a heap with those to be kept first, then by age."""
+
+    @property
+    def share(self) -> float:
+        """Jobs in flight for its weight: the batch of the smallest share starts the next one."""
+        return self.in_flight / self.options.weight
+
+    def put_due(self, group: RolloutGroup) -> None:
+        """Note that a group may have places to start jobs for, or that its verdict has changed."""
+        if group.missing:
+            heapq.heappush(self.due, (group.verdict != Verdict.KEEP, group.number, group.group_id))
+
+    def next_due(self) -> RolloutGroup | None:
+        """Give the group under way that gets the next job."""
+        while self.due:
+            undecided, _, group_id = self.due[0]
+            group = self.groups.get(group_id)
+            if group is not None and group.missing and undecided == (group.verdict != Verdict.KEEP):
+                return group
+            heapq.heappop(self.due)
+        return None
+
+    def status(self) -> BatchStatus:
+        """Describe it."""
+        return BatchStatus(
+            batch_id=self.batch_id,
+            session=self.session,
+            state=self.state,
+            problem=self.problem,
+            target_groups=self.options.target_groups,
+            group_size=self.options.group_size,
+            kept=self.account.kept_groups,
+            under_way=len(self.groups),
+            in_flight=self.in_flight,
+            prompts=len(self.prompts),
+        )
+
+
+@dataclass(slots=True)
+class Changes:
+    """What has changed since a journal last asked."""
+
+    sessions: dict[str, SessionRecord] = field(default_factory=dict)
+    batches: dict[str, BatchRecord] = field(default_factory=dict)
+    groups: dict[str, RolloutGroup] = field(default_factory=dict)
+    gone_sessions: list[str] = field(default_factory=list)
+    gone_batches: list[str] = field(default_factory=list)
+    gone_groups: list[str] = field(default_factory=list)
+    gone_prompts: list[Any] = field(default_factory=list)
+
+    def session(self, place: SessionRecord) -> None:
+        """A session has changed."""
+        self.sessions[place.session] = place
+
+    def batch(self, batch: BatchRecord) -> None:
+        """A batch has changed."""
+        self.batches[batch.batch_id] = batch
+
+    def group(self, group: RolloutGroup) -> None:
+        """A group has changed."""
+        self.groups[group.group_id] = group
+
+    def forget_session(self, place: SessionRecord) -> None:
+        """A session is gone, with the prompts that wait."""
+        self.sessions.pop(place.session, None)
+        self.gone_sessions.append(place.session)
+        self.gone_prompts += place.prompts
+
+    def forget_batch(self, batch: BatchRecord) -> None:
+        """A batch is gone."""
+        self.batches.pop(batch.batch_id, None)
+        self.gone_batches.append(batch.batch_id)
+
+    def forget_group(self, group: RolloutGroup, *, with_prompt: bool) -> None:
+        """A group is gone."""
+        self.groups.pop(group.group_id, None)
+        self.gone_groups.append(group.group_id)
+        if with_prompt:
+            self.gone_prompts.append(group.prompt)

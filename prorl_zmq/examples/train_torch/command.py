@@ -1,0 +1,226 @@
+"""The command line of the example."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+import torch
+import typer
+
+from ...commands.options import console
+from ...errors import ConfigError
+from ...messages import new_id
+from ...tools.sandbox.sandboxes import Sandboxes
+from .checkpoint import Checkpoint
+from .display import Display
+from .learner import Learner, LearnerSettings
+from .model import Model
+from .plot import draw
+from .records import StepRecord, Summary, measure_overlap, read_steps
+from .script import STEPS as IMITATION_STEPS
+from .script import imitate, texts
+from .service import JOURNAL
+from .tokenizer import load_chat, make_tokenizer
+from .training import CHECKPOINT, RunSettings, Training
+from .weights import read_weights, save_weights
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PICTURE = "train_torch.png"
+WARM = "warm.safetensors"
+TOKENIZER = "tokenizer"
+TOKENIZER_TEXTS = 400
+DEFAULTS = RunSettings()
+
+
+def train(
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for the picture, figures, checkpoint, logs and journal.")
+    ] = Path("train_torch"),
+    steps: Annotated[int, typer.Option(min=1, max=100_000, help="Training steps in all.")] = DEFAULTS.steps,
+    groups: Annotated[
+        int, typer.Option(min=1, max=1024, help="Groups in a batch; the service keeps those whose rewards differ.")
+    ] = DEFAULTS.groups,
+    group_size: Annotated[int, typer.Option(min=2, max=256, help="Rollouts of each prompt.")] = DEFAULTS.group_size,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=2**32, help="Of the weights, the tasks and the sampling. [default: 0]", show_default=False
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint in --out, as far as --steps.")
+    ] = False,
+    sandbox: Annotated[
+        Literal["bubblewrap", "process"],
+        typer.Option(help="What the agent's bash runs in; `process` is no isolation at all."),
+    ] = "bubblewrap",
+    max_staleness: Annotated[
+        int, typer.Option(min=0, max=1000, help="Drop rollouts with tokens of weights so many versions old, and older.")
+    ] = DEFAULTS.max_staleness,
+    slots: Annotated[int, typer.Option(min=1, max=512, help="Conversations at once.")] = DEFAULTS.slots,
+    learning_rate: Annotated[float, typer.Option(min=1e-7, max=1.0)] = DEFAULTS.learner.learning_rate,
+    epochs: Annotated[int, typer.Option(min=1, max=100, help="How often each rollout is learned from.")] = (
+        DEFAULTS.learner.epochs
+    ),
+    test_every: Annotated[
+        int, typer.Option(min=0, help="Steps between two tests at temperature 0 on other prompts; 0: none.")
+    ] = DEFAULTS.test_every,
+    measure: Annotated[
+        int,
+        typer.Option(
+            min=0, max=100, help="After training, measure rollouts and learning alone, with so many batches each."
+        ),
+    ] = DEFAULTS.measure,
+) -> None:
+    """Train a small transformer with GRPO and DAPO sampling through the whole service: five minutes on two cores.
+
+    It makes a tokenizer, warms the policy up by imitating a script, starts the service and an engine, and trains on
+    questions that need bash and on questions of geometry. While it learns from one batch, the next one's rollouts run.
+
+        python -m prorl_zmq.examples.train_torch --out run --steps 60
+
+        python -m prorl_zmq.examples.train_torch --out run --steps 100 --resume
+
+    ^C stops it within seconds. In --out are then train_torch.png, steps.jsonl (one line per step), summary.json,
+    checkpoint.pt and logs/.
+    """
+    screen = console()
+    torch.set_num_threads(1)  # the other core is the service's
+    settings = RunSettings(
+        steps=steps,
+        groups=groups,
+        group_size=group_size,
+        max_staleness=max_staleness,
+        slots=slots,
+        sandbox=sandbox,
+        test_every=test_every,
+        measure=measure,
+        learner=replace(LearnerSettings(), learning_rate=learning_rate, epochs=epochs),
+    )
+    _check_out(out, resume=resume)
+    Sandboxes(sandbox, out / "sandboxes").check()
+    if sandbox == "process":
+        screen.print("Sandboxes are plain processes: what the policy runs is not isolated from this machine.")
+    with Display(screen) as display:
+        summary = _resume(out, seed, settings, display) if resume else _begin(out, seed or 0, settings, display)
+    _conclude(screen, summary, out)
+
+
+def _check_out(out: Path, *, resume: bool) -> None:
+    """Make the folder.
+
+    Raises:
+        ConfigError: it cannot be written to, or holds a run already.
+    """
+    checkpoint = out / CHECKPOINT
+    if not resume and checkpoint.exists():
+        raise ConfigError(
+            f"{out} holds a run already: --resume goes on with it; or name another --out, or delete the folder",
+            key="out",
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "logs").mkdir(exist_ok=True)
+    except OSError as error:
+        reason = "it is not a folder" if out.exists() and not out.is_dir() else error.strerror
+        raise ConfigError(f"--out {out}: {reason}", key="out") from error
+
+
+def _begin(out: Path, seed: int, settings: RunSettings, display: Display) -> Summary:
+    """Warm a policy up and train it."""
+    began = time.monotonic()
+    for left in out.glob(f"{JOURNAL}*"):
+        left.unlink()  # of a run that ended before its first checkpoint
+    make_tokenizer(out / TOKENIZER, texts(np.random.default_rng(0), TOKENIZER_TEXTS))
+    model = Model(seed=seed)
+    display.say(f"warm start: {sum(p.numel() for p in model.parameters())} parameters learn to write as a script does")
+    display.begin("warm start", IMITATION_STEPS)
+    imitate(
+        model,
+        load_chat(out / TOKENIZER),
+        seed,
+        lambda step, loss: display.advance(step, f"{loss:.3f} nats per token"),
+    )
+    save_weights(model, out / WARM)
+    learner = Learner(model, model, settings.learner, seed)
+    start = Checkpoint(0, new_id(), seed, 0, learner.state())
+    start.save(out / CHECKPOINT)
+    return _train(out, settings, start, learner, display, time.monotonic() - began)
+
+
+def _resume(out: Path, seed: int | None, settings: RunSettings, display: Display) -> Summary:
+    """Go on from a checkpoint.
+
+    Raises:
+        ConfigError: there is none, or it is not of such a run.
+        InvalidWeights: the warm start is missing or broken.
+    """
+    start = Checkpoint.load(out / CHECKPOINT)
+    if seed is not None and seed != start.seed:
+        raise ConfigError(f"the run in {out} has seed {start.seed}, not {seed}; leave out --seed", key="seed")
+    if start.step >= settings.steps:
+        raise ConfigError(f"the run in {out} has made {start.step} steps; to go on, give more --steps", key="steps")
+    warm = Model()
+    warm.load_state_dict(read_weights(out / WARM, warm))
+    learner = Learner(Model(), warm, settings.learner, start.seed)
+    learner.load_state(start.learner)
+    display.say(f"going on after step {start.step}")
+    return _train(out, settings, start, learner, display, 0.0)
+
+
+def _train(
+    out: Path, settings: RunSettings, start: Checkpoint, learner: Learner, display: Display, warm_start_s: float
+) -> Summary:
+    history = read_steps(out, start.step)
+    display.say("starting the service: two brokers, INIT, RUN and EVAL, and one engine")
+    training = Training(out, out / TOKENIZER, settings, start, learner, display)
+    training.run()
+    steps = [*history, *training.steps]
+    summary = _summarise(training, steps, settings, start, warm_start_s)
+    summary.save(out)
+    draw(steps, training.tests, len(training.steps), out / PICTURE)
+    return summary
+
+
+def _summarise(
+    training: Training, steps: list[StepRecord], settings: RunSettings, start: Checkpoint, warm_start_s: float
+) -> Summary:
+    rewards = [step.batch.reward for step in steps]
+    return Summary(
+        seed=start.seed,
+        sandbox=settings.sandbox,
+        steps=len(steps),
+        reward_first=rewards[0] if rewards else 0.0,
+        reward_last=sum(rewards[-5:]) / max(len(rewards[-5:]), 1),
+        tests=training.tests,
+        rollouts=sum(step.batch.rollouts for step in training.steps),
+        warm_start_s=warm_start_s,
+        seconds=training.steps[-1].pushed_s - training.steps[0].batch.opened_s if training.steps else 0.0,
+        logprob_gap=max((step.stats.logprob_gap for step in steps), default=0.0),
+        overlap=measure_overlap(training.steps, training.alone, training.learn_alone_s),
+        rewards=rewards,
+    )
+
+
+def _conclude(screen: Console, summary: Summary, out: Path) -> None:
+    lines = [
+        f"Mean reward: {summary.reward_first:.3f} at the first step, {summary.reward_last:.3f} over the last five.",
+        f"{summary.rollouts} rollouts in {summary.seconds:.0f} s, after {summary.warm_start_s:.0f} s of warm start.",
+        f"Largest gap between the engine's log-probs and the learner's: {summary.logprob_gap:.1e}.",
+    ]
+    overlap = summary.overlap
+    if overlap is not None:
+        lines.append(
+            f"A step took {overlap.step_s:.1f} s: {overlap.ratio:.2f} of the longer of its rollouts alone "
+            f"({overlap.rollout_alone_s:.1f} s) and its learning alone ({overlap.learn_alone_s:.1f} s); "
+            f"one after the other it would be {overlap.serial_ratio:.2f}."
+        )
+    lines.append(f"Picture: {out / PICTURE}; figures: {out / 'summary.json'}, {out / 'steps.jsonl'}.")
+    for line in lines:
+        screen.print(line, highlight=False, soft_wrap=True)

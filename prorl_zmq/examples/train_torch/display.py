@@ -1,0 +1,76 @@
+"""What a run shows: a progress bar with the last step's figures on a terminal, plain lines in a pipe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ...messages import BatchStatus
+    from .records import StepRecord, Tested
+
+
+class Display:
+    """The run's face on the terminal.
+
+    Args:
+        console: where to show it.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._progress.add_task("", note="", start=False)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    def begin(self, what: str, total: int, completed: int = 0) -> None:
+        """Begin a bar in the place of the one before."""
+        self._progress.reset(self._task, description=what, total=total, completed=completed, note="")
+
+    def advance(self, completed: int, note: str = "") -> None:
+        """Move the bar."""
+        self._progress.update(self._task, completed=completed, note=note)
+
+    def collecting(self, status: BatchStatus | None) -> None:
+        """Show how far a batch is."""
+        if status is not None:
+            self._progress.update(
+                self._task, note=f"{status.kept} of {status.target_groups} groups kept, {status.in_flight} jobs run"
+            )
+
+    def stepped(self, record: StepRecord, steps: int) -> None:
+        """Note the end of a training step."""
+        batch, stats = record.batch, record.stats
+        self.advance(record.step + 1)
+        self.say(
+            f"step {record.step + 1:3d}/{steps}: mean reward {batch.reward:.3f}, {batch.rollouts} rollouts, "
+            f"groups kept {batch.kept_groups}, dropped {batch.dropped_groups}; {record.step_s:.1f} s, learning "
+            f"{record.learn_s:.1f} s; entropy {stats.entropy:.3f}, staleness {stats.staleness_mean:.1f}"
+        )
+
+    def tested(self, record: Tested) -> None:
+        """Note the result of a test."""
+        self.say(f"test after {record.step} steps: " + ", ".join(f"{t} {r:.2f}" for t, r in record.reward.items()))

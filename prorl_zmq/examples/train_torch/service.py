@@ -1,0 +1,105 @@
+"""The example's processes: a service of its own, and the engine beside it, registered at the service's backend broker.
+
+The journal and the logs lie in the run's folder. So a run that is resumed starts a service that still has what the
+last one had under way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from ...errors import ConfigError
+from ...service.child import ChildProcess, ChildService
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ...client import RolloutClient
+
+JOURNAL = "rollout.journal"
+TOPOLOGY = """\
+backends = []
+
+[rollout_broker]
+ready_limit = 8
+journal = "{journal}"
+
+[sandbox]
+kind = "{sandbox}"
+
+[[stage]]
+role = "init"
+slots = 4
+
+[[stage]]
+role = "run"
+slots = {slots}
+
+[[stage]]
+role = "eval"
+slots = 4
+"""
+
+
+class Processes:
+    """Starts the service and the engine, and ends them with the context, the service first.
+
+    Args:
+        out: the run's folder.
+        weights: the engine's first, a file.
+        weight_version: theirs.
+        tokenizer: a folder.
+        sandbox: `bubblewrap` or `process`.
+        slots: conversations at once.
+    """
+
+    def __init__(
+        self, out: Path, weights: Path, weight_version: int, tokenizer: Path, sandbox: str, slots: int
+    ) -> None:
+        journal = out.absolute() / JOURNAL
+        self._service = ChildService(out, TOPOLOGY.format(journal=journal, sandbox=sandbox, slots=slots))
+        self._engine = ChildProcess(
+            [
+                "prorl_zmq.examples.train_torch.engine",
+                *("--weights", str(weights), "--weight-version", str(weight_version)),
+                *("--tokenizer", str(tokenizer), "--run-dir", self._service.run_dir),
+            ],
+            out / "logs" / "engine.log",
+        )
+
+    @property
+    def front_door(self) -> str:
+        """The service's endpoint."""
+        return self._service.front_door
+
+    def __enter__(self) -> Self:
+        self._engine.__enter__()
+        self._service.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._service.__exit__()
+        finally:
+            self._engine.__exit__()
+
+    def wait_ready(self, client: RolloutClient) -> None:
+        """Wait until all stages and the engine have reported.
+
+        Raises:
+            ConfigError: one of them ended.
+            RequestTimeout: they were not ready in time.
+        """
+        self._service.wait_ready(client)
+        self.check()
+
+    def check(self) -> None:
+        """Return if both are running.
+
+        Raises:
+            ConfigError: one of them has ended.
+        """
+        if not self._engine.is_running:
+            raise ConfigError(f"the engine has ended; {self._engine.log} says why")
+        if not self._service.is_running:
+            raise ConfigError(f"the service has ended; see the logs in {self._engine.log.parent}")

@@ -1,0 +1,237 @@
+"""The training loop: rollouts of the next batch run while the learner works on this one.
+
+    service   ├── batch 1 ──────────┤├── batch 2 ──────────┤├── batch 3 …
+    learner                          ├── batch 1 ──┤ push   ├── batch 2 ──┤ push
+
+The main thread opens a batch as soon as the one before it is full, feeds it prompts and collects its groups. A thread
+of its own learns, writes a checkpoint and then the weights, and has the engine serve them; running generations go on
+with the new weights (`keep`). The next batch is opened when the learner is done with the last one, so it is never more
+than one behind and rollouts are at most a few versions old; `max_staleness` drops what is older. What a batch leaves
+unfinished goes on into the next.
+
+Each thread has a client of its own, the tests a third. A run that is stopped, or killed, goes on from its last
+checkpoint; the service's journal lies in the same folder, and under the checkpoint's session are the groups that were
+under way.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from threading import Event
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...client import RolloutClient
+from .checkpoint import Checkpoint
+from .learner import Interrupted, Learner, LearnerSettings
+from .records import BatchRecord, StepRecord, Tested, append_step
+from .rollouts import Collected, Rollouts
+from .service import Processes
+from .tasks import PromptStream
+from .testing import Tester
+from .weights import save_weights
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from ...group import Group
+    from .display import Display
+    from .learner import LearnStats
+
+CHECKPOINT = "checkpoint.pt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """How a run trains."""
+
+    steps: int = 40
+    groups: int = 8
+    """Groups of a batch whose rewards differ."""
+    group_size: int = 8
+    max_staleness: int = 4
+    slots: int = 16
+    """Conversations at once."""
+    sandbox: str = "bubblewrap"
+    test_every: int = 5
+    """Steps between two tests; 0: none."""
+    test_prompts: int = 20
+    measure: int = 4
+    """Batches to measure each side alone with, after training; 0: none."""
+    learner: LearnerSettings = field(default_factory=LearnerSettings)
+
+
+class _Learned(NamedTuple):
+    """What the learner's thread gives back."""
+
+    stats: LearnStats
+    learned_s: float
+    pushed_s: float
+
+
+class Training:
+    """One process's part of a run.
+
+    Args:
+        out: the run's folder.
+        tokenizer: the folder that `make_tokenizer` wrote.
+        settings: how to train.
+        start: where to begin or to go on.
+        learner: as at `start`.
+        display: shows it.
+    """
+
+    def __init__(
+        self, out: Path, tokenizer: Path, settings: RunSettings, start: Checkpoint, learner: Learner, display: Display
+    ) -> None:
+        self._out = out
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._start = start
+        self._learner = learner
+        self._display = display
+        self._prompts = PromptStream(start.seed, start.position)
+        self._began = time.monotonic()
+        self._stop = Event()
+        """Set to have the learner give up what it does."""
+        self._recent: list[list[Group]] = []
+        """The last batches, to learn from once more when that is measured."""
+        self.steps: list[StepRecord] = []
+        """Those of this process."""
+        self.tests: list[Tested] = []
+        self.alone: list[BatchRecord] = []
+        """Batches that were collected while nothing was learned."""
+        self.learn_alone_s: list[float] = []
+        """Times of learning without rollouts beside it."""
+
+    def run(self) -> None:
+        """Train until all steps are made, then measure.
+
+        Raises:
+            ProrlError: the service or the engine did not start, ended, or stopped answering.
+        """
+        settings, version = self._settings, self._learner.weight_version
+        weights = self._save_weights()
+        with ExitStack() as stack:
+            processes = stack.enter_context(
+                Processes(self._out, weights, version, self._tokenizer, settings.sandbox, settings.slots)
+            )
+            door = processes.front_door
+            client = stack.enter_context(RolloutClient(door, session=self._start.session))
+            pusher, testing = (stack.enter_context(RolloutClient(door)) for _ in range(2))
+            processes.wait_ready(client)
+            client.set_weight_version(version)
+            thread = stack.enter_context(ThreadPoolExecutor(1, "learner"))
+            stack.callback(self._stop.set)  # before the thread is waited for
+            rollouts = Rollouts(
+                client,
+                self._prompts,
+                settings.groups,
+                settings.group_size,
+                settings.max_staleness,
+                self._clock,
+                processes.check,
+                self._display,
+            )
+            self._began = time.monotonic()
+            self._train(rollouts, Tester(testing, self._start.seed, settings.test_prompts), pusher, thread)
+        self._measure_learning()
+
+    def _train(self, rollouts: Rollouts, tester: Tester, pusher: RolloutClient, thread: ThreadPoolExecutor) -> None:
+        settings, display = self._settings, self._display
+        display.begin("training", settings.steps, self._start.step)
+        learning: Future[_Learned] | None = None
+        collected: Collected | None = None
+        began_s = 0.0
+        rollouts.open()
+        for step in range(self._start.step, settings.steps):
+            if settings.test_every and step % settings.test_every == 0:
+                tester.start(step)
+            ended = collected
+            collected = rollouts.collect()
+            if learning is not None and ended is not None:
+                self._note(step - 1, ended.record, began_s, learning.result())
+            self._take_tests(tester.collect())
+            if not collected.groups:
+                display.say("no prompt is left on which the policy's rollouts differ: it has learned what it can here")
+                learning = None
+                break
+            rollouts.open()
+            began_s = self._clock()
+            learning = thread.submit(self._learn, step, collected.groups, pusher)
+        if learning is not None and collected is not None:
+            self._note(settings.steps - 1, collected.record, began_s, learning.result())
+        if settings.test_every:
+            tester.start(self._start.step + len(self.steps))
+        for _ in range(settings.measure + 1 if settings.measure else 0):
+            display.begin("measuring rollouts alone", settings.measure, max(len(self.alone) - 1, 0))
+            self.alone.append(rollouts.collect().record)
+            rollouts.open()
+        self._take_tests(tester.finish())
+
+    def _learn(self, step: int, groups: list[Group], pusher: RolloutClient) -> _Learned:
+        """Make one step and hand its weights over; in the learner's thread."""
+        position = self._prompts.position
+        stats = self._learner.learn(groups, self._check_stop)
+        self._recent = [*self._recent, groups][-max(self._settings.measure, 1) :]
+        old, weights = self._weights(self._learner.weight_version - 1), self._save_weights()
+        checkpoint = Checkpoint(step + 1, self._start.session, self._start.seed, position, self._learner.state())
+        # Before any rollout has these weights: a run that is resumed never meets tokens newer than its own weights.
+        checkpoint.save(self._out / CHECKPOINT)
+        learned_s = self._clock()
+        pusher.update_weights(weights.absolute(), self._learner.weight_version)
+        old.unlink(missing_ok=True)
+        return _Learned(stats, learned_s, self._clock())
+
+    def _note(self, step: int, batch: BatchRecord, began_s: float, learned: _Learned) -> None:
+        before_s = self.steps[-1].learn_from_s if self.steps else batch.opened_s
+        idle_s = self.steps[-1].pushed_s if self.steps else batch.opened_s
+        record = StepRecord(
+            step=step,
+            batch=batch,
+            learn_from_s=began_s,
+            learned_s=learned.learned_s,
+            pushed_s=learned.pushed_s,
+            wait_s=began_s - idle_s,
+            learn_s=learned.learned_s - began_s,
+            step_s=began_s - before_s,
+            stats=learned.stats,
+        )
+        self.steps.append(record)
+        append_step(self._out, record)
+        self._display.stepped(record, self._settings.steps)
+
+    def _take_tests(self, tests: list[Tested]) -> None:
+        self.tests += tests
+        for test in tests:
+            self._display.tested(test)
+
+    def _measure_learning(self) -> None:
+        """Learn from the last batches again, now that the service is down; the checkpoint has what was learned."""
+        if not self._settings.measure:
+            return
+        self._display.begin("measuring learning alone", len(self._recent))
+        for number, groups in enumerate(self._recent):
+            began = time.monotonic()
+            self._learner.learn(groups)
+            self.learn_alone_s.append(time.monotonic() - began)
+            self._display.advance(number + 1)
+
+    def _save_weights(self) -> Path:
+        path = self._weights(self._learner.weight_version)
+        path.parent.mkdir(exist_ok=True)
+        save_weights(self._learner.model, path)
+        return path
+
+    def _weights(self, version: int) -> Path:
+        return self._out / "weights" / f"{version}.safetensors"
+
+    def _clock(self) -> float:
+        return time.monotonic() - self._began
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise Interrupted

@@ -1,0 +1,50 @@
+"""How tokens are drawn, in a framework's words: what our `Sampling` has a name for too, and a refusal of the rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import InvalidJob
+from ..messages import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MEANS_NOTHING_HERE: dict[str, tuple[object, ...]] = {
+    "logprobs": (None, 0, 1),  # the log-prob of the token that was drawn always comes
+    "min_tokens": (None, 0, 1),  # the token that ends a turn is one
+    "n": (None, 1),
+    "repetition_penalty": (None, 1.0),
+    "frequency_penalty": (None, 0.0),
+    "presence_penalty": (None, 0.0),
+    "skip_special_tokens": (None, True, False),  # of texts, which no one is given
+    "spaces_between_special_tokens": (None, True, False),
+    "include_stop_str_in_output": (None, True),
+    "additional_kwargs": (None, {}),
+}
+"""Parameters that engines know and we do not, and their values that ask for nothing else than we do anyway."""
+
+
+def sampling_of(parameters: Mapping[str, Any]) -> Sampling:
+    """Read sampling parameters under vLLM's names.
+
+    Raises:
+        InvalidJob: one is asked for that cannot be had, or has a wrong value; `field` names it.
+    """
+    known: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name in Sampling.__struct_fields__:
+            if value is not None:
+                known[name] = value
+        elif value not in MEANS_NOTHING_HERE.get(name, ()):
+            raise InvalidJob(f"the sampling parameter {name} = {value!r} is not known here", field=f"sampling.{name}")
+    if known.get("top_k") == -1:
+        known["top_k"] = 0  # both mean: all of them
+    if isinstance(known.get("stop"), str):
+        known["stop"] = (known["stop"],)
+    try:
+        return msgspec.convert(known, Sampling)
+    except msgspec.ValidationError as error:
+        raise InvalidJob(f"sampling parameters: {error}", field="sampling") from None

@@ -1,0 +1,166 @@
+"""SkyRL: `GeneratorOutput`, and a generator on top of this service (after SkyRL 0.3.0, `train/generators/base.py`).
+
+    generator = Generator(make_job, step_wise=cfg.generator.step_wise_trajectories)
+    trainer = RayPPOTrainer(..., generator=generator)
+
+Its batch is the one SkyRL asks for, rollout by rollout; the service replaces jobs that bring no reward, and never fills
+up with copies. For batches that are sampled until enough groups are informative, let `open_batch` collect them and hand
+them over with `generator_output`. SkyRL cuts, pads and re-aligns the rows itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from ..async_client import AsyncRolloutClient
+from ..errors import InvalidJob, NotTrainable
+from ..messages import new_id
+from ..rows import rows_of, single_rows_of
+from .sampling import sampling_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ..group import Group
+    from ..messages import Job
+    from ..rows import Row
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryID:
+    """Which prompt a rollout is of, and which of its rollouts it is; reads as SkyRL's class, without its imports."""
+
+    instance_id: str
+    repetition_id: int
+
+    def to_string(self) -> str:
+        """Give it as SkyRL compares it."""
+        return f"{self.instance_id}_{self.repetition_id}"
+
+
+def generator_output(
+    groups: Sequence[Group], *, step_wise: bool = False, trajectory_ids: Sequence[Any] | None = None
+) -> dict[str, Any]:
+    """Give what `validate_generator_output` and the trainer take; keys and types are `GeneratorOutput`'s.
+
+    Args:
+        groups: what to train on, in this order.
+        step_wise: whether `generator.step_wise_trajectories` is set: then a trajectory may have several rows, all with
+            its reward, the last with `is_last_step`.
+        trajectory_ids: SkyRL's own, one per trajectory; None: made of the groups' ids, which are then the `uids`.
+
+    Raises:
+        NotTrainable: no groups, or something in them that is no sample; several segments without `step_wise`.
+    """
+    rows = rows_of(groups) if step_wise else single_rows_of(groups, "SkyRL", "set generator.step_wise_trajectories")
+    ids = trajectory_ids or [
+        TrajectoryID(group.group_id, place) for group in groups for place in range(len(group.trajectories))
+    ]
+    return {
+        "prompt_token_ids": [row.arrays.token_ids[: row.prompt_tokens].tolist() for row in rows],
+        "response_ids": [row.arrays.token_ids[row.prompt_tokens :].tolist() for row in rows],
+        "rewards": [row.reward for row in rows],
+        "loss_masks": [row.arrays.loss_mask[row.prompt_tokens :].astype(int).tolist() for row in rows],
+        "stop_reasons": ["length" if row.truncated else "stop" for row in rows],
+        "rollout_metrics": _metrics(rows),
+        "rollout_logprobs": [row.arrays.logprobs[row.prompt_tokens :].tolist() for row in rows],
+        "trajectory_ids": [ids[row.index] for row in rows],
+        "trajectory_generation_times": [row.seconds for row in rows],
+        "rollout_expert_indices": None,
+        "is_last_step": [row.is_last for row in rows] if step_wise else None,
+        "env_metrics": [dict(row.trajectory.result.metrics) for row in rows],
+    }
+
+
+class Generator:
+    """SkyRL's `GeneratorInterface` on top of a service.
+
+    Each call is a session of its own, with a client that lives as long: SkyRL's fully asynchronous trainer makes many
+    at once, and batches of one session share their prompts.
+
+    Args:
+        make_job: makes the job of a prompt from its messages, its `env_class` and its `env_extras`. Its `job_id` and,
+            where SkyRL says how to sample, its `sampling` are set here.
+        connect: opens a client; by default that of `prorl serve` without a topology file.
+        step_wise: as in `generator_output`.
+        options: further ones of `open_batch`, such as `weight` and `max_replacements`.
+    """
+
+    def __init__(
+        self,
+        make_job: Callable[[Any, str, dict[str, Any]], Job],
+        *,
+        connect: Callable[[], AsyncRolloutClient] = AsyncRolloutClient,
+        step_wise: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._make_job = make_job
+        self._connect = connect
+        self._step_wise = step_wise
+        self._options = {"carry": "nothing", **(options or {})}
+
+    async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = False) -> dict[str, Any]:  # noqa: ARG002 - SkyRL passes it
+        """Roll out a `GeneratorInput`; the output is in the order of the input.
+
+        Raises:
+            InvalidJob: the prompts do not repeat as SkyRL repeats them, or a sampling parameter is not known.
+            NotTrainable: a rollout brought no reward, however often it was replaced.
+        """
+        size, jobs = self._jobs(input_batch)
+        groups: dict[str, Group] = {}
+        async with (
+            self._connect() as client,
+            await client.open_batch(len(jobs), size, keep="all", **self._options) as batch,
+        ):
+            batch.feed(jobs)
+            async for group in batch:
+                groups[group.prompt_id] = group
+        if missing := [job.job_id for job in jobs if job.job_id not in groups]:
+            raise NotTrainable(
+                f"{len(missing)} of {len(jobs)} prompts could not be rolled out: {batch.report}",
+                prompts=" ".join(missing),
+            )
+        ordered = [groups[job.job_id] for job in jobs]
+        return generator_output(ordered, step_wise=self._step_wise, trajectory_ids=input_batch.get("trajectory_ids"))
+
+    def _jobs(self, batch: Mapping[str, Any]) -> tuple[int, list[Job]]:
+        """Give how many rollouts each prompt is to have, and one job per prompt."""
+        prompts, ids = batch["prompts"], batch.get("trajectory_ids")
+        extras = batch.get("env_extras") or [{}] * len(prompts)
+        size = max((tid.repetition_id + 1 for tid in ids), default=1) if ids else 1
+        expected: Iterator[int] = (index % size for index in count())
+        repeats = [tid.repetition_id for tid in ids or ()]
+        if len(prompts) % size or any(have != want for have, want in zip(repeats, expected, strict=False)):
+            names = Counter(tid.instance_id for tid in ids or ())
+            raise InvalidJob(
+                f"prompts must be repeated {size} times each, one behind the other: {names.most_common(4)}"
+            )
+        sampling = batch.get("sampling_params")
+        fixed = {} if sampling is None else {"sampling": sampling_of(sampling)}
+        jobs = []
+        for index in range(0, len(prompts), size):
+            job = self._make_job(prompts[index], batch["env_classes"][index], extras[index])
+            jobs.append(msgspec.structs.replace(job, job_id=new_id(), **fixed))
+        return size, jobs
+
+
+def _metrics(rows: list[Row]) -> dict[str, float]:
+    """Give what SkyRL logs; `min`, `max` and `avg` in a name tell it how to put those of several batches together."""
+    tokens = np.array([len(row) - row.prompt_tokens for row in rows])
+    seconds = np.array([row.seconds for row in rows if row.is_last])
+    versions = [row.versions for row in rows]
+    return {
+        "generate/min_num_tokens": float(tokens.min()),
+        "generate/max_num_tokens": float(tokens.max()),
+        "generate/avg_num_tokens": float(tokens.mean()),
+        "generate/trajectory_completion_time_mean": float(seconds.mean()),
+        "generate/trajectory_completion_time_max": float(seconds.max()),
+        "generate/min_weight_version": float(min(spanned[0] for spanned in versions)),
+        "generate/max_weight_version": float(max(spanned[-1] for spanned in versions)),
+    }

@@ -1,0 +1,308 @@
+"""slime: a rollout function that lets this service collect the groups (after slime's `rollout/sglang_rollout.py`).
+
+    train.py --rollout-function-path prorl_zmq.integrations.slime.generate_rollout --custom-config-path prorl.yaml …
+
+What it needs beside slime's own arguments are attributes of `args`, for instance from that YAML file:
+
+| attribute | meaning |
+|---|---|
+| `prorl_endpoint` | the service's front door; else that of `prorl serve` without a topology file |
+| `prorl_keys` | the folder of keys, where the service asks for them |
+| `prorl_make_job` | path of a function `(args, sample) -> Job`; else `sample.metadata` has `task` and `instance` |
+| `prorl_batch` | further options of `open_batch`, such as `keep`, `carry`, `max_staleness` |
+| `prorl_eval_samples` | path of a function `(args) -> {dataset: [Sample, …]}`, for evaluation |
+
+Prompts are drawn from slime's data source one by one, as the service wants them, and their `Sample`s are filled in.
+Without `keep`, groups are kept as `--dynamic-sampling-filter-path` says: not set, all are; slime's own zero-std check
+is `informative`; another filter is refused. What is under way at a batch's end is carried over by the service, so the
+data source's buffer stays empty. `response`, a text for the log, stays empty too: no one here has the tokenizer.
+
+One client per process is kept between calls, since what is carried over is its session's; it is closed with the
+process, or by `close`. If slime dies, the service stops the session's jobs when its lease ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..client import RolloutClient
+from ..errors import ConfigError, InvalidJob, NotTrainable
+from ..messages import Job, Sampling, new_id
+from ..rows import check_sizes, rows_of
+from .sampling import sampling_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..group import Group
+    from ..rows import Row
+
+REMEMBERED_ROLLOUTS = 64
+"""A prompt that was fed so many calls before is forgotten: its group was dropped, since jobs do not last as long."""
+ZERO_STD = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
+SAMPLING = {
+    "temperature": "rollout_temperature",
+    "top_p": "rollout_top_p",
+    "top_k": "rollout_top_k",
+    "max_tokens": "rollout_max_response_len",
+    "stop": "rollout_stop",
+    "stop_token_ids": "rollout_stop_token_ids",
+}
+"""Our names of slime's arguments."""
+
+
+@dataclass(slots=True)
+class _Prompts:
+    """A client, and the samples of the prompts that its session was fed."""
+
+    client: RolloutClient
+    fed: dict[str, tuple[int, list[Any]]] = field(default_factory=dict)
+    """By prompt id: the call that fed it, and slime's samples of it."""
+    calls: int = 0
+
+    def draw(self, args: Any, data_source: Any) -> Iterator[Job]:
+        """Give the jobs of slime's prompts, without end."""
+        while groups := data_source.get_samples(1):
+            for samples in groups:
+                job = _job(args, samples[0])
+                self.fed[job.job_id] = (self.calls, samples)
+                yield job
+
+    def take(self, prompt_id: str) -> list[Any]:
+        """Give the samples of a prompt, which ends its time here."""
+        return self.fed.pop(prompt_id)[1]
+
+    def next_call(self) -> None:
+        """Forget the prompts of long ago."""
+        self.calls += 1
+        self.fed = {
+            prompt_id: (call, samples)
+            for prompt_id, (call, samples) in self.fed.items()
+            if self.calls - call <= REMEMBERED_ROLLOUTS
+        }
+
+
+_open: dict[tuple[str | None, str | None], _Prompts] = {}
+"""By endpoint and keys."""
+
+
+def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:  # noqa: ARG001 - slime's contract
+    """Collect one step's groups: slime's rollout function, synchronous as slime calls it.
+
+    Args:
+        args: slime's arguments.
+        rollout_id: the step's number.
+        data_source: slime's source of prompts.
+        evaluation: roll out the evaluation's samples once each instead, whatever their reward.
+
+    Returns:
+        `RolloutFnTrainOutput` of `rollout_batch_size` groups of `n_samples_per_prompt` samples each, by `index`; or
+        `RolloutFnEvalOutput`.
+
+    Raises:
+        NotTrainable: the prompts ended, or groups were given up, before the batch was full.
+        ConfigError: an argument asks for what is not done here.
+        InvalidJob: a prompt makes no job.
+    """
+    from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
+
+    _refuse(args)
+    if evaluation:
+        return RolloutFnEvalOutput(*_evaluate(args))
+    size = args.n_samples_per_prompt
+    options = {"keep": _keep(args), "carry": "running", **_options(args)}
+    prompts = _prompts(args)
+    prompts.next_call()
+    with prompts.client.open_batch(args.rollout_batch_size, size, **options) as batch:
+        batch.feed(prompts.draw(args, data_source))
+        groups = list(batch)
+    if batch.state != "met":
+        raise NotTrainable(
+            f"the batch ended {batch.state} with {len(groups)} of {args.rollout_batch_size} groups: {batch.report}"
+        )
+    filled = fill_samples(groups, [prompts.take(group.prompt_id) for group in groups], size)
+    filled.sort(key=lambda group: _first(group).index)
+    if path := getattr(args, "rollout_sample_filter_path", None):
+        _load(path)(args, filled)
+    return RolloutFnTrainOutput(samples=filled, metrics=_metrics(batch.report))
+
+
+def fill_samples(groups: Sequence[Group], samples: Sequence[list[Any]], size: int) -> list[list[Any]]:
+    """Write each group's trajectories into slime's samples of its prompt, and give them.
+
+    A trajectory of several segments becomes a list of copies, which share the `rollout_id` that slime counts it by;
+    each has the whole reward, as slime's own `TrajectoryManager` gives it.
+
+    Args:
+        groups: the groups.
+        samples: for each group, `size` samples of slime.
+        size: `n_samples_per_prompt`: slime finds the members of a group by counting.
+
+    Raises:
+        NotTrainable: no groups, one of another size, something in them that is no sample, or several segments for a
+            slime whose samples have no `rollout_id`.
+    """
+    check_sizes(groups, size, "slime")
+    filled: list[list[Any]] = [[[] for _ in range(size)] for _ in groups]
+    for row in rows_of(groups):
+        filled[row.group][row.place].append((row, samples[row.group][row.place]))
+    return [[_filled(pairs) for pairs in group] for group in filled]
+
+
+def close() -> None:
+    """Close this process's clients; what was carried over for them is given back."""
+    while _open:
+        _open.popitem()[1].client.close()
+
+
+def _filled(pairs: list[tuple[Row, Any]]) -> Any:
+    if len(pairs) == 1:
+        return _fill(*pairs[0])
+    row, sample = pairs[0]
+    if "rollout_id" not in type(sample).__dataclass_fields__:
+        raise NotTrainable(
+            f"job {row.trajectory.job_id} has several segments, which this slime would count as rollouts of their own; "
+            "take one whose Sample has a rollout_id, or let the chat keep its history (`history = 'append'`)",
+            group_id=row.group_id,
+            job_id=row.trajectory.job_id,
+        )
+    segments = []
+    for row, sample in pairs:
+        segment = _fill(row, copy.copy(sample))
+        segment.rollout_id = sample.index
+        segments.append(segment)
+    return segments
+
+
+def _fill(row: Row, sample: Any) -> Any:
+    start = row.prompt_tokens
+    sample.tokens = row.arrays.token_ids.tolist()
+    sample.response_length = len(row) - start
+    sample.loss_mask = row.arrays.loss_mask[start:].astype(int).tolist()
+    sample.rollout_log_probs = row.arrays.logprobs[start:].tolist()
+    sample.weight_versions = [str(version) for version in row.versions]
+    sample.reward = row.reward
+    sample.status = type(sample).Status.TRUNCATED if row.truncated else type(sample).Status.COMPLETED
+    return sample
+
+
+def _evaluate(args: Any) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+    """Roll each evaluation sample out once, in a session of its own."""
+    path = getattr(args, "prorl_eval_samples", None)
+    if not path:
+        raise ConfigError(
+            "there is no prorl_eval_samples; name a function that gives the evaluation's samples, or leave evaluation "
+            "to slime (`--eval-function-path slime.rollout.sglang_rollout.generate_rollout`)",
+            key="prorl_eval_samples",
+        )
+    data: dict[str, dict[str, Any]] = {}
+    metrics: dict[str, float] = {}
+    with _client(args) as client:
+        for name, samples in _load(path)(args).items():
+            jobs = [_job(args, sample) for sample in samples]
+            by_prompt = {job.job_id: sample for job, sample in zip(jobs, samples, strict=True)}
+            with client.open_batch(len(jobs), 1, keep="all", carry="nothing") as batch:
+                batch.feed(jobs)
+                groups = list(batch)
+            done = fill_samples(groups, [[by_prompt[group.prompt_id]] for group in groups], 1)
+            ended = sorted((_last(group) for group in done), key=lambda sample: sample.index)
+            truncated = [sample.status == type(sample).Status.TRUNCATED for sample in ended]
+            rewards = [sample.reward for sample in ended]
+            data[name] = {"rewards": rewards, "truncated": truncated, "samples": ended}
+            metrics[f"eval/{name}/given_up"] = float(len(jobs) - len(ended))
+    return data, metrics
+
+
+def _refuse(args: Any) -> None:
+    if getattr(args, "rollout_all_samples_process_path", None):
+        raise ConfigError(
+            "groups that are not kept stay at the service; unset --rollout-all-samples-process-path",
+            key="rollout_all_samples_process_path",
+        )
+    if getattr(args, "reward_key", None):
+        raise ConfigError("rewards are single numbers here; unset --reward-key", key="reward_key")
+
+
+def _keep(args: Any) -> str:
+    path = getattr(args, "dynamic_sampling_filter_path", None)
+    if path and path != ZERO_STD and "keep" not in _options(args):
+        raise ConfigError(
+            f"groups are chosen by the service, which has no {path}; set `keep` in prorl_batch",
+            key="dynamic_sampling_filter_path",
+        )
+    return "informative" if path else "all"
+
+
+def _options(args: Any) -> dict[str, Any]:
+    return dict(getattr(args, "prorl_batch", None) or {})
+
+
+def _client(args: Any) -> RolloutClient:
+    return RolloutClient(getattr(args, "prorl_endpoint", None), keys=getattr(args, "prorl_keys", None))
+
+
+def _prompts(args: Any) -> _Prompts:
+    key = (getattr(args, "prorl_endpoint", None), getattr(args, "prorl_keys", None))
+    if key not in _open:
+        if not _open:
+            atexit.register(close)
+        _open[key] = _Prompts(_client(args))
+    return _open[key]
+
+
+def _job(args: Any, sample: Any) -> Job:
+    """Make the job of a prompt, under an id of our own: a data source may give the same prompt again."""
+    sampling = sampling_of({ours: getattr(args, theirs, None) for ours, theirs in SAMPLING.items()})
+    if path := getattr(args, "prorl_make_job", None):
+        job: Job = _load(path)(args, sample)
+    else:
+        job = _default_job(sample)
+    if job.sampling == Sampling():
+        job = msgspec.structs.replace(job, sampling=sampling)
+    return msgspec.structs.replace(job, job_id=new_id())
+
+
+def _default_job(sample: Any) -> Job:
+    metadata = sample.metadata or {}
+    for name in ("task", "instance"):
+        if name not in metadata:
+            raise InvalidJob(
+                f"sample {sample.index} has no {name} in its metadata; add it to the data set, or name a function that "
+                "makes the job in prorl_make_job",
+                field=name,
+            )
+    return Job(task=metadata["task"], instance=metadata["instance"])
+
+
+def _load(path: str) -> Any:
+    """Give what `package.module.name` names."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise ConfigError(f"there is no {path}: {error}", key=path) from error
+
+
+def _first(group: list[Any]) -> Any:
+    return group[0][0] if isinstance(group[0], list) else group[0]
+
+
+def _last(group: list[Any]) -> Any:
+    return group[0][-1] if isinstance(group[0], list) else group[0]
+
+
+def _metrics(report: Any) -> dict[str, float]:
+    """Give what slime logs of a batch."""
+    return {
+        "rollout/dynamic_filter/drop_not_kept": float(report.dropped_groups),
+        "rollout/given_up_groups": float(report.given_up_groups),
+        "rollout/launched": float(report.launched),
+        "rollout/failed": float(report.failed),
+        **{f"rollout/wasted_{why}": float(count) for why, count in report.wasted.items()},
+    }

@@ -1,0 +1,133 @@
+"""A service as another program's child: `prorl serve` with a topology of that program's own, and what goes with it.
+
+The program owns its children and the run folder: both are gone when the context ends, and the kernel ends the children
+if the program is killed. They are in sessions of their own, so a terminal's ^C ends them by way of the program only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+from ..errors import ConfigError, RequestTimeout
+from ..processes import ISOLATED, die_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ..client import RolloutClient
+
+START_S = 60.0
+"""How long the service may take until all its processes have reported."""
+STOP_S = 30.0
+
+
+class ChildProcess:
+    """A Python module that runs as a child while the context does.
+
+    Args:
+        arguments: the module's name and its arguments.
+        log: file that it writes to.
+    """
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self._arguments = arguments
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """It has started and not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def __enter__(self) -> Self:
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *ISOLATED, "-m", *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - before the program has threads
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+class ChildService:
+    """Starts a service in a run folder of its own, and ends it with the context.
+
+    Args:
+        folder: the program's: the topology file and the logs go there.
+        topology: the text of the topology file.
+    """
+
+    def __init__(self, folder: Path, topology: str) -> None:
+        file = folder / "topology.toml"
+        file.write_text(topology, encoding="utf-8")
+        logs = folder / "logs"
+        logs.mkdir(exist_ok=True)
+        # Sockets have short paths only in the system's own temporary folder.
+        self._run_dir = tempfile.TemporaryDirectory(prefix="prorl-child-")
+        place = ["--config", str(file), "--run-dir", self.run_dir, "--log-dir", str(logs)]
+        self._process = ChildProcess(["prorl_zmq.cli", "prorl", "serve", *place], logs / "serve.log")
+
+    @property
+    def run_dir(self) -> str:
+        """The folder of its sockets."""
+        return self._run_dir.name
+
+    @property
+    def front_door(self) -> str:
+        """Its endpoint."""
+        return f"ipc://{self.run_dir}/front_door"
+
+    @property
+    def is_running(self) -> bool:
+        """It has started and not ended."""
+        return self._process.is_running
+
+    def __enter__(self) -> Self:
+        self._process.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._process.__exit__()
+        finally:
+            self._run_dir.cleanup()
+
+    def wait_ready(self, client: RolloutClient) -> None:
+        """Wait until each stage and an engine have reported.
+
+        Raises:
+            ConfigError: the service ended.
+            RequestTimeout: it was not ready in time.
+        """
+        logs = self._process.log.parent
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            if not self.is_running:
+                raise ConfigError(f"the service ended as it started; {self._process.log} says why")
+            with suppress(RequestTimeout):
+                roles = {str(stage.role) for stage in client.status(timeout_s=1.0).stages}
+                if roles == {"init", "run", "eval"} and client.backends.list(timeout_s=1.0):
+                    return
+                client.collect(1, wait_s=0.2)
+        raise RequestTimeout(f"the service was not ready within {START_S:g} s; see {logs}/*.log", timeout_s=START_S)

@@ -1,0 +1,224 @@
+"""Updates of weights in a whole service with real engine hosts: each token is of the weights that its version names."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from prorl_zmq import AsyncRolloutClient, codec
+from prorl_zmq.brokers.backend_journal import BackendJournal
+from prorl_zmq.errors import InvalidWeights, NoBackend, RequestTimeout, UpdateInProgress, UpdateNotBegun
+from prorl_zmq.inference.policy import Policy, PolicyShape
+from prorl_zmq.inference.tokenizer import IM_END
+from prorl_zmq.messages import EngineHealth, EpisodeLimits, Sampling, new_id
+
+from .conftest import scripted, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from prorl_zmq import Job, RolloutClient, Trajectory
+    from prorl_zmq.messages import UpdateMode
+
+    from .conftest import TestService
+
+TOKENS = 4000
+"""Of one turn: it takes a second where nothing else runs."""
+JOBS = 4
+
+
+def make_policy(folder: Path, version: int) -> Path:
+    """Write weights that draw other tokens than each other version's, and never end a turn."""
+    policy = Policy.initial(PolicyShape(hidden=16), 0)
+    policy.parameters["output_bias"] += np.random.default_rng(version).standard_normal(policy.shape.vocabulary)
+    policy.parameters["output_bias"][IM_END] = -1000
+    path = folder / f"policy-{version}.npz"
+    policy.save(path)
+    return path
+
+
+def check_tokens(trajectory: Trajectory, folder: Path) -> None:
+    """Each generated token's log-prob is what the weights of its version say."""
+    assert trajectory.outcome == "completed", trajectory.error
+    assert trajectory.loss_mask.sum() == TOKENS
+    for version in trajectory.versions:
+        policy = Policy.load(folder / f"policy-{version}.npz")
+        theirs = trajectory.weight_versions == version
+        ids = trajectory.token_ids[theirs]
+        logits = policy.logits(policy.contexts(trajectory.token_ids)[theirs])
+        logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        np.testing.assert_allclose(logits[np.arange(len(ids)), ids], trajectory.logprobs[theirs], atol=1e-4)
+
+
+def long_job(number: int) -> Job:
+    return msgspec.structs.replace(
+        scripted(run="converse"),
+        sampling=Sampling(max_tokens=TOKENS, seed=number),
+        episode=EpisodeLimits(max_turns=1),
+        backend_wait_s=60.0,
+    )
+
+
+def start_engine(service: TestService, name: str, policy: Path, version: int = 0) -> None:
+    flags = ("--connect", service.backend_broker, "--name", name, "--run-dir", str(service.folder))
+    weights = ("--model", str(policy), "--weight-version", str(version))
+    service.start("-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags, *weights)
+
+
+def start_engines(service: TestService, folder: Path, client: RolloutClient) -> None:
+    for name in ("a", "b"):
+        start_engine(service, name, make_policy(folder, 0))
+    until(lambda: len(client.backends.list()) == 2, "the engines to register")
+
+
+def states(client: RolloutClient) -> dict[str, tuple[str, int]]:
+    return {one.backend.backend_id: (one.state, one.backend.weight_version) for one in client.backends.list()}
+
+
+def until_running(client: RolloutClient, count: int) -> None:
+    """Ask the engine hosts themselves: their next heartbeats may come when all is over."""
+    lines = [client._engine_line(one.backend) for one in client.backends.list()]
+
+    def running() -> int:
+        total = 0
+        for line in lines:
+            request = EngineHealth(new_id())
+            total += line.ask([codec.encode(request)], request.request_id, time.monotonic() + 60).in_flight
+        return total
+
+    until(lambda: running() >= count, f"{count} generations")
+    for line in lines:
+        line.close()
+
+
+def test_weights_that_come_between_the_halves(service: TestService, tmp_path: Path) -> None:
+    modes: tuple[UpdateMode, ...] = ("keep", "abort", "drain")
+    with service.client(timeout_s=60.0) as client:
+        start_engines(service, tmp_path, client)
+        for old, mode in enumerate(modes):
+            new = old + 1
+            early = [long_job(number) for number in range(JOBS)]
+            client.submit(early)
+            until_running(client, JOBS)
+            client.begin_weights(new, mode)
+            assert states(client) == {"a": ("updating", old), "b": ("updating", old)}
+            late = [long_job(number) for number in range(JOBS, JOBS + 2)]
+            client.submit(late)
+            holding = 0 if mode == "drain" else JOBS
+            until(lambda n=holding: client.status().running["run"] == n + 2, "the late jobs to wait")  # type: ignore[misc]
+            until(lambda n=holding: sum(one.in_flight for one in client.backends.list()) == n, "assignments")  # type: ignore[misc]
+            client.update_weights(make_policy(tmp_path, new), new)
+            client.end_weights(new)
+            assert client.weight_version == new
+            assert states(client) == {"a": ("ready", new), "b": ("ready", new)}
+            done = {one.job_id: one for one in client.stream(timeout_s=60)}
+            for trajectory in done.values():
+                check_tokens(trajectory, tmp_path)
+            spanned = (old,) if mode == "drain" else (old, new)
+            assert {done[job.job_id].versions for job in early} == {spanned}
+            assert {done[job.job_id].versions for job in late} == {(new,)}
+            continued = [done[job.job_id].result.metrics.get("continued_turns", 0) for job in early]
+            assert continued == [mode == "abort"] * JOBS
+
+
+def test_weights_that_a_trainer_moves_itself_have_its_version_from_the_token_on(
+    service: TestService, tmp_path: Path
+) -> None:
+    """With the asyncio client; the engines' weights are the same under both names."""
+    same = make_policy(tmp_path, 0)
+    (tmp_path / "policy-1.npz").symlink_to(same)
+
+    async def main() -> list[Trajectory]:
+        async with AsyncRolloutClient(service.front_door, timeout_s=60.0) as client:
+            await client.submit([long_job(number) for number in range(JOBS)])
+            with service.client() as looking:
+                await asyncio.to_thread(until_running, looking, JOBS)
+            await client.begin_weights(1, "keep")
+            await client.begin_weights(1, "keep")
+            with pytest.raises(UpdateInProgress, match="an update to weights 1 was begun"):
+                await client.begin_weights(2)
+            with pytest.raises(UpdateInProgress):
+                await client.end_weights(2)
+            with pytest.raises(UpdateInProgress):
+                await client.set_weight_version(1)
+            await client.end_weights(1)
+            await client.end_weights(1)
+            assert client.weight_version == 1
+            await client.begin_weights(2)
+            await client.cancel_weights(2)
+            with pytest.raises(InvalidWeights, match="nothing"):
+                await client.update_weights(tmp_path / "nothing.npz", 2)
+            listed = {(one.state, one.backend.weight_version) for one in await client.backends.list()}
+            assert listed == {("ready", 1)}
+            return [one async for one in client.stream(timeout_s=60)]
+
+    for name in ("a", "b"):
+        start_engine(service, name, same)
+    with service.client() as client:
+        until(lambda: len(client.backends.list()) == 2, "the engines to register")
+    for trajectory in asyncio.run(main()):
+        check_tokens(trajectory, tmp_path)
+        assert trajectory.versions == (0, 1)
+
+
+def test_an_update_outlives_the_broker_and_an_engine_that_joins_late(service: TestService, tmp_path: Path) -> None:
+    make_policy(tmp_path, 1)
+    service.stop_broker("backend")
+    with BackendJournal(tmp_path / "journal") as journal:
+        service.start_backend_broker(journal)
+        with service.client(timeout_s=60.0) as client:
+            start_engines(service, tmp_path, client)
+            client.begin_weights(1)
+            service.stop_broker("backend")
+            service.start_backend_broker(journal)
+            assert states(client) == {"a": ("updating", 0), "b": ("updating", 0)}
+            start_engine(service, "late", tmp_path / "policy-0.npz")
+            until(lambda: len(states(client)) == 3, "the late engine")
+            client.submit(long_job(0))
+            client.end_weights(1)
+            assert states(client) == {"a": ("ready", 1), "b": ("ready", 1), "late": ("draining", 0)}
+            service.stop_broker("backend")
+            service.start_backend_broker(journal)
+            assert states(client) == {"a": ("ready", 1), "b": ("ready", 1), "late": ("draining", 0)}
+            client.update_weights(tmp_path / "policy-1.npz", 2)
+            assert set(states(client).values()) == {("ready", 2)}
+            (trajectory,) = client.stream(timeout_s=60)
+        assert set(trajectory.versions) <= {1, 2}
+        service.stop_broker("backend")
+
+
+def test_updates_that_nobody_ends_and_that_some_cannot_begin(service: TestService, tmp_path: Path) -> None:
+    with service.client() as client:
+        calls: list[Any] = [
+            lambda: client.begin_weights(1),
+            lambda: client.end_weights(1),
+            lambda: client.cancel_weights(1),
+            lambda: client.update_weights(tmp_path, 1),
+            lambda: client.set_weight_version(1),
+        ]
+        for call in calls:
+            with pytest.raises(NoBackend, match="no backend is registered"):
+                call()
+        start_engines(service, tmp_path, client)
+        one = client.backends.list()[0].backend
+        client.backends.add(msgspec.structs.replace(one, backend_id="gone", endpoint=f"ipc://{service.folder}/gone"))
+        with pytest.raises(RequestTimeout, match="backend gone: its engine host did not answer in time"):
+            client.begin_weights(1, timeout_s=1.0)
+        assert set(states(client).values()) == {("ready", 0)}, "all was taken back"
+        client.backends.remove("gone")
+        with service.client() as trainer:
+            trainer.begin_weights(1, update_limit_s=1.0)  # and then it dies
+        job = msgspec.structs.replace(long_job(0), sampling=Sampling(max_tokens=10))
+        client.submit(job)
+        (trajectory,) = client.stream(timeout_s=60)
+        assert trajectory.versions == (0,)
+        assert states(client) == {"a": ("ready", 0), "b": ("ready", 0)}
+        assert "an update to weights 1 did not end within 1 s" in client.backends.list()[0].problem
+        with pytest.raises(UpdateNotBegun, match="no update to weights 1 was begun"):
+            client.end_weights(1)
+    until(lambda: service.log().count("going on with weights 0") == 2, "the engines' words")
