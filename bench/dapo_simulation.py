@@ -163,7 +163,7 @@ class Simulation:
         """Let the sampler start what there is room for, as the rollout broker does."""
         room = self._table.room(TASK)
         began = time.process_time()
-        wanted = self._sampler.wanted_prompts(self._sampler.batch(batch_id), room)
+        wanted = self._sampler.registry.batch(batch_id).wanted_prompts(room)
         if wanted:
             prompts = range(self._prompts, self._prompts + wanted)
             self._prompts += wanted

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..messages import BatchStatus
 from .batch_account import BatchAccount
 from .keep_policies import Verdict
+from .rollout_group import RolloutGroup
 
 if TYPE_CHECKING:
     from ..messages import BatchOptions, BatchState
     from .keep_policies import KeepPolicy
-    from .rollout_group import Rollout, RolloutGroup
+    from .rollout_group import Rollout
 
 
 class Why(StrEnum):
@@ -125,6 +126,21 @@ class BatchRecord:
         """Jobs in flight for its weight: the batch of the smallest share starts the next one."""
         return self.in_flight / self.options.weight
 
+    def take_prompts(self, place: SessionRecord) -> None:
+        """Go on with what earlier batches of its session did not use."""
+        if self.state == "open":
+            self.prompts.extendleft(reversed(place.prompts))
+            place.prompts.clear()
+
+    def open_group(self, prompt: Any, number: int) -> RolloutGroup:
+        """Begin a group of which nothing was started."""
+        self.opened += 1
+        size = self.options.group_size
+        group = RolloutGroup(f"{self.key}.{self.opened}", prompt, size, number, self.session, self.batch_id)
+        group.find_missing()
+        self.groups[group.group_id] = group
+        return group
+
     def put_due(self, group: RolloutGroup) -> None:
         """Note that a group may have places to start jobs for, or that its verdict has changed."""
         if group.missing:
@@ -139,6 +155,12 @@ class BatchRecord:
                 return group
             heapq.heappop(self.due)
         return None
+
+    def wanted_prompts(self, room: int) -> int:
+        """Give how many more prompts it could use if there were room for so many jobs."""
+        if self.state != "open" or self.stream_ended:
+            return 0
+        return max(0, -(-room // self.options.group_size) - len(self.prompts))
 
     def status(self) -> BatchStatus:
         """Describe it."""

@@ -91,6 +91,7 @@ class BatchRunner:
         self._perform = perform
         self._job_limit_bytes = job_limit_bytes
         self._sampler = BatchSampler(name_of=lambda prompt: prompt.job.job_id)
+        self._batches = self._sampler.registry
         self._prompts = 0
         self._launch_at = 0.0
         writes.collect_notes = self.note_changes
@@ -104,19 +105,19 @@ class BatchRunner:
             InvalidBatch: another one has this id, or no batch can be like that.
             Busy: too many are open.
         """
-        known = self._sampler.find(batch_id)
+        known = self._batches.find(batch_id)
         if known is not None:
             if (known.session, known.options) != (session, options):
                 raise InvalidBatch(
                     f"another batch is called {batch_id}, of other options or another session; ids must be unique",
                     field="batch_id",
                 )
-            self._sampler.heard(session, now)
+            self._batches.heard(session, now)
             return known
-        if len(self._sampler.statuses()) >= BATCH_LIMIT:
+        if len(self._batches) >= BATCH_LIMIT:
             raise Busy(f"{BATCH_LIMIT} batches are open, which is the limit; close some", retry_after_s=5.0)
         self._do(self._sampler.open(session, batch_id, options, keep_policy(options.keep), now, key=new_id()), now)
-        return self._sampler.batch(batch_id)
+        return self._batches.batch(batch_id)
 
     def feed(self, batch: BatchRecord, start: int, frames: Sequence[bytes], now: float, *, last: bool) -> None:
         """Take packed prompts for a batch; those that it was fed before are not taken again.
@@ -157,12 +158,12 @@ class BatchRunner:
         Raises:
             UnknownBatch: there is none.
         """
-        return self._sampler.batch(batch_id, session)
+        return self._batches.batch(batch_id, session)
 
     def wanted_prompts(self, batch: BatchRecord) -> int:
         """Give how many more prompts a batch could use soon: for twice the jobs that INIT can work on."""
         room = 2 * max(1, self._table.init_slots())
-        return min(self._sampler.wanted_prompts(batch, room), PROMPT_LIMIT)
+        return min(batch.wanted_prompts(room), PROMPT_LIMIT)
 
     def acknowledge(self, batch: BatchRecord, group_ids: Iterable[str]) -> None:
         """Forget groups that the batch's client has."""
@@ -192,7 +193,7 @@ class BatchRunner:
 
     def heard(self, session: str, now: float) -> None:
         """A session's client lives."""
-        self._sampler.heard(session, now)
+        self._batches.heard(session, now)
 
     def set_version(self, weight_version: int, now: float) -> None:
         """The trainer has new weights."""
@@ -201,7 +202,7 @@ class BatchRunner:
 
     def statuses(self) -> tuple[BatchStatus, ...]:
         """Describe all batches."""
-        return self._sampler.statuses()
+        return self._batches.statuses()
 
     # What happens -----------------------------------------------------------------------------------------------------
 
@@ -227,7 +228,7 @@ class BatchRunner:
 
     def launch(self, now: float) -> None:
         """Start jobs for the room that there is."""
-        if now < self._launch_at or not self._sampler.wants_room():
+        if now < self._launch_at or not self._batches.wants_room():
             return
         of_task = _Rooms(self._table.room)
         of_session = _Rooms(lambda stream: self._quota.room(stream) if self._quota.may_start(stream) else 0)

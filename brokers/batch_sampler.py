@@ -34,7 +34,7 @@ import heapq
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidBatch, UnknownBatch
+from ..errors import InvalidBatch
 from .batch_records import (
     BatchRecord,
     CancelJobs,
@@ -47,16 +47,16 @@ from .batch_records import (
     SessionRecord,
     Why,
 )
+from .batch_registry import BatchRegistry
 from .keep_policies import Verdict
-from .rollout_group import RolloutGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..messages import BatchOptions, BatchState, BatchStatus
+    from ..messages import BatchOptions, BatchState
     from .batch_records import SamplerAction
     from .keep_policies import KeepPolicy
-    from .rollout_group import Rollout
+    from .rollout_group import Rollout, RolloutGroup
 
 
 class BatchSampler:
@@ -68,8 +68,9 @@ class BatchSampler:
 
     def __init__(self, name_of: Callable[[Any], str] = str) -> None:
         self._name_of = name_of
-        self._sessions: dict[str, SessionRecord] = {}
-        self._batches: dict[str, BatchRecord] = {}
+        self.registry = BatchRegistry()
+        self._sessions = self.registry.sessions
+        self._batches = self.registry.batches
         self._owners: dict[str, RolloutGroup] = {}
         """The group of each job that runs."""
         self._number = 0
@@ -86,39 +87,6 @@ class BatchSampler:
     def __contains__(self, job_id: str) -> bool:
         """Tell whether a job runs for a batch."""
         return job_id in self._owners
-
-    def find(self, batch_id: str) -> BatchRecord | None:
-        """Give a batch, to look at, if there is one of that id."""
-        return self._batches.get(batch_id)
-
-    def batch(self, batch_id: str, session: str | None = None) -> BatchRecord:
-        """Give a batch, to look at.
-
-        Raises:
-            UnknownBatch: there is none of that id, or not in that session.
-        """
-        batch = self._batches.get(batch_id)
-        if batch is None or session not in (None, batch.session):
-            raise UnknownBatch(
-                f"no batch {batch_id} is open here: it was closed, its client was silent for longer than its lease, or "
-                "the rollout broker was started anew without its journal",
-                batch_id=batch_id,
-            )
-        return batch
-
-    def statuses(self) -> tuple[BatchStatus, ...]:
-        """Describe all batches, in the order in which they were opened."""
-        return tuple(batch.status() for batch in self._batches.values())
-
-    def wants_room(self) -> bool:
-        """Tell whether some batch might start a job if there were room."""
-        return any(batch.state == "open" for batch in self._batches.values())
-
-    def wanted_prompts(self, batch: BatchRecord, room: int) -> int:
-        """Give how many more prompts a batch could use if there were room for so many jobs."""
-        if batch.state != "open" or batch.stream_ended:
-            return 0
-        return max(0, -(-room // batch.options.group_size) - len(batch.prompts))
 
     # What outlives the sampler ----------------------------------------------------------------------------------------
 
@@ -145,12 +113,7 @@ class BatchSampler:
             now: the time.
         """
         self.version, self._now = version, now
-        for session in sessions:
-            self._sessions[session.session] = session
-        for batch in batches:
-            self._batches[batch.batch_id] = batch
-            self._sessions[batch.session].batches.add(batch.batch_id)
-            self._take_prompts(batch)
+        self.registry.restore(sessions, batches)
         for group in sorted(groups, key=lambda group: group.number):
             self._number = max(self._number, group.number)
             self._owners.update(dict.fromkeys(group.running, group))
@@ -166,6 +129,8 @@ class BatchSampler:
                 home.groups[group.group_id] = group
                 home.put_due(group)
                 self._judge(home, group)
+        for batch in self._batches.values():
+            self._end_if_short(batch)
         return self._take_actions()
 
     # Events -----------------------------------------------------------------------------------------------------------
@@ -194,7 +159,7 @@ class BatchSampler:
         place.heard_at, place.lease_s = now, options.lease_s
         place.batches.add(batch_id)
         batch = self._batches[batch_id] = BatchRecord(batch_id, session, options, keep, key or batch_id)
-        self._take_prompts(batch)
+        batch.take_prompts(place)
         self._changes.session(place)
         self._changes.batch(batch)
         for group in [group for group in place.carried.values() if group.size == options.group_size]:
@@ -211,7 +176,7 @@ class BatchSampler:
             UnknownBatch: the batch is not open.
         """
         self._now = now
-        batch = self.batch(batch_id)
+        batch = self.registry.batch(batch_id)
         place = self._sessions[batch.session]
         place.heard_at = now
         new = list(prompts)
@@ -221,11 +186,6 @@ class BatchSampler:
         self._changes.batch(batch)
         self._end_if_short(batch)
         return self._take_actions()
-
-    def heard(self, session: str, now: float) -> None:
-        """A session's client lives."""
-        if session in self._sessions:
-            self._sessions[session].heard_at = now
 
     def launch(self, may_start: Callable[[Any], bool], now: float) -> list[SamplerAction]:
         """Start jobs while there is room for more.
@@ -304,7 +264,7 @@ class BatchSampler:
 
     def acknowledge(self, batch_id: str, group_ids: Iterable[str]) -> list[RolloutGroup]:
         """A batch's client has these groups; give those that it did not have before."""
-        batch = self.batch(batch_id)
+        batch = self.registry.batch(batch_id)
         groups = [batch.ready.pop(group_id) for group_id in dict.fromkeys(group_ids) if group_id in batch.ready]
         for group in groups:
             self._changes.forget_group(group, with_prompt=True)
@@ -326,7 +286,7 @@ class BatchSampler:
             UnknownBatch: there is none of that id (any more).
         """
         self._now = now
-        batch = self.batch(batch_id)
+        batch = self.registry.batch(batch_id)
         place = self._sessions[batch.session]
         place.heard_at = now
         for group in batch.ready.values():
@@ -358,19 +318,14 @@ class BatchSampler:
 
     def tick(self, now: float) -> list[SamplerAction]:
         """Time has passed: end sessions of which nothing was heard for too long."""
-        silent = [name for name, place in self._sessions.items() if place.heard_at + place.lease_s <= now]
+        silent = self.registry.silent_sessions(now)
         return [action for session in silent for action in self.close_session(session, now)]
 
     # Groups -----------------------------------------------------------------------------------------------------------
 
     def _open_group(self, batch: BatchRecord, prompt: Any) -> RolloutGroup:
         self._number += 1
-        batch.opened += 1
-        group_id = f"{batch.key}.{batch.opened}"
-        size = batch.options.group_size
-        group = RolloutGroup(group_id, prompt, size, self._number, batch.session, batch.batch_id)
-        group.find_missing()
-        batch.groups[group_id] = group
+        group = batch.open_group(prompt, self._number)
         batch.put_due(group)
         return group
 
@@ -434,7 +389,7 @@ class BatchSampler:
         batch.account.kept_groups -= 1
         if batch.state != "failed":
             batch.state = "open"
-            self._take_prompts(batch)
+            batch.take_prompts(self._sessions[batch.session])
         self._changes.batch(batch)
         self._judge(batch, group)
         batch.put_due(group)
@@ -505,13 +460,6 @@ class BatchSampler:
             self._changes.batch(batch)
 
     # The end of a batch -----------------------------------------------------------------------------------------------
-
-    def _take_prompts(self, batch: BatchRecord) -> None:
-        """Have a batch go on with what earlier ones of its session did not use."""
-        if batch.state == "open":
-            place = self._sessions[batch.session]
-            batch.prompts.extendleft(reversed(place.prompts))
-            place.prompts.clear()
 
     def _end_if_short(self, batch: BatchRecord) -> None:
         if batch.state == "open" and batch.stream_ended and not batch.prompts and not batch.groups:

@@ -37,7 +37,6 @@ lost EVAL finds it as RUN left it, and for every job that it ends or starts agai
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +44,14 @@ from ..errors import Cancelled, ErrorInfo, NoStage, PhaseTimeout
 from ..messages import ATTEMPT_LIMIT, Outcome, Phase, PhaseDone, PhaseFailed, SandboxHandle, StartPhase
 from .actions import Action, Close, End, Queued, Start, Stop, Unassign
 from .batch_session import is_stream
+from .job_queues import JobQueues
 from .job_record import JobRecord, Place
 from .lost_lease import lease_lost
 from .outbox import Finished, job_digest
 from .stage_pool import Hold, Need, StagePool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from ..messages import Job, StageReport
     from .journal import JobState
@@ -88,15 +88,10 @@ class JobTable:
         self._ready_limit = ready_limit
         self._records: dict[str, JobRecord] = {}
         self._unfinished: Counter[str] = Counter()
-        self._queues: dict[Phase, dict[Need, list[tuple[int, str, int]]]] = {phase: {} for phase in Phase}
-        self._unserved_since: dict[Need, float] = {}
+        self.queues = JobQueues(self._records)
         self._counts: Counter[tuple[Phase, Place]] = Counter()
         self._batched: Counter[str] = Counter()
         """Jobs of batches in INIT, by task."""
-        self.may_start: Callable[[str], bool] = lambda _: True
-        """Says of a session whether INIT may start its jobs now; those that may not are looked at with each `tick`."""
-        self._set_aside: dict[str, list[tuple[Need, tuple[int, str, int]]]] = {}
-        """Entries of INIT's queues, of sessions that may not start jobs now."""
         self.last_sequence = 0
         """The number of the job that was accepted last; the next one gets the next."""
         self._changed: dict[int, JobRecord] = {}
@@ -164,9 +159,7 @@ class JobTable:
                 self.stages.expect(state.stage_id, record.hold)
             else:
                 self._enter(record, Place.QUEUED, now)
-                # Entries come in order, and a sorted list is a heap.
-                entry = (record.sequence, record.job_id, record.attempt)
-                self._queues[record.phase].setdefault(record.need, []).append(entry)
+                self.queues.append(record)
         self._changed.clear()
 
     # Events -----------------------------------------------------------------------------------------------------------
@@ -323,11 +316,9 @@ class JobTable:
                 error = PhaseTimeout(message, phase=record.phase, limit_s=limit_s)
                 self._end(record, Outcome.TIMEOUT, error.info(), now)
         self._stopping = {job_id: held for job_id, held in self._stopping.items() if self.stages.holds(*held)}
-        for session in [session for session in self._set_aside if self.may_start(session)]:
-            for need, entry in self._set_aside.pop(session):
-                heapq.heappush(self._queues[need.role].setdefault(need, []), entry)
+        self.queues.look_at_sessions_again()
         for phase in Phase:
-            for need in tuple(self._queues[phase]):
+            for need in tuple(self.queues.needs(phase)):
                 self._check_served(need, now)
         self._fill_init(now)
         return self._take_actions()
@@ -337,14 +328,13 @@ class JobTable:
     def _queue(self, record: JobRecord, now: float, lost_to: ErrorInfo | None = None) -> None:
         self._enter(record, Place.QUEUED, now)
         self._actions.append(Queued(record.job_id, record.attempt, record.phase, lost_to))
-        entry = (record.sequence, record.job_id, record.attempt)
-        heapq.heappush(self._queues[record.phase].setdefault(record.need, []), entry)
+        self.queues.push(record)
         if record.phase != Phase.INIT:
             self._start_oldest([record.need], now)
         self._fill_init(now)
 
     def _fill_init(self, now: float) -> None:
-        while self._may_init() and self._start_oldest(self._queues[Phase.INIT], now):
+        while self._may_init() and self._start_oldest(self.queues.needs(Phase.INIT), now):
             pass
 
     def _employ(self, stage: StageProcess, now: float) -> None:
@@ -359,56 +349,30 @@ class JobTable:
 
     def _start_oldest(self, needs: Iterable[Need], now: float) -> bool:
         """Start the oldest job that waits with one of these needs; false if none waits or nobody has credit for it."""
-        heads = [(record.sequence, need) for need in needs if (record := self._head(need)) is not None]
+        heads = [(record.sequence, need) for need in needs if (record := self.queues.head(need)) is not None]
         for _, need in sorted(heads):
-            record = self._head(need)
+            record = self.queues.head(need)
             stage_id = self.stages.take(need, record.hold) if record is not None else None
             if record is not None and stage_id is not None:
-                heapq.heappop(self._queues[need.role][need])
+                self.queues.pop(need)
                 self._start(record, stage_id, now)
                 return True
         return False
 
-    def _head(self, need: Need) -> JobRecord | None:
-        """Give the oldest job that waits with a need, dropping entries whose job has moved on."""
-        queue = self._queues[need.role].get(need, [])
-        while queue:
-            record = self._waiting(queue[0])
-            if record is not None and (need.role != Phase.INIT or self.may_start(record.session)):
-                return record
-            entry = heapq.heappop(queue)
-            if record is not None:
-                self._set_aside.setdefault(record.session, []).append((need, entry))
-        return None
-
-    def _waiting(self, entry: tuple[int, str, int]) -> JobRecord | None:
-        """Give the job of a queue's entry if it still waits there: an ended job's id may belong to a new one."""
-        sequence, job_id, attempt = entry
-        record = self._records.get(job_id)
-        if record is None or (record.place, record.sequence, record.attempt) != (Place.QUEUED, sequence, attempt):
-            return None
-        return record
-
     def _check_served(self, need: Need, now: float) -> None:
-        if self._head(need) is None or self.stages.can_serve(need):
-            self._unserved_since.pop(need, None)
-            if self._head(need) is None:
-                del self._queues[need.role][need]
+        if self.queues.head(need) is None or self.stages.can_serve(need):
+            self.queues.served(need)
             return
-        since = self._unserved_since.setdefault(need, now)
         where = "" if need.node is None else f" on node {need.node}, where its sandbox is,"
-        for entry in sorted(self._queues[need.role][need]):
-            record = self._waiting(entry)
-            if record is None:
+        for record, since in self.queues.unserved(need, now):
+            if now - since < record.stage_wait_s:
                 continue
-            waited = now - max(record.since, since)
-            if waited >= record.stage_wait_s:
-                message = f"no live {need.role} process{where} took the job within {record.stage_wait_s:g} s"
-                error = NoStage(message, role=need.role, waited_s=waited).info()
-                if need.node is None:
-                    self._end(record, Outcome.INFRASTRUCTURE_ERROR, error, now)
-                else:
-                    self._restart(record, Phase.INIT, error, now)
+            message = f"no live {need.role} process{where} took the job within {record.stage_wait_s:g} s"
+            error = NoStage(message, role=need.role, waited_s=now - since).info()
+            if need.node is None:
+                self._end(record, Outcome.INFRASTRUCTURE_ERROR, error, now)
+            else:
+                self._restart(record, Phase.INIT, error, now)
 
     # Transitions ------------------------------------------------------------------------------------------------------
 
@@ -499,9 +463,7 @@ class JobTable:
         record.attempt += skipped
         record.attempts_given_back += skipped
         self._changed[record.sequence] = record
-        heapq.heappush(
-            self._queues[record.phase].setdefault(record.need, []), (record.sequence, record.job_id, record.attempt)
-        )
+        self.queues.push(record)
 
     def _last_attempt(self, job_id: str) -> int:
         """Give the attempt under which a stage process still stops an ended job of this id; 0 if there is none."""

@@ -117,7 +117,7 @@ class RolloutBroker:
         self._catalog = TaskCatalog()
         settings = self._settings
         self._quota = Quota(settings.max_jobs, settings.max_held_bytes, settings.max_session_share)
-        self._table.may_start = self._quota.may_start
+        self._table.queues.may_start = self._quota.may_start
         self._writes = WriteAhead(journal, self._table, self._outbox, self._history, self._act)
         self._batches = BatchRunner(
             self._table,

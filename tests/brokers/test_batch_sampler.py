@@ -235,7 +235,7 @@ def test_a_job_that_fails_is_replaced_up_to_a_limit(trainer: Trainer) -> None:
     assert isinstance(discard, Discard)
     assert isinstance(give_up, GiveUp)
     assert give_up.group.failures == {"lease_lost": 2, "timeout": 1}
-    (given_up,) = trainer.sampler.batch(batch).account.report().given_up
+    (given_up,) = trainer.sampler.registry.batch(batch).account.report().given_up
     assert (given_up.prompt_id, given_up.failures) == ("p", {"lease_lost": 2, "timeout": 1})
     assert ended == Ended(batch, "short")
 
@@ -255,7 +255,7 @@ def test_a_stream_that_ends_before_the_target_says_so(trainer: Trainer) -> None:
     trainer.feed(batch, "p", last=True)
     trainer.launch(2)
     assert kinds(trainer.complete(0.0, 1.0)) == ["Deliver", "Ended"]
-    assert trainer.sampler.batch(batch).state == "short"
+    assert trainer.sampler.registry.batch(batch).state == "short"
 
 
 def test_a_policy_that_raises_ends_its_batch_with_the_reason(trainer: Trainer) -> None:
@@ -267,14 +267,14 @@ def test_a_policy_that_raises_ends_its_batch_with_the_reason(trainer: Trainer) -
     trainer.launch(2)
     (ended,) = [action for action in trainer.complete(0.0, 1.0) if isinstance(action, Ended)]
     assert ended.state == "failed"
-    assert trainer.sampler.batch(batch).problem == "the keep policy failed: ZeroDivisionError: no 2"
+    assert trainer.sampler.registry.batch(batch).problem == "the keep policy failed: ZeroDivisionError: no 2"
     assert trainer.launch(9) == []
 
 
 def test_groups_of_one_are_never_informative(trainer: Trainer) -> None:
     with pytest.raises(InvalidBatch, match="group_size of 2 or more"):
         trainer.open(size=1)
-    assert not trainer.sampler.statuses()
+    assert not trainer.sampler.registry.statuses()
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_client_that_vanishes_takes_its_jobs_with_it(trainer: Trainer) -> None
     trainer.feed(batch, *"pq")
     trainer.launch(4)
     trainer.complete(1.0)
-    trainer.sampler.heard("s", 30.0)
+    trainer.sampler.registry.heard("s", 30.0)
     assert trainer.sampler.tick(30.0 + LEASE_S - 1) == []
     actions = trainer.note(trainer.sampler.tick(30.0 + LEASE_S))
     assert sorted(kinds(actions)) == ["CancelJobs", "CancelJobs", "Discard"]

@@ -111,7 +111,7 @@ class BatchSamplerMachine(RuleBasedStateMachine):
         self.batches[batch_id] = session, options
         self.check(self.sampler.open(session, batch_id, options, keep_policy(keep), self.now))
 
-    @precondition(lambda self: self.sampler.statuses())
+    @precondition(lambda self: self.sampler.registry.statuses())
     @rule(data=st.data(), count=st.integers(0, 3), last=st.booleans())
     def feed(self, data: st.DataObject, count: int, last: bool) -> None:
         batch_id = self.some_batch(data)
@@ -162,11 +162,11 @@ class BatchSamplerMachine(RuleBasedStateMachine):
         self.version += more
         self.check(self.sampler.set_version(self.version, self.now))
 
-    @precondition(lambda self: self.sampler.statuses())
+    @precondition(lambda self: self.sampler.registry.statuses())
     @rule(data=st.data(), acknowledged=st.booleans())
     def fetch(self, data: st.DataObject, acknowledged: bool) -> None:
         batch_id = self.some_batch(data)
-        ready = [group for group in self.sampler.batch(batch_id).ready.values() if not group.given_to]
+        ready = [group for group in self.sampler.registry.batch(batch_id).ready.values() if not group.given_to]
         for group in ready[:1]:
             self.sampler.mark_given(group, "client", self.now)
             if acknowledged:
@@ -174,7 +174,7 @@ class BatchSamplerMachine(RuleBasedStateMachine):
                 assert self.sampler.acknowledge(batch_id, [group.group_id]) == []
                 self.take(group, batch_id)
 
-    @precondition(lambda self: self.sampler.statuses())
+    @precondition(lambda self: self.sampler.registry.statuses())
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
         batch_id = self.some_batch(data)
@@ -187,7 +187,7 @@ class BatchSamplerMachine(RuleBasedStateMachine):
 
     @rule(session=st.sampled_from(SESSIONS))
     def hear(self, session: str) -> None:
-        self.sampler.heard(session, self.now)
+        self.sampler.registry.heard(session, self.now)
 
     @rule()
     def restart(self) -> None:
@@ -208,8 +208,8 @@ class BatchSamplerMachine(RuleBasedStateMachine):
 
     @invariant()
     def in_flight_is_counted(self) -> None:
-        for status in self.sampler.statuses():
-            batch = self.sampler.batch(status.batch_id)
+        for status in self.sampler.registry.statuses():
+            batch = self.sampler.registry.batch(status.batch_id)
             assert batch.in_flight == sum(len(group.running) for group in batch.groups.values())
             if batch.state == "met":
                 assert batch.account.kept_groups >= batch.options.target_groups
@@ -218,8 +218,8 @@ class BatchSamplerMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_waits_for_its_client_is_whole_and_fresh(self) -> None:
-        for status in self.sampler.statuses():
-            batch = self.sampler.batch(status.batch_id)
+        for status in self.sampler.registry.statuses():
+            batch = self.sampler.registry.batch(status.batch_id)
             for group in batch.ready.values():
                 assert sorted(group.rollouts) == list(range(batch.options.group_size))
                 assert not group.running
@@ -238,7 +238,7 @@ class BatchSamplerMachine(RuleBasedStateMachine):
         assert [self.kept.sessions, self.kept.batches, self.kept.groups, self.kept.prompts] == [{}, {}, {}, {}]
 
     def some_batch(self, data: st.DataObject) -> str:
-        return data.draw(st.sampled_from([status.batch_id for status in self.sampler.statuses()]))
+        return data.draw(st.sampled_from([status.batch_id for status in self.sampler.registry.statuses()]))
 
     def take(self, group: RolloutGroup, batch_id: str) -> None:
         assert group.group_id not in self.fetched
@@ -263,7 +263,7 @@ class BatchSamplerMachine(RuleBasedStateMachine):
                         self.settle(rollout)
                         assert why != Why.STALE or rollout.version < self.version
                 case Deliver(batch_id, group):
-                    assert group.group_id in self.sampler.batch(batch_id).ready
+                    assert group.group_id in self.sampler.registry.batch(batch_id).ready
                 case GiveUp(batch_id, group):
                     assert sum(group.failures.values()) > self.batches[batch_id][1].max_replacements
                 case Ended(batch_id, state):

@@ -400,7 +400,7 @@ class JobTableMachine(RuleBasedStateMachine):
 
     def new_table(self) -> JobTable:
         table = JobTable(LEASE_S, self.ready_limit, QUIET_S)
-        table.may_start = lambda session: session not in self.full
+        table.queues.may_start = lambda session: session not in self.full
         return table
 
     # The model --------------------------------------------------------------------------------------------------------

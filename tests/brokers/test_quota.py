@@ -101,7 +101,7 @@ def test_what_has_come_and_gone_leaves_nothing(jobs: list[tuple[str, int, int]])
 
 def test_init_passes_over_the_jobs_of_a_session_that_may_not_start_any() -> None:
     table, full = JobTable(10.0, 100, 2.5), {"dead"}
-    table.may_start = lambda session: session not in full
+    table.queues.may_start = lambda session: session not in full
     for number in range(4):
         session = "dead" if number % 2 == 0 else "alive"
         table.submit(session, Job(task="t", instance={}, job_id=f"{session}-{number}"), b"", 0.0)

@@ -64,18 +64,19 @@ def train(
         int, typer.Option(min=0, max=1000, help="Drop rollouts with tokens of weights so many versions old, and older.")
     ] = DEFAULTS.max_staleness,
     slots: Annotated[int, typer.Option(min=1, max=512, help="Conversations at once.")] = DEFAULTS.slots,
-    learning_rate: Annotated[float, typer.Option(min=1e-7, max=1.0)] = DEFAULTS.learner.learning_rate,
+    learning_rate: Annotated[float, typer.Option(min=1e-7, max=1.0, help="Of Adam.")] = DEFAULTS.learner.learning_rate,
     epochs: Annotated[int, typer.Option(min=1, max=100, help="How often each rollout is learned from.")] = (
         DEFAULTS.learner.epochs
     ),
+    warm_steps: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Steps of imitation before; its policy knows the form of an answer.")
+    ] = IMITATION_STEPS,
     test_every: Annotated[
         int, typer.Option(min=0, help="Steps between two tests at temperature 0 on other prompts; 0: none.")
     ] = DEFAULTS.test_every,
     measure: Annotated[
         int,
-        typer.Option(
-            min=0, max=100, help="After training, measure rollouts and learning alone, with so many batches each."
-        ),
+        typer.Option(min=0, max=100, help="In so many of the last steps, also measure how long each side takes alone."),
     ] = DEFAULTS.measure,
 ) -> None:
     """Train a small transformer with GRPO and DAPO sampling through the whole service: five minutes on two cores.
@@ -108,7 +109,15 @@ def train(
     if sandbox == "process":
         screen.print("Sandboxes are plain processes: what the policy runs is not isolated from this machine.")
     with Display(screen) as display:
-        summary = _resume(out, seed, settings, display) if resume else _begin(out, seed or 0, settings, display)
+        try:
+            if resume:
+                summary = _resume(out, seed, settings, display)
+            else:
+                summary = _begin(out, seed or 0, settings, warm_steps, display)
+        except KeyboardInterrupt:
+            if (out / CHECKPOINT).exists():
+                display.say(f"stopped; --out {out} --resume goes on from the last step that was made whole")
+            raise
     _conclude(screen, summary, out)
 
 
@@ -132,7 +141,7 @@ def _check_out(out: Path, *, resume: bool) -> None:
         raise ConfigError(f"--out {out}: {reason}", key="out") from error
 
 
-def _begin(out: Path, seed: int, settings: RunSettings, display: Display) -> Summary:
+def _begin(out: Path, seed: int, settings: RunSettings, warm_steps: int, display: Display) -> Summary:
     """Warm a policy up and train it."""
     began = time.monotonic()
     for left in out.glob(f"{JOURNAL}*"):
@@ -140,12 +149,13 @@ def _begin(out: Path, seed: int, settings: RunSettings, display: Display) -> Sum
     make_tokenizer(out / TOKENIZER, texts(np.random.default_rng(0), TOKENIZER_TEXTS))
     model = Model(seed=seed)
     display.say(f"warm start: {sum(p.numel() for p in model.parameters())} parameters learn to write as a script does")
-    display.begin("warm start", IMITATION_STEPS)
+    display.begin("warm start", warm_steps)
     imitate(
         model,
         load_chat(out / TOKENIZER),
         seed,
         lambda step, loss: display.advance(step, f"{loss:.3f} nats per token"),
+        warm_steps,
     )
     save_weights(model, out / WARM)
     learner = Learner(model, model, settings.learner, seed)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ...messages import BatchStatus
-    from .records import StepRecord, Tested
+    from .records import Exam, StepRecord
 
 
 class Display:
@@ -71,6 +71,6 @@ class Display:
             f"{record.learn_s:.1f} s; entropy {stats.entropy:.3f}, staleness {stats.staleness_mean:.1f}"
         )
 
-    def tested(self, record: Tested) -> None:
+    def tested(self, record: Exam) -> None:
         """Note the result of a test."""
         self.say(f"test after {record.step} steps: " + ", ".join(f"{t} {r:.2f}" for t, r in record.reward.items()))

@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from .records import StepRecord, Tested
+    from .records import Exam, StepRecord
 
 TIMELINE_STEPS = 12
 """How many of the last steps the timeline shows."""
 
 
-def draw(steps: Sequence[StepRecord], tests: Sequence[Tested], process_steps: int, path: Path) -> None:
+def draw(steps: Sequence[StepRecord], tests: Sequence[Exam], process_steps: int, path: Path) -> None:
     """Write the picture as PNG.
 
     Args:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STEPS, SUMMARY = "steps.jsonl", "summary.json"
-WARM_UP_STEPS = 2
-"""The first steps of a process are not steady: everything starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +46,16 @@ class StepRecord:
     pushed_s: float
     """When the engine served the new weights."""
     wait_s: float
-    """How long the learner had nothing to do before."""
+    """How long the learner had nothing to do, since its batch was not full yet."""
     learn_s: float
     """From the first forward pass to the checkpoint."""
     step_s: float
-    """From the start of the last step's learning to this one's; of a process's first one, since its batch's opening."""
+    """From the opening of its batch until that was full and the learning beside it was done."""
     stats: LearnStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tested:
+class Exam:
     """The policy at temperature 0 on prompts that training does not use."""
 
     step: int
@@ -71,11 +69,11 @@ class Overlap:
     """Whether a step took longer than the longer of its two sides would have taken alone."""
 
     steps: int
-    """Steps that were measured, all but the first two of the process."""
+    """Steps that were measured, the last ones of the process."""
     step_s: float
     """Mean wall time of a step, with rollouts and learning side by side."""
     rollout_alone_s: float
-    """That of as many rollouts while nobody learned: measured after training, in seconds per rollout."""
+    """That of as many rollouts while nobody learned, from batches that were collected in turn with those."""
     learn_alone_s: float
     """That of learning from the last batches again, when the service was down."""
     rollouts_per_step: float
@@ -97,7 +95,7 @@ class Summary:
     """Of the first step, before anything was learned."""
     reward_last: float
     """Mean of the last five steps."""
-    tests: list[Tested]
+    tests: list[Exam]
     rollouts: int
     """Of this process."""
     warm_start_s: float
@@ -134,24 +132,23 @@ def read_steps(out: Path, before: int) -> list[StepRecord]:
 def measure_overlap(
     steps: Sequence[StepRecord], alone: Sequence[BatchRecord], learn_alone_s: Sequence[float]
 ) -> Overlap | None:
-    """Compare steps with their sides alone; None: there are too few of them.
+    """Compare steps with their sides alone; None: nothing was measured.
 
     Args:
         steps: of one process, in order.
-        alone: batches one after the other with no learning beside them; the first one began before the last learning
-            ended, and counts only as the start of the second.
-        learn_alone_s: times of learning with no rollouts beside it.
+        alone: batches that were collected while nobody learned, beside the last of the steps.
+        learn_alone_s: times of learning from such batches with no rollouts beside it.
     """
-    steady = steps[WARM_UP_STEPS:]
-    if not steady or len(alone) < 2 or not learn_alone_s:
+    measured = steps[len(steps) - len(alone) :]
+    if not measured or not learn_alone_s:
         return None
-    step_s = sum(step.step_s for step in steady) / len(steady)
-    rollouts = sum(step.batch.rollouts for step in steady) / len(steady)
-    rollout_s = (alone[-1].met_s - alone[0].met_s) / max(sum(batch.rollouts for batch in alone[1:]), 1)
+    step_s = sum(step.step_s for step in measured) / len(measured)
+    rollouts = sum(step.batch.rollouts for step in measured) / len(measured)
+    rollout_s = sum(batch.met_s - batch.opened_s for batch in alone) / max(sum(batch.rollouts for batch in alone), 1)
     rollout_alone_s, learn_s = rollouts * rollout_s, sum(learn_alone_s) / len(learn_alone_s)
     longer = max(rollout_alone_s, learn_s)
     return Overlap(
-        steps=len(steady),
+        steps=len(measured),
         step_s=step_s,
         rollout_alone_s=rollout_alone_s,
         learn_alone_s=learn_s,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import RequestTimeout
 from ...messages import new_id
-from .records import Tested
+from .records import Exam
 from .tasks import held_out_jobs
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Tester:
         self._steps[name] = step
         self._client.submit(held_out_jobs(self._seed, self._prompts, name))
 
-    def collect(self) -> list[Tested]:
+    def collect(self) -> list[Exam]:
         """Give the tests that have ended since the last call."""
         while ended := self._client.collect(wait_s=0.0):
             for trajectory in ended:
@@ -49,9 +49,9 @@ class Tester:
         whole = [name for name in self._steps if len(self._ended[name]) == self._prompts]
         return [_record(self._steps.pop(name), self._ended.pop(name)) for name in whole]
 
-    def finish(self) -> list[Tested]:
+    def finish(self) -> list[Exam]:
         """Wait for all that are under way; what does not end in time is left out."""
-        records: list[Tested] = []
+        records: list[Exam] = []
         try:
             for trajectory in self._client.stream(timeout_s=WAIT_S):
                 self._ended[trajectory.job_id.rpartition("-")[0]].append(trajectory)
@@ -61,10 +61,10 @@ class Tester:
         return records
 
 
-def _record(step: int, trajectories: list[Trajectory]) -> Tested:
+def _record(step: int, trajectories: list[Trajectory]) -> Exam:
     """Jobs that brought no reward count for nothing."""
     rewards: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         if trajectory.reward is not None:
             rewards[trajectory.result.task].append(trajectory.reward)
-    return Tested(step=step, reward={task: sum(some) / len(some) for task, some in sorted(rewards.items())})
+    return Exam(step=step, reward={task: sum(some) / len(some) for task, some in sorted(rewards.items())})

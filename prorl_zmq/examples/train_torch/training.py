@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...client import RolloutClient
 from .checkpoint import Checkpoint
 from .learner import Interrupted, Learner, LearnerSettings
-from .records import BatchRecord, StepRecord, Tested, append_step
-from .rollouts import Collected, Rollouts
+from .records import BatchRecord, Exam, StepRecord, append_step
+from .rollouts import Rollouts
 from .service import Processes
 from .tasks import PromptStream
 from .testing import Tester
@@ -59,8 +59,8 @@ class RunSettings:
     test_every: int = 5
     """Steps between two tests; 0: none."""
     test_prompts: int = 20
-    measure: int = 4
-    """Batches to measure each side alone with, after training; 0: none."""
+    measure: int = 5
+    """The last steps are measured: a batch is collected while nobody learns, beside each; 0: none."""
     learner: LearnerSettings = field(default_factory=LearnerSettings)
 
 
@@ -70,6 +70,17 @@ class _Learned(NamedTuple):
     stats: LearnStats
     learned_s: float
     pushed_s: float
+
+
+class _Learning(NamedTuple):
+    """A step whose learning is under way."""
+
+    step: int
+    batch: BatchRecord
+    ready_s: float
+    """When its batch was full and the learning beside that was done."""
+    from_s: float
+    future: Future[_Learned]
 
 
 class Training:
@@ -101,9 +112,9 @@ class Training:
         """The last batches, to learn from once more when that is measured."""
         self.steps: list[StepRecord] = []
         """Those of this process."""
-        self.tests: list[Tested] = []
+        self.tests: list[Exam] = []
         self.alone: list[BatchRecord] = []
-        """Batches that were collected while nothing was learned."""
+        """Batches that were collected while nobody learned, one for each of the last steps."""
         self.learn_alone_s: list[float] = []
         """Times of learning without rollouts beside it."""
 
@@ -143,34 +154,39 @@ class Training:
     def _train(self, rollouts: Rollouts, tester: Tester, pusher: RolloutClient, thread: ThreadPoolExecutor) -> None:
         settings, display = self._settings, self._display
         display.begin("training", settings.steps, self._start.step)
-        learning: Future[_Learned] | None = None
-        collected: Collected | None = None
-        began_s = 0.0
-        rollouts.open()
+        learning: _Learning | None = None
+        self._open(rollouts, tester, self._start.step)
         for step in range(self._start.step, settings.steps):
-            if settings.test_every and step % settings.test_every == 0:
-                tester.start(step)
-            ended = collected
             collected = rollouts.collect()
-            if learning is not None and ended is not None:
-                self._note(step - 1, ended.record, began_s, learning.result())
+            if learning is not None:
+                self._note(learning)
+            ready_s = self._clock()
             self._take_tests(tester.collect())
             if not collected.groups:
                 display.say("no prompt is left on which the policy's rollouts differ: it has learned what it can here")
                 learning = None
                 break
-            rollouts.open()
-            began_s = self._clock()
-            learning = thread.submit(self._learn, step, collected.groups, pusher)
-        if learning is not None and collected is not None:
-            self._note(settings.steps - 1, collected.record, began_s, learning.result())
+            if self._measures(step):
+                rollouts.open()
+                self.alone.append(rollouts.collect().record)
+            if step + 1 < settings.steps:
+                self._open(rollouts, tester, step + 1)
+            future = thread.submit(self._learn, step, collected.groups, pusher)
+            learning = _Learning(step, collected.record, ready_s, self._clock(), future)
+        if learning is not None:
+            self._note(learning)
         if settings.test_every:
             tester.start(self._start.step + len(self.steps))
-        for _ in range(settings.measure + 1 if settings.measure else 0):
-            display.begin("measuring rollouts alone", settings.measure, max(len(self.alone) - 1, 0))
-            self.alone.append(rollouts.collect().record)
-            rollouts.open()
-        self._take_tests(tester.finish())
+            self._take_tests(tester.finish())
+
+    def _measures(self, step: int) -> bool:
+        """Say whether a step is one of the last, whose batch is compared with one that nobody learns beside."""
+        return step >= max(self._settings.steps - self._settings.measure, self._start.step + 1)
+
+    def _open(self, rollouts: Rollouts, tester: Tester, step: int) -> None:
+        if self._settings.test_every and step % self._settings.test_every == 0 and not self._measures(step):
+            tester.start(step)
+        rollouts.open()
 
     def _learn(self, step: int, groups: list[Group], pusher: RolloutClient) -> _Learned:
         """Make one step and hand its weights over; in the learner's thread."""
@@ -186,25 +202,26 @@ class Training:
         old.unlink(missing_ok=True)
         return _Learned(stats, learned_s, self._clock())
 
-    def _note(self, step: int, batch: BatchRecord, began_s: float, learned: _Learned) -> None:
-        before_s = self.steps[-1].learn_from_s if self.steps else batch.opened_s
-        idle_s = self.steps[-1].pushed_s if self.steps else batch.opened_s
+    def _note(self, learning: _Learning) -> None:
+        """Wait for the end of a step, and write it down."""
+        learned = learning.future.result()
+        batch = learning.batch
         record = StepRecord(
-            step=step,
+            step=learning.step,
             batch=batch,
-            learn_from_s=began_s,
+            learn_from_s=learning.from_s,
             learned_s=learned.learned_s,
             pushed_s=learned.pushed_s,
-            wait_s=began_s - idle_s,
-            learn_s=learned.learned_s - began_s,
-            step_s=began_s - before_s,
+            wait_s=max(0.0, batch.met_s - (self.steps[-1].pushed_s if self.steps else batch.opened_s)),
+            learn_s=learned.learned_s - learning.from_s,
+            step_s=learning.ready_s - batch.opened_s,
             stats=learned.stats,
         )
         self.steps.append(record)
         append_step(self._out, record)
         self._display.stepped(record, self._settings.steps)
 
-    def _take_tests(self, tests: list[Tested]) -> None:
+    def _take_tests(self, tests: list[Exam]) -> None:
         self.tests += tests
         for test in tests:
             self._display.tested(test)
