@@ -70,6 +70,11 @@ $(VENV)/.bench: $(SOURCES) | $(BIN)/python
 	$(PIP) install '.[server,test,bench]'
 	touch $@ $(VENV)/.server $(VENV)/.test
 
+$(VENV)/.train: $(SOURCES) | $(VENV)/.bench
+	rm -rf build
+	$(PIP) install '.[train]'
+	touch $@
+
 $(VLLM)/.ready: $(SOURCES) | $(VLLM)/.engine
 	rm -rf build
 	$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install '.[server]'

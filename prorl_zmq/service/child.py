@@ -36,11 +36,13 @@ class ChildProcess:
     Args:
         arguments: the module's name and its arguments.
         log: file that it writes to.
+        nice: how much lower its priority is than ours, as `nice` has it.
     """
 
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+    def __init__(self, arguments: Sequence[str], log: Path, nice: int = 0) -> None:
         self._arguments = arguments
         self.log = log
+        self._nice = nice
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -56,7 +58,7 @@ class ChildProcess:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - before the program has threads
+                preexec_fn=partial(_begin, os.getpid(), self._nice),  # noqa: PLW1509 - before the program has threads
             )
         return self
 
@@ -70,15 +72,21 @@ class ChildProcess:
                 self._process.wait()
 
 
+def _begin(parent: int, nice: int) -> None:
+    die_with_parent(parent)
+    os.nice(nice)
+
+
 class ChildService:
     """Starts a service in a run folder of its own, and ends it with the context.
 
     Args:
         folder: the program's: the topology file and the logs go there.
         topology: the text of the topology file.
+        nice: see `ChildProcess`.
     """
 
-    def __init__(self, folder: Path, topology: str) -> None:
+    def __init__(self, folder: Path, topology: str, nice: int = 0) -> None:
         file = folder / "topology.toml"
         file.write_text(topology, encoding="utf-8")
         logs = folder / "logs"
@@ -86,7 +94,7 @@ class ChildService:
         # Sockets have short paths only in the system's own temporary folder.
         self._run_dir = tempfile.TemporaryDirectory(prefix="prorl-child-")
         place = ["--config", str(file), "--run-dir", self.run_dir, "--log-dir", str(logs)]
-        self._process = ChildProcess(["prorl_zmq.cli", "prorl", "serve", *place], logs / "serve.log")
+        self._process = ChildProcess(["prorl_zmq.cli", "prorl", "serve", *place], logs / "serve.log", nice)
 
     @property
     def run_dir(self) -> str:

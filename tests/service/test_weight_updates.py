@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from .conftest import TestService
 
+pytestmark = pytest.mark.proof
 TOKENS = 4000
 """Of one turn: it takes a second where nothing else runs."""
 JOBS = 4

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ...client import RolloutClient
 
 JOURNAL = "rollout.journal"
+NICE = 5
+"""The learner is one thread, and rollouts are many processes: it goes first, so that all cores are busy to the end."""
 TOPOLOGY = """\
 backends = []
 
@@ -57,7 +59,7 @@ class Processes:
         self, out: Path, weights: Path, weight_version: int, tokenizer: Path, sandbox: str, slots: int
     ) -> None:
         journal = out.absolute() / JOURNAL
-        self._service = ChildService(out, TOPOLOGY.format(journal=journal, sandbox=sandbox, slots=slots))
+        self._service = ChildService(out, TOPOLOGY.format(journal=journal, sandbox=sandbox, slots=slots), NICE)
         self._engine = ChildProcess(
             [
                 "prorl_zmq.examples.train_torch.engine",
