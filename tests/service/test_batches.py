@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,20 +15,45 @@ from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.batch_progress import mean_reward
 from prorl_zmq.errors import Closed, InvalidBatch, InvalidJob, RequestTimeout, UnknownBatch, UnknownTask
 
-from .conftest import TestService, scripted, until
+from .conftest import SETTINGS, TestService, scripted, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from prorl_zmq import Job
+    from prorl_zmq import Job, RolloutClient
+    from prorl_zmq.messages import BatchStatus
 
 WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def living_service() -> Iterator[TestService]:
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
+        service = TestService(Path(folder), SETTINGS)
+        try:
+            service.start_backend_broker()
+            service.start_rollout_broker()
+            service.start_stages()
+            yield service
+        finally:
+            service.close()
+
+
+@pytest.fixture
+def service(living_service: TestService) -> TestService:
+    """One service for all tests of this file, with nothing left to do."""
+    until(lambda: busy_slots(living_service) == 0, "what the test before left", WAIT_S)
+    return living_service
 
 
 def endless(**instance: str) -> Iterator[Job]:
     for number in itertools.count():
         yield msgspec.structs.replace(scripted(**instance), job_id=f"prompt-{number}")
+
+
+def my_batch(client: RolloutClient) -> BatchStatus:
+    (batch,) = [batch for batch in client.status().batches if batch.session == client.session]
+    return batch
 
 
 def busy_slots(service: TestService) -> int:
@@ -123,7 +150,7 @@ def test_a_group_that_was_not_fetched_goes_on_into_the_next_batch(service: TestS
             batch.feed(endless(eval="alternate"))
             first = batch.next_group()
             assert first is not None
-            until(lambda: client.status().batches[0].state == "met", "both groups")
+            until(lambda: my_batch(client).state == "met", "both groups")
         with client.open_batch(1, 2) as batch:
             second = batch.next_group()
         assert second is not None
@@ -170,7 +197,7 @@ def test_batches_that_cannot_be_are_refused(service: TestService, options: dict[
         with pytest.raises(InvalidBatch) as error:
             client.open_batch(**{"target_groups": 1, "group_size": 2, **options})  # type: ignore[arg-type]
         assert error.value.fields["field"] == field
-        assert client.status().batches == ()
+        assert all(batch.session != client.session for batch in client.status().batches)
 
 
 def test_prompts_that_are_no_jobs_are_named_and_the_others_run(service: TestService) -> None:
@@ -215,7 +242,7 @@ def test_a_client_that_vanishes_takes_its_jobs_with_it(service: TestService, tmp
     client.close()
     until(lambda: busy_slots(service) == 0, "the jobs of a client that is gone", WAIT_S)
     with service.client() as other:
-        assert other.status().batches == ()
+        assert all(one.session != client.session for one in other.status().batches)
 
 
 def test_stale_rollouts_are_dropped_and_made_again(service: TestService, tmp_path: Path) -> None:
@@ -224,7 +251,7 @@ def test_stale_rollouts_are_dropped_and_made_again(service: TestService, tmp_pat
             batch.feed([scripted(run="second waits", eval="alternate", mark=str(tmp_path / "mark"))])
             with pytest.raises(RequestTimeout):
                 batch.next_group(0.5)
-            until(lambda: client.status().batches[0].in_flight == 1, "the first rollout", WAIT_S)
+            until(lambda: my_batch(client).in_flight == 1, "the first rollout", WAIT_S)
             client._note_weights(5)
             (tmp_path / "mark.go").touch()
             group = batch.next_group(WAIT_S)

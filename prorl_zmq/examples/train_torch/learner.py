@@ -35,7 +35,7 @@ class LearnerSettings:
     """How the learner learns; the defaults solve the example's tasks."""
 
     learning_rate: float = 8e-4
-    epochs: int = 4
+    epochs: int = 3
     """How often each rollout is learned from."""
     minibatches: int = 2
     """Steps of the optimiser per epoch."""

@@ -184,13 +184,14 @@ class Model(nn.Module):
 
 
 def _rotations(shape: ModelShape) -> Tensor:
-    """Give the angle of each place and pair of dimensions as complex numbers, [context, width / heads / 2]."""
+    """Give cosine and sine of each place's and pair of dimensions' angle, [context, 2, width / heads / 2]."""
     half = shape.width // shape.heads // 2
     angles = torch.arange(shape.context)[:, None] * ROTARY_BASE ** (-torch.arange(half) / half)
-    return torch.polar(torch.ones_like(angles), angles)
+    return torch.stack([angles.cos(), angles.sin()], dim=1)
 
 
 def _rotate(vectors: Tensor, rotation: Tensor) -> Tensor:
     """Turn each pair of dimensions of [B, heads, T, d] by its place's angle (Su et al., 2021)."""
-    pairs = torch.view_as_complex(vectors.reshape(*vectors.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * rotation).flatten(-2)
+    cosine, sine = rotation.unbind(-2)
+    first, second = vectors.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...client import RolloutClient
 
 JOURNAL = "rollout.journal"
-NICE = 5
+NICE = 10
 """The learner is one thread, and rollouts are many processes: it goes first, so that all cores are busy to the end."""
 TOPOLOGY = """\
 backends = []
