@@ -75,6 +75,10 @@ class BatchAccount(msgspec.Struct, array_like=True):
     completed: int = 0
     failed: int = 0
     adopted: int = 0
+    carried: int = 0
+    withdrawn: int = 0
+    failures: dict[str, int] = {}
+    given_up_in_row: int = 0
     kept_groups: int = 0
     dropped_groups: int = 0
     given_up_groups: int = 0
@@ -85,6 +89,11 @@ class BatchAccount(msgspec.Struct, array_like=True):
     """Those that a client was sent."""
     dropped: RolloutCounts = msgspec.field(default_factory=RolloutCounts)
 
+    def fail(self, reason: str) -> None:
+        """A job ended without a reward."""
+        self.failed += 1
+        self.failures[reason] = self.failures.get(reason, 0) + 1
+
     def drop(self, rollouts: Iterable[Rollout]) -> None:
         """A whole group was not kept."""
         self.dropped_groups += 1
@@ -93,12 +102,16 @@ class BatchAccount(msgspec.Struct, array_like=True):
     def give_up(self, prompt_id: str, failures: dict[str, int]) -> None:
         """A group could not be completed."""
         self.given_up_groups += 1
+        self.given_up_in_row += 1
         self.given_up.append(GivenUpGroup(prompt_id, failures))
         del self.given_up[:-GIVEN_UP_LIMIT]
 
     def waste(self, why: Why, seconds: Iterable[float]) -> None:
-        """Jobs ran so long, and are not used."""
+        """Jobs were worked on for so long, and are not used."""
         for one in seconds:
+            if not one:
+                self.withdrawn += 1
+                continue
             self.wasted[why] = self.wasted.get(why, 0) + 1
             self.wasted_s[why] = self.wasted_s.get(why, 0.0) + one
 
@@ -109,6 +122,8 @@ class BatchAccount(msgspec.Struct, array_like=True):
             completed=self.completed,
             failed=self.failed,
             adopted=self.adopted,
+            carried=self.carried,
+            withdrawn=self.withdrawn,
             kept_groups=self.kept_groups,
             dropped_groups=self.dropped_groups,
             given_up_groups=self.given_up_groups,

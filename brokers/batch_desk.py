@@ -7,6 +7,7 @@ again to that client if it asks for more without having acknowledged it, and to 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from .rollout_group import RolloutGroup
     from .write_ahead import WriteAhead
 
+CLOSED_LIMIT = 256
 BatchRequest = OpenBatch | Feed | NextGroup | CloseBatch | SessionAlive | NoteWeights
 
 
@@ -73,6 +75,8 @@ class BatchDesk:
         self._writes = writes
         self._answer = answer
         self._look_again = look_again
+        self._closed: OrderedDict[str, BatchClosed] = OrderedDict()
+        """What was answered to the last requests that closed a batch."""
         self._polls: dict[tuple[str, str], _HeldPoll] = {}
         """By batch and client."""
 
@@ -99,10 +103,7 @@ class BatchDesk:
                 self._next_group(envelope, request, sender, now)
                 return
             case CloseBatch():
-                batch = self._runner.find(request.session, request.batch_id)
-                self._runner.acknowledge(batch, request.acknowledge)
-                status, report = self._runner.close(batch, now)
-                reply = BatchClosed(request.request_id, status, report)
+                reply = self._close(request, now)
             case SessionAlive():
                 self._runner.heard(request.session, now)
                 reply = Noted(request.request_id)
@@ -129,6 +130,18 @@ class BatchDesk:
             if answered:
                 del self._polls[key]
 
+    def _close(self, request: CloseBatch, now: float) -> BatchClosed:
+        known = self._closed.get(request.request_id)
+        if known is not None:  # the reply was lost
+            return known
+        batch = self._runner.find(request.session, request.batch_id)
+        self._runner.acknowledge(batch, request.acknowledge)
+        reply = BatchClosed(request.request_id, *self._runner.close(batch, now))
+        self._closed[request.request_id] = reply
+        while len(self._closed) > CLOSED_LIMIT:
+            self._closed.popitem(last=False)
+        return reply
+
     def _next_group(self, envelope: Sequence[Frame], request: NextGroup, sender: Sender, now: float) -> None:
         batch = self._runner.find(request.session, request.batch_id)
         self._runner.heard(request.session, now)
@@ -150,12 +163,13 @@ class BatchDesk:
         group, results = found if found is not None else (None, [])
         reply = GroupGiven(
             request.request_id,
-            batch=batch.status(),
+            batch=self._runner.status(batch),
             group_id=group.group_id if group is not None else "",
             prompt_id=group.prompt.job.job_id if group is not None else "",
             rollouts=len(results),
             wanted=wanted,
-            report=batch.account.report() if ended else None,
+            ended=ended,
+            report=batch.account.report(),
         )
         frames = [frame for finished in results for frame in self._frames(finished)]
         if self._answer(envelope, reply, frames) and group is not None:

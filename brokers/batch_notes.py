@@ -34,7 +34,7 @@ from .batch_records import BatchRecord, SessionRecord
 from .job_frame import read_job
 from .keep_policies import keep_policy
 from .prompt import Prompt
-from .rollout_group import Member, Rollout, RolloutGroup
+from .rollout_group import Rollout, RolloutGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -103,7 +103,6 @@ def batch_note(batch: BatchRecord) -> tuple[str, bytes]:
 
 def group_note(group: RolloutGroup) -> tuple[str, bytes]:
     """Give a group's note, with its name."""
-    running = {job_id: member.place for job_id, member in group.running.items()}
     note = _Group(
         group.group_id,
         group.session,
@@ -112,7 +111,7 @@ def group_note(group: RolloutGroup) -> tuple[str, bytes]:
         group.size,
         group.number,
         group.rollouts,
-        running,
+        group.running,
         dict(group.failures),
         group.started,
         group.given_to,
@@ -128,13 +127,13 @@ def prompt_note(prompt: Prompt, batch_id: str, packed: bytes) -> tuple[str, byte
 def notes_of(changes: Changes) -> dict[str, bytes | None]:
     """Give what a journal must keep of changes; prompts were noted when they were fed."""
     notes: dict[str, bytes | None] = {}
-    notes.update(session_note(place) for place in changes.sessions.values())
-    notes.update(batch_note(batch) for batch in changes.batches.values())
-    notes.update(group_note(group) for group in changes.groups.values())
     notes.update((f"session:{name}", None) for name in changes.gone_sessions)
     notes.update((f"batch:{name}", None) for name in changes.gone_batches)
     notes.update((f"group:{name}", None) for name in changes.gone_groups)
     notes.update((f"prompt:{prompt.number}", None) for prompt in changes.gone_prompts)
+    notes.update(session_note(place) for place in changes.sessions.values())
+    notes.update(batch_note(batch) for batch in changes.batches.values())
+    notes.update(group_note(group) for group in changes.groups.values())
     return notes
 
 
@@ -218,7 +217,7 @@ def _read_groups(notes: list[_Group], restored: Restored, is_there: Callable[[st
         prompt = restored.prompts[one.prompt]
         group = RolloutGroup(one.group_id, prompt, one.size, one.number, one.session, batch_id)
         group.rollouts = {index: rollout for index, rollout in one.rollouts.items() if is_there(rollout.job_id)}
-        group.running = {job_id: Member(index, now) for job_id, index in one.running.items() if is_there(job_id)}
+        group.running = {job_id: place for job_id, place in one.running.items() if is_there(job_id)}
         group.failures = Counter(one.failures)
         group.started, group.given_to, group.given_at = one.started, one.given_to, now
         restored.groups.append(group)

@@ -14,9 +14,15 @@ from .keep_policies import Verdict
 from .rollout_group import RolloutGroup
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ..messages import BatchOptions, BatchState
     from .keep_policies import KeepPolicy
     from .rollout_group import Rollout
+
+
+NAMED_FAILURES = 3
+"""Reasons that a status names."""
 
 
 class Why(StrEnum):
@@ -128,9 +134,13 @@ class BatchRecord:
 
     def take_prompts(self, place: SessionRecord) -> None:
         """Go on with what earlier batches of its session did not use."""
-        if self.state == "open":
+        if self.state == "open" and self.options.adopt:
             self.prompts.extendleft(reversed(place.prompts))
             place.prompts.clear()
+
+    def fitting(self, carried: Iterable[RolloutGroup]) -> list[RolloutGroup]:
+        """Give the groups that it may take over, of those that its session carries."""
+        return [group for group in carried if self.options.adopt and group.size == self.options.group_size]
 
     def open_group(self, prompt: Any, number: int) -> RolloutGroup:
         """Begin a group of which nothing was started."""
@@ -175,6 +185,10 @@ class BatchRecord:
             under_way=len(self.groups),
             in_flight=self.in_flight,
             prompts=len(self.prompts),
+            dropped=self.account.dropped_groups,
+            failed=self.account.failed,
+            failures=dict(sorted(self.account.failures.items(), key=lambda item: -item[1])[:NAMED_FAILURES]),
+            given_up=self.account.given_up_groups,
         )
 
 

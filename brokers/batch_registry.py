@@ -9,7 +9,6 @@ from ..errors import UnknownBatch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..messages import BatchStatus
     from .batch_records import BatchRecord, SessionRecord
 
 
@@ -53,10 +52,6 @@ class BatchRegistry:
                 batch_id=batch_id,
             )
         return batch
-
-    def statuses(self) -> tuple[BatchStatus, ...]:
-        """Describe all batches."""
-        return tuple(batch.status() for batch in self.batches.values())
 
     def wants_room(self) -> bool:
         """Tell whether some batch might start a job if there were room."""

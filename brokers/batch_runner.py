@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from ..errors import Busy, InvalidBatch, JournalFailed
+from ..errors import Busy, InvalidBatch, JournalFailed, ProrlError
 from ..messages import Outcome, new_id
 from ..trajectory import array_views
 from .actions import End
@@ -35,7 +35,7 @@ from .rollout_group import Rollout
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from ..messages import BatchOptions, BatchReport, BatchStatus
+    from ..messages import BatchOptions, BatchReport, BatchStatus, Job
     from .actions import Action
     from .batch_records import BatchRecord, SamplerAction
     from .job_history import JobHistory
@@ -90,10 +90,12 @@ class BatchRunner:
         self._writes = writes
         self._perform = perform
         self._job_limit_bytes = job_limit_bytes
-        self._sampler = BatchSampler(name_of=lambda prompt: prompt.job.job_id)
+        self._sampler = BatchSampler(lambda prompt: prompt.job.job_id, table.worked_s)
         self._batches = self._sampler.registry
         self._prompts = 0
         self._launch_at = 0.0
+        self._refusal = ""
+        """Why the journal refused jobs last."""
         writes.collect_notes = self.note_changes
 
     # What clients ask -------------------------------------------------------------------------------------------------
@@ -114,6 +116,13 @@ class BatchRunner:
                 )
             self._batches.heard(session, now)
             return known
+        most = self._quota.most_jobs(stream_of(session))
+        if options.group_size > most:
+            raise InvalidBatch(
+                f"a group of {options.group_size} is more than a session may hold here now ({most} jobs: max_jobs, "
+                "max_session_share)",
+                field="group_size",
+            )
         if len(self._batches) >= BATCH_LIMIT:
             raise Busy(f"{BATCH_LIMIT} batches are open, which is the limit; close some", retry_after_s=5.0)
         self._do(self._sampler.open(session, batch_id, options, keep_policy(options.keep), now, key=new_id()), now)
@@ -125,7 +134,9 @@ class BatchRunner:
         Raises:
             InvalidBatch: prompts are missing before these.
             Busy: enough prompts wait.
-            UnknownTask, InvalidJob, JobTooLarge: one is no job that could run here; none was taken.
+            JournalFailed: the journal has no room for them.
+            UnknownTask, InvalidJob, JobTooLarge, MalformedMessage: the one at `place` is no job that could run here,
+                and none was taken.
         """
         if start > batch.fed:
             raise InvalidBatch(
@@ -135,15 +146,16 @@ class BatchRunner:
             )
         new = frames[batch.fed - start :]
         stream = stream_of(batch.session)
-        waiting = len(batch.prompts)
+        waiting = len(batch.prompts if batch.state == "open" else self._batches.sessions[batch.session].prompts)
         if new and waiting + len(new) > PROMPT_LIMIT:
             raise Busy(
                 f"{waiting} prompts wait, and {PROMPT_LIMIT} may; feed them as they are wanted", retry_after_s=1.0
             )
-        self._quota.check(stream, 0, sum(map(len, new)))
-        jobs = [read_job(frame, self._job_limit_bytes) for frame in new]
-        for job in jobs:
-            self._catalog.check(job)
+        size_bytes = sum(map(len, new))
+        self._quota.check(stream, 0, size_bytes)
+        if new:
+            self._writes.check_room(size_bytes)
+        jobs = [self._read(frame, place) for place, frame in enumerate(new, len(frames) - len(new))]
         prompts = []
         for job, frame in zip(jobs, new, strict=True):
             self._prompts += 1
@@ -151,6 +163,15 @@ class BatchRunner:
             self._writes.note(*prompt_note(prompts[-1], batch.batch_id, frame))
             self._quota.prompts(stream, len(frame))
         self._do(self._sampler.feed(batch.batch_id, prompts, now, last=last), now)
+
+    def _read(self, frame: bytes, place: int) -> Job:
+        try:
+            job = read_job(frame, self._job_limit_bytes)
+            self._catalog.check(job)
+        except ProrlError as error:
+            error.fields["place"] = place
+            raise
+        return job
 
     def find(self, session: str, batch_id: str) -> BatchRecord:
         """Give a batch of a session, to look at.
@@ -200,9 +221,23 @@ class BatchRunner:
         self._writes.note(WEIGHTS, msgspec.msgpack.encode(weight_version))
         self._do(self._sampler.set_version(weight_version, now), now)
 
+    def status(self, batch: BatchRecord) -> BatchStatus:
+        """Describe a batch; if it stands still, why."""
+        status = batch.status()
+        idle = batch.state == "open" and not batch.in_flight and bool(batch.groups or batch.prompts)
+        if idle and self._refusal:
+            return msgspec.structs.replace(status, problem=self._refusal)
+        if idle and self._quota.room(stream_of(batch.session)) <= 0:
+            problem = (
+                "its session holds as much as it may (max_jobs, max_held_bytes, max_session_share): fetch groups, "
+                "close batches, or ask for smaller groups"
+            )
+            return msgspec.structs.replace(status, problem=problem)
+        return status
+
     def statuses(self) -> tuple[BatchStatus, ...]:
         """Describe all batches."""
-        return self._batches.statuses()
+        return tuple(self.status(batch) for batch in self._batches.batches.values())
 
     # What happens -----------------------------------------------------------------------------------------------------
 
@@ -304,10 +339,12 @@ class BatchRunner:
         ]
         try:
             self._writes.accept(states, now)  # their groups' notes first
-        except JournalFailed:
+        except JournalFailed as error:
+            self._refusal = error.message
             self._sampler.not_started([launch.job_id for launch in launches])
             self._launch_at = now + AGAIN_S
             return
+        self._refusal = ""
         for launch, job, packed in made:
             stream = stream_of(launch.session)
             self._quota.submitted(stream, job.job_id, len(packed))

@@ -59,15 +59,23 @@ if TYPE_CHECKING:
     from .rollout_group import Rollout, RolloutGroup
 
 
+PROBLEM_LIMIT = 500
+"""Most characters of what a policy says when it raises."""
+
+
 class BatchSampler:
     """All open batches, and what their sessions carry on.
 
     Args:
         name_of: gives the id of a prompt, for reports.
+        worked_s: gives for how many seconds a job that runs has been worked on at some time, waiting not counted.
     """
 
-    def __init__(self, name_of: Callable[[Any], str] = str) -> None:
+    def __init__(
+        self, name_of: Callable[[Any], str] = str, worked_s: Callable[[str, float], float] = lambda _, __: 0.0
+    ) -> None:
         self._name_of = name_of
+        self._worked_s = worked_s
         self.registry = BatchRegistry()
         self._sessions = self.registry.sessions
         self._batches = self.registry.batches
@@ -156,17 +164,13 @@ class BatchSampler:
         keep.check(options.group_size)
         self._now = now
         place = self._sessions.setdefault(session, SessionRecord(session, now, options.lease_s))
-        place.heard_at, place.lease_s = now, options.lease_s
+        place.heard_at = now
         place.batches.add(batch_id)
         batch = self._batches[batch_id] = BatchRecord(batch_id, session, options, keep, key or batch_id)
-        batch.take_prompts(place)
+        place.lease_s = max(self._batches[name].options.lease_s for name in place.batches)
         self._changes.session(place)
         self._changes.batch(batch)
-        for group in [group for group in place.carried.values() if group.size == options.group_size]:
-            if batch.state != "open":
-                break
-            del place.carried[group.group_id]
-            self._adopt(batch, group)
+        self._adopt_carried(batch, place)
         return self._take_actions()
 
     def feed(self, batch_id: str, prompts: Iterable[Any], now: float, *, last: bool = False) -> list[SamplerAction]:
@@ -217,8 +221,7 @@ class BatchSampler:
         if not math.isfinite(rollout.reward):
             self._lose(group, rollout.job_id, "reward_not_finite")
             return self._take_actions()
-        member = group.running.pop(rollout.job_id)
-        group.rollouts[member.place] = rollout
+        group.rollouts[group.running.pop(rollout.job_id)] = rollout
         self._changes.group(group)
         batch = self._batches.get(group.batch_id)
         if batch is not None:
@@ -234,7 +237,7 @@ class BatchSampler:
         """Jobs that were launched could not be submitted: their places are missing again."""
         for job_id in job_ids:
             group = self._owners.pop(job_id)
-            group.missing.append(group.running.pop(job_id).place)
+            group.missing.append(group.running.pop(job_id))
             batch = self._batches[group.batch_id]
             batch.in_flight -= 1
             batch.account.launched -= 1
@@ -255,7 +258,8 @@ class BatchSampler:
         for batch in self._batches.values():
             limit = batch.options.max_staleness
             for group in tuple(batch.groups.values()):
-                self._drop_stale(group, batch, limit)
+                if self._drop_stale(group, batch, limit):
+                    self._judge(batch, group)
             for group in [group for group in batch.ready.values() if not group.given_to]:
                 self._drop_stale(group, batch, limit)
                 if not group.is_complete:
@@ -330,7 +334,7 @@ class BatchSampler:
         return group
 
     def _start(self, batch: BatchRecord, group: RolloutGroup) -> None:
-        job_id = group.start(self._now)
+        job_id = group.start()
         batch.in_flight += 1
         batch.account.launched += 1
         self._owners[job_id] = group
@@ -338,29 +342,37 @@ class BatchSampler:
         self._changes.batch(batch)
         self._actions.append(Launch(group.group_id, job_id, group.prompt, batch.session))
 
+    def _adopt_carried(self, batch: BatchRecord, place: SessionRecord) -> None:
+        batch.take_prompts(place)
+        for group in batch.fitting(place.carried.values()):
+            if batch.state == "open":
+                del place.carried[group.group_id]
+                self._adopt(batch, group)
+
     def _adopt(self, batch: BatchRecord, group: RolloutGroup) -> None:
         group.batch_id = batch.batch_id
         group.verdict = Verdict.OPEN
         batch.groups[group.group_id] = group
         batch.in_flight += len(group.running)
-        batch.account.adopted += 1
+        batch.account.adopted += len(group.running) + len(group.rollouts)
         self._changes.group(group)
         self._drop_stale(group, batch, batch.options.max_staleness)
         batch.put_due(group)
-        if not self._give_up_if_hopeless(batch, group):
+        if group.is_complete or not self._give_up_if_hopeless(batch, group):
             self._judge(batch, group)
 
     def _judge(self, batch: BatchRecord, group: RolloutGroup) -> None:
         """See what a group has come to, now that its rollouts have changed."""
         try:
             verdict = batch.keep.verdict(group.rewards, group.size)
-        except Exception as error:  # noqa: BLE001 - a policy is a user's code
-            self._end(batch, "failed", f"the keep policy failed: {type(error).__name__}: {error}")
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a policy is a user's code
+            self._end(batch, "failed", f"the keep policy failed: {type(error).__name__}: {str(error)[:PROBLEM_LIMIT]}")
             return
         if verdict != group.verdict:
             group.verdict = verdict
             batch.put_due(group)
         if group.is_complete:
+            batch.account.given_up_in_row = 0
             del batch.groups[group.group_id]
             if verdict == Verdict.KEEP:
                 self._keep(batch, group)
@@ -389,22 +401,21 @@ class BatchSampler:
         batch.account.kept_groups -= 1
         if batch.state != "failed":
             batch.state = "open"
-            batch.take_prompts(self._sessions[batch.session])
+            self._adopt_carried(batch, self._sessions[batch.session])
         self._changes.batch(batch)
         self._judge(batch, group)
         batch.put_due(group)
 
     def _lose(self, group: RolloutGroup, job_id: str, reason: str) -> None:
         """A job brought nothing: replace it, or give its group up."""
-        member = group.running.pop(job_id)
-        group.missing.append(member.place)
+        group.missing.append(group.running.pop(job_id))
         group.failures[reason] += 1
         self._changes.group(group)
         batch = self._batches.get(group.batch_id)
         if batch is None:
             return
         batch.in_flight -= 1
-        batch.account.failed += 1
+        batch.account.fail(reason)
         self._changes.batch(batch)
         if not self._give_up_if_hopeless(batch, group):
             if group.verdict != Verdict.DROP:
@@ -419,6 +430,10 @@ class BatchSampler:
         batch.account.give_up(self._name_of(group.prompt), dict(group.failures))
         self._remove(batch, group, Why.GIVEN_UP)
         self._actions.append(GiveUp(batch.batch_id, group))
+        in_row = batch.account.given_up_in_row
+        if batch.state == "open" and in_row >= batch.options.max_given_up:
+            reasons = ", ".join(f"{reason} ({count} jobs)" for reason, count in batch.status().failures.items())
+            self._end(batch, "failed", f"{in_row} groups in a row could not be completed: {reasons}")
         return True
 
     def _remove(self, batch: BatchRecord, group: RolloutGroup, why: Why) -> None:
@@ -441,18 +456,21 @@ class BatchSampler:
         for job_id in stopped:
             del self._owners[job_id]
         if stopped:
-            self._waste(
-                self._batches.get(group.batch_id), why, [self._now - one.started_at for one in stopped.values()]
-            )
+            seconds = [self._worked_s(job_id, self._now) for job_id in stopped]
+            self._waste(self._batches.get(group.batch_id), why, seconds)
             self._actions.append(CancelJobs(tuple(stopped), why))
 
-    def _drop_stale(self, group: RolloutGroup, batch: BatchRecord, limit: int | None) -> None:
+    def _drop_stale(self, group: RolloutGroup, batch: BatchRecord, limit: int | None) -> bool:
+        """Drop rollouts of weights that are too old; say whether there were any, so that the group is judged anew."""
         dropped = group.drop_older_than(self.version - limit) if limit is not None else []
         if dropped:
+            group.find_missing()
+            group.verdict = Verdict.OPEN
             self._changes.group(group)
             self._waste(batch, Why.STALE, [rollout.seconds for rollout in dropped])
             self._actions.append(Discard(tuple(dropped), Why.STALE))
             batch.put_due(group)
+        return bool(dropped)
 
     def _waste(self, batch: BatchRecord | None, why: Why, seconds: list[float]) -> None:
         if batch is not None and seconds:
@@ -484,6 +502,7 @@ class BatchSampler:
             if batch.options.carry == "finished":
                 self._cancel(group, Why.NOT_NEEDED)
             group.batch_id = ""
+            batch.account.carried += len(group.running) + len(group.rollouts)
             if group.rollouts or group.running or group.failures:
                 place.carried[group.group_id] = group
                 self._changes.group(group)

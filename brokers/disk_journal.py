@@ -102,13 +102,21 @@ class DiskJournal:
         """Close the file; may be called again."""
         self._file.close()
 
+    def check_room(self, size_bytes: int) -> None:
+        """See `Journal.check_room`.
+
+        Raises:
+            JournalFailed: the file is too full.
+        """
+        self._file.check_room(size_bytes)
+
     def accept(self, jobs: Sequence[JobState]) -> None:
         """Note new jobs, all or none.
 
         Raises:
             JournalFailed: the file is full or cannot be written; nothing was noted.
         """
-        self._file.check_room(sum(len(job.packed) + ROW_BYTES for job in jobs))
+        self.check_room(sum(len(job.packed) + ROW_BYTES for job in jobs))
         now = time.time()
         rows = [(job.sequence, job.session, job.job_id, job.task, job.stage_wait_s, now, job.packed) for job in jobs]
         self._file.run(("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?)", rows))

@@ -77,6 +77,11 @@ class JobRecord:
         """What it needs of one."""
         return Need(self.phase, self.task, self.sandbox.node if self.sandbox is not None else None)
 
+    def worked_s(self, now: float) -> float:
+        """Give for how many seconds stage processes have worked on it, in this attempt."""
+        ended = sum(self.timings.get(phase, 0.0) for phase in Phase)
+        return ended + (now - self.since if self.place == Place.HELD else 0.0)
+
     def is_held_by(self, stage_id: str, attempt: int) -> bool:
         """Tell whether this attempt is the one under way there."""
         return self.place == Place.HELD and self.stage_id == stage_id and self.attempt == attempt

@@ -90,8 +90,8 @@ class JobTable:
         self._unfinished: Counter[str] = Counter()
         self.queues = JobQueues(self._records)
         self._counts: Counter[tuple[Phase, Place]] = Counter()
-        self._batched: Counter[str] = Counter()
-        """Jobs of batches in INIT, by task."""
+        self._batched: Counter[tuple[Phase, str]] = Counter()
+        """Jobs of batches, by phase and task."""
         self.last_sequence = 0
         """The number of the job that was accepted last; the next one gets the next."""
         self._changed: dict[int, JobRecord] = {}
@@ -122,12 +122,19 @@ class JobTable:
         return sum(stage.working_slots for stage in self.stages if stage.role == Phase.INIT)
 
     def room(self, task: str) -> int:
-        """Give how many more jobs of a task batches may submit now.
+        """Give how many more jobs of a task batches may submit now: as many are in INIT and RUN as both have slots.
 
-        INIT always has as many of theirs as it has slots: it never waits for them, they wait beside those that clients
-        submit by themselves, and none is chosen before its time. Without a slot it is one, whose end tells of that.
+        So no slot of RUN waits for INIT, few sandboxes wait for RUN, and none is chosen before its time. What piles up
+        before EVAL counts too. Without any slot it is one, whose end tells of that.
         """
-        return max(1, self.stages.slots(Need(Phase.INIT, task, None))) - self._batched[task]
+        init, run, evaluate = (self.stages.slots(Need(phase, task, None)) for phase in Phase)
+        waiting = max(0, self._batched[Phase.EVAL, task] - evaluate)
+        return max(1, init + run) - self._batched[Phase.INIT, task] - self._batched[Phase.RUN, task] - waiting
+
+    def worked_s(self, job_id: str, now: float) -> float:
+        """Give for how many seconds stage processes have worked on a job that has not ended; 0 if it is not here."""
+        record = self._records.get(job_id)
+        return record.worked_s(now) if record is not None else 0.0
 
     def count(self, place: Place) -> dict[Phase, int]:
         """Give the number of jobs of each phase that are queued, or held."""
@@ -391,10 +398,10 @@ class JobTable:
         record.place = Place.MOVING
 
     def _count_batched(self, record: JobRecord, change: int) -> None:
-        if record.phase == Phase.INIT and is_stream(record.session):
-            self._batched[record.task] += change
-            if not self._batched[record.task]:
-                del self._batched[record.task]
+        if is_stream(record.session):
+            self._batched[record.phase, record.task] += change
+            if not self._batched[record.phase, record.task]:
+                del self._batched[record.phase, record.task]
 
     def _count_on_node(self, record: JobRecord, change: int) -> None:
         if record.place == Place.QUEUED and record.sandbox is not None:

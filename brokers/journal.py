@@ -77,6 +77,9 @@ class Journal(Protocol):
     def journal_id(self) -> str:
         """Names this record for as long as it remembers."""
 
+    def check_room(self, size_bytes: int) -> None:
+        """Raise `JournalFailed` unless there is room to begin something new of that size."""
+
     def accept(self, jobs: Sequence[JobState]) -> None:
         """Note new jobs, all or none; when this returns they are safe."""
 
@@ -118,6 +121,9 @@ class MemoryJournal:
         self._results: dict[int, Finished] = {}
         self._notes: dict[str, bytes] = {}
         self._last_sequence = 0
+
+    def check_room(self, size_bytes: int) -> None:
+        """Do nothing: there is as much as the process has."""
 
     def accept(self, jobs: Sequence[JobState]) -> None:
         """Note new jobs."""

@@ -137,7 +137,10 @@ class KeepWhere:
         """Ask the function."""
         if len(rewards) < group_size:
             return Verdict.OPEN
-        return Verdict.KEEP if self.keeps(tuple(rewards)) else Verdict.DROP
+        kept = self.keeps(tuple(rewards))
+        if str(kept) not in ("True", "False"):  # numpy has a bool of its own
+            raise TypeError(f"`{self.name}` gave a {type(kept).__name__}, not a bool")
+        return Verdict.KEEP if kept else Verdict.DROP
 
 
 def keep_policy(keep: Keep) -> KeepPolicy:

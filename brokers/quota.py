@@ -68,7 +68,11 @@ class Quota:
             self.check(session, 0, 0)
         except Busy:
             return 0
-        return self._most(self._jobs, session, self._max_jobs) - self._jobs[session]
+        return self.most_jobs(session) - self._jobs[session]
+
+    def most_jobs(self, session: str) -> int:
+        """Give how many jobs and results a session may hold now."""
+        return self._most(self._jobs, session, self._max_jobs)
 
     def prompts(self, session: str, size_bytes: int) -> None:
         """A session has more bytes of prompts that wait for their jobs, or fewer."""

@@ -21,14 +21,6 @@ class Rollout(NamedTuple):
     """From its start to its end."""
 
 
-class Member(NamedTuple):
-    """A job of a group that runs."""
-
-    place: int
-    """Which of the group's places it is to fill."""
-    started_at: float
-
-
 @dataclass(slots=True, eq=False)
 class RolloutGroup:
     """The jobs of one prompt."""
@@ -45,8 +37,8 @@ class RolloutGroup:
     verdict: Verdict = Verdict.OPEN
     rollouts: dict[int, Rollout] = field(default_factory=dict)
     """By place."""
-    running: dict[str, Member] = field(default_factory=dict)
-    """By job id."""
+    running: dict[str, int] = field(default_factory=dict)
+    """The place of each job that runs."""
     missing: list[int] = field(default_factory=list)
     """Places to start a job for, the next one last."""
     failures: Counter[str] = field(default_factory=Counter)
@@ -69,27 +61,25 @@ class RolloutGroup:
 
     def find_missing(self) -> None:
         """Work out which places are neither filled nor going to be."""
-        taken = {*self.rollouts, *(member.place for member in self.running.values())}
+        taken = {*self.rollouts, *self.running.values()}
         self.missing = [index for index in range(self.size - 1, -1, -1) if index not in taken]
 
-    def start(self, now: float) -> str:
+    def start(self) -> str:
         """Fill the next place that is missing; give the id of the new job."""
-        index = self.missing.pop()
         job_id = f"{self.group_id}.{self.started}"
         self.started += 1
-        self.running[job_id] = Member(index, now)
+        self.running[job_id] = self.missing.pop()
         return job_id
 
-    def stop(self) -> dict[str, Member]:
+    def stop(self) -> list[str]:
         """Forget all jobs that run, whose places are missing again; give them."""
         stopped, self.running = self.running, {}
-        self.missing.extend(sorted((member.place for member in stopped.values()), reverse=True))
-        return stopped
+        self.missing.extend(sorted(stopped.values(), reverse=True))
+        return list(stopped)
 
     def drop_older_than(self, version: int) -> list[Rollout]:
-        """Forget rollouts with tokens of older weights, whose places are missing again; give them."""
+        """Forget rollouts with tokens of older weights; give them."""
         old = {index: rollout for index, rollout in self.rollouts.items() if rollout.version < version}
         for index in old:
             del self.rollouts[index]
-            self.missing.append(index)
         return list(old.values())

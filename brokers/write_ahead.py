@@ -132,6 +132,16 @@ class WriteAhead:
             else:
                 self._acknowledged.append(finished.sequence)
 
+    def check_room(self, size_bytes: int) -> None:
+        """Raise unless the journal has room to begin something new of that size.
+
+        Raises:
+            JournalFailed: it has not, or cannot be written now.
+        """
+        if self.is_stuck and self._failure is not None:
+            raise self._refusal(self._failure)
+        self._journal.check_room(size_bytes)
+
     def note(self, name: str, note: bytes | None) -> None:
         """Keep a note of the batches under a name, in place of an earlier one; None: forget it."""
         self._notes[name] = note
@@ -221,9 +231,12 @@ class WriteAhead:
 
     def _write_what_fits(self) -> None:
         """Write in small parts: a part may fit where all together do not."""
-        self._journal.write((), (), self._acknowledged, self._discarded)
+        forgotten = {name: note for name, note in self._notes.items() if note is None}
+        self._journal.write((), (), self._acknowledged, self._discarded, forgotten)
         self._acknowledged, self._acknowledged_by = [], 0.0
         self._discarded = []
+        for name in forgotten:
+            del self._notes[name]
         for sequence, finished in tuple(self._ended.items()):
             self._journal.write((), (finished,), ())
             del self._ended[sequence]

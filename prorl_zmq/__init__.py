@@ -14,6 +14,7 @@ from .messages import Backend, EpisodeLimits, Job, Outcome, PhaseLimits, Samplin
 
 if TYPE_CHECKING:
     from .async_client import AsyncRolloutClient
+    from .batch_progress import mean_reward
     from .client import RolloutClient
     from .collation import collate
     from .group import Group
@@ -34,6 +35,7 @@ __all__ = [
     "Trajectory",
     "collate",
     "errors",
+    "mean_reward",
 ]
 
 
@@ -44,6 +46,7 @@ _LATE = {
     "Role": "trajectory",
     "Trajectory": "trajectory",
     "collate": "collation",
+    "mean_reward": "batch_progress",
 }
 """What brings ZeroMQ, numpy or asyncio with it, and where it is: an execution server needs none of them."""
 

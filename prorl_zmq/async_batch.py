@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from . import codec
-from .errors import Busy, Closed, InvalidJob, ProrlError, RequestTimeout, UnknownTask
+from .errors import Busy, Closed, ProrlError, RequestTimeout
 from .requests import POLL_S, read_reply
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ class AsyncBatch:
 
     @property
     def report(self) -> BatchReport | None:
-        """What it took; None before its end."""
+        """What it took; None before the first reply."""
         return self._progress.report
 
-    def feed(self, prompts: Iterable[Job], *, last: bool = True) -> None:
+    def feed(self, prompts: Job | Iterable[Job], *, last: bool = True) -> None:
         """Give prompts; see `Batch.feed`. The iterable is drawn from on the event loop, so it must not block."""
         self._progress.feed(prompts, last=last)
 
@@ -64,6 +64,7 @@ class AsyncBatch:
                 group = progress.receive(request, await self._ask(request, [codec.encode(request)], wait_s))
                 if group is not None:
                     return group
+                progress.check_fed()
                 if time.monotonic() >= until and not progress.has_ended:
                     raise RequestTimeout(f"no group within {timeout_s:g} s; {progress.describe()}", timeout_s=timeout_s)
             progress.check_failed()
@@ -100,7 +101,7 @@ class AsyncBatch:
             self._progress.fed(request, read_reply(await self._ask(request, frames)))
         except Busy:
             self._progress.feed_later()
-        except (InvalidJob, UnknownTask) as error:
+        except ProrlError as error:
             self._progress.refused(error)
             raise
 

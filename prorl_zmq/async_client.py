@@ -146,6 +146,8 @@ class AsyncRolloutClient:
         max_staleness: int | None = None,
         max_replacements: int = 4,
         stop_early: bool = True,
+        adopt: bool = True,
+        max_given_up: int = 32,
         lease_s: float = 60.0,
         batch_id: str | None = None,
         timeout_s: float | None = None,
@@ -160,6 +162,8 @@ class AsyncRolloutClient:
             max_staleness=max_staleness,
             max_replacements=max_replacements,
             stop_early=stop_early,
+            adopt=adopt,
+            max_given_up=max_given_up,
             lease_s=lease_s,
         )
         until = self._until(timeout_s)

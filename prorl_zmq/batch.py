@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from . import codec
-from .errors import Busy, Closed, InvalidJob, ProrlError, RequestTimeout, UnknownTask
+from .errors import Busy, Closed, ProrlError, RequestTimeout
 from .requests import POLL_S, read_reply
 
 if TYPE_CHECKING:
@@ -50,16 +50,16 @@ class Batch:
 
     @property
     def report(self) -> BatchReport | None:
-        """What it took: jobs, what was not used and why, kept rollouts beside dropped ones; None before its end."""
+        """What it took: jobs, what was not used and why, kept ones beside dropped ones; None before a reply."""
         return self._progress.report
 
-    def feed(self, prompts: Iterable[Job], *, last: bool = True) -> None:
+    def feed(self, prompts: Job | Iterable[Job], *, last: bool = True) -> None:
         """Give prompts: jobs that are templates of their groups' (the `job_id` is the prompt's id).
 
         They are drawn by `next_group`, as the service wants them, so the iterable may be endless. May be called again.
 
         Args:
-            prompts: any iterable.
+            prompts: any iterable, or one.
             last: the stream ends where these end; False: more will be fed.
         """
         self._progress.feed(prompts, last=last)
@@ -73,7 +73,8 @@ class Batch:
             timeout_s: longest wait in seconds, after which the batch goes on; None: no limit, since jobs have theirs.
 
         Raises:
-            BatchFailed: the keep policy raised.
+            BatchFailed: the keep policy raised, or `max_given_up` groups in a row could not be completed.
+            InvalidBatch: nothing was fed, so nothing can come.
             Closed: this batch was closed here.
             UnknownBatch: the batch was closed, or the service heard nothing for longer than `lease_s`.
             InvalidJob, UnknownTask, JobTooLarge: a prompt is no job for this service; it is left out, and the next call
@@ -92,6 +93,7 @@ class Batch:
             group = progress.receive(request, frames)
             if group is not None:
                 return group
+            progress.check_fed()
             if time.monotonic() >= until and not progress.has_ended:
                 raise RequestTimeout(f"no group within {timeout_s:g} s; {progress.describe()}", timeout_s=timeout_s)
         progress.check_failed()
@@ -133,7 +135,7 @@ class Batch:
             self._progress.fed(request, read_reply(self._ask(request, frames)))
         except Busy:
             self._progress.feed_later()
-        except (InvalidJob, UnknownTask) as error:
+        except ProrlError as error:
             self._progress.refused(error)
             raise
 

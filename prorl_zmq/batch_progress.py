@@ -7,22 +7,24 @@ again (its acknowledgement was lost) is known by its id. Prompts that were drawn
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
 from . import codec
-from .errors import BatchFailed, InvalidBatch, InvalidJob, JobTooLarge, MalformedMessage, UnknownTask
+from .errors import BatchFailed, InvalidBatch, JobTooLarge, MalformedMessage
 from .group import Group
 from .messages import (
     BatchClosed,
     BatchOpened,
     BatchOptions,
     BatchReport,
+    Carry,
     CloseBatch,
     Fed,
     Feed,
     GroupGiven,
+    Job,
     Keep,
     NextGroup,
     OpenBatch,
@@ -35,7 +37,8 @@ from .trajectory import Trajectory
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from .messages import BatchStatus, Job
+    from .errors import ProrlError
+    from .messages import BatchStatus
     from .requests import Received
 
 FEED_LIMIT = 512
@@ -65,7 +68,15 @@ def batch_options(keep: str | Keep, **options: Any) -> BatchOptions:
     Raises:
         InvalidBatch: no batch can be that.
     """
+    if not isinstance(keep, str | Keep):
+        raise InvalidBatch(
+            "keep is `all`, `informative`, what `mean_reward(low, high)` gives, or the name of a function that the "
+            f"service's environment registers, not a {type(keep).__name__}",
+            field="keep",
+        )
     chosen = Keep(keep) if isinstance(keep, str) else keep
+    if options.get("carry") not in get_args(Carry):
+        raise InvalidBatch(f"carry is one of {', '.join(get_args(Carry))}, not {options.get('carry')!r}", field="carry")
     try:
         made = msgspec.convert({**options, "keep": msgspec.to_builtins(chosen)}, BatchOptions)
     except msgspec.ValidationError as error:
@@ -113,12 +124,14 @@ class BatchProgress:
         self.status: BatchStatus | None = None
         """As of the last reply."""
         self.report: BatchReport | None = None
-        """Once it has ended."""
+        """As of the last reply."""
+        self._ended = False
+        self._was_fed = False
 
     @property
     def has_ended(self) -> bool:
         """All groups that there will be were handed over."""
-        return self.report is not None
+        return self._ended
 
     def check_failed(self) -> None:
         """Raise if the batch ended badly.
@@ -130,14 +143,32 @@ class BatchProgress:
             raise BatchFailed(f"batch {self._batch_id} ended: {self.status.problem}", batch_id=self._batch_id)
 
     def describe(self) -> str:
-        """Say how far it has come."""
+        """Say how far it has come, and what goes wrong."""
         status = self.status
         if status is None:
             return "nothing is known of the batch yet"
-        return (
-            f"{status.kept} of {status.target_groups} groups are kept, {status.under_way} under way with "
-            f"{status.in_flight} jobs, {status.prompts} prompts wait"
-        )
+        parts = [
+            f"{status.kept} of {status.target_groups} groups are kept, {status.dropped} were not",
+            f"{status.under_way} are under way with {status.in_flight} jobs, {status.prompts} prompts wait",
+        ]
+        if status.problem:
+            parts.append(status.problem)
+        if status.failed:
+            reasons = ", ".join(f"{reason} {count} times" for reason, count in status.failures.items())
+            parts.append(f"{status.failed} jobs failed ({reasons}), and {status.given_up} groups were given up")
+        return "; ".join(parts)
+
+    def check_fed(self) -> None:
+        """Raise if nothing can come, since nobody has fed anything.
+
+        Raises:
+            InvalidBatch: so it is.
+        """
+        status = self.status
+        if status is None or status.state != "open" or self._was_fed or self._fed:
+            return
+        if not (status.kept or status.under_way or status.prompts):
+            raise InvalidBatch(f"batch {self._batch_id} has no prompts: call `feed` first", field="prompts")
 
     # Requests and replies ---------------------------------------------------------------------------------------------
 
@@ -149,9 +180,17 @@ class BatchProgress:
         """It is open."""
         self._fed, self.wanted = reply.fed, reply.wanted
 
-    def feed(self, prompts: Iterable[Job], *, last: bool) -> None:
-        """Take more prompts, to be drawn as they are wanted; `last`: the stream ends with them."""
-        self._streams.append(iter(prompts))
+    def feed(self, prompts: Job | Iterable[Job], *, last: bool) -> None:
+        """Take more prompts, to be drawn as they are wanted; `last`: the stream ends with them.
+
+        Raises:
+            InvalidBatch: the batch has ended.
+        """
+        if self._ended:
+            state = self.status.state if self.status is not None else "closed"
+            raise InvalidBatch(f"batch {self._batch_id} has ended ({state}); open another one", field="prompts")
+        self._was_fed = True
+        self._streams.append(iter([prompts] if isinstance(prompts, Job) else prompts))
         self._more_to_come = not last
         self._told_last = False
 
@@ -190,12 +229,11 @@ class BatchProgress:
         self.wanted = 0
         self._must_pause = True
 
-    def refused(self, error: InvalidJob | UnknownTask) -> None:
-        """One of the prompts can be no job here: leave it out; the others are fed with the next request."""
-        bad_id, bad_task = error.fields.get("job_id"), error.fields.get("task")
-        self._drawn = deque(
-            (job, packed) for job, packed in self._drawn if job.job_id != bad_id and job.task != bad_task
-        )
+    def refused(self, error: ProrlError) -> None:
+        """If one of the prompts can be no job here, leave it out; the others are fed with the next request."""
+        place = error.fields.get("place")
+        if isinstance(place, int) and place < len(self._drawn):
+            del self._drawn[place]
 
     def group_request(self, wait_s: float) -> NextGroup:
         """Make the request for the next group; it acknowledges those that were handed over."""
@@ -224,7 +262,7 @@ class BatchProgress:
         acknowledged = set(request.acknowledge)
         self._handed_over = [group_id for group_id in self._handed_over if group_id not in acknowledged]
         self.status, self.wanted = reply.batch, reply.wanted
-        self.report = reply.report or self.report
+        self.report, self._ended = reply.report, reply.ended
         if not reply.group_id:
             return None
         rest = iter(frames[1:])
@@ -244,6 +282,8 @@ class BatchProgress:
         self.status, self.report = reply.batch, reply.report
 
     def _packed(self, job: Job) -> bytes:
+        if not isinstance(job, Job):
+            raise TypeError(f"prompts are `Job`s, the templates of their groups' jobs; one is a {type(job).__name__}")
         packed = codec.encode(job)
         if len(packed) > self._job_limit_bytes:
             raise JobTooLarge(

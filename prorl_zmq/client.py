@@ -211,6 +211,8 @@ class RolloutClient:
         max_staleness: int | None = None,
         max_replacements: int = 4,
         stop_early: bool = True,
+        adopt: bool = True,
+        max_given_up: int = 32,
         lease_s: float = 60.0,
         batch_id: str | None = None,
         timeout_s: float | None = None,
@@ -223,8 +225,8 @@ class RolloutClient:
         Args:
             target_groups: how many groups to keep.
             group_size: rollouts of each prompt.
-            keep: which: `informative` (not all rewards equal), `all`, `mean_reward(low, high)`, or the name of a
-                function that the service's environment registers as an entry point in `prorl_zmq.keep_policies`.
+            keep: which: `informative` (not all rewards equal), `all`, what `prorl_zmq.mean_reward` gives, or the name
+                of a function that the service's environment registers as an entry point in `prorl_zmq.keep_policies`.
             carry: what of unneeded groups goes on into the next batch: `nothing`, rollouts that are `finished`, or
                 those `running` too.
             weight: its share of the slots, beside those of other batches.
@@ -233,6 +235,9 @@ class RolloutClient:
             max_replacements: jobs of a group that may end without a reward and are replaced; beyond it the group is
                 given up, and `report.given_up` says why.
             stop_early: cancel the running jobs of a group that can no longer be kept.
+            adopt: begin with what earlier batches of this session carried over; False, for an evaluation, say: with
+                nothing but its own prompts.
+            max_given_up: groups given up in a row, with none completed between them, at which the batch fails.
             lease_s: how long the service may hear nothing of this client before it stops its batches' jobs. A thread of
                 the client speaks for it, however long the trainer computes.
             batch_id: names it, so that another client of this session can take it up with the same options; None: a
@@ -253,6 +258,8 @@ class RolloutClient:
             max_staleness=max_staleness,
             max_replacements=max_replacements,
             stop_early=stop_early,
+            adopt=adopt,
+            max_given_up=max_given_up,
             lease_s=lease_s,
         )
         until = self._until(timeout_s)

@@ -42,24 +42,32 @@ class KeepAlive:
         self._keyring = keyring
         self._session = session
         self._every_s = lease_s / 4
-        self._over = threading.Event()
+        self._over = False
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prorl-keep-alive", daemon=True)
         self._thread.start()
 
     def shorten(self, lease_s: float) -> None:
         """Speak often enough for this lease too."""
-        self._every_s = min(self._every_s, lease_s / 4)
+        if lease_s / 4 < self._every_s:
+            self._every_s = lease_s / 4
+            self._wake.set()
 
     def close(self) -> None:
         """Say nothing any more; may be called again."""
-        self._over.set()
+        self._over = True
+        self._wake.set()
         self._thread.join(2 * ANSWER_S)
 
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             line = RequestLine.to_service(context, self._endpoint, self._keyring)
-            while not self._over.wait(self._every_s):
+            while True:
+                self._wake.wait(self._every_s)
+                self._wake.clear()
+                if self._over:
+                    return
                 request = SessionAlive(new_id(), self._session)
                 try:
                     line.ask([codec.encode(request)], request.request_id, time.monotonic() + ANSWER_S)

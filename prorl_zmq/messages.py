@@ -317,6 +317,10 @@ class BatchOptions(Part, frozen=True, kw_only=True):
     """Jobs of a group that may end without a reward, and are replaced."""
     stop_early: bool = True
     """Cancel the running jobs of a group that can no longer be kept."""
+    adopt: bool = True
+    """Begin with what earlier batches of the session carried over; False: with nothing but its own prompts."""
+    max_given_up: Count = 32
+    """Groups given up in a row, with none completed between them, at which the batch fails."""
     lease_s: Seconds = 60.0
     """How long nothing may be heard of its session, batch or no batch."""
 
@@ -430,7 +434,8 @@ class Cancelled(Reply, frozen=True):
 
 
 BatchState = Literal["open", "met", "short", "failed"]
-"""`met`: the target is reached. `short`: the stream of prompts ended before it. `failed`: its keep policy raised."""
+"""`met`: the target is reached. `short`: the stream of prompts ended before it. `failed`: its keep policy raised, or
+too many groups in a row could not be completed."""
 
 
 class Spread(Part, frozen=True, kw_only=True):
@@ -471,7 +476,11 @@ class BatchReport(Part, frozen=True, kw_only=True):
     failed: int = 0
     """Jobs that ended without a reward, and were replaced where that could be."""
     adopted: int = 0
-    """Groups that it took over from earlier batches."""
+    """Jobs of earlier batches, running or ended, that it took over."""
+    carried: int = 0
+    """Jobs, running or ended, that it left to later batches."""
+    withdrawn: int = 0
+    """Jobs that were cancelled before any work was done for them."""
     kept_groups: int = 0
     dropped_groups: int = 0
     """Whole groups that the policy did not keep."""
@@ -482,7 +491,7 @@ class BatchReport(Part, frozen=True, kw_only=True):
     """Jobs that ran and are not used, by the reason: `stale`, `not_needed`, `not_kept` (of groups that were stopped),
     `given_up`, `abandoned`."""
     wasted_s: dict[ShortText, float] = {}
-    """Their seconds."""
+    """Their seconds of work, waiting not counted."""
     kept: RolloutSpread = RolloutSpread()
     """Rollouts of the groups that were kept."""
     dropped: RolloutSpread = RolloutSpread()
@@ -507,6 +516,14 @@ class BatchStatus(Part, frozen=True, kw_only=True):
     """Jobs."""
     prompts: int
     """That wait."""
+    dropped: int = 0
+    """Whole groups that were not kept."""
+    failed: int = 0
+    """Jobs that ended without a reward."""
+    failures: dict[ShortText, int] = {}
+    """Why, the most frequent ones."""
+    given_up: int = 0
+    """Groups that could not be completed."""
 
 
 class BatchOpened(Reply, frozen=True):
@@ -539,8 +556,9 @@ class GroupGiven(Reply, frozen=True, kw_only=True):
     rollouts: int = 0
     wanted: int = 0
     """As in `BatchOpened`."""
-    report: BatchReport | None = None
-    """With the end of the batch, once all its groups were given."""
+    ended: bool = False
+    """The batch has ended, and all its groups were given."""
+    report: BatchReport
 
 
 class BatchClosed(Reply, frozen=True):

@@ -263,13 +263,15 @@ def batch_table(batches: tuple[BatchStatus, ...]) -> Table:
     """Lay out the open batches."""
     table = Table(title="batches", title_justify="left")
     table.add_column("batch")
+    table.add_column("session")
     table.add_column("state")
-    for column in ("kept", "target", "size", "under way", "jobs", "prompts"):
+    for column in ("kept", "target", "size", "dropped", "given up", "under way", "jobs", "failed", "prompts"):
         table.add_column(column, justify="right")
     for batch in batches:
-        numbers = (batch.kept, batch.target_groups, batch.group_size, batch.under_way, batch.in_flight, batch.prompts)
+        groups = (batch.kept, batch.target_groups, batch.group_size, batch.dropped, batch.given_up, batch.under_way)
+        numbers = (*groups, batch.in_flight, batch.failed, batch.prompts)
         state = f"{batch.state}: {batch.problem}" if batch.problem else batch.state
-        table.add_row(batch.batch_id[:12], state, *map(str, numbers))
+        table.add_row(batch.batch_id[:12], batch.session[:12], state, *map(str, numbers))
     return table
 
 

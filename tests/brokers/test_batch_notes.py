@@ -11,7 +11,7 @@ from prorl_zmq.brokers.batch_notes import Restored, batch_note, group_note, prom
 from prorl_zmq.brokers.batch_records import BatchRecord, SessionRecord
 from prorl_zmq.brokers.keep_policies import KeepInformative
 from prorl_zmq.brokers.prompt import Prompt
-from prorl_zmq.brokers.rollout_group import Member, Rollout, RolloutGroup
+from prorl_zmq.brokers.rollout_group import Rollout, RolloutGroup
 from prorl_zmq.messages import BatchOptions
 
 JOB = Job(task="math", instance={"problem": "1 + 1"}, job_id="prompt")
@@ -24,7 +24,7 @@ def notes() -> dict[str, bytes]:
     batch.fed, batch.opened = 2, 1
     group = RolloutGroup("key.1", prompts[0], 3, 1, "s", "b")
     group.rollouts = {0: Rollout("key.1.0", 1.0, 10, 2, 3.0)}
-    group.running = {"key.1.1": Member(1, 5.0)}
+    group.running = {"key.1.1": 1}
     group.failures, group.started = Counter({"timeout": 1}), 3
     kept = [session_note(SessionRecord("s", 0.0, 30.0)), batch_note(batch), group_note(group)]
     kept += [prompt_note(prompt, "b", codec.encode(JOB)) for prompt in prompts]
@@ -42,7 +42,7 @@ def test_everything_comes_back() -> None:
     assert [prompt.number for prompt in batch.prompts] == [8]
     assert group.prompt.job == JOB
     assert group.rollouts == {0: Rollout("key.1.0", 1.0, 10, 2, 3.0)}
-    assert group.running == {"key.1.1": Member(1, 100.0)}
+    assert group.running == {"key.1.1": 1}
     assert (group.failures, group.started) == ({"timeout": 1}, 3)
     assert restored.weight_version == 5
 

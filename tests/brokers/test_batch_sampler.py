@@ -274,7 +274,7 @@ def test_a_policy_that_raises_ends_its_batch_with_the_reason(trainer: Trainer) -
 def test_groups_of_one_are_never_informative(trainer: Trainer) -> None:
     with pytest.raises(InvalidBatch, match="group_size of 2 or more"):
         trainer.open(size=1)
-    assert not trainer.sampler.registry.statuses()
+    assert not trainer.sampler.registry.batches
 
 
 @pytest.mark.parametrize(
@@ -327,3 +327,69 @@ def test_it_is_left_to_run_where_that_was_asked_for(trainer: Trainer) -> None:
     trainer.launch(4)
     assert trainer.complete(0.0, 0.0, 0.0) == []
     assert kinds(trainer.complete(1.0)) == ["Discard"]
+
+
+# What was found by attack ---------------------------------------------------------------------------------------------
+
+
+def test_a_group_whose_early_verdict_rested_on_a_stale_rollout_is_completed(trainer: Trainer) -> None:
+    keep = KeepMeanReward(0.9, 1.0, 0.0, 1.0)
+    batch = trainer.open(size=4, keep=keep, stop_early=False, max_staleness=0)
+    trainer.feed(batch, "p", last=True)
+    trainer.launch(2)
+    trainer.complete(0.0)  # it can no longer be kept, and its other job is left to run
+    trainer.note(trainer.sampler.set_version(1, 0.0))
+    assert trainer.launch(9) == ["p", "p", "p"]
+    assert kinds(trainer.complete(1.0, 1.0, 1.0, 1.0, version=1)) == ["Deliver", "Ended"]
+
+
+def test_a_whole_group_is_adopted_whatever_failed_on_the_way(trainer: Trainer) -> None:
+    batch = trainer.open(target=2, max_replacements=3)
+    trainer.feed(batch, "p")
+    trainer.launch(2)
+    trainer.fail()
+    trainer.launch(1)
+    trainer.complete(0.0, 1.0)
+    trainer.note(trainer.sampler.close(batch, 0.0))
+    trainer.open(target=1, max_replacements=0)
+    assert kinds(trainer.actions[-2:]) == ["Deliver", "Ended"]
+
+
+def test_a_batch_that_new_weights_reopen_takes_back_what_it_carried(trainer: Trainer) -> None:
+    batch = trainer.open(target=1, max_staleness=0)
+    trainer.feed(batch, "p", "q", last=True)
+    trainer.launch(4)
+    trainer.complete(0.0, 1.0)  # met by p; q is carried
+    trainer.note(trainer.sampler.set_version(1, 0.0))
+    assert trainer.sampler.registry.batch(batch).state == "open"
+    assert kinds(trainer.complete(0.0, 1.0, version=1)) == ["Deliver", "Ended"]
+    assert trainer.sampler.registry.batch(batch).state == "met"
+
+
+def test_a_lease_is_the_longest_of_a_session(trainer: Trainer) -> None:
+    trainer.open(lease_s=60.0)
+    trainer.feed("b00", "p")
+    trainer.launch(1)
+    trainer.open(lease_s=2.0)
+    assert trainer.sampler.tick(30.0) == []
+    assert len(trainer.sampler.registry) == 2
+
+
+def test_a_policy_that_ends_the_process_does_not(trainer: Trainer) -> None:
+    def leaving(_: Sequence[float]) -> bool:
+        raise SystemExit("x" * 10_000)
+
+    batch = trainer.open(keep=KeepWhere("leaving", leaving))
+    trainer.feed(batch, "p")
+    trainer.launch(2)
+    trainer.complete(0.0, 1.0)
+    assert trainer.sampler.registry.batch(batch).state == "failed"
+    assert len(trainer.sampler.registry.batch(batch).problem) < 1000
+
+
+def test_a_policy_that_gives_no_bool_fails(trainer: Trainer) -> None:
+    batch = trainer.open(keep=KeepWhere("odd", lambda _: "yes"))  # type: ignore[arg-type,return-value]
+    trainer.feed(batch, "p")
+    trainer.launch(2)
+    trainer.complete(0.0, 1.0)
+    assert "gave a str, not a bool" in trainer.sampler.registry.batch(batch).problem

@@ -111,7 +111,7 @@ class BatchSamplerMachine(RuleBasedStateMachine):
         self.batches[batch_id] = session, options
         self.check(self.sampler.open(session, batch_id, options, keep_policy(keep), self.now))
 
-    @precondition(lambda self: self.sampler.registry.statuses())
+    @precondition(lambda self: self.sampler.registry.batches)
     @rule(data=st.data(), count=st.integers(0, 3), last=st.booleans())
     def feed(self, data: st.DataObject, count: int, last: bool) -> None:
         batch_id = self.some_batch(data)
@@ -162,7 +162,7 @@ class BatchSamplerMachine(RuleBasedStateMachine):
         self.version += more
         self.check(self.sampler.set_version(self.version, self.now))
 
-    @precondition(lambda self: self.sampler.registry.statuses())
+    @precondition(lambda self: self.sampler.registry.batches)
     @rule(data=st.data(), acknowledged=st.booleans())
     def fetch(self, data: st.DataObject, acknowledged: bool) -> None:
         batch_id = self.some_batch(data)
@@ -174,7 +174,7 @@ class BatchSamplerMachine(RuleBasedStateMachine):
                 assert self.sampler.acknowledge(batch_id, [group.group_id]) == []
                 self.take(group, batch_id)
 
-    @precondition(lambda self: self.sampler.registry.statuses())
+    @precondition(lambda self: self.sampler.registry.batches)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
         batch_id = self.some_batch(data)
@@ -208,8 +208,7 @@ class BatchSamplerMachine(RuleBasedStateMachine):
 
     @invariant()
     def in_flight_is_counted(self) -> None:
-        for status in self.sampler.registry.statuses():
-            batch = self.sampler.registry.batch(status.batch_id)
+        for batch in tuple(self.sampler.registry.batches.values()):
             assert batch.in_flight == sum(len(group.running) for group in batch.groups.values())
             if batch.state == "met":
                 assert batch.account.kept_groups >= batch.options.target_groups
@@ -218,8 +217,7 @@ class BatchSamplerMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_waits_for_its_client_is_whole_and_fresh(self) -> None:
-        for status in self.sampler.registry.statuses():
-            batch = self.sampler.registry.batch(status.batch_id)
+        for batch in tuple(self.sampler.registry.batches.values()):
             for group in batch.ready.values():
                 assert sorted(group.rollouts) == list(range(batch.options.group_size))
                 assert not group.running
@@ -238,7 +236,7 @@ class BatchSamplerMachine(RuleBasedStateMachine):
         assert [self.kept.sessions, self.kept.batches, self.kept.groups, self.kept.prompts] == [{}, {}, {}, {}]
 
     def some_batch(self, data: st.DataObject) -> str:
-        return data.draw(st.sampled_from([status.batch_id for status in self.sampler.registry.statuses()]))
+        return data.draw(st.sampled_from(sorted(self.sampler.registry.batches)))
 
     def take(self, group: RolloutGroup, batch_id: str) -> None:
         assert group.group_id not in self.fetched

@@ -5,15 +5,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
-from prorl_zmq import AsyncRolloutClient
-from prorl_zmq.batch_progress import mean_reward
-from prorl_zmq.errors import Closed, InvalidBatch, InvalidJob, RequestTimeout, UnknownBatch, UnknownTask
+from prorl_zmq import AsyncRolloutClient, codec, mean_reward
+from prorl_zmq.brokers.journal import MemoryJournal
+from prorl_zmq.errors import (
+    BatchFailed,
+    Closed,
+    InvalidBatch,
+    InvalidJob,
+    JournalFailed,
+    MalformedMessage,
+    RequestTimeout,
+    UnknownBatch,
+    UnknownTask,
+)
 
 from .conftest import SETTINGS, TestService, scripted, until
 
@@ -141,7 +152,7 @@ def test_what_a_met_batch_has_under_way_is_cancelled_or_carried(service: TestSer
         with client.open_batch(1, 2) as batch:
             assert [group.prompt_id for group in batch] == [waiting.job_id]
         assert batch.report is not None
-        assert (batch.report.adopted, batch.report.launched) == (1, 0)
+        assert (batch.report.adopted, batch.report.launched) == (2, 0)
 
 
 def test_a_group_that_was_not_fetched_goes_on_into_the_next_batch(service: TestService) -> None:
@@ -186,6 +197,8 @@ def test_a_reward_that_is_no_number_is_a_failure_and_never_a_sample(service: Tes
         ({"group_size": 1}, "group_size"),
         ({"weight": -1.0}, "weight"),
         ({"carry": "all"}, "carry"),
+        ({"keep": len}, "keep"),
+        ({"max_given_up": 0}, "max_given_up"),
         ({"keep": "nonesuch"}, "keep"),
         ({"keep": mean_reward(0.9, 0.1)}, "keep"),
         ({"keep": mean_reward()}, "keep"),
@@ -212,6 +225,70 @@ def test_prompts_that_are_no_jobs_are_named_and_the_others_run(service: TestServ
         assert batch.next_group() is not None
 
 
+def test_an_evaluation_takes_nothing_of_a_training(service: TestService) -> None:
+    with service.client() as client:
+        with client.open_batch(1, 2) as batch:
+            batch.feed(endless(eval="alternate"))
+            assert len(list(batch)) == 1
+        with client.open_batch(2, 2, keep="all", adopt=False, carry="nothing") as batch:
+            batch.feed(msgspec.structs.replace(scripted(), job_id=f"held-out-{n}") for n in range(2))
+            assert [group.prompt_id for group in batch] == ["held-out-0", "held-out-1"]
+
+
+def test_a_batch_whose_groups_all_fail_ends_and_says_why(service: TestService) -> None:
+    with service.client() as client, client.open_batch(1, 2, max_replacements=0, max_given_up=3) as batch:
+        batch.feed(endless(run="raise"))
+        with pytest.raises(BatchFailed, match=r"3 groups in a row could not be completed: handler_failed \(\d jobs\)"):
+            list(batch)
+    assert batch.state == "failed"
+
+
+def test_what_is_forgotten_or_no_prompt_is_said(service: TestService) -> None:
+    with service.client() as client, client.open_batch(1, 2) as batch:
+        with pytest.raises(InvalidBatch, match="call `feed` first"):
+            batch.next_group()
+        batch.feed(["What is 1 + 1?"])  # type: ignore[list-item]
+        with pytest.raises(TypeError, match="one is a str"):
+            batch.next_group()
+        batch.feed(scripted(eval="alternate"))
+        assert len(list(batch)) == 1
+        with pytest.raises(InvalidBatch, match="has ended"):
+            batch.feed([])
+
+
+def test_prompts_that_cannot_even_be_read_are_left_out(service: TestService) -> None:
+    with service.client() as client, client.open_batch(1, 2) as batch:
+        wrong = msgspec.structs.replace(scripted(), job_id=7)
+        deep = msgspec.structs.replace(scripted(), instance={"run": [[]] * 70_000})
+        batch.feed([wrong, deep, scripted(eval="alternate")])
+        with pytest.raises(InvalidJob, match="job_id"):
+            batch.next_group(WAIT_S)
+        with pytest.raises(MalformedMessage):
+            batch.next_group(WAIT_S)
+        assert batch.next_group(WAIT_S) is not None
+
+
+def test_a_later_batch_of_a_shorter_lease_does_not_end_the_session(service: TestService) -> None:
+    with service.client() as client, client.open_batch(1, 2), client.open_batch(1, 2, lease_s=0.5):
+        with service.client() as other, other.open_batch(1, 2) as first:
+            first.close()
+            with other.open_batch(1, 2, lease_s=0.8) as short:
+                short.feed([], last=False)
+                with pytest.raises(RequestTimeout):
+                    short.next_group(2.0)
+                assert my_batch(other).state == "open"
+        assert len([one for one in client.status().batches if one.session == client.session]) == 2
+
+
+def test_a_close_whose_reply_was_lost_is_answered_again(service: TestService) -> None:
+    with service.client() as client:
+        batch = client.open_batch(1, 2)
+        request = batch._progress.close_request()
+        until_s = time.monotonic() + WAIT_S
+        first, second = (client.ask_frames(request, [codec.encode(request)], until_s)[0] for _ in range(2))
+        assert bytes(first) == bytes(second)
+
+
 def test_two_trainers_that_close_one_batch(service: TestService) -> None:
     with service.client(session="shared") as one, service.client(session="shared") as other:
         batch = one.open_batch(1, 2, batch_id="both")
@@ -236,7 +313,7 @@ def test_a_client_that_vanishes_takes_its_jobs_with_it(service: TestService, tmp
     client = service.client()
     batch = client.open_batch(1, 2, lease_s=1.0)
     batch.feed([scripted(run="sleep", mark=str(tmp_path / "mark"))])
-    with pytest.raises(RequestTimeout, match="0 of 1 groups are kept, 1 under way with 2 jobs"):
+    with pytest.raises(RequestTimeout, match="0 of 1 groups are kept, 0 were not; 1 are under way with 2 jobs"):
         batch.next_group(3.0)  # longer than the lease: a thread of the client speaks for it
     assert busy_slots(service) == 2
     client.close()
@@ -284,3 +361,32 @@ def test_the_same_for_asyncio(service: TestService) -> None:
             assert batch.state == "short"
 
     asyncio.run(main())
+
+
+def test_groups_larger_than_a_session_may_hold_are_refused(small_service: TestService) -> None:
+    small_service.start_stages()
+    with small_service.client() as client, pytest.raises(InvalidBatch, match="more than a session may hold"):
+        client.open_batch(1, 16)
+
+
+def test_prompts_beyond_the_journals_room_are_refused_and_others_go_on() -> None:
+    class Full(MemoryJournal):
+        def check_room(self, size_bytes: int) -> None:
+            raise JournalFailed("the journal is full", path="/journal")
+
+    full = Full()
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
+        other = TestService(Path(folder), SETTINGS)
+        other.journal = full
+        try:
+            other.start_backend_broker()
+            other.start_rollout_broker()
+            other.start_stages()
+            with other.client() as client, client.open_batch(1, 2) as batch:
+                batch.feed(scripted(eval="alternate"))
+                with pytest.raises(JournalFailed, match="full"):
+                    batch.next_group(WAIT_S)
+                client.submit(scripted())
+                assert [one.outcome for one in client.stream(timeout_s=WAIT_S)] == ["completed"]
+        finally:
+            other.close()

@@ -34,8 +34,8 @@ MICRO_BATCH_TOKENS = 4096
 class LearnerSettings:
     """How the learner learns; the defaults solve the example's tasks."""
 
-    learning_rate: float = 8e-4
-    epochs: int = 3
+    learning_rate: float = 1e-3
+    epochs: int = 4
     """How often each rollout is learned from."""
     minibatches: int = 2
     """Steps of the optimiser per epoch."""
@@ -44,7 +44,7 @@ class LearnerSettings:
     """DAPO's: a token that was unlikely can become likely sooner than one that was likely can vanish."""
     weight_limit: float = 2.0
     """Largest importance weight of a token."""
-    warm_pull: float = 0.2
+    warm_pull: float = 0.1
     """Weight of KL(warm start ‖ policy) at each generated token. DAPO has none; without it so small a policy loses its
     syntax, and its curiosity."""
     max_gradient_norm: float = 1.0
