@@ -288,6 +288,8 @@ def test_a_host_that_stops_in_the_middle_of_an_update_ends(in_world: InWorld) ->
         raw.send(b"", codec.encode(BeginUpdate("b1", 7, 60.0)))
         assert await raw.receive(AnyEngineReply) == EngineReady("b1", 0)
         raw.send(b"", generate("g1"), PROMPT.tobytes())
+        raw.send(b"", codec.encode(EngineHealth("h1")))  # behind the other: once it is answered, both have arrived
+        assert await raw.receive(AnyEngineReply) == EngineReady("h1", 0, 1)
         world.stop.set()
         refused = await raw.receive(AnyEngineReply)
         assert (type(refused), refused.request_id) == (EngineRefused, "g1")
