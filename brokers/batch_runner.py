@@ -182,8 +182,11 @@ class BatchRunner:
         return self._batches.batch(batch_id, session)
 
     def wanted_prompts(self, batch: BatchRecord) -> int:
-        """Give how many more prompts a batch could use soon: for twice the jobs that INIT can work on."""
-        room = 2 * max(1, self._table.init_slots())
+        """Give how many more prompts a batch could use soon: for as many jobs again as INIT and RUN have slots.
+
+        So the slots stay busy for a while when its client is at its own work, and asks for no groups.
+        """
+        room = max(1, self._table.working_slots())
         return min(batch.wanted_prompts(room), PROMPT_LIMIT)
 
     def acknowledge(self, batch: BatchRecord, group_ids: Iterable[str]) -> None:
@@ -208,9 +211,9 @@ class BatchRunner:
 
     def close(self, batch: BatchRecord, now: float) -> tuple[BatchStatus, BatchReport]:
         """End a batch; tell what it came to."""
-        told = batch.status(), batch.account.report()
+        status = batch.status()
         self._do(self._sampler.close(batch.batch_id, now), now)
-        return told
+        return status, batch.account.report()  # with what was carried over, or cancelled, by that
 
     def heard(self, session: str, now: float) -> None:
         """A session's client lives."""

@@ -117,9 +117,9 @@ class JobTable:
         """Give the number of a session's jobs that have not ended."""
         return self._unfinished[session]
 
-    def init_slots(self) -> int:
-        """Give how many jobs INIT can work on at once."""
-        return sum(stage.working_slots for stage in self.stages if stage.role == Phase.INIT)
+    def working_slots(self) -> int:
+        """Give how many jobs INIT and RUN can work on at once."""
+        return sum(stage.working_slots for stage in self.stages if stage.role != Phase.EVAL)
 
     def room(self, task: str) -> int:
         """Give how many more jobs of a task batches may submit now: as many are in INIT and RUN as both have slots.

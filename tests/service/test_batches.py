@@ -168,6 +168,18 @@ def test_a_group_that_was_not_fetched_goes_on_into_the_next_batch(service: TestS
         assert second.group_id != first.group_id
 
 
+def test_a_batch_that_is_left_early_reports_what_it_carries(service: TestService, tmp_path: Path) -> None:
+    with service.client() as client:
+        with client.open_batch(1, 2) as batch:
+            batch.feed(scripted(run="wait", mark=str(tmp_path / "mark")))
+            with pytest.raises(RequestTimeout):
+                batch.next_group(0.5)
+            until(lambda: my_batch(client).in_flight == 2, "both jobs", WAIT_S)
+        assert batch.report is not None
+        assert (batch.report.launched, batch.report.carried) == (2, 2)
+        (tmp_path / "mark.go").touch()
+
+
 def test_failures_are_replaced_up_to_a_limit_and_then_told(service: TestService) -> None:
     with service.client() as client, client.open_batch(1, 2, max_replacements=1) as batch:
         bad = scripted(run="raise")
