@@ -29,8 +29,9 @@ START_LIMIT_S = 60.0
 """How long an interpreter may take to its first cell; a first IPython import from a cold disk takes seconds."""
 INTERRUPT_LIMIT_S = 1.0
 """How long a cell may take to end after an interrupt."""
-KILL_LIMIT_S = 0.5
-"""How long it may take after its new children were killed."""
+KILL_LIMIT_S = 2.0
+"""How long it may take after its new children were killed. On a busy machine a traceback alone takes a second, and an
+interpreter that is killed has lost the agent's state."""
 KILL_ROUNDS = 2
 END_LIMIT_S = 10.0
 """Longest time that a killed interpreter may take to end."""

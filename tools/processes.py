@@ -7,6 +7,7 @@ by its owner, and not before what it left behind was killed: until then the syst
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from contextlib import suppress
@@ -101,10 +102,17 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def descendants(pid: int) -> list[int]:
-    """Give all processes below a process, parents before their children, itself left out."""
+def descendants(pid: int, at_most: float = math.inf) -> list[int]:
+    """Give all processes below a process, parents before their children, itself left out.
+
+    Args:
+        pid: whose.
+        at_most: go no further down once so many were found: a fork bomb grows faster than anyone can count it.
+    """
     found = children(pid)
     for each in found:
+        if len(found) >= at_most:
+            break
         found += children(each)
     return found
 
@@ -123,10 +131,30 @@ def process_table() -> list[ProcessEntry]:
 
 
 def kill(*pids: int, number: int = signal.SIGKILL) -> None:
-    """Signal processes; those that are gone, or not ours to signal, are passed over."""
+    """Signal processes below this one; those that are gone, or not ours to signal, are passed over.
+
+    A number that was read a moment ago may be a stranger's by now, where processes come and go by the thousand. So each
+    is held by a pidfd, and signalled only if it is then below this process.
+    """
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+            pidfd = os.pidfd_open(pid)
+            try:
+                if _is_below(pid):
+                    signal.pidfd_send_signal(pidfd, number)
+            finally:
+                os.close(pidfd)
+
+
+def _is_below(pid: int) -> bool:
+    """Say whether a process is a descendant of this one."""
+    me = os.getpid()
+    with suppress(OSError):
+        while pid > 1:
+            pid = int((PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1])
+            if pid == me:
+                return True
+    return False
 
 
 async def to_the_end(work: Coroutine[object, object, T]) -> T:

@@ -84,7 +84,8 @@ class Watch:
 
     def _excess(self) -> ProrlError | None:
         limits = self._container.spec.limits
-        usages = {pid: _usage(pid) for pid in (*self._container.holding(), *self._container.processes())}
+        found = self._container.processes(limits.processes + 1)
+        usages = {pid: _usage(pid) for pid in (*self._container.holding(), *found)}
         threads = sum(usage.threads for usage in usages.values())
         if threads > limits.processes:
             message = f"the sandbox had {threads} processes and threads; at most {limits.processes} are allowed"

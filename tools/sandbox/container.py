@@ -11,6 +11,7 @@ dies (an agent may kill its first process), `living` starts it again over the sa
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import resource
 from abc import ABC, abstractmethod
@@ -119,8 +120,8 @@ class Container(ABC):
         """
 
     @abstractmethod
-    def processes(self) -> list[int]:
-        """Give all processes of the sandbox's commands, in the host's numbers."""
+    def processes(self, at_most: float = math.inf) -> list[int]:
+        """Give all processes of the sandbox's commands, in the host's numbers; of more than `at_most`, some."""
 
     def holding(self) -> list[int]:
         """Give the processes that keep the container open, in the host's numbers; none of them is a command's."""
@@ -294,11 +295,15 @@ class Container(ABC):
 
     def kill(self, pid: int) -> None:
         """Kill a not yet reaped process, all below it, and all of its process session."""
+        most = math.inf if self.kind == "process" else self.spec.limits.processes
         killed: set[int] = set()
         for _ in range(KILL_ROUNDS):
-            found = {pid, *descendants(pid), *(each for each in self.processes() if _session(each) == pid)} - killed
+            of_session = [each for each in self.processes(most) if _session(each) == pid]
+            found = {pid, *descendants(pid, most), *of_session} - killed
             if not found:
                 return
+            if len(found) > most:
+                break
             kill(*found)
             killed |= found
         self.kill_all()  # it starts new ones faster than they can be killed

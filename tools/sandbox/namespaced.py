@@ -12,6 +12,7 @@ become them: they have the limits and the system call filter too, and are watche
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import select
 import signal
@@ -180,15 +181,15 @@ class NamespacedContainer(Container):
         self._let_go()
         self._let_image_go()
 
-    def processes(self) -> list[int]:
+    def processes(self, at_most: float = math.inf) -> list[int]:
         """Give all processes of commands: those that joined, what is below them, and what was orphaned inside."""
         found: dict[int, None] = {}
         for pid in self._spawned:
             if (PROC / str(pid)).exists():
-                found.update(dict.fromkeys((pid, *descendants(pid))))
+                found.update(dict.fromkeys((pid, *descendants(pid, at_most))))
         if self._runtime is not None:
             for first in children(self._runtime.pid):
-                found.update(dict.fromkeys(descendants(first)))
+                found.update(dict.fromkeys(descendants(first, at_most)))
         return [pid for pid in found if pid not in self._holding or _ended(self._holding[pid])]
 
     def holding(self) -> list[int]:

@@ -7,6 +7,7 @@ nothing outlives the sandbox.
 
 from __future__ import annotations
 
+import math
 import os
 
 from ...errors import SandboxFailed
@@ -63,9 +64,9 @@ class ProcessContainer(Container):
             finally:
                 child.close()
 
-    def processes(self) -> list[int]:
+    def processes(self, at_most: float = math.inf) -> list[int]:
         """Give all living processes below this one."""
-        return descendants(os.getpid())
+        return descendants(os.getpid(), at_most)
 
     def _join(self, report: int, *, limited: bool) -> None:
         del report, limited

@@ -72,7 +72,7 @@ def test_a_single_process_has_limits(sandboxes: Sandboxes) -> None:
     "script",
     [
         "import mmap; m = mmap.mmap(-1, 500 << 20); [m.__setitem__(i, 1) for i in range(0, len(m), 4096)]",
-        "import threading, time; [threading.Thread(target=time.sleep, args=(9,)).start() for _ in range(300)]",
+        "import threading, time; [threading.Thread(target=time.sleep, args=(4,)).start() for _ in range(300)]",
     ],
     ids=["shared memory", "threads"],
 )
@@ -80,7 +80,7 @@ def test_what_is_shared_and_threads_count_too(sandboxes: Sandboxes, script: str)
     spec = SandboxSpec(limits=Limits(memory_bytes=300 * 2**20, processes=100))
 
     async def body(sandbox: Sandbox) -> None:
-        call = sandbox.exec(["python3", "-c", f"{script}; import time; time.sleep(9)"], LIMIT_S)
+        call = sandbox.exec(["python3", "-c", f"{script}; import time; time.sleep(4)"], LIMIT_S)
         try:
             result = await call
         except SandboxLimitExceeded:

@@ -1,0 +1,30 @@
+"""Looking for processes, and signalling those that are ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from prorl_zmq.tools.processes import children, descendants, kill
+
+
+def test_only_what_is_below_is_signalled() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    others = f"import os; from prorl_zmq.tools.processes import kill; kill({process.pid}, os.getppid(), 2**22 - 1)"
+    subprocess.check_call([sys.executable, "-P", "-c", others])
+    assert process.poll() is None
+    kill(process.pid)
+    assert process.wait() == -9
+
+
+def test_no_more_are_looked_for_than_asked() -> None:
+    tree = subprocess.Popen(["bash", "-c", "for i in {1..20}; do (sleep 60; true) & done; wait"])
+    try:
+        while len(descendants(tree.pid)) < 40:
+            time.sleep(0.01)
+        assert len(descendants(tree.pid, 1)) == len(children(tree.pid)) == 20
+        assert 25 <= len(descendants(tree.pid, 25)) < 40
+    finally:
+        kill(*descendants(tree.pid), tree.pid)
+        tree.wait()
