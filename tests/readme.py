@@ -12,6 +12,8 @@ ENGINE_COMMANDS = (
     "prorl backends update-weights ./step-1 1",
 )
 """Run beside real engines, in this order, by `tests/service/test_real_engines.py`."""
+TRAIN_COMMAND = "python -m prorl_zmq.examples.train_torch"
+"""Run by `tests/examples/test_command.py`."""
 
 
 def blocks(language: str) -> list[str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from needed import usable
-from readme import ENGINE_COMMANDS, blocks
+from readme import ENGINE_COMMANDS, TRAIN_COMMAND, blocks
 from rootfs import tiny_root_filesystem
 
 from prorl_zmq import Job, RolloutClient, Sampling, errors
@@ -89,7 +89,7 @@ def test_every_command_is_run_here_or_by_ci() -> None:
     ci = (Path(__file__).resolve().parents[1] / ".ci" / "run").read_text(encoding="utf-8")
     assert all(command in ci for command in SERVED_BY_CI)
     serves = {"prorl serve", "prorl serve --config topology.toml", SERVE_APPTAINER}
-    assert set(command_lines()) == {*QUICK_COMMANDS, *SERVERS, IMAGE_BUILD, *ENGINE_COMMANDS, *serves}
+    assert set(command_lines()) == {*QUICK_COMMANDS, *SERVERS, IMAGE_BUILD, *ENGINE_COMMANDS, TRAIN_COMMAND, *serves}
 
 
 QUICK_COMMANDS = {
@@ -210,6 +210,16 @@ def test_batch_example(folder: Path, environment: dict[str, str]) -> None:
     assert re.match(r"met \[\(4,\), \(4,\)\] \(8, \d+\)", met)
     assert "kept_groups=2" in report
     assert re.match(r"\['attention_mask', .* 8 8$", made)
+
+
+def test_asyncio_batch_example(folder: Path, environment: dict[str, str]) -> None:
+    (example,) = [block for block in blocks("python") if "async for group" in block]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", example], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    *groups, state = done.stdout.splitlines()
+    assert len(groups) == 2
+    assert state == "met"
 
 
 def test_toolbox_example() -> None:

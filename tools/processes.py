@@ -12,7 +12,7 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PROC = Path("/proc")
+READ_BYTES = 4096
+"""Of a list of children at a time."""
 
 
 class Child:
@@ -85,8 +87,8 @@ class ProcessEntry(NamedTuple):
     """The session's leader."""
 
 
-def children(pid: int) -> list[int]:
-    """Give the living children of a process, oldest first; none if it is gone."""
+def children(pid: int, at_most: float = math.inf) -> list[int]:
+    """Give the living children of a process, oldest first, at most so many; none if it is gone."""
     found: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - called often, and twice as quick
@@ -97,9 +99,21 @@ def children(pid: int) -> list[int]:
                 if (PROC / str(pid) / "task" / thread).exists():
                     return [entry.pid for entry in process_table() if entry.parent == pid]
                 continue
-            with open(descriptor, "rb") as children_file:  # noqa: PTH123
-                found += map(int, children_file.read().split())
+            with open(descriptor, "rb", buffering=0) as children_file:  # noqa: PTH123
+                found += map(int, _read_words(children_file, at_most - len(found)))
+            if len(found) >= at_most:
+                break
     return found
+
+
+def _read_words(file: BinaryIO, at_most: float) -> list[bytes]:
+    """Read words, each with a blank behind it; no more than needed, since the kernel takes n² steps for n children."""
+    words: list[bytes] = []
+    rest = b""
+    while len(words) < at_most and (data := file.read(READ_BYTES)):
+        *more, rest = (rest + data).split(b" ")
+        words += more
+    return words if at_most == math.inf else words[: int(at_most)]
 
 
 def descendants(pid: int, at_most: float = math.inf) -> list[int]:
@@ -109,11 +123,11 @@ def descendants(pid: int, at_most: float = math.inf) -> list[int]:
         pid: whose.
         at_most: go no further down once so many were found: a fork bomb grows faster than anyone can count it.
     """
-    found = children(pid)
+    found = children(pid, at_most)
     for each in found:
         if len(found) >= at_most:
             break
-        found += children(each)
+        found += children(each, at_most - len(found))
     return found
 
 

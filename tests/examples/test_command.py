@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from readme import TRAIN_COMMAND
 
 from prorl_zmq.examples.train_torch import __main__ as program
 
@@ -79,7 +81,9 @@ def test_a_resumed_run_keeps_its_seed_and_needs_steps_to_make(
 @pytest.mark.timeout(600)
 def test_two_steps_through_the_service_a_stop_and_a_resumed_one(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-P", "-m", "prorl_zmq.examples.train_torch", "--out", str(out), "--sandbox", "process"]
+    python, *arguments = shlex.split(TRAIN_COMMAND)
+    assert python == "python"
+    command = [sys.executable, "-P", *arguments, "--out", str(out), "--sandbox", "process"]
     options = [
         "--groups",
         "3",
