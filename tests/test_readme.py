@@ -199,7 +199,7 @@ def test_client_example(folder: Path, environment: dict[str, str]) -> None:
 
 
 def test_batch_example(folder: Path, environment: dict[str, str]) -> None:
-    (example,) = [block for block in blocks("python") if "open_batch(" in block]
+    (example,) = [block for block in blocks("python") if "list(batch)" in block]
     (adapters,) = [block for block in blocks("python") if "integrations import" in block]
     show = "print(sorted(batch), len(generator_output['rewards']), len(train_data['input_ids']))"
     code = f"{example}\n{adapters}\n{show}"

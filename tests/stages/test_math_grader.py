@@ -47,7 +47,11 @@ def test_child_that_was_killed_is_started_again() -> None:
     assert asyncio.run(grade()) == (True, True)
 
 
-@pytest.mark.parametrize("answer", ["\\boxed{" + "(" * 3000, "$" + "9^" * 40 + "9$", "\\boxed{" + "x" * 100_000 + "}"])
+@pytest.mark.parametrize(
+    "answer",
+    ["\\boxed{" + "(" * 3000, "$" + "9^" * 40 + "9$", "\\boxed{" + "x" * 100_000 + "}"],
+    ids=["parentheses", "powers", "long"],
+)
 def test_hostile_answer_is_wrong_within_bounded_time(answer: str) -> None:
     async def grade() -> bool:
         grader = MathGrader()
