@@ -190,7 +190,7 @@ class JobTable:
         self._records[job.job_id] = record
         self._unfinished[session] += 1
         self._queue(record, now)
-        return self._take_actions()
+        return self._take_actions(now)
 
     def stage_reported(self, report: StageReport, now: float) -> list[Action]:
         """A stage process lives: renew the leases of the jobs that it names, and stop those that are not its own."""
@@ -221,7 +221,7 @@ class JobTable:
                 record.attempts_given_back += 1
                 self._restart(record, RESTART_PHASE[record.phase], lease_lost(record, "unreported"), now)
         self._employ(stage, now)
-        return self._take_actions()
+        return self._take_actions(now)
 
     def begin_leases_anew(self, now: float) -> None:
         """Time stood still: nothing was sent, and nothing that was held is overdue."""
@@ -251,7 +251,7 @@ class JobTable:
             if record is not None and record.is_held_by(stage_id, hold.attempt):
                 record.attempts_given_back += 1
                 self._restart(record, RESTART_PHASE[record.phase], lease_lost(record, "left"), now)
-        return self._take_actions()
+        return self._take_actions(now)
 
     def phase_done(self, done: PhaseDone, block: Any, now: float) -> list[Action]:
         """A phase ended well; `block` is RUN's trajectory."""
@@ -264,7 +264,7 @@ class JobTable:
         else:
             self._note(record, done, block)
             if done.phase == Phase.EVAL:
-                self._end(record, Outcome.COMPLETED, None, now, reward=done.reward)
+                self._end(record, Outcome.COMPLETED, None, reward=done.reward)
             else:
                 record.sandbox, record.carry = done.sandbox, done.carry
                 self._leave(record)
@@ -272,7 +272,7 @@ class JobTable:
                 self._queue(record, now)
         if stage is not None:
             self._employ(stage, now)
-        return self._take_actions()
+        return self._take_actions(now)
 
     def phase_failed(self, failed: PhaseFailed, block: Any, now: float) -> list[Action]:
         """A phase ended badly; `block` is what there is of RUN's trajectory."""
@@ -285,17 +285,17 @@ class JobTable:
             self._note(record, failed, block)
             if failed.phase != Phase.EVAL:
                 record.sandbox = None
-            self._end(record, failed.outcome, failed.error, now)
+            self._end(record, failed.outcome, failed.error)
         if stage is not None:
             self._employ(stage, now)
-        return self._take_actions()
+        return self._take_actions(now)
 
     def cancel(self, job_id: str, now: float) -> list[Action]:
         """End a job that has not ended, with outcome `cancelled`."""
         record = self._records[job_id]
         self._stop_holder(record)
-        self._end(record, Outcome.CANCELLED, Cancelled("the job was cancelled on request").info(), now)
-        return self._take_actions()
+        self._end(record, Outcome.CANCELLED, Cancelled("the job was cancelled on request").info())
+        return self._take_actions(now)
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed: look for lapsed leases, overdue phases, and queues that no live stage process serves."""
@@ -321,14 +321,13 @@ class JobTable:
                 self._stop_holder(record)
                 message = f"{record.phase} took longer than its limit of {limit_s:g} s and could not be stopped"
                 error = PhaseTimeout(message, phase=record.phase, limit_s=limit_s)
-                self._end(record, Outcome.TIMEOUT, error.info(), now)
+                self._end(record, Outcome.TIMEOUT, error.info())
         self._stopping = {job_id: held for job_id, held in self._stopping.items() if self.stages.holds(*held)}
         self.queues.look_at_sessions_again()
         for phase in Phase:
             for need in tuple(self.queues.needs(phase)):
                 self._check_served(need, now)
-        self._fill_init(now)
-        return self._take_actions()
+        return self._take_actions(now)
 
     # Queues and credit ------------------------------------------------------------------------------------------------
 
@@ -338,17 +337,11 @@ class JobTable:
         self.queues.push(record)
         if record.phase != Phase.INIT:
             self._start_oldest([record.need], now)
-        self._fill_init(now)
-
-    def _fill_init(self, now: float) -> None:
-        while self._may_init() and self._start_oldest(self.queues.needs(Phase.INIT), now):
-            pass
 
     def _employ(self, stage: StageProcess, now: float) -> None:
         if stage.role != Phase.INIT:
             while stage.credit > 0 and self._start_oldest(stage.needs, now):
                 pass
-        self._fill_init(now)  # also once RUN has taken a job that waited: INIT may prepare another
 
     def _may_init(self) -> bool:
         ready = self._counts[Phase.INIT, Place.HELD] + self._counts[Phase.RUN, Place.QUEUED]
@@ -356,11 +349,10 @@ class JobTable:
 
     def _start_oldest(self, needs: Iterable[Need], now: float) -> bool:
         """Start the oldest job that waits with one of these needs; false if none waits or nobody has credit for it."""
-        heads = [(record.sequence, need) for need in needs if (record := self.queues.head(need)) is not None]
-        for _, need in sorted(heads):
-            record = self.queues.head(need)
-            stage_id = self.stages.take(need, record.hold) if record is not None else None
-            if record is not None and stage_id is not None:
+        heads = [(record.sequence, need, record) for need in needs if (record := self.queues.head(need)) is not None]
+        for _, need, record in sorted(heads):
+            stage_id = self.stages.take(need, record.hold)
+            if stage_id is not None:
                 self.queues.pop(need)
                 self._start(record, stage_id, now)
                 return True
@@ -377,7 +369,7 @@ class JobTable:
             message = f"no live {need.role} process{where} took the job within {record.stage_wait_s:g} s"
             error = NoStage(message, role=need.role, waited_s=now - since).info()
             if need.node is None:
-                self._end(record, Outcome.INFRASTRUCTURE_ERROR, error, now)
+                self._end(record, Outcome.INFRASTRUCTURE_ERROR, error)
             else:
                 self._restart(record, Phase.INIT, error, now)
 
@@ -431,7 +423,7 @@ class JobTable:
             )
         spent = record.attempt - record.attempts_given_back
         if spent >= record.job.max_attempts or record.attempt >= ATTEMPT_LIMIT:
-            self._end(record, Outcome.INFRASTRUCTURE_ERROR, error, now)
+            self._end(record, Outcome.INFRASTRUCTURE_ERROR, error)
             return
         self._unassign(record)
         self._leave(record)
@@ -444,7 +436,7 @@ class JobTable:
         self._queue(record, now, error)
 
     def _end(
-        self, record: JobRecord, outcome: Outcome, error: ErrorInfo | None, now: float, reward: float | None = None
+        self, record: JobRecord, outcome: Outcome, error: ErrorInfo | None, *, reward: float | None = None
     ) -> None:
         self._unassign(record)
         if record.place == Place.HELD and self.stages.holds(record.stage_id, record.hold):
@@ -460,7 +452,6 @@ class JobTable:
         result = record.result(outcome, error, reward)
         digest = job_digest(record.packed)
         self._actions.append(End(Finished(record.session, result, record.block, digest, record.sequence)))
-        self._fill_init(now)
 
     def _skip_attempts(self, record: JobRecord, attempt: int) -> None:
         """Go on behind an attempt of an earlier job of this id, which a process that was silent still works on."""
@@ -502,6 +493,9 @@ class JobTable:
         if sandbox is not None:
             self._actions.append(Close(sandbox))
 
-    def _take_actions(self) -> list[Action]:
+    def _take_actions(self, now: float) -> list[Action]:
+        """Let INIT prepare what it may, now that an event has moved jobs, and give all that is to be done."""
+        while self._may_init() and self._start_oldest(self.queues.needs(Phase.INIT), now):
+            pass
         actions, self._actions = self._actions, []
         return actions

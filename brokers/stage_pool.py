@@ -240,10 +240,10 @@ class StagePool:
             del self._nodes[node]
 
     def _offer(self, stage: StageProcess) -> None:
-        place = self._nodes[stage.node]
+        place = self._nodes[stage.node] if stage.role == Phase.INIT else None
+        has_credit, load = stage.credit > 0, len(stage.holds) / stage.slots
         for need in stage.needs:
-            held_back = need.role == Phase.INIT and place.is_full(need.task)
-            if stage.credit > 0 and not held_back:
-                self._free.setdefault(need, LeastLoaded()).set(stage.stage_id, len(stage.holds) / stage.slots)
+            if has_credit and not (place is not None and place.is_full(need.task)):
+                self._free.setdefault(need, LeastLoaded()).set(stage.stage_id, load)
             elif need in self._free:
                 self._free[need].discard(stage.stage_id)
