@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import signal
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from prorl_zmq.brokers.journal_summary import read_summary
@@ -19,10 +24,20 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator
 
-    from prorl_zmq import Job, RolloutClient, Trajectory
+    from prorl_zmq import Group, Job, RolloutClient, Trajectory
 
 SETTINGS = RolloutBrokerSettings(heartbeat_s=0.2, lease_s=3.0)
 WAIT_S = 60.0
+KILLED_FOR_S = 30.0
+KINDS = (
+    (2, "running", "all"),
+    (4, "finished", "informative"),
+    (3, "running", "informative"),
+    (8, "running", "informative"),
+    (2, "nothing", "all"),
+    (4, "running", "informative"),
+)
+"""Group size, what is carried over, and what is kept."""
 
 
 class KillableService(TestService):
@@ -255,3 +270,53 @@ def test_a_batch_goes_on_when_the_broker_is_killed(service: KillableService, tmp
         assert batch.report is not None
         assert (batch.report.launched, batch.report.failed) == (4, 0)
     assert read_summary(service.folder / "rollout.journal").jobs == 0
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+def test_every_group_is_whole_and_new_however_often_the_broker_is_killed(service: KillableService) -> None:
+    """Batches of all kinds, one after the other, while the broker is killed every second or two."""
+    seed = 5
+    chance = random.Random(seed)
+    over = threading.Event()
+    kills = 0
+
+    def kill_often() -> None:
+        nonlocal kills
+        until_s = time.monotonic() + KILLED_FOR_S
+        while time.monotonic() < until_s:
+            time.sleep(chance.uniform(0.3, 2.5))
+            service.kill_rollout_broker()
+            service.start_rollout_broker()
+            kills += 1
+        over.set()
+
+    def prompts(batch: int) -> Iterator[Job]:
+        return (
+            msgspec.structs.replace(scripted(eval="alternate"), job_id=f"prompt-{batch}-{n}") for n in itertools.count()
+        )
+
+    killer = threading.Thread(target=kill_often)
+    groups: list[Group] = []
+    batches = 0
+    with service.client(timeout_s=WAIT_S) as client:
+        killer.start()
+        try:
+            while not over.is_set():
+                size, carry, keep = KINDS[batches % len(KINDS)]
+                with client.open_batch(3, size, carry=carry, keep=keep, lease_s=WAIT_S) as batch:
+                    batch.feed(prompts(batches))
+                    new = list(batch)
+                    assert (batch.state, [len(group) for group in new]) == ("met", [size] * 3), (batches, batch.report)
+                groups += new
+                batches += 1
+        finally:
+            killer.join()
+        client.open_batch(1, 2, lease_s=1.0).close()  # so that what is carried on is soon nobody's
+        until(lambda: read_summary(service.folder / "rollout.journal").jobs == 0, "the session to be forgotten", WAIT_S)
+    assert kills > 5
+    assert batches > 5
+    jobs = [trajectory.job_id for group in groups for trajectory in group.trajectories]
+    assert len(set(jobs)) == len(jobs), "a rollout came twice"
+    assert len({group.group_id for group in groups}) == len(groups)
+    assert len({group.prompt_id for group in groups}) == len(groups), "a prompt was used twice"
