@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 ISOLATED = ("-P",)
 """Flags of the interpreter for our children: a file in the current folder must not hide a module of the same name."""
 
+AUTOGROUP = Path("/proc/self/autogroup")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -27,6 +29,23 @@ def die_with_parent(parent: int | None = None) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def begin_session(parent: int, nice: int = 0) -> None:
+    """In a forked child that leads a session of its own: die with the parent, and be as nice to others as that is.
+
+    Where the kernel groups processes by session (sched_autogroup), it weighs the groups: a niceness that is only the
+    process's would give way to nobody.
+
+    Args:
+        parent: the parent's pid.
+        nice: how much lower the priority is to be than the parent's.
+    """
+    die_with_parent(parent)
+    niceness = os.nice(nice)
+    if niceness > 0:
+        with contextlib.suppress(OSError):  # a kernel without such groups, or one that was asked a moment ago
+            AUTOGROUP.write_text(str(niceness), encoding="ascii")
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from ..errors import ConfigError, RequestTimeout
-from ..processes import ISOLATED, die_with_parent
+from ..processes import ISOLATED, begin_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +58,7 @@ class ChildProcess:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=partial(_begin, os.getpid(), self._nice),  # noqa: PLW1509 - before the program has threads
+                preexec_fn=partial(begin_session, os.getpid(), self._nice),  # noqa: PLW1509 - before the program has threads
             )
         return self
 
@@ -70,11 +70,6 @@ class ChildProcess:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-
-
-def _begin(parent: int, nice: int) -> None:
-    die_with_parent(parent)
-    os.nice(nice)
 
 
 class ChildService:

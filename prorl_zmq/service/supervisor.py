@@ -27,7 +27,7 @@ from ..async_client import AsyncRolloutClient
 from ..config import SERVICE_VARIABLE, own_run_dir
 from ..errors import ConfigError, EndpointInUse, InvalidEndpoint, ProrlError
 from ..messages import new_id
-from ..processes import ISOLATED, die_with_parent, stop_signals
+from ..processes import ISOLATED, begin_session, stop_signals
 from ..security.gate import PLAINTEXT
 from ..security.keyring import BROKER, WORKER, Keyring
 from ..sockets import check_private, endpoint_beside, is_loopback
@@ -234,7 +234,7 @@ class Supervisor:
                     stderr=stderr,
                     env=self._environment,
                     start_new_session=True,
-                    preexec_fn=partial(die_with_parent, os.getpid()),
+                    preexec_fn=partial(begin_session, os.getpid()),
                 )
             )
             try:

@@ -67,6 +67,7 @@ class Processes:
                 *("--tokenizer", str(tokenizer), "--run-dir", self._service.run_dir),
             ],
             out / "logs" / "engine.log",
+            NICE,
         )
 
     @property
