@@ -1,0 +1,25 @@
+"""What a child in a session of its own is like."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from functools import partial
+
+import pytest
+
+from prorl_zmq.processes import AUTOGROUP, begin_session
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel has no groups by session")
+@pytest.mark.parametrize("nice", [0, 7])
+def test_a_session_gives_way_as_its_process_does(nice: int) -> None:
+    said = subprocess.check_output(
+        ["sh", "-c", "nice; cat /proc/self/autogroup"],
+        start_new_session=True,
+        preexec_fn=partial(begin_session, os.getpid(), nice),
+        text=True,
+    )
+    own, group = said.splitlines()
+    assert int(own) == os.nice(0) + nice
+    assert group.endswith(f" nice {own}")
