@@ -7,7 +7,6 @@ again to that client if it asks for more without having acknowledged it, and to 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from .rollout_group import RolloutGroup
     from .write_ahead import WriteAhead
 
-CLOSED_LIMIT = 256
 BatchRequest = OpenBatch | Feed | NextGroup | CloseBatch | SessionAlive | NoteWeights
 
 
@@ -75,8 +73,6 @@ class BatchDesk:
         self._writes = writes
         self._answer = answer
         self._look_again = look_again
-        self._closed: OrderedDict[str, BatchClosed] = OrderedDict()
-        """What was answered to the last requests that closed a batch."""
         self._polls: dict[tuple[str, str], _HeldPoll] = {}
         """By batch and client."""
 
@@ -131,16 +127,12 @@ class BatchDesk:
                 del self._polls[key]
 
     def _close(self, request: CloseBatch, now: float) -> BatchClosed:
-        known = self._closed.get(request.request_id)
+        known = self._runner.closed(request.session, request.request_id)
         if known is not None:  # the reply was lost
             return known
         batch = self._runner.find(request.session, request.batch_id)
         self._runner.acknowledge(batch, request.acknowledge)
-        reply = BatchClosed(request.request_id, *self._runner.close(batch, now))
-        self._closed[request.request_id] = reply
-        while len(self._closed) > CLOSED_LIMIT:
-            self._closed.popitem(last=False)
-        return reply
+        return self._runner.close(batch, request.request_id, now)
 
     def _next_group(self, envelope: Sequence[Frame], request: NextGroup, sender: Sender, now: float) -> None:
         batch = self._runner.find(request.session, request.batch_id)

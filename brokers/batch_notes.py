@@ -1,6 +1,6 @@
 """What the batches keep in the journal, one note each, so that a broker which is started anew goes on with them.
 
-    session:NAME     its lease
+    session:NAME     its lease, and the last answers to requests that closed its batches
     batch:ID         its options, state and account
     group:ID         which of its rollouts are in, which jobs run, what failed
     prompt:NUMBER    the prompt as it was fed; those that no group has wait, in their order
@@ -22,6 +22,7 @@ from msgspec import Meta
 
 from ..errors import ProrlError
 from ..messages import (  # noqa: TC001 - msgspec reads the annotations at run time
+    BatchClosed,
     BatchIdentifier,
     BatchOptions,
     BatchState,
@@ -51,6 +52,7 @@ log = logging.getLogger("prorl.rollout_broker")
 class _Session(msgspec.Struct, array_like=True):
     session: Identifier
     lease_s: float
+    closed: tuple[BatchClosed, ...] = ()
 
 
 class _Batch(msgspec.Struct, array_like=True):
@@ -92,7 +94,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def session_note(place: SessionRecord) -> tuple[str, bytes]:
     """Give a session's note, with its name."""
-    return f"session:{place.session}", _encode(_Session(place.session, place.lease_s))
+    return f"session:{place.session}", _encode(_Session(place.session, place.lease_s, tuple(place.closed.values())))
 
 
 def batch_note(batch: BatchRecord) -> tuple[str, bytes]:
@@ -173,7 +175,8 @@ def read_notes(notes: Mapping[str, bytes], is_there: Callable[[str], bool], now:
         except (msgspec.MsgspecError, ValueError, KeyError, RecursionError) as error:
             log.error("the journal's note %s is damaged, and what it was of is given up: %s", name, error)  # noqa: TRY400
     for one in by_kind["session"]:
-        restored.sessions[one.session] = SessionRecord(one.session, now, one.lease_s)
+        place = restored.sessions[one.session] = SessionRecord(one.session, now, one.lease_s)
+        place.closed.update((reply.request_id, reply) for reply in one.closed)
     _read_batches(by_kind["batch"], restored)
     _read_prompts(by_kind["prompt"], restored)
     _read_groups(by_kind["group"], restored, is_there, now)

@@ -16,11 +16,13 @@ from .rollout_group import RolloutGroup
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..messages import BatchOptions, BatchState
+    from ..messages import BatchClosed, BatchOptions, BatchState
     from .keep_policies import KeepPolicy
     from .rollout_group import Rollout
 
 
+CLOSED_LIMIT = 4
+"""Answers of a session that are kept: its clients close no more batches at one time."""
 NAMED_FAILURES = 3
 """Reasons that a status names."""
 
@@ -96,6 +98,14 @@ class SessionRecord:
     carried: dict[str, RolloutGroup] = field(default_factory=dict)
     """Groups that belong to no batch now, oldest first."""
     batches: set[str] = field(default_factory=set)
+    closed: dict[str, BatchClosed] = field(default_factory=dict)
+    """What was answered to the last requests that closed a batch, by the request's id."""
+
+    def note_closed(self, reply: BatchClosed) -> None:
+        """Keep an answer for the case that it is lost on the way."""
+        self.closed[reply.request_id] = reply
+        while len(self.closed) > CLOSED_LIMIT:
+            del self.closed[next(iter(self.closed))]
 
 
 @dataclass(slots=True)

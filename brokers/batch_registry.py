@@ -9,6 +9,7 @@ from ..errors import UnknownBatch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ..messages import BatchClosed
     from .batch_records import BatchRecord, SessionRecord
 
 
@@ -52,6 +53,11 @@ class BatchRegistry:
                 batch_id=batch_id,
             )
         return batch
+
+    def closed(self, session: str, request_id: str) -> BatchClosed | None:
+        """Give what a request was answered that has closed a batch; None if it has not."""
+        place = self.sessions.get(session)
+        return place.closed.get(request_id) if place is not None else None
 
     def wants_room(self) -> bool:
         """Tell whether some batch might start a job if there were room."""

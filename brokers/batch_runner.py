@@ -19,7 +19,7 @@ import numpy as np
 import zmq
 
 from ..errors import Busy, InvalidBatch, JournalFailed, ProrlError
-from ..messages import Outcome, new_id
+from ..messages import BatchClosed, Outcome, new_id
 from ..trajectory import array_views
 from .actions import End
 from .batch_notes import WEIGHTS, notes_of, prompt_note, read_notes
@@ -35,7 +35,7 @@ from .rollout_group import Rollout
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from ..messages import BatchOptions, BatchReport, BatchStatus, Job
+    from ..messages import BatchOptions, BatchStatus, Job
     from .actions import Action
     from .batch_records import BatchRecord, SamplerAction
     from .job_history import JobHistory
@@ -209,11 +209,17 @@ class BatchRunner:
         """A client was sent a group."""
         self._sampler.mark_given(group, client_id, now)
 
-    def close(self, batch: BatchRecord, now: float) -> tuple[BatchStatus, BatchReport]:
-        """End a batch; tell what it came to."""
+    def closed(self, session: str, request_id: str) -> BatchClosed | None:
+        """Give what a request was answered that has closed a batch; None if it has not."""
+        return self._batches.closed(session, request_id)
+
+    def close(self, batch: BatchRecord, request_id: str, now: float) -> BatchClosed:
+        """End a batch as a request asks; tell what it came to."""
         status = batch.status()
         self._do(self._sampler.close(batch.batch_id, now), now)
-        return status, batch.account.report()  # with what was carried over, or cancelled, by that
+        reply = BatchClosed(request_id, status, batch.account.report())  # with what was carried over, or cancelled
+        self._sampler.note_closed(batch.session, reply)
+        return reply
 
     def heard(self, session: str, now: float) -> None:
         """A session's client lives."""

@@ -53,7 +53,7 @@ from .keep_policies import Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..messages import BatchOptions, BatchState
+    from ..messages import BatchClosed, BatchOptions, BatchState
     from .batch_records import SamplerAction
     from .keep_policies import KeepPolicy
     from .rollout_group import Rollout, RolloutGroup
@@ -302,6 +302,11 @@ class BatchSampler:
         del self._batches[batch_id]
         self._changes.forget_batch(batch)
         return self._take_actions()
+
+    def note_closed(self, session: str, reply: BatchClosed) -> None:
+        """A batch of a session was closed, and its client is told so: again, if it asks again."""
+        self._sessions[session].note_closed(reply)
+        self._changes.session(self._sessions[session])
 
     def close_session(self, session: str, now: float) -> list[SamplerAction]:
         """Nobody wants what a session has: stop its jobs, and forget all of it."""
