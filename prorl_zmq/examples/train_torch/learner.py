@@ -35,8 +35,9 @@ class LearnerSettings:
     """How the learner learns; the defaults solve the example's tasks."""
 
     learning_rate: float = 1e-3
-    epochs: int = 4
-    """How often each rollout is learned from."""
+    epochs: int = 2
+    """How often each rollout is learned from. Four need fewer steps, each of which takes longer; two leave the cores to
+    the rollouts."""
     minibatches: int = 2
     """Steps of the optimiser per epoch."""
     clip_low: float = 0.2
