@@ -41,6 +41,7 @@ def test_without_torch_it_says_what_to_install(
         (["--steps", "0"], "--steps"),
         (["--group-size", "1"], "--group-size"),
         (["--learning-rate", "many"], "--learning-rate"),
+        (["--learning-rate", "nan"], "--learning-rate"),
         (["--sandbox", "none"], "--sandbox"),
         (["--nonsense"], "--nonsense"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,12 @@ TOKENIZER_TEXTS = 400
 DEFAULTS = RunSettings()
 
 
+def _finite(value: float) -> float:
+    if not math.isfinite(value):  # a range lets NaN pass
+        raise typer.BadParameter(f"{value} is no number")
+    return value
+
+
 def train(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder for the picture, figures, checkpoint, logs and journal.")
@@ -64,7 +71,9 @@ def train(
         int, typer.Option(min=0, max=1000, help="Drop rollouts with tokens of weights so many versions old, and older.")
     ] = DEFAULTS.max_staleness,
     slots: Annotated[int, typer.Option(min=1, max=512, help="Conversations at once.")] = DEFAULTS.slots,
-    learning_rate: Annotated[float, typer.Option(min=1e-7, max=1.0, help="Of Adam.")] = DEFAULTS.learner.learning_rate,
+    learning_rate: Annotated[
+        float, typer.Option(min=1e-7, max=1.0, callback=_finite, help="Of Adam.")
+    ] = DEFAULTS.learner.learning_rate,
     epochs: Annotated[int, typer.Option(min=1, max=100, help="How often each rollout is learned from.")] = (
         DEFAULTS.learner.epochs
     ),
