@@ -68,7 +68,7 @@ class ExecutionServer:
         self._connections: set[_Connection] = set()
         self._lease_s = FIRST_LEASE_S
         self._lapse: asyncio.TimerHandle | None = None
-        self._watch = Watch(self._container, lambda: bool(self._tasks), self._break)
+        self._watch = Watch(self._container, lambda: bool(self._tasks), self._break, self._end)
         self._broken: ProrlError | None = None
         """Why the container was ended for good."""
 

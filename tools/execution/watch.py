@@ -46,14 +46,20 @@ class Watch:
         container: whose; plain processes have no limits.
         busy: says whether somebody waits for something that happens inside.
         on_exceeded: called once, with what was exceeded.
+        on_gone: called once, if the container's folder was removed: nobody can reach the sandbox any more.
     """
 
     def __init__(
-        self, container: Container, busy: Callable[[], bool], on_exceeded: Callable[[ProrlError], None]
+        self,
+        container: Container,
+        busy: Callable[[], bool],
+        on_exceeded: Callable[[ProrlError], None],
+        on_gone: Callable[[], None],
     ) -> None:
         self._container = container
         self._busy = busy
         self._on_exceeded = on_exceeded
+        self._on_gone = on_gone
         self._timer: asyncio.TimerHandle | None = None
         self._idle = True
 
@@ -76,6 +82,9 @@ class Watch:
 
     def _look(self) -> None:
         self._container.reap_orphans()
+        if not self._container.path.exists():
+            self._on_gone()
+            return
         error = self._excess() if self._container.kind != "process" else None
         if error is None:
             self.start()

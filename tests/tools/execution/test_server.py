@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -54,6 +55,22 @@ def test_a_sandbox_that_nobody_holds_ends_with_its_lease(
     asyncio.run(main())
     assert survivors(mark) == []
     assert survivors(str(tmp_path)) == []
+
+
+def test_a_sandbox_ends_with_its_folder(kind: SandboxKind, image: str, tmp_path: Path) -> None:
+    """As that of a service goes, with all sandboxes of jobs under way, long before their leases are over."""
+
+    async def main() -> None:
+        sandboxes = Sandboxes(kind, tmp_path / "sandboxes", image=image, lease_s=3600.0)
+        sandbox = await sandboxes.create("one")
+        server = os.pidfd_open(server_pid(sandbox))
+        sandbox.path.rename(tmp_path / "elsewhere")
+        ended, _, _ = await asyncio.to_thread(select.select, [server], [], [], 20.0)
+        os.close(server)
+        assert ended
+        sandboxes.close()
+
+    asyncio.run(main())
 
 
 def test_whoever_takes_a_sandbox_cuts_the_holder_off(sandboxes: Sandboxes) -> None:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indire
 async def exceeded(container: Container) -> ProrlError:
     """Give what a watch says of a container."""
     said: asyncio.Future[ProrlError] = asyncio.get_running_loop().create_future()
-    watch = Watch(container, lambda: True, said.set_result)
+    watch = Watch(container, lambda: True, said.set_result, lambda: said.cancel("its folder is gone"))
     watch.start()
     try:
         async with asyncio.timeout(20):
