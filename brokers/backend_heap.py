@@ -219,6 +219,16 @@ class BackendHeap:
             member.awaited = None
             self._rank(member)
 
+    def hold_back(self, backend_id: str, needed_version: int) -> None:
+        """Let a backend take no jobs until it gets weights of this version or newer ones, whatever it serves now.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        member = self.member(backend_id)
+        member.needed_version = needed_version
+        self._rank(member)
+
     def give_up_update(self, note: str = "") -> None:
         """The weights that were on their way will not come.
 

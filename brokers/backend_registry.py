@@ -206,7 +206,9 @@ class BackendRegistry:
             elif record.fate == "dismissed":
                 self._dismissed[backend_id] = record
             else:
-                self._heap.add(record.backend, 0 if of_before else record.needed_version)
+                self._heap.add(record.backend)
+                if not of_before:  # it may serve newer weights than those that it has to go back to
+                    self._heap.hold_back(backend_id, record.needed_version)
                 if record.draining:
                     self._heap.drain(backend_id)
                 if record.heartbeats:

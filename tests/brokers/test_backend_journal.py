@@ -6,7 +6,7 @@ import sqlite3
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from prorl_zmq.brokers.backend_desk import BackendDesk
@@ -72,6 +72,9 @@ def listed(desk: BackendDesk, now: float) -> set[tuple[Any, ...]]:
 
 
 @given(st.lists(st.tuples(REQUESTS, st.booleans()), max_size=40))
+@example(
+    [(BeginWeights("r", 1, LEASE_S), False), (AddBackend("r", backend("x", 2)), False), (EndWeights("r", 1), True)]
+)
 def test_a_restart_changes_nothing(events: list[tuple[Any, bool]]) -> None:
     steady, restarted = BackendDesk(LEASE_S), BackendDesk(LEASE_S)
     remembered: dict[str, BackendRecord] = {}

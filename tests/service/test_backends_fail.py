@@ -108,6 +108,7 @@ def test_jobs_end_without_a_reward_where_every_engine_fails(service: TestService
         assert (trajectory.error.code, "HTTP 500" in trajectory.error.message) == ("engine_failed", True)
 
 
+@pytest.mark.proof
 def test_an_engine_that_is_stuck_is_unwell_by_its_hosts_word(service: TestService, moods: Moods) -> None:
     moods.start("bad", "well")
     with service.client() as client:
