@@ -21,17 +21,14 @@ import select
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
 from ...processes import die_with_parent
+from ...tools.fork_watch import ForkWatch, forked
 from ...tools.processes import children, descendants, kill
-from ...tools.sandbox.namespaces import become_subreaper
 from .call import LENGTH, MESSAGE_LIMIT_BYTES, OUTPUT_LIMIT_BYTES, Answer, Call
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 OWN_PACKAGE = __name__.partition(".")[0]
 PRELOADED = "PRELOADED"
@@ -54,20 +51,12 @@ class Template:
 
     def run(self) -> None:
         """Serve orders."""
-        become_subreaper()
-        wake, wake_end = os.pipe()
-        for descriptor in (wake, wake_end):
-            os.set_blocking(descriptor, False)
-        signal.signal(signal.SIGCHLD, _ignore)
-        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # it ends with its line
-        watched: list[int | socket.socket] = [wake, self._line]
+        watch = ForkWatch()
+        watched: list[ForkWatch | socket.socket] = [watch, self._line]
         while True:
-            ready, _, _ = select.select(watched, [], [])
-            if wake in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake, 4096)
+            ready, _, _ = select.select(watched, (), ())
+            if watch in ready:
+                watch.clear()
                 self._reap()
             if self._line in ready and not self._take_order():
                 break
@@ -87,7 +76,6 @@ class Template:
         pid = os.fork()
         if pid == 0:
             self._line.close()
-            signal.set_wakeup_fd(-1)
             _grade(channel, output, self._memory_bytes, template)
         os.close(channel)
         os.close(output)
@@ -108,9 +96,7 @@ def _grade(channel: int, output: int, memory_bytes: int, template: int) -> NoRet
     code = 1
     try:
         die_with_parent(template)
-        os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
+        forked()
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         for limit, amount in (
             (resource.RLIMIT_AS, memory_bytes),
@@ -172,11 +158,6 @@ def _exactly(line: socket.socket, count: int) -> bytes | None:
             return None
         parts += part
     return bytes(parts)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Have SIGCHLD wake `select`, which an ignored signal would not."""
-    del number, frame
 
 
 def main() -> None:

@@ -345,6 +345,7 @@ def test_late_output_of_a_job_is_not_the_next_commands(live_container: LiveConta
     use(live_container, body)
 
 
+@pytest.mark.proof
 def test_much_output_takes_little_memory_and_is_counted(live_container: LiveContainer) -> None:
     async def body(session: BashSession) -> None:
         await session.run("true", LIMIT_S)

@@ -14,24 +14,21 @@ import gc
 import logging
 import os
 import select
-import signal
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import msgspec
 import uvloop
 
 from ...errors import ErrorInfo, InternalError, ProrlError, SandboxFailed
 from ...logs import LogFormat, LogLevel, about_job, job_of_sandbox, of_job, start_logging
+from ..fork_watch import ForkWatch, forked
 from ..processes import children, kill
-from ..sandbox import namespaces, tree
+from ..sandbox import tree
 from .messages import ORDER_LIMIT_BYTES, ServerOrder
 from .server import REMOVE_LIMIT_S, ExecutionServer
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 log = logging.getLogger("prorl.sandbox")
 
@@ -46,22 +43,14 @@ class Spawner:
 
     def run(self) -> None:
         """Serve orders."""
-        namespaces.become_subreaper()
-        wake, wake_end = os.pipe()
-        for descriptor in (wake, wake_end):
-            os.set_blocking(descriptor, False)
-        signal.signal(signal.SIGCHLD, _ignore)
-        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # it ends with its line
+        watch = ForkWatch()
         gc.freeze()
         open_line = True
         while open_line or self._servers or self._cleaners:
-            watched: list[int | socket.socket] = [wake, self._line] if open_line else [wake]
-            ready, _, _ = select.select(watched, [], [])
-            if wake in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake, 4096)
+            watched: list[ForkWatch | socket.socket] = [watch, self._line] if open_line else [watch]
+            ready, _, _ = select.select(watched, (), ())
+            if watch in ready:
+                watch.clear()
                 self._reap()
             if self._line in ready:
                 open_line = self._take_order()
@@ -79,7 +68,6 @@ class Spawner:
         pid = os.fork()
         if pid == 0:
             self._line.close()
-            signal.set_wakeup_fd(-1)
             _serve(order, descriptors[0])
         os.close(descriptors[0])
         self._servers[pid] = Path(order.path)
@@ -114,9 +102,7 @@ def _serve(order: ServerOrder, report: int) -> NoReturn:
     """In a forked child: be an execution server, and tell `report` an empty line when ready, else what was wrong."""
     code = 1
     try:
-        os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
+        forked()
         server = ExecutionServer(Path(order.path), order.kind, order.spec)
 
         def on_ready() -> None:
@@ -143,11 +129,6 @@ def _serve(order: ServerOrder, report: int) -> NoReturn:
 def _tell(report: int, error: ErrorInfo) -> None:
     with contextlib.suppress(OSError):
         os.write(report, msgspec.json.encode(error))
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Have SIGCHLD wake `select`, which an ignored signal would not."""
-    del number, frame
 
 
 def main() -> None:

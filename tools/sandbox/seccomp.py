@@ -1,8 +1,9 @@
-"""System calls that commands in a container may not make: no user namespaces of their own, no kernel keyrings.
+"""System calls that commands in a container may not make: no user namespaces, no kernel keyrings, no leases on files.
 
 Where the service runs as root, a command is root to the kernel although it has no capability. A user namespace would
-give it capabilities over mounts of its own, cgroup file systems among them, whose files root owns; and root's keyrings
-are one for all sandboxes. What is forbidden is the same for every user, so that an image behaves alike everywhere.
+give it capabilities over mounts of its own, cgroup file systems among them, whose files root owns; root's keyrings are
+one for all sandboxes; and a lease on a file of the host makes whoever else opens it wait, for most of a minute. What is
+forbidden is the same for every user, so that an image behaves alike everywhere.
 
 There are two forms of it: a filter that a process installs for itself before it executes a command, and a profile in
 the form that container runtimes read, for the process that holds the container.
@@ -17,21 +18,26 @@ import struct
 from typing import Any
 
 CLONE_NEWUSER = 0x10000000
+F_SETLEASE = 1024
 FORBIDDEN = ("keyctl", "add_key", "request_key")
 FORBIDDEN_WITH_NEWUSER = ("unshare", "clone")
 UNKNOWN = ("clone3",)
 """Answered as if the kernel did not know it: its flags lie in memory, where no filter looks. Libc then uses clone."""
 NUMBERS = {
-    "x86_64": {"keyctl": 250, "add_key": 248, "request_key": 249, "unshare": 272, "clone": 56, "clone3": 435},
-    "aarch64": {"keyctl": 219, "add_key": 217, "request_key": 218, "unshare": 97, "clone": 220, "clone3": 435},
-}
+    "x86_64": {
+        "keyctl": 250, "add_key": 248, "request_key": 249, "unshare": 272, "clone": 56, "clone3": 435, "fcntl": 72,
+    },
+    "aarch64": {
+        "keyctl": 219, "add_key": 217, "request_key": 218, "unshare": 97, "clone": 220, "clone3": 435, "fcntl": 25,
+    },
+}  # fmt: skip
 """Of the system calls, by the kernel's name for the machine."""
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32 = 0x40000000
 """From here on are the calls of another interface to the same kernel, which nobody uses."""
 
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT, _SECOND_ARGUMENT_AT = 0, 4, 16, 24
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _PR_SET_SECCOMP, _FILTER_MODE = 22, 2
 
@@ -58,6 +64,13 @@ def filter_program(machine: str) -> bytes:
     for names, answer in ((FORBIDDEN, refuse), (UNKNOWN, missing)):
         for name in names:
             program += [(_JUMP_EQUAL, 0, 1, numbers[name]), answer]
+    program += [
+        (_JUMP_EQUAL, 0, 4, numbers["fcntl"]),
+        (_LOAD, 0, 0, _SECOND_ARGUMENT_AT),
+        (_JUMP_EQUAL, 0, 1, F_SETLEASE),
+        refuse,
+        (_RETURN, 0, 0, _ALLOW),
+    ]
     # Any of these: look at the flags. None of them: allow.
     first, second = (numbers[name] for name in FORBIDDEN_WITH_NEWUSER)
     program += [
@@ -113,5 +126,6 @@ def profile() -> dict[str, Any]:
         "syscalls": [
             {"names": list(FORBIDDEN), **refuse},
             {"names": list(FORBIDDEN_WITH_NEWUSER), **refuse, "args": [newuser]},
+            {"names": ["fcntl"], **refuse, "args": [{"index": 1, "value": F_SETLEASE, "op": "SCMP_CMP_EQ"}]},
         ],
     }

@@ -101,19 +101,26 @@ def test_calls_at_once_after_the_containers_death_never_leave_it(sandboxes: Sand
 
 
 TAKEOVER = """
-import ctypes, os, signal
+import ctypes, fcntl, os, signal
 libc = ctypes.CDLL(None)
 print(libc.unshare(0x10000000), libc.syscall(250, 1, 0, 0, 0, 0))  # a user namespace, a keyring
+with open("/usr/bin/env") as file:
+    print(fcntl.fcntl(file, fcntl.F_GETFD))
+    try:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except PermissionError:
+        print("no lease")
 """
 
 
 @pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
-def test_a_command_makes_no_user_namespace_and_no_keyring(sandboxes: Sandboxes) -> None:
-    """As root to the kernel it could mount cgroup file systems in one, and write the service's own limits."""
+def test_a_command_makes_no_user_namespace_no_keyring_and_no_lease(sandboxes: Sandboxes) -> None:
+    """As root to the kernel it could mount cgroup file systems in one, write the service's own limits, and make who
+    opens a file of the host wait."""
 
     async def body(sandbox: Sandbox) -> None:
         result = await sandbox.exec(["python3", "-c", TAKEOVER], LIMIT_S)
-        assert result.stdout == b"-1 -1\n"
+        assert result.stdout == b"-1 -1\n1\nno lease\n"
         result = await sandbox.exec(
             ["python3", "-c", "import threading; threading.Thread(target=print).start()"], LIMIT_S
         )

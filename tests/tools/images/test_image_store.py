@@ -272,6 +272,7 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert default_root() == tmp_path / ".cache" / "prorl" / "images"
 
 
+@pytest.mark.proof
 @needs_root
 @needs_apptainer
 @pytest.mark.parametrize("format_", ["directory", "sif"])

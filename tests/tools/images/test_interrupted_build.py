@@ -58,6 +58,7 @@ def word(store: ImageStore) -> str | None:
     return (image.path / "etc" / "word").read_text()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("old", [None, "old"])
 def test_killed_before_each_step(
     old: str | None,

@@ -176,6 +176,7 @@ def as_nobody() -> list[str]:
     pytest.skip("no Python that an unprivileged user can run has these packages")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("form", ["directory", "SIF"])
 def test_an_unprivileged_user_can_do_it_all(
     kind: SandboxKind,
