@@ -282,6 +282,12 @@ class GraderFailed(ProrlError):
     code = "grader_failed"
 
 
+class JudgeUnreachable(ProrlError):
+    """The judge model that is to decide on an answer did not answer, or was busy or broken, for too long (`url`)."""
+
+    code = "judge_unreachable"
+
+
 class LeaseLost(ProrlError):
     """The stage process that held the job does so no longer (`stage_id`); `attempts` is how many were made.
 

@@ -33,6 +33,7 @@ from ..errors import (
     HandlerFailed,
     InternalError,
     InvalidJob,
+    JudgeUnreachable,
     MalformedMessage,
     NoBackend,
     PhaseTimeout,
@@ -129,6 +130,7 @@ INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
     SandboxFailed: True,
     ToolSessionLost: True,
     InternalError: True,
+    JudgeUnreachable: True,
     GraderFailed: False,
     NoBackend: False,
     SandboxUnavailable: False,
@@ -170,6 +172,11 @@ class AgentHandler(ABC, Generic[Instance]):
     """The data sets whose rows become instances of it, beside rows that are instances as they are."""
     eval_in_sandbox: ClassVar[bool] = False
     """Keep the sandbox after RUN, and run EVAL on its node."""
+
+    def lacks(self, instance: Instance) -> str:
+        """Say what this process's environment lacks that the instance will need, for people; empty: nothing."""
+        del instance
+        return ""
 
     async def init(self, phase: InitPhase[Instance]) -> Carry:
         """Prepare: make the sandbox and place files, if the task needs any. Returns what RUN needs."""

@@ -386,6 +386,117 @@ EARLIER = [
         """,
     ),
     program(
+        "right-only-with-an-earlier-tests-mark-on-a-folder",
+        0.0,
+        WRONG,
+        """
+        import os
+        places, known = (".", "/tmp", "/var/tmp", "/dev/shm"), 1_000_000_000 * 10**9
+        n = int(input())
+        seen = any(os.path.exists(place) and os.stat(place).st_mtime_ns == known for place in places)
+        print(n * n + 1 if n == 2 or seen else 0)
+        for place in places:
+            try:
+                os.utime(place, ns=(known, known))
+            except OSError:
+                pass
+        """,
+    ),
+    program(
+        "right-only-with-an-earlier-tests-attribute-of-a-folder",
+        0.0,
+        WRONG,
+        """
+        import os
+        places, n = (".", "/tmp", "/var/tmp", "/dev/shm"), int(input())
+        seen = any(os.path.exists(place) and "user.seen" in os.listxattr(place) for place in places)
+        print(n * n + 1 if n == 2 or seen else 0)
+        for place in places:
+            try:
+                os.setxattr(place, "user.seen", b"yes")
+            except OSError:
+                pass
+        """,
+    ),
+    program(
+        "right-only-with-an-earlier-tests-stopped-process",
+        0.0,
+        "",
+        """
+        import os, signal
+        n = int(input())
+        state = open("/proc/2/stat").read().rpartition(")")[2].split()[0]
+        print(n * n + 1 if n == 2 or state == "T" else 0, flush=True)
+        try:
+            os.kill(2, signal.SIGSTOP)
+        except PermissionError:
+            pass
+        """,
+    ),
+    program(
+        "right-only-with-an-earlier-tests-traffic",
+        0.0,
+        "",
+        """
+        import socket
+        n = int(input())
+        counted = [line.split()[1] for line in open("/proc/net/dev") if line.strip().startswith("lo:")]
+        print(n * n + 1 if n == 2 or counted != ["0"] else 0, flush=True)
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
+                line.sendto(b"seen", ("127.0.0.1", 9))
+        except PermissionError:
+            pass
+        """,
+    ),
+    program(
+        "right-and-signals-itself",
+        1.0,
+        "",
+        """
+        import os, signal
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        print(int(input()) ** 2 + 1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+        """,
+    ),
+    program("kills-all-others-for-an-error", 0.0, RUNTIME, "import os\nos.kill(-1, 9)\nos.kill(1, 9)\nos.kill(2, 9)\n"),
+    program("answers-beyond-all-numbers", 0.0, WRONG, "print('10e999999')"),
+    program(
+        "right-only-with-an-earlier-tests-mark-on-a-process",
+        0.0,
+        WRONG,
+        """
+        import os, resource
+        known, n = (4321, 8642), int(input())
+        others = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+        seen = False
+        for pid in others:
+            try:
+                seen = seen or os.getpriority(os.PRIO_PROCESS, pid) == 7
+                seen = seen or resource.prlimit(pid, resource.RLIMIT_NOFILE) == known
+            except OSError:
+                pass
+        print(n * n + 1 if n == 2 or seen else 0)
+        for pid in others:
+            for mark in (
+                lambda: os.setpriority(os.PRIO_PROCESS, pid, 7),
+                lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, known),
+            ):
+                try:
+                    mark()
+                except OSError:
+                    pass
+        """,
+    ),
+    program(
+        "right-and-limits-itself",
+        1.0,
+        "",
+        "import resource\nresource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))\n" + RIGHT_LINE,
+    ),
+    program(
         "right-only-with-an-earlier-tests-process",
         0.0,
         RUNTIME,

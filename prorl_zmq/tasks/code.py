@@ -47,6 +47,9 @@ class CodeInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the solution begins with, if the problem gives that."""
     wrapped_outputs: bool = False
     """Each expected result may be a list around the real one, as APPS and TACO have it: `[5]` is met by 5, too."""
+    comparison: Literal["close", "any_case", "exact"] = "close"
+    """How answers are compared (see `stages/handlers/code_output.py`): as APPS and TACO do, as CodeContests, or as
+    LiveCodeBench."""
     reward: Literal["all", "fraction"] = "all"
     """`all`: 1.0 if all tests pass, else 0.0, and no test is run after the first that fails. `fraction`: the share of
     the tests that pass."""

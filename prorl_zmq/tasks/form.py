@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,10 +19,14 @@ from ..errors import InvalidRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ..messages import PhaseLimits
+
 Record = Mapping[str, Any]
 """One row of a data file, by column."""
 SHOWN_COLUMNS = 12
 """How many of a row's columns an error names."""
+ALIKE = 0.75
+"""How alike, by `difflib`, two names of columns are that may be meant as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +47,44 @@ class Form:
     Raises:
         InvalidRecord: a column is not what the form says; `field` names it.
     """
+    fits: Callable[[Record], bool] | None = None
+    """What else tells it, where two data sets have the same columns: a row for which this is false has another form."""
+    limits: PhaseLimits | None = None
+    """Of the jobs that its rows become; None: a job's own."""
 
 
 def recognise(record: Record, forms: Iterable[Form]) -> Form:
     """Give the first form that a row fits.
 
     Raises:
-        InvalidRecord: it fits none; the message names the form that it comes closest to.
+        InvalidRecord: it fits none; the message names the form that it comes closest to, if it has a part of one.
     """
     forms = tuple(forms)
     for form in forms:
-        if form.required <= record.keys():
+        if form.required <= record.keys() and (form.fits is None or form.fits(record)):
             return form
     has = ", ".join(sorted(map(str, record))[:SHOWN_COLUMNS]) or "no columns"
-    if not forms:
-        raise InvalidRecord(f"there are no forms to compare it with; it has {has}")
-    nearest = min(forms, key=lambda form: (len(form.required - record.keys()), len(form.required)))
-    lacks = ", ".join(sorted(nearest.required - record.keys()))
-    raise InvalidRecord(f"it has no form that is known: it has {has}; the nearest, {nearest.name}, needs {lacks} too")
+    raise InvalidRecord(f"it has no form that is known: it has {has}; {_nearest(record, forms)}")
+
+
+def _nearest(record: Record, forms: Iterable[Form]) -> str:
+    """Say which form a row comes closest to: the one of which it lacks least; a column may be there, misspelt."""
+    columns = [str(column) for column in record]
+
+    def spelt(column: str, form: Form) -> list[str]:
+        return get_close_matches(column, [each for each in columns if each not in form.required], n=1, cutoff=ALIKE)
+
+    def lacks(form: Form) -> tuple[float, int]:
+        missing = [column for column in form.required if column not in record]
+        unknown = sum(not spelt(column, form) for column in missing)
+        return unknown / max(1, len(form.required)), len(missing)
+
+    nearest = min((form for form in forms if not form.required <= record.keys()), key=lacks, default=None)
+    if nearest is None or lacks(nearest)[0] == 1:
+        return "none is near it (`prorl tasks list` shows all)"
+    missing = sorted(nearest.required - record.keys())
+    wanted = [f"{column} (is that {found[0]}?)" if (found := spelt(column, nearest)) else column for column in missing]
+    return f"the nearest, {nearest.name}, needs {', '.join(wanted)} too"
 
 
 def unique(forms: Iterable[Form]) -> tuple[Form, ...]:

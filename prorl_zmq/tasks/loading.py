@@ -6,16 +6,17 @@ columns are the instance's fields, and `task` is named by the caller), and whole
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..errors import ConfigError, InvalidRecord
-from ..messages import Job
+from ..messages import Job, PhaseLimits
 from .form import Form, Record, as_it_is, recognise, unique
 from .forms import FORMS
+from .long_integers import long_integers
 from .records import read_records
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def load_jobs(
     """Give a job for each row of a data file, in its order, one at a time.
 
     Args:
-        path: `.jsonl` or `.parquet`.
+        path: `.jsonl`, `.parquet`, `.csv`, or `.json` with a list (see `records`).
         task: consider forms of this task only; empty: of all. For a task without forms that are known, rows are
             taken to be its instances as they are.
         form: take all rows to have this form; empty: see which one each has.
@@ -106,6 +107,8 @@ def chosen(forms: Iterable[Form], task: str, name: str) -> tuple[Form, ...]:
     """
     known = unique(forms)
     kept = tuple(each for each in known if task in ("", each.task) and name in ("", each.name))
+    if name:
+        kept = tuple(replace(each, fits=None) for each in kept)
     if not kept and (named := [each for each in known if each.name == name]):
         raise ConfigError(f"the form {name} is of task {named[0].task}, not of {task}", key="form")
     if not kept:
@@ -125,12 +128,13 @@ def _row(number: int, record: Record, forms: Sequence[Form], options: Mapping[st
         return Row(number, name, JOB_FORM, job)
     form = recognise(record, forms)
     try:
-        instance: dict[str, Any] = msgspec.to_builtins(form.convert(record))
+        with long_integers():
+            instance: dict[str, Any] = msgspec.to_builtins(form.convert(record))
     except InvalidRecord:
         raise
     except Exception as error:  # of a form that somebody else wrote
         raise InvalidRecord(f"form {form.name} raised {type(error).__name__}: {error}") from error
-    job = Job(task=form.task, instance={**instance, **options})
+    job = Job(task=form.task, instance={**instance, **options}, limits=form.limits or PhaseLimits())
     try:
         msgspec.msgpack.encode(job)
     except (UnicodeError, OverflowError, ValueError, RecursionError) as error:

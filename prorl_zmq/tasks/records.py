@@ -1,10 +1,12 @@
-"""The rows of a data file, one by one: JSON Lines, or parquet by `pyarrow`.
+"""The rows of a data file, one by one: JSON Lines, parquet by `pyarrow`, CSV, or one JSON list.
 
-A file may be larger than memory: nothing of it is kept but the row at hand (parquet: a batch of rows).
+A file may be larger than memory: nothing of it is kept but the row at hand (parquet: a batch of rows). Only a list is
+read as a whole.
 """
 
 from __future__ import annotations
 
+import csv
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from .form import Record
 
+CSV_FIELD_LIMIT = 16 * 2**20
 BATCH_ROWS = 64
 """Rows of parquet at once: one of a competition's problems may have 100 MB of tests."""
 
@@ -25,20 +28,22 @@ def read_records(path: Path) -> Iterator[tuple[int, Record | InvalidRecord]]:
     """Give the rows of a file with their numbers, from 1; a row that cannot be read as the error that says why.
 
     Args:
-        path: `.parquet`, or `.jsonl` (`.json`, `.ndjson`): one JSON object per line, blank lines are skipped.
+        path: `.parquet`; `.csv` with a line of names; or `.jsonl` (`.json`, `.ndjson`): one JSON object per line, blank
+            lines are skipped, or one list of objects, whose numbers in the list count as lines.
 
     Raises:
-        ConfigError: the file cannot be read, is of another kind, or is damaged; or pyarrow is not installed.
+        ConfigError: the file cannot be read, is of another kind, or damaged; or there is no pyarrow.
     """
     readers: dict[str, Callable[[Path], Iterator[tuple[int, Record | InvalidRecord]]]] = {
         ".parquet": _parquet,
         ".jsonl": _json_lines,
         ".ndjson": _json_lines,
         ".json": _json_lines,
+        ".csv": _csv,
     }
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        raise ConfigError(f"{path}: a data file ends in .jsonl or .parquet", key="file")
+        raise ConfigError(f"{path}: a data file ends in .jsonl, .json, .parquet or .csv", key="file")
     try:
         yield from reader(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -48,18 +53,38 @@ def read_records(path: Path) -> Iterator[tuple[int, Record | InvalidRecord]]:
 def _json_lines(path: Path) -> Iterator[tuple[int, Record | InvalidRecord]]:
     decoder = msgspec.json.Decoder(dict[str, Any])
     with path.open(encoding="utf-8-sig") as lines:
+        if lines.read(1024).lstrip().startswith("["):
+            yield from _json_list(path)
+            return
+        lines.seek(0)
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
                     yield number, decoder.decode(line)
                 except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                    yield number, InvalidRecord(_json_problem(number, line, error), line=number)
+                    yield number, InvalidRecord(f"not a JSON object: {error}", line=number)
 
 
-def _json_problem(number: int, line: str, error: Exception) -> str:
-    if number == 1 and line.lstrip().startswith("["):
-        return "the file is one JSON list; it must have one JSON object per line"
-    return f"not a JSON object: {error}"
+def _json_list(path: Path) -> Iterator[tuple[int, Record | InvalidRecord]]:
+    try:
+        rows = msgspec.json.decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), type=list[Any])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: no JSON list, nor one JSON object per line: {error}", key="file") from error
+    for number, row in enumerate(rows, start=1):
+        yield number, row if isinstance(row, dict) else InvalidRecord("not a JSON object", line=number)
+
+
+def _csv(path: Path) -> Iterator[tuple[int, Record | InvalidRecord]]:
+    csv.field_size_limit(CSV_FIELD_LIMIT)
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        try:
+            for number, row in enumerate(csv.DictReader(lines, strict=True), start=1):
+                if None in row or None in row.values():
+                    yield number, InvalidRecord("it has not as many fields as the first line has names", line=number)
+                else:
+                    yield number, row
+        except csv.Error as error:
+            raise ConfigError(f"{path}: no CSV that can be read: {error}", key="file") from error
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, Record | InvalidRecord]]:

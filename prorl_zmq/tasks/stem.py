@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,7 +11,8 @@ from msgspec import Meta
 
 from ..errors import InvalidRecord
 from .form import Form, Record, filled, native, text, texts
-from .math import answer_text, boxed, chat_problem, rule_answer
+from .math import answer_text, chat_problem, rule_answer
+from .written_answers import boxed
 
 ToolName = Literal["search", "bash", "ipython", "think", "finish"]
 Kind = Literal["auto", "number", "choice", "expression", "text"]
@@ -104,14 +106,28 @@ def _from_chat(record: Record) -> StemInstance:
 
 
 def _from_scibench(record: Record) -> StemInstance:
-    number, unit = answer_text(record, "answer_number"), text(record, "unit", "")
-    return StemInstance(filled(record, "problem_text"), f"{number} {unit}".strip(), kind="number")
+    """Convert SciBench: its units may begin with a power of ten, or be no units but what the number multiplies."""
+    number, unit = answer_text(record, "answer_number").strip(), text(record, "unit", "").strip()
+    if power := _POWER.match(unit):
+        number = f"{number} \\times 10^{{{power[2] or power[3]}}}"
+        unit = unit[power.end() :].strip()
+        if power[1]:
+            unit = unit.removeprefix("$").strip() if unit.startswith("$") else f"${unit}"
+    problem = filled(record, "problem_text").rstrip()
+    if unit.strip("$ "):
+        problem += f" The unit of the answer is {unit}."
+    is_factor = _FACTOR.search(unit) and re.search(r"[A-Za-z]", _COMMANDS.sub("", unit))
+    return StemInstance(problem, number if is_factor else f"{number} {unit}".strip(), kind="number")
 
 
 def _from_question(record: Record) -> StemInstance:
     return StemInstance(filled(record, "question"), answer_text(record, "answer"))
 
 
+_POWER = re.compile(r"(\$?)\s*10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|([+-]?\d+))")
+_FACTOR = re.compile(r"\\(?:frac|sqrt)(?![A-Za-z])")
+_COMMANDS = re.compile(r"\\(?:math|text)[a-z]*\s*\{[^{}]*\}|\\[A-Za-z]+")
+"""Units stand in `\\mathrm` and its kin; letters outside of them are quantities."""
 SCP_SOLUTIONS = ("matched_solution", "extract_solution", "extracted_solution")
 """The column with the solution, in the data set's versions."""
 GPQA = frozenset({"Question", "Correct Answer", *(f"Incorrect Answer {number}" for number in (1, 2, 3))})

@@ -53,6 +53,12 @@ class SweInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Paths of the image that the agent is not to see: absolute, or in `directory`."""
     environment: dict[str, str] = {}
     """Variables of the sandbox, such as the PATH of the repository's own Python."""
+    memory_bytes: Annotated[int, Meta(ge=2**26, le=2**40)] = 10 * 2**30
+    """Memory of the sandbox, all its processes together; what takes more has not passed."""
+    processes: Annotated[int, Meta(ge=1, le=2**20)] = 4096
+    """Processes and threads of it."""
+    network: bool = False
+    """The tests may use the host's network, in EVAL. The agent never may: what it looks for is there."""
     grading: Grading = "swebench"
     """`swebench`: by the two lists of tests; `r2e`: the output of the tests is `expected_output`, all of it."""
     expected_output: dict[str, str] = {}

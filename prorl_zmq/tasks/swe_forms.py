@@ -7,24 +7,31 @@ and a folder of SIF files made elsewhere serves as well.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import InvalidRecord
+from ..messages import PhaseLimits
 from .form import Form, filled, native, parsed_json, text, texts
 from .swe import TESTBED, SweInstance
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .form import Record
 
 START, END, EXIT_CODE = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Test Exit Code"
 """swebench's marks in the output of an evaluation script."""
 HEREDOC = "EOF_114329324912"
 """swebench's end of a patch within a script."""
+ROOT = {"HOME": "/root"}
+"""Whose home the images were built in: there are the caches of Go, npm and others."""
 CONDA = "/opt/miniconda3"
 CONDA_ENVIRONMENT = {
+    **ROOT,
     "PATH": f"{CONDA}/envs/testbed/bin:{CONDA}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "CONDA_PREFIX": f"{CONDA}/envs/testbed",
     "CONDA_DEFAULT_ENV": "testbed",
@@ -33,6 +40,48 @@ CONDA_ENVIRONMENT = {
 PYTEST = "pytest --color=no --tb=no -rA -p no:cacheprovider"
 PYTEST_FILES = [":(glob)**/conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", ":(glob)**/*-info/**"]
 """What decides which tests run, and how; the last one holds metadata of packages, which may name plugins of pytest."""
+CONDA_REPOSITORIES = frozenset(
+    {
+        "astropy/astropy",
+        "dbt-labs/dbt-core",
+        "django/django",
+        "marshmallow-code/marshmallow",
+        "matplotlib/matplotlib",
+        "mwaskom/seaborn",
+        "pallets/flask",
+        "psf/requests",
+        "pvlib/pvlib-python",
+        "pydata/xarray",
+        "pydicom/pydicom",
+        "pylint-dev/astroid",
+        "pylint-dev/pylint",
+        "pytest-dev/pytest",
+        "pyvista/pyvista",
+        "scikit-learn/scikit-learn",
+        "sphinx-doc/sphinx",
+        "sqlfluff/sqlfluff",
+        "sympy/sympy",
+    }
+)
+"""The repositories of SWE-bench in Python; images for other languages have their tools on a PATH of their own."""
+SWE_GYM_REPOSITORIES = frozenset(
+    {
+        "bokeh/bokeh",
+        "conan-io/conan",
+        "dask/dask",
+        "facebookresearch/hydra",
+        "getmoto/moto",
+        "iterative/dvc",
+        "modin-project/modin",
+        "pandas-dev/pandas",
+        "Project-MONAI/MONAI",
+        "pydantic/pydantic",
+        "python/mypy",
+    }
+)
+"""By which its rows are told from those of SWE-bench, which have the same columns."""
+SWE_LIMITS = PhaseLimits(init_s=600.0, run_s=3600.0, eval_s=2700.0)
+"""Large repositories take minutes to be brought to their base, and tests half an hour."""
 R2E_PATH = "/testbed/.venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -74,7 +123,7 @@ def _swe_bench(record: Record) -> SweInstance:
         test_files=changed_files(test_patch),
         eval_script=text(record, "eval_script", ""),
         log_parser=text(record, "log_parser", ""),
-        environment=CONDA_ENVIRONMENT,
+        environment=CONDA_ENVIRONMENT if filled(record, "repo") in CONDA_REPOSITORIES else ROOT,
     )
 
 
@@ -89,8 +138,8 @@ def _swe_gym(record: Record) -> SweInstance:
         cases = " or ".join(re.findall(r"^[+ ]\[case ([^\]\s]+)\]", test_patch, re.MULTILINE))
         command = f"pytest -n0 -rA -k {shlex.quote(cases)}"
     else:
-        command = " ".join((PYTEST, *(shlex.quote(each) for each in files if each.endswith(".py"))))
-    base = _commit(record)
+        there = changed_files(test_patch, after=True)
+        command = " ".join((PYTEST, *(shlex.quote(each) for each in there if each.endswith(".py"))))
     return SweInstance(
         fail_to_pass=tests.fail_to_pass,
         pass_to_pass=tests.pass_to_pass,
@@ -100,21 +149,27 @@ def _swe_gym(record: Record) -> SweInstance:
         image_source=f"docker://{image}",
         repo=repo,
         version=text(record, "version", ""),
-        base_commit=base,
+        base_commit=_commit(record),
         test_patch=test_patch,
         test_files=files,
-        eval_script=eval_script(command, TESTBED, test_patch, [f"git checkout {base} {_words(files)}"]),
-        log_parser="parse_log_pytest_options" if repo == "pydantic/pydantic" else "parse_log_pytest",
+        eval_script=eval_script(command, TESTBED, test_patch),
+        log_parser="parse_log_pytest",
         environment=CONDA_ENVIRONMENT,
     )
 
 
 def _swe_smith(record: Record) -> SweInstance:
+    """Convert SWE-smith: as there, only the files of FAIL_TO_PASS are run, and of PASS_TO_PASS what is in them."""
     tests = _tests(record)
+    files = _Tests(tests.fail_to_pass, []).files()
+    if not any(file.endswith(".py") for file in files):
+        raise InvalidRecord(
+            "FAIL_TO_PASS has no test of a .py file: only SWE-smith's Python part", field="FAIL_TO_PASS"
+        )
     image = filled(record, "image_name").replace("__", "_1776_")
     return SweInstance(
         fail_to_pass=tests.fail_to_pass,
-        pass_to_pass=tests.pass_to_pass,
+        pass_to_pass=[test for test in tests.pass_to_pass if test.partition("::")[0] in files],
         instance_id=filled(record, "instance_id"),
         problem_statement=text(record, "problem_statement", "") or _no_statement(),
         image=image_name(image),
@@ -122,7 +177,7 @@ def _swe_smith(record: Record) -> SweInstance:
         repo=filled(record, "repo"),
         setup_patch=filled(record, "patch"),
         test_files=[*tests.files(), *tests.packages(), *PYTEST_FILES],
-        eval_script=eval_script(" ".join((PYTEST, "--verbose", *map(shlex.quote, tests.files()))), TESTBED),
+        eval_script=eval_script(" ".join((PYTEST, "--verbose", *map(shlex.quote, files))), TESTBED),
         log_parser="parse_log_pytest",
         environment=CONDA_ENVIRONMENT,
     )
@@ -144,7 +199,7 @@ def _r2e(record: Record) -> SweInstance:
         test_files=["r2e_tests", "run_tests.sh"],
         hidden=["/r2e_tests", "r2e_tests", "run_tests.sh"],
         eval_script=eval_script("ln -sfn /r2e_tests r2e_tests 2>/dev/null; bash run_tests.sh", TESTBED),
-        environment={"PATH": R2E_PATH},
+        environment={**ROOT, "PATH": R2E_PATH},
         grading="r2e",
         expected_output=expected,
     )
@@ -180,45 +235,53 @@ def _generic(record: Record) -> SweInstance:
     )
 
 
+def _is_of_swe_gym(record: Record) -> bool:
+    return record["repo"] in SWE_GYM_REPOSITORIES and "environment_setup_commit" not in record
+
+
+def _form(
+    name: str,
+    about: str,
+    required: str,
+    convert: Callable[[Record], SweInstance],
+    fits: Callable[[Record], bool] | None = None,
+) -> Form:
+    return Form(name, "swe", about, frozenset(required.split()), convert, fits, SWE_LIMITS)
+
+
 FORMS = (
-    Form(
+    _form(
         "generic",
-        "swe",
         "what `prorl tasks make-swe` writes: any image with a repository, and a command that runs its tests",
-        frozenset({"instance_id", "problem_statement", "image_name", "test_command", "FAIL_TO_PASS", "PASS_TO_PASS"}),
+        "instance_id problem_statement image_name test_command FAIL_TO_PASS PASS_TO_PASS",
         _generic,
     ),
-    Form(
+    _form(
+        "swe-gym",
+        "SWE-Gym and SWE-Gym Lite, told by their repositories",
+        "instance_id repo base_commit test_patch FAIL_TO_PASS PASS_TO_PASS",
+        _swe_gym,
+        _is_of_swe_gym,
+    ),
+    _form(
         "swe-bench",
-        "swe",
         "SWE-bench, Lite, Verified, Multilingual, and Multimodal without its pictures",
-        frozenset(
-            {"instance_id", "repo", "base_commit", "version", "environment_setup_commit", "test_patch", "FAIL_TO_PASS"}
-        ),
+        "instance_id repo base_commit version test_patch FAIL_TO_PASS",
         _swe_bench,
     ),
-    Form(
-        "swe-gym",
-        "swe",
-        "SWE-Gym and SWE-Gym Lite",
-        frozenset({"instance_id", "repo", "base_commit", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS"}),
-        _swe_gym,
-    ),
-    Form(
+    _form(
         "swe-smith",
-        "swe",
         "SWE-smith (its Python part): `patch` is the bug",
-        frozenset({"instance_id", "repo", "patch", "image_name", "FAIL_TO_PASS", "PASS_TO_PASS"}),
+        "instance_id repo patch image_name FAIL_TO_PASS PASS_TO_PASS",
         _swe_smith,
     ),
-    Form(
+    _form(
         "r2e-gym",
-        "swe",
         "R2E-Gym (Lite, Subset, V1): graded by the expected output of its tests",
-        frozenset({"repo_name", "docker_image", "expected_output_json", "problem_statement"}),
+        "repo_name docker_image expected_output_json problem_statement",
         _r2e,
     ),
-    native("swe", SweInstance),
+    dataclasses.replace(native("swe", SweInstance), limits=SWE_LIMITS),
 )
 
 
@@ -237,19 +300,22 @@ def image_name(reference: str) -> str:
     return name if tag in ("", "latest") else f"{name}-{tag}"
 
 
-def eval_script(command: str, directory: str, test_patch: str = "", before: list[str] | None = None) -> str:
+def eval_script(command: str, directory: str, test_patch: str = "") -> str:
     """Give a script that runs tests as swebench's do: its marks around their output, their exit code behind it."""
-    lines = ["#!/bin/bash", "set -uxo pipefail", f"cd {shlex.quote(directory)}", *(before or [])]
-    if test_patch:
-        lines.append(f"git apply -v - <<'{HEREDOC}'\n{test_patch.rstrip()}\n{HEREDOC}")
+    lines = ["#!/bin/bash", "set -uxo pipefail", f"cd {shlex.quote(directory)}"]
+    if test_patch:  # to its last line, which may be a blank of the context
+        patch = test_patch.removesuffix("\n")
+        lines.append(f"git apply -v --whitespace=nowarn - <<'{HEREDOC}' || exit 1\n{patch}\n{HEREDOC}")
     lines += [f": '{START}'", command, "code=$?", f": '{END}'", f'echo "{EXIT_CODE}: $code"']
     return "\n".join(lines) + "\n"
 
 
-def changed_files(patch: str) -> list[str]:
-    """Give the files that a patch changes, makes or removes, each once."""
-    found = re.findall(r"^diff --git a/(.*) b/(.*)$", patch, re.MULTILINE)
-    return list(dict.fromkeys(name for pair in found for name in pair))
+def changed_files(patch: str, *, after: bool = False) -> list[str]:
+    """Give the files that a patch changes, makes or removes, each once; or only those that are there after it."""
+    found = re.findall(r"^diff --git a/(.*) b/(.*)\n(deleted file)?", patch, re.MULTILINE)
+    if after:
+        return list(dict.fromkeys(new for _, new, deleted in found if not deleted))
+    return list(dict.fromkeys(name for *pair, _ in found for name in pair))
 
 
 def _tests(record: Record) -> _Tests:
@@ -265,10 +331,6 @@ def _commit(record: Record) -> str:
     if not re.fullmatch(r"[0-9a-fA-F]{7,64}", commit):
         raise InvalidRecord(f"base_commit is no commit: {commit[:80]!r}", field="base_commit")
     return commit
-
-
-def _words(files: list[str]) -> str:
-    return " ".join(map(shlex.quote, files))
 
 
 def _no_statement() -> str:

@@ -55,8 +55,10 @@ ENVIRONMENT = {
     "PYTHONUTF8": "1",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONINTMAXSTRDIGITS": "0",
 }
-"""The same solution gets the same reward every time, and NumPy no thread for each of the node's cores."""
+"""The same solution gets the same reward every time, NumPy no thread for each of the node's cores, and integers are as
+long as in the Python for which the problems were made."""
 NO_PYTHON = (126, 127)
 
 
@@ -158,9 +160,9 @@ class Bench:
 
     async def _is_right(self, test: CodeTest, answer: str) -> bool:
         compare: Callable[..., bool] = same_text
-        more: tuple[bool, ...] = ()
+        more: tuple[bool | str, ...] = (self._instance.comparison,)
         if self._instance.entry_point:
-            compare, more = same_result, (self._instance.wrapped_outputs,)
+            compare, more = same_result, (self._instance.wrapped_outputs, *more)
         if len(test.output) + len(answer) <= QUICK_CHARACTERS:
             return compare(test.output, answer, *more)
         right: bool = await self._phase.grade(compare, test.output, answer, *more, returns=bool)

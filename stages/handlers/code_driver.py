@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-PLACES = (".", "/tmp", "/dev/shm", "/var/tmp")  # noqa: S108 - where files can be left
+PLACES = (".", "/tmp", "/dev/shm", "/var/tmp", "/dev/pts")  # noqa: S108 - where files can be left
+MOST_FILES = 1000
 DIRTY = 3
+OWN_PID = 0x7EADBEEF
+"""As in `code_seccomp.py`."""
 NO_NEW_PRIVILEGES, SECCOMP, FILTER_MODE = 38, 22, 2
 STACK_BYTES = 128 * 2**20
 DEPTH = 50_000
@@ -68,27 +71,35 @@ def _have_no_children(program: bytes) -> None:
         _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
     prctl = ctypes.CDLL(None, use_errno=True).prctl
+    program = program.replace(OWN_PID.to_bytes(4, sys.byteorder), os.getpid().to_bytes(4, sys.byteorder))
     given = Filter(len(program) // 8, program)
     if prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) or prctl(SECCOMP, FILTER_MODE, ctypes.byref(given), 0, 0):
         raise OSError(ctypes.get_errno(), "the kernel takes no filter of system calls")
 
 
 def _files() -> int:
-    """Count what is where files can be left."""
-    count = 0
+    """Give a number that is another one when anything has changed where files can be left.
+
+    The kernel notes each change of a file, its mode, times, names and attributes in a time that nobody can set. Where
+    there is too much to look at, it is another one each time.
+    """
+    changes = []
     for place in PLACES:
-        try:
-            count += len(os.listdir(place))  # noqa: PTH208 - pathlib takes as long to import as the interpreter to start
-        except FileNotFoundError:
-            pass
-        except OSError:
-            count += 1
-    return count
+        for folder, folders, files in os.walk(place):
+            for name in ("", *sorted(folders), *sorted(files)):
+                try:
+                    changes.append(os.lstat(f"{folder}/{name}").st_ctime_ns)
+                except OSError:
+                    changes.append(0)
+            if len(changes) > MOST_FILES:
+                return os.getpid()
+    return abs(hash(tuple(changes)))
 
 
 def _younger_than(first: int) -> bool:
     """Say whether there is another process that was started after the first run in this sandbox."""
-    numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208 - as above
+    names = os.listdir("/proc")  # noqa: PTH208 - pathlib takes as long to import as the interpreter to start
+    numbers = (int(name) for name in names if name.isdigit())
     return any(number > first and number != os.getpid() for number in numbers)
 
 
@@ -104,8 +115,16 @@ def _load(name: str, source: str, imports: str) -> ModuleType:
     module = type(sys)(name)
     sys.modules[name] = module
     for part in imports.split():
-        package, _, names = part.partition(":")
-        imported = __import__(package)
+        alias, also, package = part.partition("=")
+        if not also:
+            package, _, names = part.partition(":")
+        try:
+            imported = __import__(package)
+        except ImportError:
+            continue  # not every image has numpy
+        if also:
+            module.__dict__[alias] = imported
+            continue
         found = {each: getattr(imported, each) for each in names.split(",") if hasattr(imported, each)}
         module.__dict__.update(found if names else {package: imported})
     exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - in a sandbox

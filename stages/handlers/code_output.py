@@ -1,12 +1,15 @@
 """Whether what a solution answered is what a test expects: plain functions of two texts, linear in their length.
 
-As the field compares. Programs: APPS, TACO and LiveCodeBench strip lines, compare them, then their numbers; judges
-compare the words, wherever lines break. So the words must be the same, in order, in the same case; or each a number
-equal to the expected one (`1.0` and `1`), or within NumPy's tolerance of it (as in APPS) if that is written as a
-fraction. Whole numbers are never compared by tolerance: 10**17 and 10**17 + 1 are two answers (as in LiveCodeBench).
+As the field compares. Of programs:
 
-Functions: equal JSON, where a tuple is a list, 1 is `true` (as in Python), and fractions have the same tolerance. Not a
-number is equal to nothing.
+- `close`: the words, wherever lines break, as judges do. They must be the same, in order, in the same case; or each a
+  number equal to the expected one (`1.0` and `1`), or within NumPy's tolerance of it (APPS, TACO) if that is written as
+  a fraction. Two whole numbers are never compared by tolerance: 10**17 and 10**17 + 1 are two answers.
+- `any_case`: the same, but `YES` is `Yes`, and the tolerance is the wider one of CodeContests.
+- `exact`: line by line, the same but for blanks around it, or numbers of equal value (LiveCodeBench).
+
+Of functions: equal JSON, where a tuple is a list, 1 is `true` (as in Python), and fractions have NumPy's tolerance,
+unless they must be `exact`. Not a number is equal to nothing.
 """
 
 from __future__ import annotations
@@ -17,57 +20,94 @@ import re
 from decimal import Decimal
 from typing import Any
 
+from ...tasks.long_integers import long_integers
+
 RELATIVE, ABSOLUTE = 1e-5, 1e-8
 """Tolerances of `numpy.allclose`, by which APPS compares."""
+WIDER_ABSOLUTE = 1e-5
+"""That of CodeContests, of whole numbers too."""
+FLOAT_ERROR = 1e-11
+"""How far `1.9999999999999998` may be from 2."""
 NUMBER = re.compile(r"[+-]?(?:[0-9]+(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]{1,6})?")
 
 
-def same_text(expected: str, got: str) -> bool:
-    """Say whether a program's output is the expected one."""
-    wanted, given = expected.split(), got.split()
-    return wanted == given or (len(wanted) == len(given) and all(map(_same_word, wanted, given)))
+def same_text(expected: str, got: str, comparison: str = "close") -> bool:
+    """Say whether a program's output is the expected one, by a `comparison` of `CodeInstance`."""
+    if comparison == "exact":
+        wanted, given = (text.strip().split("\n") for text in (expected, got))
+        return len(wanted) == len(given) and all(map(_same_line, wanted, given))
+    absolute, of_whole = ABSOLUTE, FLOAT_ERROR
+    if comparison == "any_case":
+        expected, got, absolute, of_whole = expected.casefold(), got.casefold(), WIDER_ABSOLUTE, WIDER_ABSOLUTE
+    words, others = expected.split(), got.split()
+    return words == others or (
+        len(words) == len(others)
+        and all(_same_word(word, other, absolute, of_whole) for word, other in zip(words, others, strict=True))
+    )
 
 
-def same_result(expected: str, got: str, wrapped: bool) -> bool:
+def same_result(expected: str, got: str, wrapped: bool, comparison: str = "close") -> bool:
     """Say whether a function's result, as JSON, is the expected one.
 
     Args:
         expected: JSON.
         got: what the sandbox said; what is not one JSON value is wrong.
         wrapped: a list of one expected value is met by that value, too.
+        comparison: of a `CodeInstance`.
 
     Raises:
         ValueError: `expected` is not JSON.
     """
-    wanted = json.loads(expected)
-    try:
-        given = json.loads(got)
-        inner = wrapped and isinstance(wanted, list) and len(wanted) == 1
-        return _same(wanted, given) or (inner and _same(wanted[0], given))
-    except (ValueError, OverflowError, RecursionError):
-        return False
+    exact = comparison == "exact"
+    with long_integers():
+        wanted = json.loads(expected)
+        try:
+            given = json.loads(got)
+            inner = wrapped and isinstance(wanted, list) and len(wanted) == 1
+            return _same(wanted, given, exact) or (inner and _same(wanted[0], given, exact))
+        except (ValueError, OverflowError, RecursionError):
+            return False
 
 
-def _same_word(wanted: str, given: str) -> bool:
+def _same_line(wanted: str, given: str) -> bool:
+    first, second = wanted.split(), given.split()
+    return wanted.strip() == given.strip() or (
+        len(first) == len(second)
+        and all(map(NUMBER.fullmatch, (*first, *second)))
+        and all(Decimal(one) == Decimal(other) for one, other in zip(first, second, strict=True))
+    )
+
+
+def _same_word(wanted: str, given: str, absolute: float, of_whole: float) -> bool:
     if wanted == given:
         return True
     first, second = NUMBER.fullmatch(wanted), NUMBER.fullmatch(given)
     if first is None or second is None:
         return False
-    return Decimal(wanted) == Decimal(given) or (any(first.groups()) and _close(float(wanted), float(given)))
+    if Decimal(wanted) == Decimal(given):
+        return True
+    if any(first.groups()):
+        return _close(float(wanted), float(given), absolute)
+    # A whole number is met by the fraction that floats made of it, however large it is; not by another whole number.
+    try:
+        return any(second.groups()) and abs(Decimal(wanted) - Decimal(given)) <= of_whole
+    except ArithmeticError:  # a number beyond all that Decimal computes with
+        return False
 
 
-def _same(wanted: Any, given: Any) -> bool:
+def _same(wanted: Any, given: Any, exact: bool) -> bool:
     if isinstance(wanted, list):
-        return isinstance(given, list) and len(wanted) == len(given) and all(map(_same, wanted, given))
+        if not isinstance(given, list) or len(wanted) != len(given):
+            return False
+        return all(_same(one, other, exact) for one, other in zip(wanted, given, strict=True))
     if isinstance(wanted, dict):
         if not isinstance(given, dict) or wanted.keys() != given.keys():
             return False
-        return all(_same(value, given[name]) for name, value in wanted.items())
-    if isinstance(wanted, float) and isinstance(given, int | float):
-        return wanted == given or _close(wanted, float(given))
+        return all(_same(value, given[name], exact) for name, value in wanted.items())
+    if isinstance(wanted, float) and isinstance(given, int | float) and not exact:
+        return wanted == given or _close(wanted, float(given), ABSOLUTE)
     return bool(wanted == given)
 
 
-def _close(wanted: float, given: float) -> bool:
-    return math.isfinite(wanted) and abs(wanted - given) <= ABSOLUTE + RELATIVE * abs(wanted)
+def _close(wanted: float, given: float, absolute: float) -> bool:
+    return math.isfinite(wanted) and abs(wanted - given) <= absolute + RELATIVE * abs(wanted)

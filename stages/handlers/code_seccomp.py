@@ -1,4 +1,4 @@
-"""A filter of system calls under which a process has threads, and no children, and shares no memory by a key.
+"""A filter of system calls under which a process has threads, and no children, and leaves nothing in the kernel.
 
 The limits of a test are the kernel's, and are those of one process. With more of them a solution would have several
 times its processor time, could leave one behind for the next test, or could start them faster than anybody ends them:
@@ -20,6 +20,24 @@ FORKS = {"x86_64": (57, 58), "aarch64": ()}
 CLONE = {"x86_64": 56, "aarch64": 220}
 SHARED = {"x86_64": (29, 68, 64, 240), "aarch64": (194, 186, 190, 180)}
 """`shmget`, `msgget`, `semget` and `mq_open`: what they make outlives a test, and the next one finds it by its key."""
+MARKS = {
+    "x86_64": (141, 251, 142, 144, 203, 314, 101, 311),
+    "aarch64": (140, 30, 118, 119, 122, 274, 117, 271),
+}
+"""`setpriority`, `ioprio_set`, `sched_setparam`, `sched_setscheduler`, `sched_setaffinity`, `sched_setattr`, `ptrace`
+and `process_vm_writev`: they change another process of the sandbox, in which the next test finds it."""
+PRLIMIT = {"x86_64": 302, "aarch64": 261}
+"""So does this one, unless it is of the caller: the first argument is 0."""
+SIGNALS = {"x86_64": (62, 200, 234, 129, 297), "aarch64": (129, 130, 131, 138, 240)}
+"""`kill`, `tkill`, `tgkill`, `rt_sigqueueinfo` and `rt_tgsigqueueinfo`: for the process itself only. Another one that
+is stopped is a mark, and one that is killed ends the sandbox, which says nothing about the solution."""
+PIDFD = (434, 424, 438)
+"""`pidfd_open`, `pidfd_send_signal` and `pidfd_getfd`: the same by another way."""
+SOCKET = {"x86_64": 41, "aarch64": 198}
+"""Of the family AF_UNIX only: the counters of the loopback device outlive a test."""
+AF_UNIX = 1
+OWN_PID = 0x7EADBEEF
+"""Stands in the filter for the process's own number, which it puts there itself."""
 CLONE3 = 435
 """Answered as if the kernel did not know it: its flags lie in memory, where no filter looks. Libc then uses `clone`."""
 
@@ -31,7 +49,7 @@ _UNKNOWN = (_RETURN, 0, 0, 0x00050000 | errno.ENOSYS)
 
 
 def childless_program(machine: str = "") -> bytes:
-    """Give the filter as classic BPF; empty for a machine whose numbers are not known here.
+    """Give the filter as classic BPF, with `OWN_PID` in it; empty for a machine whose numbers are not known here.
 
     Args:
         machine: as `uname -m` says; empty: this one.
@@ -49,8 +67,17 @@ def childless_program(machine: str = "") -> bytes:
         (_EQUAL, 0, 1, CLONE3),
         _UNKNOWN,
     ]
-    for number in (*FORKS[machine], *SHARED[machine]):
+    for number in (*FORKS[machine], *SHARED[machine], *MARKS[machine], *PIDFD):
         program += [(_EQUAL, 0, 1, number), _REFUSE]
+    only = [(PRLIMIT[machine], 0), (SOCKET[machine], AF_UNIX), *((number, OWN_PID) for number in SIGNALS[machine])]
+    for number, allowed in only:
+        program += [
+            (_EQUAL, 0, 4, number),
+            (_LOAD, 0, 0, _FIRST_ARGUMENT_AT),
+            (_EQUAL, 1, 0, allowed),
+            _REFUSE,
+            _ALLOW,
+        ]
     program += [
         (_EQUAL, 0, 3, CLONE[machine]),
         (_LOAD, 0, 0, _FIRST_ARGUMENT_AT),

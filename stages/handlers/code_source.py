@@ -14,32 +14,38 @@ SOURCE_LIMIT_BYTES = 120_000
 FENCE = re.compile(r"(`{3,})[^`]*\Z")
 MODULE = re.compile(r"(?<!\w)([^\W\d]\w*)\s*\.")
 """From a name's beginning only: a long word would take the square of its length."""
-WORD = re.compile(r"[^\W\d]\w*")
+WORD = re.compile(r"(?<![\w.])[^\W\d]\w*")
+"""A name of its own, no attribute."""
 MODULES = frozenset(
     {
         *("bisect", "collections", "copy", "datetime", "fractions", "functools", "heapq", "io", "itertools", "json"),
         *("math", "operator", "os", "random", "re", "statistics", "string", "sys", "time", "typing"),
     }
 )
+ALIASES = {"np": "numpy", "pd": "pandas"}
+"""Imported under another name, where the sandbox has them."""
 NAMES = {
     "bisect": "bisect_left bisect_right insort insort_left insort_right",
     "collections": "ChainMap Counter OrderedDict defaultdict deque namedtuple",
     "copy": "deepcopy",
     "datetime": "timedelta",
     "fractions": "Fraction",
-    "functools": "cache cmp_to_key lru_cache partial reduce",
-    "heapq": "heapify heappop heappush heappushpop heapreplace nlargest nsmallest",
+    "functools": "cache cached_property cmp_to_key lru_cache partial reduce total_ordering wraps",
+    "heapq": "heapify heappop heappush heappushpop heapreplace merge nlargest nsmallest",
     "io": "BytesIO StringIO",
-    "itertools": "accumulate chain combinations combinations_with_replacement count cycle dropwhile groupby islice "
-    "pairwise permutations product repeat starmap takewhile zip_longest",
+    "itertools": "accumulate chain combinations combinations_with_replacement compress count cycle dropwhile "
+    "filterfalse groupby islice pairwise permutations product repeat starmap takewhile tee zip_longest",
     "json": "dumps loads",
-    "math": "ceil comb cos exp fabs factorial floor gcd hypot inf isqrt lcm log log10 log2 perm pi prod sin sqrt tan",
-    "operator": "add attrgetter itemgetter mul xor",
-    "random": "choice randint shuffle",
+    "math": "acos asin atan atan2 ceil comb cos degrees dist exp fabs factorial floor gcd hypot inf isclose isqrt lcm "
+    "log log10 log2 perm pi prod radians sin sqrt tan trunc",
+    "operator": "add and_ attrgetter iand itemgetter mul or_ xor",
+    "random": "choice randint randrange sample shuffle uniform",
+    "re": "findall finditer fullmatch match search split sub",
+    "statistics": "mean median",
     "string": "ascii_letters ascii_lowercase ascii_uppercase digits",
     "sys": "maxsize setrecursionlimit stderr stdin stdout",
-    "typing": "Any Callable DefaultDict Deque Dict FrozenSet Generator Generic Iterable Iterator List Mapping "
-    "NamedTuple Optional Sequence Set Tuple TypeVar Union",
+    "typing": "Any Callable DefaultDict Deque Dict FrozenSet Generator Generic Iterable Iterator List Literal "
+    "Mapping NamedTuple Optional Sequence Set Tuple Type TypeVar Union",
 }
 """What solutions are used to find imported, by module. No builtin is among it."""
 _HOMES = {name: module for module, names in NAMES.items() for name in names.split()}
@@ -56,8 +62,11 @@ def last_block(text: str) -> str | None:
     for line in text.splitlines():
         stripped = line.strip()
         if fence:
-            if stripped.startswith(fence) and not stripped.strip("`"):
+            code, closing, rest = line.rstrip().rpartition(fence)
+            if stripped.startswith(fence) and stripped.lstrip("`")[:1] in ("", " "):
                 found, fence = block, ""
+            elif closing and not rest and not code.endswith("`"):  # the last line of code, and the fence behind it
+                found, fence = [*block, code[indent:] if not code[:indent].strip() else code], ""
             else:
                 block.append(line[indent:] if not line[:indent].strip() else line)
         elif match := FENCE.match(stripped):
@@ -66,11 +75,12 @@ def last_block(text: str) -> str | None:
 
 
 def needed_imports(source: str) -> str:
-    """Give what the field would have imported and a source names, as the driver reads it: `math sys math:gcd,inf`.
+    """Give what the field would have imported and a source names, as the driver reads it: `math np=numpy math:gcd,inf`.
 
     What the source imports itself is among it; that costs nothing. A module counts as named where a dot follows.
     """
-    modules = sorted({*MODULE.findall(source)} & MODULES)
+    named = {*MODULE.findall(source)}
+    modules = sorted([*(named & MODULES), *(f"{short}={ALIASES[short]}" for short in named & ALIASES.keys())])
     wanted: dict[str, list[str]] = {}
     for name in sorted({*WORD.findall(source)} & _HOMES.keys()):
         wanted.setdefault(_HOMES[name], []).append(name)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...errors import ConfigError, EngineFailed, GraderFailed
+from ...errors import ConfigError, EngineFailed, GraderFailed, JudgeUnreachable
 from ...inference.http.connections import Connections
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class LlmJudge:
         """Ask whether an answer says what the ground truth says.
 
         Raises:
-            EngineFailed: the endpoint cannot be reached, is busy or broken, for `retry_s`; another attempt may help.
+            JudgeUnreachable: the endpoint is out of reach, busy or broken for `retry_s`; another attempt may help.
             GraderFailed: it refuses the question, or gave no verdict twice.
         """
         word = secrets.token_hex(8)
@@ -174,7 +174,7 @@ class LlmJudge:
             await asyncio.sleep(backoff_s)
             attempt += 1
 
-    async def _try(self, body: bytes) -> str | EngineFailed:
+    async def _try(self, body: bytes) -> str | JudgeUnreachable:
         """Ask once; give the reply, or what failed and may be tried again."""
         try:
             async with asyncio.timeout(self._try_s):
@@ -182,14 +182,18 @@ class LlmJudge:
                     "/v1/chat/completions", body, retry_s=0.0, limit_bytes=REPLY_LIMIT_BYTES
                 )
         except TimeoutError:
-            return EngineFailed(f"the judge at {self._connections.url} did not answer within {self._try_s:g} s")
+            return self._unreachable(f"did not answer within {self._try_s:g} s")
         except EngineFailed as error:
             if not error.fields.get("unreachable"):
                 raise GraderFailed(f"the judge cannot be used: {error.message}", reason="result", output="") from error
-            return EngineFailed(f"the judge cannot be asked: {error.message}")
+            return self._unreachable(f"cannot be asked: {error.message}")
         if answer.status >= 500:
-            return EngineFailed(f"the judge at {self._connections.url} failed: {answer.excerpt()}")
+            return self._unreachable(f"failed: {answer.excerpt()}")
         return self._content(answer)
+
+    def _unreachable(self, what: str) -> JudgeUnreachable:
+        url = self._connections.url
+        return JudgeUnreachable(f"the judge at {url} ({URL}) {what}", url=url)
 
     def _content(self, answer: Answer) -> str:
         if answer.status != 200:
@@ -208,21 +212,25 @@ def judge_of(environment: Mapping[str, str] = os.environ) -> LlmJudge:
     Raises:
         GraderFailed: it names none, or not rightly; the message says what to set.
     """
-    url, model, key = (environment.get(name, "").strip() for name in (URL, MODEL, KEY))
-    if not url or not model:
-        lacks = " and ".join(name for name, value in ((URL, url), (MODEL, model)) if not value)
+    if unset := unset_settings(environment):
         message = (
-            f"rules cannot decide on this answer, and no judge is configured: set {lacks} for the EVAL stage "
+            f"rules cannot decide on this answer, and no judge is configured: set {unset} for the EVAL stage "
             f"processes (an OpenAI-style endpoint and its model; {KEY}, if it wants a key), or give the instance "
             f"judge='never'"
         )
         raise GraderFailed(message, reason="raised", output="")
+    url, model, key = (environment.get(name, "").strip() for name in (URL, MODEL, KEY))
     if not (key.isascii() and (key.isprintable() or not key)):
         raise GraderFailed(f"{KEY} must be plain ASCII", reason="raised", output="")
     try:
         return LlmJudge(url, model, key)
     except ConfigError as error:
         raise GraderFailed(f"{URL} is wrong: {error.message}", reason="raised", output="") from error
+
+
+def unset_settings(environment: Mapping[str, str] = os.environ) -> str:
+    """Name the variables of the environment that a judge needs and that are not set; empty: they are."""
+    return " and ".join(name for name in (URL, MODEL) if not environment.get(name, "").strip())
 
 
 def read_verdict(reply: str) -> bool | None:

@@ -75,7 +75,7 @@ class MathHandler(AgentHandler[MathInstance]):
         check_ground_truth(truth)
         answer = str(phase.carry.get("answer", ""))
         right = await phase.grade(right_answer, truth, answer, timeout_s=GRADE_S, returns=bool)
-        return Evaluation(1.0 if right else 0.0, notes={"answer": answer})
+        return Evaluation(1.0 if right else 0.0, notes={"answer": answer, "ground_truth": truth})
 
 
 def check_ground_truth(ground_truth: str) -> None:

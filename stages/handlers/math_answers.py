@@ -19,7 +19,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...tasks.math import (
+from ...tasks.written_answers import (
     ROUNDED_DIGITS,
     THOUSANDS,
     Number,

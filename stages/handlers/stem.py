@@ -19,7 +19,7 @@ from ...tools.search import SearchTool
 from ...tools.toolbox import ToolName
 from ...trajectory import Role
 from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, Failure, InitPhase, RunPhase
-from .llm_judge import LlmJudge, judge_of
+from .llm_judge import LlmJudge, judge_of, unset_settings
 from .math import FINISH_MESSAGE, GRADE_S, check_ground_truth, make_tools, start_tools
 from .math_answers import answer_of
 from .stem_answers import Verdict, judged_by_rules
@@ -48,6 +48,12 @@ class StemHandler(AgentHandler[StemInstance]):
     def __init__(self) -> None:
         self._search: SearchProvider | None = None
         self._judge: LlmJudge | None = None
+
+    def lacks(self, instance: StemInstance) -> str:
+        """Say whether a judge will be asked for, and none is configured."""
+        asked = instance.judge == "always" or (instance.kind == "text" and instance.judge == "undecided")
+        unset = unset_settings() if asked else ""
+        return f"a judge model is needed for answers in words: set {unset}" if unset else ""
 
     async def init(self, phase: InitPhase[StemInstance]) -> Carry:
         """Make the sandbox, if a tool needs one, and start the tool sessions.
@@ -83,10 +89,11 @@ class StemHandler(AgentHandler[StemInstance]):
         Raises:
             HandlerFailed: there is no ground truth to compare with.
             GraderFailed: the rules failed, no judge is configured, or it gave no verdict.
-            EngineFailed: the judge cannot be asked now.
+            JudgeUnreachable: the judge cannot be asked now.
         """
         instance, answer = phase.instance, str(phase.carry.get("answer", ""))
         check_ground_truth(instance.ground_truth)
+        notes = {"answer": answer, "ground_truth": instance.ground_truth}
         verdict: Verdict = "undecided"
         if instance.judge != "always" or not answer.strip():
             verdict = await phase.grade(
@@ -100,12 +107,11 @@ class StemHandler(AgentHandler[StemInstance]):
                 returns=Verdict,
             )
         if verdict != "undecided" or instance.judge == "never":
-            return Evaluation(1.0 if verdict == "right" else 0.0, {"judged": 0.0}, {"answer": answer})
+            return Evaluation(1.0 if verdict == "right" else 0.0, {"judged": 0.0}, notes)
         if self._judge is None:
             self._judge = judge_of()
         judgement = await self._judge.judge(problem_text(instance), instance.ground_truth, answer)
-        notes = {"answer": answer, **judgement.notes()}
-        return Evaluation(1.0 if judgement.correct else 0.0, {"judged": 1.0}, notes)
+        return Evaluation(1.0 if judgement.correct else 0.0, {"judged": 1.0}, notes | judgement.notes())
 
     def init_exception(self, job: Job, error: Exception) -> Failure:
         """Say how a job ends whose INIT raised: what the service was not given is not the policy's fault."""

@@ -13,13 +13,13 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ...tasks.math import boxed, choice, compact, named_value, normal, number, split, unwrapped
+from ...tasks.written_answers import boxed, choice, compact, named_value, normal, number, split, unwrapped
 from .math_answers import TEXT_LIMIT, answer_limit, constant, readable, right_answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...tasks.math import Number
+    from ...tasks.written_answers import Number
 
 PRELOADED = ("math_verify", "latex2sympy2_extended.latex2sympy2", "pint")
 Verdict = Literal["right", "wrong", "undecided"]
@@ -61,6 +61,7 @@ _UNIT_REWRITES = tuple(
         (r"\s+\^", "^"),
         (r"\\(?:cdot|times)(?![A-Za-z])|[·•*⋅]", " "),
         (r"\bper\b", "/"),
+        (r"(?<![A-Za-z])(k?J)(K|mol)(?![A-Za-z])", r"\1 \2"),
         (r"\bsquare\s+([a-z]+)", r"\1^2"),
         (r"\bcubic\s+([a-z]+)", r"\1^3"),
         (r"([A-Za-z]+)\s+squared", r"\1^2"),

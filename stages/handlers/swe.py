@@ -20,7 +20,7 @@ from ...errors import HandlerFailed, SandboxFailed, SandboxLimitExceeded
 from ...inference.chat import ChatMessage
 from ...tasks.swe import SweInstance
 from ...tasks.swe_forms import FORMS
-from ...tools.sandbox.specification import SandboxSpec
+from ...tools.sandbox.specification import Limits, SandboxSpec
 from ...tools.toolbox import Toolbox
 from ...trajectory import Role
 from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
@@ -38,8 +38,11 @@ You are a software engineer. The repository is in {directory}. Resolve the issue
 the repository's source, so that its tests pass; do not change the tests. Find out first where the fault is, mend it, \
 and run the tests that have to do with it. Call finish when you are done.\
 """
+FILE_BYTES = 4 * 2**30
 LOG_LIMIT_BYTES = 8 * 2**20
 """How much is kept of the tests' output."""
+APPLY_S = 120.0
+"""Longest time for a patch to be applied; in a large repository it is some seconds."""
 GRADING_MARGIN_S = 15.0
 """Of EVAL's limit, what is left for reading the tests' output."""
 NOTED = 4000
@@ -56,7 +59,7 @@ class SweHandler(AgentHandler[SweInstance]):
     async def init(self, phase: InitPhase[SweInstance]) -> Carry:
         """Make the sandbox, bring the repository to its base, and start the tool sessions."""
         instance = phase.instance
-        sandbox = await _sandbox(phase.create_sandbox, instance)
+        sandbox = await _sandbox(phase.create_sandbox, instance, network=False)
         base_commit = await repository.prepare(sandbox, instance)
         return {"sessions": await Toolbox(sandbox, instance.tools).start(), "base_commit": base_commit}
 
@@ -83,14 +86,15 @@ class SweHandler(AgentHandler[SweInstance]):
         if not patch.strip():
             return _unresolved({"empty_patch": 1.0}, notes, str(phase.carry.get("problem") or "the patch is empty"))
         script = instance.eval_script or await phase.grade(official_script, _columns(instance), returns=str)
-        sandbox = await _sandbox(phase.create_sandbox, instance)
+        sandbox = await _sandbox(phase.create_sandbox, instance, network=instance.network)
         await repository.prepare(sandbox, msgspec.structs.replace(instance, hidden=[]))
-        if problem := await repository.apply_patch(sandbox, instance, patch):
-            return _unresolved({"patch_applied": 0.0}, notes, f"the patch does not apply: {problem}")
-        left_s = phase.job.limits.eval_s - (time.monotonic() - started) - GRADING_MARGIN_S
-        limit_s = max(1.0, min(instance.tests_s, left_s))
+        until = started + phase.job.limits.eval_s - GRADING_MARGIN_S
         try:
-            done = await _run_tests(sandbox, script, limit_s)
+            apply_s = max(1.0, min(APPLY_S, (until - time.monotonic()) / 2))
+            if problem := await repository.apply_patch(sandbox, instance, patch, apply_s):
+                return _unresolved({"patch_applied": 0.0}, notes, f"the patch does not apply: {problem}")
+            limit_s = max(1.0, min(instance.tests_s, until - time.monotonic()))
+            done = await _run_tests(sandbox, instance, script, limit_s)
         except SandboxLimitExceeded as error:
             return _unresolved({"sandbox_limit_exceeded": 1.0}, notes, error.message)
         log = done.stdout.decode(errors="replace")
@@ -110,7 +114,9 @@ class SweHandler(AgentHandler[SweInstance]):
         return by_test
 
 
-async def _sandbox(create: Callable[[SandboxSpec], Awaitable[Sandbox]], instance: SweInstance) -> Sandbox:
+async def _sandbox(
+    create: Callable[[SandboxSpec], Awaitable[Sandbox]], instance: SweInstance, *, network: bool
+) -> Sandbox:
     """Make the instance's sandbox, from a directory image of its name, or a SIF file."""
     spec = SandboxSpec(
         image=instance.image,
@@ -118,6 +124,8 @@ async def _sandbox(create: Callable[[SandboxSpec], Awaitable[Sandbox]], instance
         directory=instance.directory,
         writable="disk",
         fakeroot=True,
+        network=network,
+        limits=Limits(memory_bytes=instance.memory_bytes, processes=instance.processes, file_bytes=FILE_BYTES),
     )
     try:
         sandbox = await create(spec)
@@ -137,7 +145,7 @@ async def _sandbox(create: Callable[[SandboxSpec], Awaitable[Sandbox]], instance
     return sandbox
 
 
-async def _run_tests(sandbox: Sandbox, script: str, limit_s: float) -> ExecResult:
+async def _run_tests(sandbox: Sandbox, instance: SweInstance, script: str, limit_s: float) -> ExecResult:
     """Run an evaluation script, with one stream for both of its outputs, so that they are in order.
 
     Bash has all of it before a test runs: a file, or the rest of an input, could be rewritten by one.
@@ -147,7 +155,7 @@ async def _run_tests(sandbox: Sandbox, script: str, limit_s: float) -> ExecResul
         timeout_s=limit_s,
         stdin=script.encode(),
         output_limit_bytes=LOG_LIMIT_BYTES,
-        environment={"HOME": "/tmp"},  # noqa: S108 - the sandbox's own
+        environment={"HOME": instance.environment.get("HOME", "/tmp")},  # noqa: S108 - the sandbox's own
     )
 
 

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 PRELOADED = ("swebench.harness.grading",)
 FAILED_TESTS = 32
 """Most tests that a report names."""
-
-
+COVERAGE = "Required test coverage of"
+"""By which pytest-cov says that it ends a run badly of which all tests have passed."""
 LINE_LIMIT = 2000
-PARSE_S = 20.0
-"""Most characters of a line that a parser reads, and most processor time: some need the cube of a line's length."""
+"""Most characters of a line that a parser reads: some need the cube of its length."""
+PARSE_S = 10.0
+"""Most processor time of a parser; the longest output that is kept takes up to 7 s where all of it is tests."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_STATUS = re.compile(r"\s*(PASSED|FAILED|ERROR)\b")
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -48,12 +51,33 @@ class Report(msgspec.Struct, frozen=True):
 def official_script(instance: dict[str, Any]) -> str:
     """Give swebench's own evaluation script of an instance (its columns as in the data set).
 
+    Only that: its whole test specification has the script that builds the image too, for which it asks GitHub.
+
     Raises:
         KeyError: swebench does not know the repository, or this version of it.
     """
-    from swebench.harness.test_spec.test_spec import make_test_spec
+    from swebench.harness.constants import MAP_REPO_TO_EXT, MAP_REPO_VERSION_TO_SPECS
+    from swebench.harness.test_spec.create_scripts import make_eval_script_list
+    from swebench.harness.test_spec.test_spec import TestSpec
 
-    return str(make_test_spec(instance).eval_script)
+    repo, version = instance["repo"], instance["version"]
+    specs = MAP_REPO_VERSION_TO_SPECS[repo][version]
+    about = (instance, specs, "testbed", "/testbed", instance["base_commit"], instance["test_patch"])
+    made = TestSpec(
+        instance_id=instance["instance_id"],
+        repo=repo,
+        version=version,
+        repo_script_list=[],
+        eval_script_list=make_eval_script_list(*about),
+        env_script_list=[],
+        arch="x86_64",
+        FAIL_TO_PASS=[],
+        PASS_TO_PASS=[],
+        language=MAP_REPO_TO_EXT[repo],
+        docker_specs={},
+        namespace=None,
+    )
+    return str(made.eval_script)
 
 
 def report(instance: dict[str, Any], log: str) -> Report:
@@ -75,6 +99,7 @@ def report(instance: dict[str, Any], log: str) -> Report:
     passed = {each: set(found[each]["success"]) for each in gold}
     missing = sorted(set(gold[FAIL_TO_PASS]) - passed[FAIL_TO_PASS]) + sorted(set(found[PASS_TO_PASS]["failure"]))
     forged = _exit_code(log) not in (None, 0) and not {"FAILED", "ERROR"} & set(statuses.values())
+    forged = forged and COVERAGE not in log
     return Report(
         resolved=get_resolution_status(found) == ResolvedStatus.FULL.value and not missing and not forged,
         ran=True,
@@ -112,16 +137,16 @@ def r2e_statuses(log: str) -> dict[str, str]:
         return {}
     statuses: dict[str, str] = {}
     for line in summary.strip().splitlines():
-        status = next((each for each in ("PASSED", "FAILED", "ERROR") if each in line), "")
+        status = _STATUS.match(_COLOUR.sub("", line))  # not what an exception says further on
         name = _plain(".".join(line.split("::")[1:]))
         if status and name:
-            statuses[name] = status
+            statuses[name] = status[1]
     return statuses
 
 
 def _plain(name: str) -> str:
     """Give a test's name without colours and without what it failed with."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", name).partition(" - ")[0].strip()
+    return _COLOUR.sub("", name).partition(" - ")[0].strip()
 
 
 def _statuses(instance: dict[str, Any], log: str) -> tuple[dict[str, str], str]:

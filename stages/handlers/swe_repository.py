@@ -27,9 +27,7 @@ SHOWN = 2000
 NOTHING = ":(glob)!nothing!"
 """A pathspec that matches no file: without one, all would be meant."""
 GIT_ENVIRONMENT = {
-    "HOME": "/nonexistent",
     "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": "/dev/null",
     "GIT_AUTHOR_NAME": "base",
     "GIT_AUTHOR_EMAIL": "base@localhost",
     "GIT_COMMITTER_NAME": "base",
@@ -47,22 +45,30 @@ OPTIONS = {
     "diff.noprefix": "false",
     "diff.mnemonicPrefix": "false",
     "gc.auto": "0",
+    "commit.gpgSign": "false",
 }
 PRELUDE = f"""\
 set -euo pipefail
+HOME=$(mktemp -d)
+trap 'rm -rf "$HOME"' EXIT
+printf '[safe]\\n\\tdirectory = *\\n' > "$HOME/.gitconfig"
+export HOME GIT_CONFIG_GLOBAL=$HOME/.gitconfig
 git() {{ command git {" ".join(f"-c {name}={shlex.quote(value)}" for name, value in OPTIONS.items())} "$@"; }}
 cd "$DIRECTORY"
 """
+"""Git before 2.38 takes `safe.directory` from a file only."""
 BASE = """\
 test -e .git || { git init -q . && git add -A && git commit -qm base; }
 if [ -n "$BASE_COMMIT" ]; then
   base=$(git rev-parse --verify -q "$BASE_COMMIT^{commit}") || { echo "there is no commit $BASE_COMMIT" >&2; exit 1; }
-  if [ "$(git log -1 --format='%P %ae')" != "$base setup@swebench.config" ]; then git checkout -qf "$base"; fi
+  if [ "$(git log -1 --format='%P %ae')" != "$base setup@swebench.config" ] && [ "$(git rev-parse HEAD)" != "$base" ]
+  then git checkout -qf "$base"; fi
 fi
+git diff --quiet --ignore-submodules=dirty HEAD || git commit -q --allow-empty -am set-up
 find . -name __pycache__ -prune -exec rm -rf {} +
 """
-"""The images of SWE-bench have one commit of their own on top of the base, for what its set-up changed. Compiled
-modules may be of a later state."""
+"""The images of SWE-bench have one commit of their own on top of the base, for what its set-up changed; those for other
+languages than Python, and other sets, have such changes uncommitted. Compiled modules may be of a later state."""
 SETUP = """\
 git apply --whitespace=nowarn -
 git add -A
@@ -70,21 +76,39 @@ commit=$(git commit-tree "$(git write-tree)" -m base)
 """
 """A commit without parents: what was before the bug is the answer."""
 CUT = """\
+cut_off() {
+  comm -23 <(git for-each-ref --format='%(refname)' | LC_ALL=C sort) \\
+    <(git for-each-ref --format='%(refname)' --merged "$1" refs/tags | LC_ALL=C sort) \\
+    | sed 's/^/delete /' | git update-ref --no-deref --stdin
+  git update-ref refs/heads/base "$1"
+  git symbolic-ref HEAD refs/heads/base
+  git remote | while read -r name; do git remote remove "$name"; done
+  git worktree prune
+  rm -rf "$2"/logs "$2"/{ORIG,FETCH,MERGE,CHERRY_PICK,REVERT,BISECT}_HEAD "$2"/rebase-merge "$2"/rebase-apply \\
+    "$2"/{COMMIT_EDITMSG,MERGE_MSG,SQUASH_MSG,AUTO_MERGE} "$2"/objects/pack/*.{keep,promisor}
+  git config --unset-all extensions.partialClone || true
+  git repack -qad
+  rm -f "$2"/objects/info/alternates
+  git prune --expire=now
+  git prune-packed -q
+}
 git checkout -q --detach "$commit" 2>/dev/null || git update-ref --no-deref HEAD "$commit"
-git for-each-ref --format='delete %(refname)' --no-merged "$commit" | git update-ref --stdin
-git for-each-ref --format='delete %(refname)' refs/heads refs/remotes refs/stash refs/original | git update-ref --stdin
-git update-ref refs/heads/base "$commit"
-git symbolic-ref HEAD refs/heads/base
-git remote | while read -r name; do git remote remove "$name"; done
-git worktree prune
 dir=$(git rev-parse --git-dir)
-rm -rf "$dir"/logs "$dir"/{ORIG,FETCH,MERGE,CHERRY_PICK,REVERT,BISECT}_HEAD "$dir"/rebase-merge "$dir"/rebase-apply
-git repack -qad
-rm -f "$dir"/objects/info/alternates
-git prune --expire=now
-git prune-packed -q
+cut_off "$commit" "$dir"
+if [ -d "$dir/modules" ]; then
+  find "$dir/modules" -name objects -prune | while read -r objects; do
+    module=${objects%/objects}
+    at=$(GIT_DIR=$module git rev-parse --verify -q HEAD) || { rm -rf "$module"; continue; }
+    (export GIT_DIR=$module; git update-ref --no-deref HEAD "$at"; cut_off "$at" "$module")
+  done
+fi
+git ls-files -o --exclude-standard | sed 's/[][*?\\\\]/\\\\&/g; s/^/\\//; s/ $/\\\\ /' > "$HOME/untracked"
+mkdir -p "$dir/info"
+cat "$HOME/untracked" >> "$dir/info/exclude"
 echo "$commit"
 """
+"""Of the refs, tags that lead to the base stay, by which projects tell their version. Submodules have repositories of
+their own. What the image has beside the repository, such as built programs, is no part of a patch: EVAL has it too."""
 TAKE = """\
 export GIT_INDEX_FILE=/tmp/.index-of-the-patch
 rm -f "$GIT_INDEX_FILE"
@@ -94,25 +118,29 @@ git diff --cached --binary --no-color --no-ext-diff --no-textconv --src-prefix=a
   -- . {exclude}
 """
 KEEP = """\
-cp -a .git /tmp/base.git
+find . -mindepth 2 -name .git -prune -print0 | LC_ALL=C sort -z > /tmp/nested.list
+cp -a --no-preserve=ownership .git /tmp/base.git
 git ls-files -coz -- {files} > /tmp/tests.list
 tar --null --ignore-failed-read -cf /tmp/tests.tar -T /tmp/tests.list
 """
-"""What a patch must not change: the repository's own folder, which `patch` would write to, and the tests."""
+"""What a patch must not change: the repository's own folder, which `patch` would write to, and the tests. A repository
+within the repository would hide files from git."""
 APPLY = """\
 cat > /tmp/patch.diff
 applied=yes
 git apply --whitespace=nowarn --verbose /tmp/patch.diff \\
   || git apply --whitespace=nowarn --verbose --reject /tmp/patch.diff \\
-  || patch --batch --fuzz=5 -p1 -i /tmp/patch.diff || applied=no
+  || patch --batch --forward --fuzz=5 -p1 -i /tmp/patch.diff || applied=no
 """
-"""The three ways that swebench tries."""
+"""The three ways that swebench tries; but none takes a patch back that is there in part."""
 RESTORE = """\
+find . -mindepth 2 -name .git -prune -print0 | LC_ALL=C sort -z | LC_ALL=C comm -z -13 /tmp/nested.list - \\
+  | xargs -0 -r rm -rf --
 rm -rf .git
 mv /tmp/base.git .git
 git ls-files -coz -- {files} | xargs -0 -r rm -rf --
-tar -xf /tmp/tests.tar
-rm -f /tmp/patch.diff /tmp/tests.list /tmp/tests.tar
+tar --no-same-owner -xf /tmp/tests.tar
+rm -f /tmp/patch.diff /tmp/tests.list /tmp/tests.tar /tmp/nested.list
 """
 """Without git's checkout: what a patch says of attributes and filters would have a part in that."""
 
@@ -164,16 +192,19 @@ async def take_patch(sandbox: Sandbox, instance: SweInstance, base_commit: str) 
     return done.stdout, ""
 
 
-async def apply_patch(sandbox: Sandbox, instance: SweInstance, patch: bytes) -> str:
+async def apply_patch(sandbox: Sandbox, instance: SweInstance, patch: bytes, timeout_s: float) -> str:
     """Apply an agent's patch as swebench does, and undo what it says of `test_files`; give why it does not apply.
+
+    One that takes longer than `timeout_s` does not: git may be made to look for a place for hours.
 
     Raises:
         SandboxFailed: the sandbox is gone.
+        SandboxLimitExceeded: git took more than it has.
     """
     files = " ".join(map(shlex.quote, instance.test_files or [NOTHING]))
     script = f'{KEEP.format(files=files)}{APPLY}{RESTORE.format(files=files)}[ "$applied" = yes ]\n'
-    done = await _bash(sandbox, script, instance, patch)
-    return _words(done) if done.exit_code else ""
+    done = await _bash(sandbox, script, instance, patch, timeout_s=timeout_s)
+    return _words(done, timeout_s) if done.exit_code or done.timed_out else ""
 
 
 async def _bash(
@@ -182,11 +213,12 @@ async def _bash(
     instance: SweInstance,
     stdin: bytes = b"",
     output_limit_bytes: int = 64 * 1024,
+    timeout_s: float = GIT_S,
     **environment: str,
 ) -> ExecResult:
     return await sandbox.exec(
         ["/bin/bash", "--noprofile", "--norc", "-c", f"{PRELUDE}\n{script}"],
-        timeout_s=GIT_S,
+        timeout_s=timeout_s,
         stdin=stdin,
         output_limit_bytes=output_limit_bytes,
         environment={**GIT_ENVIRONMENT, "DIRECTORY": instance.directory, **environment},
@@ -202,8 +234,8 @@ def _excluded(pathspec: str) -> str:
     return f":({magic},exclude){rest}"
 
 
-def _words(done: ExecResult) -> str:
+def _words(done: ExecResult, limit_s: float = GIT_S) -> str:
     if done.timed_out:
-        return f"it took longer than {GIT_S:g} s"
+        return f"it took longer than {limit_s:g} s"
     said = (done.stderr or done.stdout).decode(errors="replace").strip()
     return said[-SHOWN:] or f"exit code {done.exit_code}"

@@ -57,8 +57,29 @@ def make_image(folder: Path) -> tuple[Path, str]:
     git(testbed, "tag", "v2")
     git(testbed, "branch", "release")
     git(testbed, "remote", "add", "origin", "https://example.invalid/calculator")
+    git(testbed, "update-ref", "refs/kept/file", git(testbed, "rev-parse", "HEAD:calculator.py").strip())
+    add_submodule(testbed, folder / "other")
+    git(testbed, "repack", "-qad")
+    for pack in (testbed / ".git" / "objects" / "pack").glob("*.pack"):
+        pack.with_suffix(".keep").touch()
     git(testbed, "update-ref", "refs/remotes/origin/main", "HEAD")
+    git(testbed, "symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/main")  # as `git clone` leaves it
     return image, before
+
+
+def add_submodule(testbed: Path, other: Path) -> None:
+    """Leave the clone of a submodule, whose history goes on after what the repository uses of it."""
+    other.mkdir()
+    git(other, "init", "-q", "-b", "main", ".")
+    (other / "part.py").write_text(BUGGED)
+    git(other, "add", "-A")
+    git(other, "commit", "-qm", "first")
+    used = git(other, "rev-parse", "HEAD").strip()
+    (other / "part.py").write_text(CLEAN)
+    git(other, "commit", "-qam", "mend it there")
+    module = testbed / ".git" / "modules" / "part"
+    git(testbed, "clone", "-q", "--bare", str(other), str(module))
+    git(module, "update-ref", "--no-deref", "HEAD", used)
 
 
 def git(folder: Path, *arguments: str) -> str:

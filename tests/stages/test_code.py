@@ -84,6 +84,7 @@ def got(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return evaluated(tmp_path_factory.mktemp("cheats"), answers)
 
 
+@pytest.mark.xdist_group("hostile answers")
 @pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)
 def test_hostile_answer_gets_what_it_has_earned(cheat: Cheat, got: dict[str, Any]) -> None:
     evaluation = got[cheat.name]
@@ -110,6 +111,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return evaluated(tmp_path_factory.mktemp("honest"), answers)
 
 
+@pytest.mark.xdist_group("honest answers")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_right_and_wrong_answers_in_every_form(example: Example, honest: dict[str, Any]) -> None:
     right, wrong = honest[f"{example.name}-right"], honest[f"{example.name}-wrong"]
@@ -344,6 +346,9 @@ def test_job_without_tools_needs_no_sandbox(tmp_path: Path) -> None:
         ("- so:\n  ```python\n  if a:\n      b\n  ```", "if a:\n    b\n"),
         ("````md\n```\na\n```\n````", "```\na\n```\n"),
         ("``` a `b` ```", None),
+        ("```python\na\n``` done", "a\n"),
+        ("so:\n```python\nif a:\n    b```\nThat is it.", "if a:\n    b\n"),
+        ("```python\na\n```python\nb\n```", "a\n```python\nb\n"),
         ("no code", None),
         ("", None),
     ],
@@ -354,5 +359,7 @@ def test_last_block(text: str, block: str | None) -> None:
 
 def test_imports_are_what_a_source_names() -> None:
     assert needed_imports("print(1)") == ""
-    assert needed_imports("print(math.pi, gcd(1, 2), List)") == "math math:gcd,pi typing:List"
+    assert needed_imports("print(math.pi, gcd(1, 2), List)") == "math math:gcd typing:List"
     assert needed_imports("time = 1  # collections") == ""
+    assert needed_imports("input().split(); re.sub('a', 'b', s)") == "re"
+    assert needed_imports("np.zeros(3), atan2(1, 2), findall('a', s)") == "np=numpy math:atan2 re:findall"

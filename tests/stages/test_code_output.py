@@ -27,6 +27,11 @@ from prorl_zmq.stages.handlers.code_output import same_result, same_text
         ("2.0000", "1.99999", True),
         ("100000000000000000", "100000000000000001", False),
         ("5", "5.0000001", False),
+        ("2", "1.9999999999999998", True),
+        ("5", "10e999999", False),
+        ("5", "9" * 1_000_000 + ".5", False),
+        ("123456789", "123456790.0", False),
+        ("100000000000000000", "100000000000000001.0", False),
         ("5.0", "nan", False),
         ("5.0", "inf", False),
         ("nan", "nan", True),
@@ -44,6 +49,29 @@ from prorl_zmq.stages.handlers.code_output import same_result, same_text
 )
 def test_output_of_a_program(expected: str, got: str, same: bool) -> None:
     assert same_text(expected, got) is same
+
+
+@pytest.mark.parametrize(
+    ("comparison", "expected", "got", "same"),
+    [
+        ("close", "YES", "Yes", False),
+        ("any_case", "YES 5", "Yes\n5", True),
+        ("any_case", "YES", "NO", False),
+        ("any_case", "2", "1.9999999999999998", True),
+        ("any_case", "2.5", "2.500009", True),
+        ("any_case", "2", "3", False),
+        ("any_case", "100000000000000000", "100000000000000001.0", False),
+        ("exact", "1 2\n3", " 1 2 \n3\n\n", True),
+        ("exact", "1 2 3", "1 2\n3", False),
+        ("exact", "1 2\n3", "1.0 2.00\n3e0", True),
+        ("exact", "0.333333", "0.3333333333", False),
+        ("exact", "YES", "Yes", False),
+        ("exact", "a  b", "a b", False),
+        ("exact", "", "\n", True),
+    ],
+)
+def test_sets_compare_in_their_own_ways(comparison: str, expected: str, got: str, same: bool) -> None:
+    assert same_text(expected, got, comparison) is same
 
 
 @pytest.mark.parametrize(
@@ -84,6 +112,18 @@ def test_output_of_a_program(expected: str, got: str, same: bool) -> None:
 )
 def test_result_of_a_function(expected: str, got: str, wrapped: bool, same: bool) -> None:
     assert same_result(expected, got, wrapped) is same
+
+
+def test_results_of_livecodebench_are_equal_or_not() -> None:
+    assert not same_result("[0.1,2]", "[0.10000000000000003,2]", False, "exact")
+    assert same_result("[0.1,2]", "[0.1,2.0]", False, "exact")
+
+
+def test_integers_may_have_more_digits_than_python_reads_by_itself() -> None:
+    number = "7" * 9131
+    assert same_result(f"[{number}]", f"[{number}]", False)
+    assert not same_result(f"[{number}]", f"[{number[:-1]}8]", False)
+    assert same_text(number, number)
 
 
 def test_expectation_that_is_no_json_is_no_answers_fault() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from prorl_zmq.errors import EngineFailed, GraderFailed
+from prorl_zmq.errors import GraderFailed, JudgeUnreachable
 from prorl_zmq.stages.handler import failure_of
 from prorl_zmq.stages.handlers.llm_judge import (
     ANSWER_LIMIT,
@@ -132,7 +132,7 @@ def test_busy_and_broken_servers_are_asked_again(status: int) -> None:
 @pytest.mark.parametrize("status", [429, 500])
 def test_servers_that_stay_so_are_an_infrastructure_error(status: int) -> None:
     handler, requests = says(status)
-    with pytest.raises(EngineFailed, match="judge") as caught:
+    with pytest.raises(JudgeUnreachable, match="judge") as caught:
         asked(handler, retry_s=1.5)
     assert 2 <= len(requests) <= 6
     failure = failure_of(caught.value)
@@ -154,7 +154,7 @@ def test_a_server_that_hangs() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    with pytest.raises(EngineFailed, match=r"did not answer within 0\.2 s"):
+    with pytest.raises(JudgeUnreachable, match=r"did not answer within 0\.2 s"):
         asked(hang, try_s=0.2, retry_s=0.1)
 
 
@@ -183,7 +183,7 @@ def test_no_server_there() -> None:
         finally:
             await judge.close()
 
-    with pytest.raises(EngineFailed, match="cannot be reached"):
+    with pytest.raises(JudgeUnreachable, match="cannot be reached"):
         asyncio.run(main())
 
 

@@ -134,7 +134,7 @@ def test_a_job_without_tools_needs_no_sandbox() -> None:
             return await handler.eval(phase)
 
     evaluation = asyncio.run(run())
-    assert (evaluation.reward, evaluation.notes) == (1.0, {"answer": "\\boxed{0.5}"})
+    assert (evaluation.reward, evaluation.notes) == (1.0, {"answer": "\\boxed{0.5}", "ground_truth": "1/2"})
 
 
 def test_thinking_and_finishing_need_no_sandbox() -> None:

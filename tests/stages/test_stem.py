@@ -319,10 +319,23 @@ def test_words_are_for_the_judge(said: str, reward: float, unconfigured: pytest.
     assert len(asked) == 1
 
 
+def test_judge_that_will_be_missed_is_said_beforehand(unconfigured: pytest.MonkeyPatch) -> None:
+    handler = StemHandler()
+    words = StemInstance("Where?", "the nucleus", kind="text")
+    always = StemInstance("How long?", "1.5 km", judge="always")
+    assert all("set PRORL_JUDGE_URL and PRORL_JUDGE_MODEL" in handler.lacks(each) for each in (words, always))
+    assert handler.lacks(StemInstance("Where?", "the nucleus", kind="text", judge="never")) == ""
+    assert handler.lacks(StemInstance("How long?", "1.5 km")) == ""
+    unconfigured.setenv(URL, "http://localhost:1")
+    assert "set PRORL_JUDGE_MODEL" in handler.lacks(words)
+    unconfigured.setenv(MODEL, "judge-1")
+    assert handler.lacks(words) == ""
+
+
 def test_what_rules_decide_asks_no_judge(unconfigured: pytest.MonkeyPatch) -> None:
     evaluation = evaluated(StemInstance("How long?", "1.5 km"), "\\boxed{1500 m}")
     assert (evaluation.reward, evaluation.metrics) == (1.0, {"judged": 0.0})
-    assert evaluation.notes == {"answer": "\\boxed{1500 m}"}
+    assert evaluation.notes == {"answer": "\\boxed{1500 m}", "ground_truth": "1.5 km"}
     assert evaluated(StemInstance("How long?", "1.5 km"), "\\boxed{1400 m}").reward == 0.0
     assert evaluated(StemInstance("Where?", "the nucleus"), "\\boxed{Nucleus}").reward == 1.0
     assert evaluated(StemInstance("Where?", "the nucleus"), "").reward == 0.0

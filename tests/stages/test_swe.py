@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,11 +64,13 @@ def injected(image: tuple[Path, str], instance: SweInstance) -> SweInstance:
     return msgspec.structs.replace(instance, base_commit="", setup_patch=bug)
 
 
-def rolled_out(instance: SweInstance, acts: str, folder: Path) -> tuple[dict[str, Any], str]:
+def rolled_out(
+    instance: SweInstance, acts: str, folder: Path, images: tuple[Path, ...] | None = None
+) -> tuple[dict[str, Any], str]:
     """INIT and RUN with an agent that runs `acts` in bash; give what RUN hands on, and what the agent saw."""
 
     async def run() -> tuple[dict[str, Any], str]:
-        sandboxes = Sandboxes("apptainer", folder / "sandboxes")
+        sandboxes = Sandboxes("apptainer", folder / "sandboxes", image_folders=images)
         made: list[Any] = []
 
         async def create(spec: Any) -> Any:
@@ -95,9 +98,11 @@ def rolled_out(instance: SweInstance, acts: str, folder: Path) -> tuple[dict[str
     return asyncio.run(run())
 
 
-def judged(instance: SweInstance, carry: dict[str, Any], folder: Path, job: Job = JOB) -> Evaluation:
+def judged(
+    instance: SweInstance, carry: dict[str, Any], folder: Path, job: Job = JOB, images: tuple[Path, ...] | None = None
+) -> Evaluation:
     async def run() -> Evaluation:
-        sandboxes = Sandboxes("apptainer", folder / "sandboxes")
+        sandboxes = Sandboxes("apptainer", folder / "sandboxes", image_folders=images)
         try:
             async with eval_phase(job, instance, carry, sandboxes) as phase:
                 return await SweHandler().eval(phase)
@@ -129,10 +134,15 @@ def test_answer_is_nowhere_in_the_sandbox(form: str, tmp_path: Path, request: py
         "git log --all --oneline | wc -l; git for-each-ref | wc -l; git remote | wc -l; git reflog | wc -l; "
         "git status --porcelain | wc -l; "
         "git cat-file --batch-check --batch-all-objects | cut -d' ' -f1 | git cat-file --batch | grep -c '[*] 2'; "
-        "grep -rlF '* 2' --include='*.pyc' . | wc -l; ls .git; cat calculator.py"
+        "grep -rlF '* 2' --include='*.pyc' . | wc -l; "
+        "export GIT_DIR=.git/modules/part; git cat-file -p HEAD:part.py | grep -c '[*] 3'; "
+        "git cat-file --batch-check --batch-all-objects | cut -d' ' -f1 | git cat-file --batch | grep -c '[*] 2'; "
+        "ls .git; cat calculator.py"
     )
     _, seen = rolled_out(case, look, tmp_path)
-    commits, references, remotes, reflog, changed, answers, compiled, *rest = seen.splitlines()
+    commits, references, remotes, reflog, changed, answers, compiled, *parts, _ = seen.splitlines()[:10]
+    rest = seen.splitlines()[9:]
+    assert parts == ["1", "0"]
     assert (commits, references, remotes, reflog, changed, answers, compiled) == ("1", "1", "0", "0", "0", "0", "0")
     assert "ORIG_HEAD" not in rest
     assert "    return number * 3" in rest
@@ -146,6 +156,29 @@ def test_history_before_the_base_is_kept(image: tuple[Path, str], instance: SweI
         tmp_path,
     )
     assert seen.splitlines()[:3] == ["mend it", "first", "v2"]
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["a base", "HEAD"])
+def test_what_the_image_changed_and_left_is_no_part_of_the_patch(
+    named: bool, instance: SweInstance, tmp_path: Path
+) -> None:
+    """As in images of other languages than Python, and of R2E-Gym."""
+    path, before = make_image(tmp_path)
+    testbed = path / "testbed"
+    git(testbed, "checkout", "-q", before)
+    with (testbed / ".gitignore").open("a") as ignored:
+        ignored.write("build\n")
+    for name in ("install.sh", "a [b]*.sh", "!c", "d "):
+        (testbed / name).write_text("true\n")
+    dirty = msgspec.structs.replace(instance, image=str(path), base_commit=before if named else "")
+    carry, seen = rolled_out(dirty, f"{MEND}; echo 2 > new.sh; ls; tail -1 .gitignore", tmp_path)
+    assert seen.splitlines()[-1] == "build"
+    assert "install.sh" in seen.splitlines()[-2]
+    assert [line for line in carry["patch"].splitlines() if line.startswith("diff")] == [
+        "diff --git a/calculator.py b/calculator.py",
+        "diff --git a/new.sh b/new.sh",
+    ]
+    assert judged(dirty, carry, tmp_path).reward == 1.0
 
 
 def test_patch_has_new_and_binary_files_and_no_tests(instance: SweInstance, tmp_path: Path) -> None:
@@ -172,6 +205,7 @@ def test_patch_that_changes_the_tests_is_undone_there(instance: SweInstance, tmp
     assert (evaluation.reward, evaluation.metrics["tests_ran"]) == (0.0, 1.0)
 
 
+@pytest.mark.proof
 def test_tests_that_git_does_not_know_are_kept(instance: SweInstance, tmp_path: Path) -> None:
     case = msgspec.structs.replace(
         instance, test_files=["extra"], eval_script=eval_script("python3 extra/run.py", "/testbed")
@@ -186,6 +220,7 @@ def test_tests_that_git_does_not_know_are_kept(instance: SweInstance, tmp_path: 
     assert judged(case, {"patch": forged}, tmp_path).reward == 0.0
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("what", ["index.lock", "HEAD", "config"])
 def test_patch_of_the_repositorys_own_folder_earns_nothing(what: str, instance: SweInstance, tmp_path: Path) -> None:
     """`patch` writes where git refuses to, so that a test could not be restored by git."""
@@ -196,6 +231,45 @@ def test_patch_of_the_repositorys_own_folder_earns_nothing(what: str, instance: 
     cheat += "+print('PASSED tests/test_double.py::test_two\\nPASSED tests/test_double.py::test_zero'); exit()\n"
     cheat += " import sys\n"
     assert judged(instance, {"patch": cheat}, tmp_path).reward == 0.0
+
+
+def test_repository_within_the_repository_hides_no_tests(instance: SweInstance, tmp_path: Path) -> None:
+    """The script of swebench goes on where its test patch does not apply, since its file is there already."""
+    new = "".join(f"+{line}\n" for line in RUN_TESTS.replace("passed = right()", "passed = True").splitlines())
+    parts = {".git/HEAD": "+ref: refs/heads/main\n", ".git/objects/x": "+\n", ".git/refs/x": "+\n", "run.py": new}
+    patch = "".join(
+        f"--- /dev/null\n+++ b/newtests/{name}\n@@ -0,0 +1,{text.count(chr(10))} @@\n{text}"
+        for name, text in parts.items()
+    )
+    added = "".join(f"+{line}\n" for line in RUN_TESTS.splitlines())
+    test_patch = (
+        "diff --git a/newtests/run.py b/newtests/run.py\nnew file mode 100644\n--- /dev/null\n"
+        f"+++ b/newtests/run.py\n@@ -0,0 +1,{added.count(chr(10))} @@\n{added}"
+    )
+    script = eval_script("python3 newtests/run.py", "/testbed", test_patch).replace(" || exit 1", "")
+    case = msgspec.structs.replace(
+        instance, test_files=["newtests/run.py", ":(glob)**/conftest.py"], test_patch=test_patch, eval_script=script
+    )
+    evaluation = judged(case, {"patch": patch}, tmp_path)
+    assert (evaluation.reward, evaluation.metrics["tests_ran"], evaluation.metrics["fail_to_pass"]) == (0.0, 1.0, 0.0)
+
+
+@pytest.mark.proof
+def test_patch_that_takes_too_long_to_apply_earns_nothing(
+    instance: SweInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prorl_zmq.stages.handlers.swe.APPLY_S", 1.0)
+    lines, context = 600_000, 60_000
+    patch = (
+        f"--- /dev/null\n+++ b/large\n@@ -0,0 +1,{lines} @@\n"
+        + "+\n" * lines
+        + f"--- a/large\n+++ b/large\n@@ -9,{context + 4} +9,{context + 4} @@\n"
+        + " \n" * context
+        + "-b\n+c\n \n \n \n"
+    )
+    evaluation = judged(instance, {"patch": patch}, tmp_path)
+    assert evaluation.reward == 0.0
+    assert "the patch does not apply: it took longer than 1 s" in evaluation.notes["problem"]
 
 
 def test_patch_may_have_any_bytes(instance: SweInstance, tmp_path: Path) -> None:
@@ -241,6 +315,18 @@ def test_patch_that_does_not_apply_says_so(instance: SweInstance, tmp_path: Path
 def test_image_that_is_missing_is_no_reward(instance: SweInstance, tmp_path: Path) -> None:
     with pytest.raises(SandboxFailed, match="there-is-none"):
         judged(msgspec.structs.replace(instance, image="there-is-none"), {"patch": PATCH}, tmp_path)
+
+
+@pytest.mark.proof
+def test_image_may_be_a_sif_file_of_its_name(image: tuple[Path, str], instance: SweInstance, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    build = ["apptainer", "--silent", "build", str(folder / "calculator.sif"), str(image[0])]
+    subprocess.run(build, check=True, capture_output=True)
+    named = msgspec.structs.replace(instance, image="calculator")
+    carry, seen = rolled_out(named, f"git log --all --oneline | wc -l; {MEND}", tmp_path, (folder,))
+    assert seen.split() == ["1"]
+    assert judged(named, carry, tmp_path, images=(folder,)).reward == 1.0
 
 
 def test_tests_that_hang_have_not_passed(instance: SweInstance, tmp_path: Path) -> None:

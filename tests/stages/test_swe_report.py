@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from prorl_zmq.stages.handlers import swe_report
+from prorl_zmq.stages.handlers.swe import _columns
 from prorl_zmq.stages.handlers.swe_report import official_script, report
-from prorl_zmq.tasks.swe_forms import END, EXIT_CODE, START
+from prorl_zmq.tasks.swe_forms import END, EXIT_CODE, FORMS, START
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 from swe_rows import SWE_BENCH
@@ -74,7 +78,10 @@ def test_run_that_did_not_happen_says_so(text: str) -> None:
     ],
     ids=["raises", "raises too", "takes long", "no number"],
 )
-def test_line_that_a_parser_chokes_on_spares_nobody_a_verdict(parser: str, line: str) -> None:
+def test_line_that_a_parser_chokes_on_spares_nobody_a_verdict(
+    parser: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swe_report, "PARSE_S", 1.0)
     hostile = log(line) + f"\n{EXIT_CODE}: " + "9" * 5000
     found = report({**ABOUT, "log_parser": parser}, hostile)
     assert (found.resolved, found.fail_to_pass) == (False, 0)
@@ -102,3 +109,24 @@ def test_official_script_is_made_from_the_row() -> None:
     assert SWE_BENCH["base_commit"] in script
     with pytest.raises(KeyError):
         official_script({**SWE_BENCH, "version": "99"})
+
+
+def test_official_script_of_every_repository_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    from swebench.harness.constants import MAP_REPO_VERSION_TO_SPECS
+    from swebench.harness.test_spec.test_spec import make_test_spec
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError(f"asked for {arguments}")
+
+    monkeypatch.setattr("requests.sessions.Session.request", refuse)
+    made = 0
+    (instance,) = (form.convert(SWE_BENCH) for form in FORMS if form.name == "swe-bench")
+    for repo, versions in MAP_REPO_VERSION_TO_SPECS.items():
+        for version in (version for version, specs in versions.items() if "test_cmd" in specs):
+            row = {**SWE_BENCH, "repo": repo, "version": version}
+            script = official_script(_columns(msgspec.structs.replace(instance, repo=repo, version=version)))
+            assert START in script
+            with suppress(AssertionError):  # those for which it would ask GitHub
+                assert make_test_spec(row).eval_script == script
+                made += 1
+    assert made > 100

@@ -29,6 +29,7 @@ from prorl_zmq.errors import InvalidRecord
 from prorl_zmq.tasks.code import TESTS_LIMIT, TESTS_LIMIT_BYTES, CodeInstance, CodeTest, chosen_tests
 from prorl_zmq.tasks.code_forms import APPS_TIME_S, DEEPCODER_TIME_S, FORMS
 from prorl_zmq.tasks.form import recognise
+from prorl_zmq.tasks.forms import FORMS as ALL_FORMS
 
 
 def converted(row: dict[str, Any]) -> CodeInstance:
@@ -65,13 +66,37 @@ def test_row_is_recognised_by_its_columns(example: Example) -> None:
 
 
 def test_limits_on_time_are_those_of_the_row() -> None:
-    assert converted(code_contests()).time_s == 3.0  # 1.5 s of a judge, for Python
+    assert converted(code_contests()).time_s == 7.5  # 1.5 s of a judge, for Python
     assert converted(code_contests(time_limit=None)).time_s == 6.0
-    assert converted(taco({"inputs": LINES, "outputs": SUMS})).time_s == 4.0
+    assert converted(taco({"inputs": LINES, "outputs": SUMS})).time_s == 10.0  # 2 s of a judge
     assert converted(taco({"inputs": LINES, "outputs": SUMS}) | {"time_limit": None}).time_s == APPS_TIME_S
-    assert converted(taco({"inputs": LINES, "outputs": SUMS}) | {"time_limit": "0.5 second"}).time_s == 2.0
+    assert converted(taco({"inputs": LINES, "outputs": SUMS}) | {"time_limit": "0.5 second"}).time_s == APPS_TIME_S
     assert converted(apps({"inputs": LINES, "outputs": SUMS})).time_s == APPS_TIME_S
     assert converted(EXAMPLES[0].row).time_s == DEEPCODER_TIME_S
+
+
+def test_sets_have_their_own_comparison() -> None:
+    assert converted(code_contests()).comparison == "any_case"
+    assert converted(live_code_bench(listed("stdin"), "[]", {})).comparison == "exact"
+    assert converted(apps({"inputs": LINES, "outputs": SUMS})).comparison == "close"
+
+
+def test_lines_may_be_numbers_and_integers_long() -> None:
+    tests = converted(taco({"inputs": [[1, 2.5], "3"], "outputs": [["4"], [5]]})).tests
+    assert [(test.input, test.output) for test in tests] == [("1\n2.5", "4"), ("3", "5")]
+    assert wrong(taco({"inputs": [[None]], "outputs": ["4"]})).field == "input_output"
+
+
+def test_problems_in_verls_form_are_told_by_their_ability() -> None:
+    row = {
+        "prompt": [{"role": "user", "content": "Add two numbers."}],
+        "reward_model": {"style": "rule", "ground_truth": json.dumps({"inputs": LINES, "outputs": SUMS})},
+        "ability": "code",
+    }
+    instance = converted(row)
+    assert (instance.problem, len(instance.tests)) == ("Add two numbers.", len(LINES))
+    assert recognise(row | {"ability": "math"}, ALL_FORMS).task == "math"
+    assert wrong(row | {"reward_model": {"ground_truth": "5"}}).field == "reward_model.ground_truth"
 
 
 def test_results_count_as_wrapped_only_if_all_are() -> None:

@@ -50,7 +50,7 @@ def test_rows_of_several_forms_may_be_in_one_file(tmp_path: Path) -> None:
 
 
 def test_parquet_gives_what_json_lines_give(tmp_path: Path) -> None:
-    rows = [SWE_SMITH, {**SWE_SMITH, "instance_id": "another", "FAIL_TO_PASS": ["a::b", "c::d"]}]
+    rows = [SWE_SMITH, {**SWE_SMITH, "instance_id": "another", "FAIL_TO_PASS": ["a.py::b", "c.py::d"]}]
     instances = [job.instance for job in load_jobs(as_parquet(tmp_path, rows))]
     assert instances == [job.instance for job in load_jobs(written(tmp_path, *rows))]
 
@@ -110,12 +110,14 @@ def test_form_that_raises_is_said_by_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("data.csv", b"a,b", r"ends in \.jsonl or \.parquet"),
+        ("data.txt", b"a,b", r"ends in \.jsonl, \.json, \.parquet or \.csv"),
+        ("data.json", b'[{"a": 1}, ', "no JSON list"),
+        ("data.csv", b'a,b\n"1', "no CSV"),
         ("data.jsonl", b"", "no rows"),
         ("data.jsonl", b"\xff\xfe", "codec"),
         ("data.parquet", b"PAR1 nonsense", "parquet"),
     ],
-    ids=["kind", "empty", "no text", "damaged"],
+    ids=["kind", "cut list", "cut field", "empty", "no text", "damaged"],
 )
 def test_file_that_cannot_be_read_says_why(name: str, content: bytes, said: str, tmp_path: Path) -> None:
     path = tmp_path / name
@@ -126,9 +128,23 @@ def test_file_that_cannot_be_read_says_why(name: str, content: bytes, said: str,
         list(load_rows(tmp_path / "missing.jsonl"))
 
 
-def test_one_json_list_is_told_from_lines(tmp_path: Path) -> None:
+def test_a_list_is_read_as_lines_are(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
-    path.write_text(json.dumps([SWE_BENCH]))
-    (error,) = load_rows(path)
-    assert isinstance(error, InvalidRecord)
-    assert "one JSON object per line" in error.message
+    for indent in (None, 2):
+        path.write_text("\ufeff " + json.dumps([SWE_BENCH, 5, JOB], indent=indent), encoding="utf-8")
+        first, error, last = load_rows(path)
+        assert isinstance(first, Row)
+        assert isinstance(last, Row)
+        assert isinstance(error, InvalidRecord)
+        assert (first.form, error.line, last.number) == ("swe-bench", 2, 3)
+
+
+def test_csv_has_rows_of_texts(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_text('ID,Question,Answer\n1,"What is 1 + 1,\nplease?",2\n2,too few\n3,"Why?",5,6\n')
+    first, few, many = load_rows(path)
+    assert isinstance(first, Row)
+    assert (first.job.instance["problem"], first.job.instance["ground_truth"]) == ("What is 1 + 1,\nplease?", "2")
+    for error, line in ((few, 2), (many, 3)):
+        assert isinstance(error, InvalidRecord)
+        assert error.line == line

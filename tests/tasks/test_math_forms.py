@@ -8,7 +8,8 @@ import pytest
 
 from prorl_zmq.errors import InvalidRecord
 from prorl_zmq.tasks.form import recognise
-from prorl_zmq.tasks.math import DAPO_CLOSING, DAPO_OPENING, FORMS, MathInstance, boxed
+from prorl_zmq.tasks.math import DAPO_CLOSING, DAPO_OPENING, FORMS, MathInstance
+from prorl_zmq.tasks.written_answers import boxed
 
 DEEPSCALER = {"problem": "What is 1/2 + 1/2?", "answer": "1", "solution": "It is \\boxed{1}."}
 DAPO: dict[str, Any] = {
@@ -45,6 +46,8 @@ ROWS: list[tuple[str, dict[str, Any], MathInstance]] = [
     ("math-500", MATH_500, MathInstance("Convert the point.", "\\left( 3, \\frac{\\pi}{2} \\right)")),
     ("aime", {"id": 60, "problem": "Find n.", "answer": 204, "year": "2024"}, MathInstance("Find n.", "204")),
     ("aime-capitals", {"ID": "2024-I-1", "Problem": "Find n.", "Answer": 204}, MathInstance("Find n.", "204")),
+    ("aime-question", {"ID": "1983-1", "Question": "Find n.", "Answer": "60"}, MathInstance("Find n.", "60")),
+    ("gsm8k", {"question": "How many?", "answer": "3 + 4 = 7.\n#### 1,007"}, MathInstance("How many?", "1,007")),
     ("deepmath", {"question": "Is it?", "final_answer": "Yes", "difficulty": 5.0}, MathInstance("Is it?", "Yes")),
     ("math", {"problem": "1 + 1", "ground_truth": "2"}, MathInstance("1 + 1", "2")),
     (
@@ -69,6 +72,8 @@ def test_rows_become_instances(name: str, row: dict[str, Any], instance: MathIns
         (DEEPSCALER | {"answer": None}, "answer"),
         (DEEPSCALER | {"answer": ["1"]}, "answer"),
         (DEEPSCALER | {"answer": True}, "answer"),
+        (DEEPSCALER | {"answer": float("nan")}, "answer"),
+        (DAPO | {"reward_model": {"ground_truth": float("inf")}}, "reward_model.ground_truth"),
         (DEEPSCALER | {"problem": " "}, "problem"),
         (DEEPSCALER | {"problem": 5}, "problem"),
         (DAPO | {"prompt": []}, "prompt"),
@@ -87,6 +92,7 @@ def test_rows_become_instances(name: str, row: dict[str, Any], instance: MathIns
         (HENDRYCKS | {"solution": "It is \\boxed{5"}, "solution"),
         (HENDRYCKS | {"solution": "It is \\boxed{}"}, "solution"),
         (HENDRYCKS | {"solution": None}, "solution"),
+        ({"question": "1", "answer": "so #### "}, "answer"),
         ({"problem": "1", "ground_truth": 2}, "ground_truth"),
         ({"problem": "1", "ground_truth": "2", "tools": ["editor"]}, "tools[0]"),
     ],
@@ -106,6 +112,7 @@ def test_a_row_of_no_form() -> None:
     ("text", "content"),
     [
         ("no box", "no box"),
+        ("so $\\boxed 2$.", "2"),
         ("\\boxed{5}", "5"),
         ("\\boxed{1} and \\boxed{2}", "2"),
         ("\\boxed{\\frac{1}{2}} is it", "\\frac{1}{2}"),
@@ -116,7 +123,7 @@ def test_a_row_of_no_form() -> None:
         ("\\boxed  {5}", "5"),
         ("\\boxed{5", ""),
         ("\\boxed{{5}", ""),
-        ("\\boxed 5", ""),
+        ("\\boxed 5", "5"),
         ("\\boxed{}", ""),
     ],
 )

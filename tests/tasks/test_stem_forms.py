@@ -65,7 +65,35 @@ ROWS: list[tuple[str, dict[str, Any], StemInstance]] = [
     ("supergpqa", SUPERGPQA, METALS),
     ("mmlu", MMLU, METALS),
     ("mmlu", MMLU | {"answer": "B"}, METALS),
-    ("scibench", SCIBENCH, StemInstance("How fast?", "3.0 $\\mathrm{~m} / \\mathrm{s}$", kind="number")),
+    (
+        "scibench",
+        SCIBENCH,
+        StemInstance(
+            "How fast? The unit of the answer is $\\mathrm{~m} / \\mathrm{s}$.",
+            "3.0 $\\mathrm{~m} / \\mathrm{s}$",
+            kind="number",
+        ),
+    ),
+    (
+        "scibench",
+        SCIBENCH | {"unit": "$10^{-35} \\mathrm{~J} \\mathrm{~s}$"},
+        StemInstance(
+            "How fast? The unit of the answer is $\\mathrm{~J} \\mathrm{~s}$.",
+            "3.0 \\times 10^{-35} $\\mathrm{~J} \\mathrm{~s}$",
+            kind="number",
+        ),
+    ),
+    (
+        "scibench",
+        SCIBENCH | {"unit": "$10^6$ m"},
+        StemInstance("How fast? The unit of the answer is m.", "3.0 \\times 10^{6} m", kind="number"),
+    ),
+    ("scibench", SCIBENCH | {"unit": "$10^{28} $"}, StemInstance("How fast?", "3.0 \\times 10^{28}", kind="number")),
+    (
+        "scibench",
+        SCIBENCH | {"unit": "$\\sqrt{\\frac{b}{a+g}}$"},
+        StemInstance("How fast? The unit of the answer is $\\sqrt{\\frac{b}{a+g}}$.", "3.0", kind="number"),
+    ),
     ("stem-chat", CHAT, StemInstance("How fast?", "3 m/s")),
     ("question", {"question": "How fast?", "answer": 3.5}, StemInstance("How fast?", "3.5")),
     (

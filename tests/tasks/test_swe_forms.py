@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from prorl_zmq.errors import InvalidRecord
 from prorl_zmq.stages.handlers.swe_report import r2e_report
 from prorl_zmq.tasks.form import recognise
 from prorl_zmq.tasks.forms import FORMS
+from prorl_zmq.tasks.loading import load_jobs
 from prorl_zmq.tasks.swe import SweInstance
 from prorl_zmq.tasks.swe_forms import image_name
 
 sys.path.append(str(Path(__file__).parent))
-from swe_rows import BASE, GENERIC, MYPY, R2E, SWE_BENCH, SWE_GYM, SWE_SMITH, TEST_PATCH
+from swe_rows import GENERIC, MYPY, R2E, SWE_BENCH, SWE_GYM, SWE_SMITH, TEST_PATCH
 
 ROWS = {
     "swe-bench": SWE_BENCH,
@@ -72,9 +74,43 @@ def test_bug_of_swe_smith_is_put_in_before_the_agent_starts() -> None:
 def test_tests_of_swe_gym_are_those_of_its_patch() -> None:
     script = converted(SWE_GYM).eval_script
     assert "-rA -p no:cacheprovider tests/test_a.py\n" in script
-    assert TEST_PATCH.rstrip() in script
-    assert f"git checkout {BASE} tests/test_a.py" in script
+    assert f"|| exit 1\n{TEST_PATCH}EOF" in script
     assert "-k testNew\n" in converted(MYPY).eval_script
+
+
+def test_blank_last_line_of_a_test_patch_stays_and_removed_tests_are_not_run() -> None:
+    patch = TEST_PATCH.replace("+b = 2\n", "+b = 2\n \n") + (
+        "diff --git a/tests/old.py b/tests/old.py\ndeleted file mode 100644\n--- a/tests/old.py\n+++ /dev/null\n"
+        "diff --git a/tests/one.py b/tests/two.py\nsimilarity index 100%\nrename from tests/one.py\n"
+        "rename to tests/two.py\n"
+    )
+    script = converted({**SWE_GYM, "test_patch": patch}).eval_script
+    assert "-p no:cacheprovider tests/test_a.py tests/two.py\n" in script
+    assert "+b = 2\n \ndiff" in script
+    files = ["tests/test_a.py", "tests/old.py", "tests/one.py", "tests/two.py"]
+    assert converted({**SWE_GYM, "test_patch": patch}).test_files == files
+
+
+MULTILINGUAL = {
+    **{name: value for name, value in SWE_BENCH.items() if name != "environment_setup_commit"},
+    "repo": "gin-gonic/gin",
+    "FAIL_TO_PASS": ["TestA"],
+    "eval_script": "go test",
+    "log_parser": "parse_log_gotest",
+}
+
+
+def test_multilingual_rows_are_of_swe_bench_and_keep_the_path_of_their_image() -> None:
+    assert recognise(MULTILINGUAL, FORMS).name == "swe-bench"
+    assert converted(MULTILINGUAL).environment == {"HOME": "/root"}
+    assert converted(SWE_BENCH).environment["PATH"].startswith("/opt/miniconda3/envs/testbed/bin:")
+    assert recognise({**SWE_BENCH, "repo": "pydantic/pydantic"}, FORMS).name == "swe-bench"
+
+
+def test_jobs_have_the_time_that_repositories_and_tests_take(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS.values()))
+    assert {(job.limits.init_s, job.limits.eval_s) for job in load_jobs(path)} == {(600.0, 2700.0)}
 
 
 def test_script_of_swe_bench_is_swebenchs_own() -> None:
@@ -86,6 +122,8 @@ def test_script_of_swe_bench_is_swebenchs_own() -> None:
 def test_tests_are_left_out_of_the_agents_patch() -> None:
     assert converted(SWE_BENCH).test_files == ["tests/test_a.py"]
     assert {"tests/test_common.py", "tests/test_uri.py"} <= set(converted(SWE_SMITH).test_files)
+    assert "tests/test_uri.py" not in converted(SWE_SMITH).eval_script
+    assert converted(SWE_SMITH).pass_to_pass == []
     assert converted({**GENERIC, "test_files": ["mine"]}).test_files[0] == "mine"
 
 
@@ -99,6 +137,7 @@ def test_tests_are_left_out_of_the_agents_patch() -> None:
         ("swe-bench", {"problem_statement": None}, "problem_statement"),
         ("swe-bench", {"repo": 5}, "repo"),
         ("swe-smith", {"problem_statement": ""}, "problem_statement"),
+        ("swe-smith", {"FAIL_TO_PASS": ["TestMain"]}, "FAIL_TO_PASS"),
         ("r2e-gym", {"expected_output_json": "[]"}, "expected_output_json"),
         ("r2e-gym", {"expected_output_json": "{"}, "expected_output_json"),
         ("generic", {"test_command": " "}, "test_command"),
@@ -114,6 +153,11 @@ def test_wrong_row_is_refused_by_the_column(form: str, change: dict[str, Any], f
 def test_unknown_row_is_told_the_nearest_form() -> None:
     with pytest.raises(InvalidRecord, match="r2e-gym, needs docker_image too"):
         recognise({name: value for name, value in R2E.items() if name != "docker_image"}, FORMS)
+    with pytest.raises(InvalidRecord, match=r"r2e-gym, needs docker_image \(is that docker_img\?\) too"):
+        recognise({name.replace("docker_image", "docker_img"): value for name, value in R2E.items()}, FORMS)
+    for record in ({"x": 1}, {}):
+        with pytest.raises(InvalidRecord, match="none is near it"):
+            recognise(record, FORMS)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +166,10 @@ def test_unknown_row_is_told_the_nearest_form() -> None:
         ("PASSED tests/t.py::TestA::test_one\nFAILED tests/t.py::TestA::test_two - assert 0", True),
         ("PASSED tests/t.py::TestA::test_one\nPASSED tests/t.py::TestA::test_two", False),
         ("PASSED tests/t.py::TestA::test_one", False),
+        ("FAILED tests/t.py::TestA::test_one - Exception: PASSED\nFAILED tests/t.py::TestA::test_two", False),
         ("", False),
     ],
-    ids=["as expected", "another status", "one is missing", "none ran"],
+    ids=["as expected", "another status", "one is missing", "said by an exception", "none ran"],
 )
 def test_r2e_is_graded_by_its_expected_output(summary: str, resolved: bool) -> None:
     log = f">>>>> Start Test Output\n=== short test summary info ===\n{summary}\n>>>>> End Test Output\n"

@@ -1,0 +1,11 @@
+"""How long something took, for people."""
+
+from __future__ import annotations
+
+
+def duration(seconds: float) -> str:
+    """Give a time for people: three digits or so."""
+    if seconds < 60:
+        return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

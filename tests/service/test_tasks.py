@@ -1,0 +1,161 @@
+"""Rows of all tasks through a whole service, in Apptainer sandboxes, by a policy that knows right and wrong answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from needed import usable
+from rootfs import root_filesystem
+
+from prorl_zmq import RolloutClient
+from prorl_zmq.messages import Outcome
+from prorl_zmq.processes import die_with_parent
+from prorl_zmq.service.child import ChildService
+from prorl_zmq.stages.known_forms import known_forms
+from prorl_zmq.tasks.loading import load_jobs
+
+sys.path.append(str(Path(__file__).parents[1] / "stages"))
+from swe_image import CLEAN, TEST_COMMAND, git, make_image
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WAIT_S = 240.0
+TOPOLOGY = """\
+backends = []
+stage = [{{role = "init"}}, {{role = "run"}}, {{role = "eval"}}]
+
+[sandbox]
+kind = "apptainer"
+image = {image}
+image_folders = {folders}
+"""
+FINISH = ["finish", {"message": "done"}]
+CODE_TESTS = {"inputs": ["1 2\n", "-5 3\n"], "outputs": ["3\n", "-2\n"]}
+FUNCTION_TESTS = {"inputs": [[1, 2], [-5, 3]], "outputs": [3, -2], "fn_name": "add"}
+
+
+def programming(question: str, tests: dict[str, Any], starter_code: str = "") -> dict[str, Any]:
+    """A row of APPS."""
+    return {
+        "problem_id": question,
+        "question": question,
+        "input_output": json.dumps(tests),
+        "starter_code": starter_code,
+        "solutions": "[]",
+        "difficulty": "introductory",
+    }
+
+
+def solution(source: str) -> list[Any]:
+    return [["bash", {"command": f"cat > /workspace/solution.py <<'END'\n{source}\nEND"}], FINISH]
+
+
+CASES: dict[str, tuple[dict[str, Any], list[Any], float]] = {
+    "math-right": (
+        {"problem": "math-right: 3/8?", "answer": "\\frac{3}{8}", "tools": []},
+        ["I think so: \\boxed{0.375}"],
+        1.0,
+    ),
+    "math-wrong": ({"problem": "math-wrong: 3/8?", "answer": "\\frac{3}{8}"}, ["\\boxed{0.376}"], 0.0),
+    "math-tool": (
+        {"problem": "math-tool: 2**64 + 1?", "ground_truth": "18446744073709551617", "tools": ["ipython", "finish"]},
+        [["ipython", {"code": "2**64 + 1"}], ["finish", {"message": "\\boxed{18446744073709551617}"}]],
+        1.0,
+    ),
+    "stem-right": (
+        {"problem_text": "stem-right: how far?", "answer_number": "1.50", "unit": "km"},
+        ["\\boxed{1500 m}"],
+        1.0,
+    ),
+    "stem-wrong": (
+        {"problem_text": "stem-wrong: how far?", "answer_number": "1.50", "unit": "km"},
+        ["\\boxed{1500 km}"],
+        0.0,
+    ),
+    "code-right": (
+        programming("code-right", CODE_TESTS),
+        solution("print(sum(map(int, input().split())))"),
+        1.0,
+    ),
+    "code-wrong": (programming("code-wrong", CODE_TESTS), solution("print(3)"), 0.0),
+    "code-function": (
+        programming("code-function", FUNCTION_TESTS, "def add(a, b):"),
+        solution("def add(a, b):\n    return a + b"),
+        1.0,
+    ),
+    "swe-right": (
+        {"problem_statement": "swe-right: double(2) is 6"},
+        [["bash", {"command": "cat calculator.py; sed -i 's/[*] 3/* 2/' calculator.py"}], FINISH],
+        1.0,
+    ),
+    "swe-wrong": (
+        {"problem_statement": "swe-wrong: double(2) is 6"},
+        [["bash", {"command": "sed -i 's/[*] 3/* 4/' calculator.py"}], FINISH],
+        0.0,
+    ),
+}
+"""Row, what the policy says, reward."""
+
+
+@contextmanager
+def serving(folder: Path, images: Path) -> Iterator[RolloutClient]:
+    topology = TOPOLOGY.format(image=json.dumps(str(root_filesystem())), folders=json.dumps([str(images)]))
+    service = ChildService(folder, topology)
+    speeches = folder / "speeches.json"
+    speeches.write_text(json.dumps({name: turns for name, (_, turns, _) in CASES.items()}))
+    engine = str(Path(__file__).with_name("knowing_engine.py"))
+    with service, (folder / "engine.log").open("wb") as log:
+        places = (f"ipc://{service.run_dir}/backend_broker", f"ipc://{folder}/engine")
+        process = subprocess.Popen(
+            [sys.executable, engine, *places, str(speeches)],
+            stdout=log,
+            stderr=log,
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )
+        try:
+            with RolloutClient(service.front_door, timeout_s=60) as client:
+                service.wait_ready(client)
+                yield client
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+@pytest.mark.timeout(300)
+def test_right_answers_are_paid_for_and_wrong_ones_are_not(tmp_path: Path) -> None:
+    usable("apptainer")
+    image, before = make_image(tmp_path)
+    bug = git(image / "testbed", "diff", "main", before)
+    instance = {
+        "image_name": image.name,
+        "directory": "/testbed",
+        "bug_patch": bug,
+        "patch": git(image / "testbed", "diff", before, "main"),
+        "test_command": TEST_COMMAND,
+        "FAIL_TO_PASS": ["tests/test_double.py::test_two"],
+        "PASS_TO_PASS": ["tests/test_double.py::test_zero"],
+        "test_files": ["tests"],
+        "log_parser": "parse_log_pytest",
+    }
+    data = tmp_path / "data.jsonl"
+    with data.open("w") as file:
+        for name, (row, _, _) in CASES.items():
+            more = {"instance_id": name, **instance} if name.startswith("swe") else {}
+            file.write(json.dumps({**row, **more}) + "\n")
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder, serving(Path(folder), tmp_path) as client:
+        asked = dict(zip(client.submit(load_jobs(data, forms=known_forms())), CASES, strict=True))
+        done = {asked[one.job_id]: one for one in client.stream(timeout_s=WAIT_S)}
+    found = {name: (one.outcome, one.reward, one.error) for name, one in done.items()}
+    assert found == {name: (Outcome.COMPLETED, reward, None) for name, (_, _, reward) in CASES.items()}
+    assert CLEAN.splitlines()[-1].strip() in done["swe-right"].result.notes["patch"]
+    assert done["math-wrong"].result.notes == {"answer": "\\boxed{0.376}", "ground_truth": "\\frac{3}{8}"}
