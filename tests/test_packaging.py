@@ -31,6 +31,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.mark.xdist_group("wheel")
 def test_wheel_puts_only_prorl_zmq_into_site_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -38,6 +39,7 @@ def test_wheel_puts_only_prorl_zmq_into_site_packages(wheel: Path) -> None:
     assert tops == {"prorl_zmq", next(top for top in tops if top.endswith(".dist-info"))}
 
 
+@pytest.mark.xdist_group("wheel")
 def test_wheel_has_every_source_file_and_the_data(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("prorl_zmq/")}

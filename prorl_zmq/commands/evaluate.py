@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..evaluation.service import OwnService
     from ..evaluation.summary import Counting, Summary
 
+SHOWN_MESSAGE = 120
 SHOWN_FAILURES = 8
 """Reasons in the table at the end; the reports have all."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -38,7 +39,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 def evaluate(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="Problems: .jsonl or .parquet, in any form that `prorl tasks list` shows."),
+        typer.Argument(
+            metavar="FILE",
+            help="Problems: .jsonl, .parquet, .csv or a JSON list, in any form that `prorl tasks list` shows.",
+        ),
     ],
     arguments: Annotated[
         list[str] | None,
@@ -89,7 +93,7 @@ def evaluate(
         typer.Option(
             "--set",
             metavar="NAME=JSON",
-            help='A field of all instances that the rows do not give, such as tools=["ipython"].',
+            help='A field of all instances, in the place of what their rows say, such as tools=["ipython"].',
             show_default=False,
         ),
     ] = None,
@@ -204,7 +208,9 @@ def evaluate(
     own = None if running else _own_service(backend, slots, sandbox or "bubblewrap", image, image_folder or [])
     fields = _fields(options or [])
     problems = load_problems(file, known_forms(), form=form, task=task, limit=limit, options=fields)
-    check_instances(problems, load_handlers(), file)
+    lacking = check_instances(problems, load_handlers(), file)
+    for what, count in lacking.items() if own is not None else ():
+        say("prorl eval", f"{count} of {len(problems)} problems: {what}")
     settings = _settings(
         backend,
         front_door_of(connect, config) if running else "",
@@ -282,16 +288,26 @@ class _Display:
         """The service is not ready yet."""
         self.progress.update(self._bar, note=f"waiting for {what}")
 
+    def starts(self) -> None:
+        """The first rollouts are on their way."""
+        self.progress.update(self._bar, note=self._note())
+
     def ended(self, sample: Sample) -> None:
         """A rollout has ended."""
+        errors, error = self._errors, sample.result.error
         self._count(sample)
-        note = f"pass@1 {self._solved / self._counted:.3f}" if self._counted else ""
-        errors = f"{self._errors} errors" if self._errors else ""
-        self.progress.update(self._bar, advance=1, note=", ".join(filter(None, (note, errors))))
+        self.progress.update(self._bar, advance=1, note=self._note())
+        if errors == 0 < self._errors and error is not None:
+            self.troubled(f"the first error, of {sample.problem}: {error.code}: {error.message}")
 
     def troubled(self, message: str) -> None:
         """Something is not as it should be, and goes on."""
         say("prorl eval", message)
+
+    def _note(self) -> str:
+        parts = [f"pass@1 {self._solved / self._counted:.3f}"] if self._counted else []
+        parts += [f"{self._errors} errors"] if self._errors else []
+        return ", ".join(parts) or "at work"
 
     def _count(self, sample: Sample) -> None:
         from ..evaluation.summary import counts, is_solved
@@ -320,9 +336,9 @@ def summary_tables(summary: Summary) -> Group:
         failures = Table(title="failures", title_justify="left")
         failures.add_column("reason", overflow="fold", min_width=24)
         failures.add_column("rollouts", justify="right", min_width=8)
-        failures.add_column("what one said", overflow="ellipsis", no_wrap=True)
+        failures.add_column("what one said", overflow="fold")
         for failure in summary.failures[:SHOWN_FAILURES]:
-            said = Text(one_line(failure.message))  # of another machine, on its way to a terminal
+            said = Text(one_line(failure.message, SHOWN_MESSAGE))  # of another machine, on its way to a terminal
             failures.add_row(Text(one_line(failure.reason)), str(failure.count), said)
         parts.append(failures)
     tokens = {row.name: row for row in summary.tokens}

@@ -12,6 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from ..duration import duration
 from ..logs import one_line
 from .backends import QUICK_S
 from .options import Config, Connect, Keys, client_of, console
@@ -87,14 +88,6 @@ def bar(span: Span, total_s: float, characters: int) -> str:
     start = min(int(span.start_s * scale), characters - 1)
     length = max(1, min(round(end_s * scale), characters) - start)
     return " " * start + ("░" if span.place == "queued" else "█") * length
-
-
-def duration(seconds: float) -> str:
-    """Give a time for people: three digits or so."""
-    if seconds < 60:
-        return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _head(trace: JobTrace) -> list[Text]:

@@ -22,9 +22,9 @@ from ..errors import ConfigError, ProrlError
 from ..logs import one_line, say
 from ..messages import Identifier, Job, Outcome, Phase
 from ..processes import stop_signals
+from ..submission import Submission
 from .backends import QUICK_S, backend_table
 from .options import Config, Connect, Keys, async_client_of, client_of, console
-from .submission import Submission
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

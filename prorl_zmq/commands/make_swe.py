@@ -109,8 +109,10 @@ def make_swe(
         print(out)
         folder = f" --image-folder {images}" if images is not None else ""
         console(stderr=True).print(f"next: prorl eval {escape(str(out))} --sandbox apptainer{escape(folder)}")
-    if errors:
+    if errors and len(orders) == 1:
         raise errors[0]
+    if errors:
+        raise ProrlError(f"{len(errors)} of {len(orders)} projects came to nothing; the lines above say why")
     short = [each.label for each, order in zip(made, orders, strict=True) if len(each.instances) < order.instances]
     if not found:
         raise ProrlError("no instance could be made; the table says why. More tests, or --most-failing, would help")

@@ -30,7 +30,10 @@ commands = typer.Typer(
 )
 commands.command("make-swe")(make_swe)
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="Rows of one or more forms: .jsonl or .parquet.")]
+File = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="Rows of one or more forms: .jsonl, .parquet, .csv, or .json with a list."),
+]
 Task = Annotated[str, typer.Option(metavar="NAME", help="Take forms of this task only.")]
 FormName = Annotated[
     str, typer.Option("--form", metavar="NAME", help="Take all rows to have this form. [default: see which each has]")
@@ -69,6 +72,7 @@ def validate(
     """
     counts: Counter[tuple[str, str]] = Counter()
     names: dict[str, int] = {}
+    named_again: list[str] = []
     wrong = 0
     for number, problem, row in _checked(file, task, form):
         if problem:
@@ -79,7 +83,7 @@ def validate(
         if row is not None:
             counts[row.job.task, row.form] += 1
             if (before := names.setdefault(row.name, number)) != number:
-                print(f"line {number}: is called {one_line(row.name)}, as line {before} is (this is no error)")
+                named_again.append(f"{one_line(row.name)} in lines {before} and {number}")
     if wrong > SHOWN and not every:
         print(f"… and {wrong - SHOWN} more wrong rows: --all shows them")
     table = Table(title=one_line(str(file)), title_justify="left")
@@ -91,6 +95,11 @@ def validate(
     if wrong:
         table.add_row("", "wrong", str(wrong))
     console().print(table)
+    if len({task_name for task_name, _ in counts}) > 1:
+        console().print(Text("no error: the rows are of several tasks; --task or --form says which all are to be"))
+    if named_again:
+        again = f"no error: {len(named_again)} rows have a name that is there already, such as {named_again[0]}"
+        console().print(Text(again))
     if wrong:
         raise typer.Exit(1)
 

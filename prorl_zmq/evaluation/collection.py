@@ -98,7 +98,8 @@ class Collection:
             ConfigError: none has it, or several do.
         """
         exact = [one for one in self.rollouts if one.job_id == name]
-        found = exact or [one for one in self.rollouts if one.job_id.startswith(name) or one.problem == name]
+        exact = exact or [one for one in self.rollouts if one.problem == name]
+        found = exact or [one for one in self.rollouts if one.job_id.startswith(name)]
         if len(found) == 1:
             return found[0]
         if not found:

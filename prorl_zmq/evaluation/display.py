@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from ..commands.job import duration
+from ..duration import duration
 from ..logs import one_line
 from .summary import STAYS
 

@@ -11,10 +11,10 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..async_client import AsyncRolloutClient
-from ..commands.submission import Submission
 from ..errors import ProrlError
 from ..messages import Outcome
 from ..processes import stop_signals
+from ..submission import Submission
 from .plan import jobs_of
 from .run_folder import SERVICE, sample_of
 from .service import OwnService, Readers, own_service, wait_ready
@@ -39,6 +39,9 @@ class Watcher(Protocol):
 
     def waits(self, what: str) -> None:
         """The service is not ready yet: it lacks something."""
+
+    def starts(self) -> None:
+        """The service is ready, and gets the jobs."""
 
     def ended(self, sample: Sample) -> None:
         """A rollout has ended."""
@@ -134,6 +137,7 @@ class Evaluator:
         backends = await wait_ready(client, running, self._start_s, self._watcher.waits)
         self._readers = Readers(backends, self._watcher.troubled)
         await self._readers.load()
+        self._watcher.starts()
         await self._submit(client)
 
     async def _submit(self, client: AsyncRolloutClient) -> None:

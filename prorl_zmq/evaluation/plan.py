@@ -1,8 +1,9 @@
 """The plan of an evaluation: what is evaluated, and how; and the jobs that it comes to.
 
-A run folder keeps its plan, and goes on only with the same one: results of two models, or of two versions of a file,
-make no common figure. What changes no result (how many slots, which k are reported, prices) is not part of it.
-The ids of the jobs follow from the plan, so that a service that has some of them still does not run them twice.
+A run folder keeps its plan, and goes on only with the same one, or with one that has more samples or problems: results
+of two models, or of two versions of a file, make no common figure. What changes no result (how many slots, which k are
+reported, prices) is not part of it. The ids of the jobs follow from the plan, so that a service that has some of them
+still does not run them twice.
 """
 
 from __future__ import annotations
@@ -107,14 +108,17 @@ class Place(msgspec.Struct, frozen=True, order=True):
     """How many infrastructure errors came before."""
 
 
-def differences(before: Settings, now: Settings) -> list[str]:
-    """Say in which settings two plans differ, for people."""
+def differences(before: Plan, now: Plan) -> list[str]:
+    """Say why a plan cannot take up what there is of one before, for people; nothing: it is the same, or has more."""
     lines = []
     for name in Settings.__struct_fields__:
-        there, here = getattr(before, name), getattr(now, name)
-        if there != here:
+        there, here = getattr(before.settings, name), getattr(now.settings, name)
+        more = (name == "samples" and here > there) or (name == "limit" and now.problems >= before.problems)
+        if there != here and not more:
             option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
             lines.append(f"{option} was {_shown(there)} and is {_shown(here)}")
+    if now.problems < before.problems:
+        lines.append(f"the problems were {before.problems} and are {now.problems}")
     return lines
 
 

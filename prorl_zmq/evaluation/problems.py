@@ -80,19 +80,26 @@ def load_problems(
     return _with_own_names(problems)
 
 
-def check_instances(problems: Sequence[Problem], handlers: Mapping[str, AgentHandler[Any]], path: Path) -> None:
+def check_instances(problems: Sequence[Problem], handlers: Mapping[str, AgentHandler[Any]], path: Path) -> Counter[str]:
     """Check the instances of tasks that are installed here, options included, before anything is started.
+
+    Returns:
+        What a service with this process's environment would lack, and how many problems need it.
 
     Raises:
         ConfigError: one is not what its task takes.
     """
+    lacks: Counter[str] = Counter()
     for problem in problems:
         handler = handlers.get(problem.job.task)
         if handler is not None:
             try:
-                handler.parse_instance(problem.job)
+                instance = handler.parse_instance(problem.job)
             except InvalidJob as error:
                 raise ConfigError(f"{path}, line {problem.line}: {error.message}", key=error.field) from error
+            lacks[handler.lacks(instance)] += 1
+    del lacks[""]
+    return lacks
 
 
 def checksum(path: Path) -> str:

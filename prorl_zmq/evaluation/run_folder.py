@@ -82,7 +82,8 @@ class RunFolder:
 
     Args:
         path: made if it is not there.
-        plan: what is to be evaluated; the folder's own plan, if it has one, takes its place if it is the same.
+        plan: what is to be evaluated; the folder's own plan, if it has one, takes its place, with the samples and
+            problems that this one adds.
         fresh: put aside what the folder has, and begin anew.
 
     Raises:
@@ -198,7 +199,7 @@ class RunFolder:
             else:
                 self._go_on(read_plan(self.path))
         if not file.exists():
-            self.write(PLAN, msgspec.json.format(msgspec.json.encode(self.plan), indent=2).decode() + "\n")
+            self._write_plan()
         for name in (TRAJECTORIES, SERVICE):
             (self.path / name).mkdir(exist_ok=True)
         repair(self.path / RESULTS)
@@ -208,16 +209,22 @@ class RunFolder:
         self._results = os.open(self.path / RESULTS, flags, 0o644)
 
     def _go_on(self, before: Plan) -> None:
-        differing = differences(before.settings, self.plan.settings)
-        if before.problems != self.plan.problems:
-            differing.append(f"the problems were {before.problems} and are {self.plan.problems}")
-        if differing:
+        """Take up the folder's plan, which this one may only add to."""
+        if not (self.path / RESULTS).exists() or not (self.path / RESULTS).stat().st_size:
+            self._write_plan()  # nothing has come of it
+            return
+        if differing := differences(before, self.plan):
             raise ConfigError(
                 f"{self.path} has results of another plan: {'; '.join(differing)}. Name another --out, or give --fresh "
                 "to put them aside and begin anew",
                 key="out",
             )
-        self.plan = before
+        self.plan = msgspec.structs.replace(before, settings=self.plan.settings, problems=self.plan.problems)
+        if self.plan != before:
+            self._write_plan()
+
+    def _write_plan(self) -> None:
+        self.write(PLAN, msgspec.json.format(msgspec.json.encode(self.plan), indent=2).decode() + "\n")
 
     def _put_aside(self) -> None:
         """Move an earlier evaluation away; a plan that cannot be read is moved too."""

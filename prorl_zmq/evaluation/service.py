@@ -36,12 +36,17 @@ if TYPE_CHECKING:
 ROLES = ("init", "run", "eval")
 ASK_S = 2.0
 """How long the service may take to answer one question while it starts."""
+RUNNING_ASK_S = 10.0
+"""How long one that runs already may take to answer at all."""
 LOOK_S = 0.3
 """How long to wait between two looks at a service that starts: it tells nobody of it."""
 RUN_DIR = "run_dir"
 """File in the service's folder that names its temporary one."""
 PREFIX = "prorl-child-"
+ENGINE_LOG = "engine-0.log"
 LOG_TAIL_BYTES = 16_384
+SHOWN_LINE = 160
+"""Most characters of a log's line beside the progress: its end, which has the reason."""
 _BLAMED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]*) cannot work with its settings")
 """What the supervisor says of a process whose settings are wrong."""
 
@@ -144,8 +149,10 @@ async def wait_ready(
 
     Raises:
         ConfigError: the service ended; the message has the last it said.
-        RequestTimeout: it was not ready in time.
+        RequestTimeout: it was not ready in time, or is not its own and does not answer.
     """
+    if child is None:
+        await client.status(timeout_s=RUNNING_ASK_S)
     until = time.monotonic() + limit_s
     missing = "the service to answer"
     while time.monotonic() < until:
@@ -161,6 +168,8 @@ async def wait_ready(
             if not lacking:
                 return backends
             missing = " and ".join(lacking)
+            if child is not None and not backends:
+                missing += _said(child.logs / ENGINE_LOG)
         await asyncio.sleep(LOOK_S)
     where = f"; its logs are in {child.logs}" if child is not None else "; `prorl status` shows the service"
     raise RequestTimeout(f"waited {limit_s:g} s for {missing}{where}", timeout_s=limit_s)
@@ -214,6 +223,11 @@ def _why(logs: Path) -> str:
     blamed = _BLAMED.search(said)
     log = logs / f"{blamed[1]}.log" if blamed is not None else logs / "serve.log"
     return f"{_last_line(log) if blamed is not None else said} ({log})"
+
+
+def _said(log: Path) -> str:
+    """Give the last that the engine host said, in brackets."""
+    return f" ({_last_line(log)[-SHOWN_LINE:]})" if log.exists() else ""
 
 
 def _last_line(log: Path) -> str:

@@ -10,7 +10,7 @@ Cancelled rollouts count as not run.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -92,8 +92,9 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome: str
     code: str
-    """Of the error; empty: there was none, the answer was wrong."""
+    """Of the error, with its `reason` if it has one; empty: there was none, the answer was wrong."""
     stop_reason: str
+    """Of the episode, where no error ended the rollout."""
     count: int
     share: float
     """Of all rollouts that ended."""
@@ -240,7 +241,12 @@ def _pass_row(problems: Sequence[ProblemRow], k: int) -> PassRow:
 
 
 def _mean_reward(problems: Sequence[ProblemRow]) -> Estimate | None:
-    return mean_estimate([row.reward for row in problems if row.reward is not None])
+    rewards = [row.reward for row in problems if row.reward is not None]
+    estimate = mean_estimate(rewards)
+    if estimate is None or not all(0 <= reward <= 1 for reward in rewards):
+        return estimate
+    low, high = np.clip((estimate.low, estimate.high), 0.0, 1.0).tolist()  # of few problems it is wider
+    return replace(estimate, low=low, high=high)
 
 
 def _problem_row(samples: Sequence[Sample], counting: Counting) -> ProblemRow:
@@ -332,8 +338,12 @@ def _failures(samples: Sequence[Sample], threshold: float) -> tuple[FailureRow, 
     for sample in samples:
         if not is_solved(sample, threshold):
             result = sample.result
-            code = result.error.code if result.error is not None else ""
-            groups[str(result.outcome), code, result.stop_reason].append(sample)
+            if result.error is None:
+                groups[str(result.outcome), "", result.stop_reason].append(sample)
+                continue
+            kind = result.error.fields.get("reason")  # such as `hung` of `grader_failed`
+            code = f"{result.error.code} ({kind})" if isinstance(kind, str) else result.error.code
+            groups[str(result.outcome), code, ""].append(sample)
     rows = [
         FailureRow(
             outcome=outcome,

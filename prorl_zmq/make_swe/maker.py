@@ -66,6 +66,8 @@ class Maker:
         self._slots = asyncio.Semaphore(settings.jobs)
         self._numbers = count(1)
         self._base: Base | None = None
+        self._alone = False
+        """There is one project: what fails is said by whoever called."""
 
     async def make(self, orders: Sequence[Order], parts: Path) -> list[Made | ProrlError]:
         """Make what was ordered; give for each project what it came to, or why nothing could be made of it.
@@ -86,6 +88,7 @@ class Maker:
             image = await asyncio.to_thread(find_base, self._store, self._settings.base, self._say, self._heard)
             self._base = await ask_base(image, sandboxes)
             await asyncio.to_thread(_make_folder, parts)
+            self._alone = len(orders) == 1
             return await side_by_side(
                 [self._guarded(order, work / str(number), parts, sandboxes) for number, order in enumerate(orders)]
             )
@@ -100,7 +103,8 @@ class Maker:
             failed: ProrlError = SandboxFailed(f"{order.source}: {error.strerror} ({error.filename})")
         except ProrlError as error:
             failed = error
-        self._say(f"{order.source}: {failed.message}")
+        if not self._alone:
+            self._say(f"{order.source}: {failed.message}")
         return failed
 
     async def _make(self, order: Order, work: Path, parts: Path, sandboxes: Sandboxes) -> Made:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from vllm_python import START_LIMIT_S, environment, tiny_models, vllm_python
+from vllm_server import ON_CPU, SMALL
 
 from prorl_zmq import RolloutClient
 from prorl_zmq.service.child import ChildService
@@ -39,8 +41,10 @@ def data_file(folder: Path, problems: int = PROBLEMS) -> Path:
     return file
 
 
-def evaluate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*EVAL, *arguments], capture_output=True, text=True, check=False, timeout=WAIT_S)
+def evaluate(
+    *arguments: str, env: dict[str, str] | None = None, limit_s: float = WAIT_S
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*EVAL, *arguments], env=env, capture_output=True, text=True, check=False, timeout=limit_s)
 
 
 @contextmanager
@@ -207,3 +211,35 @@ def test_an_engine_that_cannot_start_is_said_with_its_reason(tmp_path: Path) -> 
     line = done.stderr.splitlines()[-1]
     assert "the service ended as it started" in line
     assert "policy.npz" in line
+
+
+def test_a_service_that_is_not_there_is_said_soon(tmp_path: Path) -> None:
+    door = f"ipc://{tmp_path}/nobody"
+    done = evaluate(str(data_file(tmp_path)), "--out", str(tmp_path / "run"), "--connect", door)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"no reply from {door} within" in done.stderr
+    assert "is the service running?" in done.stderr
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(2 * START_LIMIT_S)
+def test_a_real_vllm_is_evaluated_in_its_own_tokens(tmp_path: Path) -> None:
+    out, (model,) = tmp_path / "run", tiny_models(tmp_path, 1)
+    done = evaluate(
+        *(str(data_file(tmp_path, 2)), "--out", str(out), "--samples", "2", "--max-tokens", "8", "--max-turns", "1"),
+        *("--sandbox", "process", "--price-in", "1", "--price-out", "10"),
+        *("--engine", "vllm", "--model", str(model), "--python", vllm_python(), "--", *SMALL),
+        env={**environment(tmp_path), **ON_CPU},
+        limit_s=START_LIMIT_S + WAIT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    samples = [json.loads(line) for line in lines(out)]
+    assert [one["model"] for one in samples] == [str(model)] * 4
+    summary = json.loads((out / "summary.json").read_text())
+    tokens = {row["name"]: row["total"] for row in summary["tokens"]}
+    assert tokens["generated_tokens"] == sum(int(one["result"]["metrics"]["generated_tokens"]) for one in samples)
+    assert summary["cost"]["total"] > 0
+    for job_id in job_ids(out):
+        transcript = json.loads((out / "trajectories" / f"{job_id}.json").read_text())
+        assert "".join(transcript["tokens"]).count("?") >= 1, "the problem is there in the model's own tokens"
+        assert [turn["role"] for turn in transcript["turns"]] == ["system", "user", "assistant"]

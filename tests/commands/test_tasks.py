@@ -49,6 +49,15 @@ def test_right_file_is_counted_by_form(data: Callable[..., Path]) -> None:
     code, out, err = prorl("validate", data(SWE_BENCH, {"problem": "1 + 1", "answer": "2"}, GENERIC))
     assert (code, err) == (0, "")
     assert all(form in out for form in ("swe-bench", "aime", "generic"))
+    assert "no error: the rows are of several tasks" in out
+    assert "have a name" not in out
+
+
+def test_names_that_are_there_already_are_counted(data: Callable[..., Path]) -> None:
+    rows = [{"id": f"a{number % 2}", "problem": "1 + 1", "answer": "2"} for number in range(5)]
+    code, out, _ = prorl("validate", data(*rows))
+    assert code == 0
+    assert "no error: 3 rows have a name that is there already, such as a0 in lines 1 and 3" in out
 
 
 def test_what_is_wrong_is_said_by_line(data: Callable[..., Path]) -> None:

@@ -70,6 +70,7 @@ def test_seeds_are_in_range_and_differ() -> None:
     ],
 )
 def test_differences_are_said_as_options(change: dict[str, object], said: str) -> None:
-    before = made_plan().settings
-    assert differences(before, msgspec.structs.replace(before, **change)) == [said]
+    before = made_plan()
+    now = msgspec.structs.replace(before, settings=msgspec.structs.replace(before.settings, **change))
+    assert differences(before, now) == [said]
     assert differences(before, before) == []

@@ -12,7 +12,7 @@ import pytest
 
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.evaluation.plan import Place
-from prorl_zmq.evaluation.run_folder import RESULTS, RunFolder, read_samples, repair
+from prorl_zmq.evaluation.run_folder import RESULTS, RunFolder, read_plan, read_samples, repair
 from prorl_zmq.evaluation.transcript import make_transcript
 from prorl_zmq.messages import Outcome
 
@@ -107,14 +107,40 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
         pass
 
 
+def test_more_samples_and_problems_go_on_with_what_there_is(tmp_path: Path) -> None:
+    plan = made_plan(1, 1, limit=1)
+    with RunFolder(tmp_path, plan) as folder:
+        add(folder, made_sample(plan, 0))
+    with RunFolder(tmp_path, made_plan(2, 3)) as folder:
+        assert (folder.plan.run_id, folder.plan.rollouts) == (plan.run_id, 6)
+        assert folder.missing() == [Place(1, 0), Place(0, 1), Place(1, 1), Place(0, 2), Place(1, 2)]
+        add(folder, made_sample(folder.plan, 1, 2))
+    with (
+        pytest.raises(ConfigError, match="--limit was 0 and is 1; the problems were 2 and are 1"),
+        RunFolder(tmp_path, made_plan(1, 3, limit=1)),
+    ):
+        pass
+    with RunFolder(tmp_path, made_plan(2, 3)) as folder:
+        assert len(folder.missing()) == 4
+
+
+def test_a_plan_of_which_nothing_has_come_is_no_hindrance(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, made_plan(3, 8)):
+        pass
+    other = made_plan(1, 2, temperature=0.5)
+    with RunFolder(tmp_path, other) as folder:
+        assert (folder.plan, folder.plan.rollouts) == (other, 2)
+    assert read_plan(tmp_path) == other
+
+
 def test_another_plan_is_refused_with_what_differs_and_fresh_puts_the_old_one_aside(tmp_path: Path) -> None:
-    plan = made_plan(1, 1)
+    plan = made_plan(3, 8)
     with RunFolder(tmp_path, plan) as folder:
         add(folder, made_sample(plan, 0))
     other = made_plan(2, 4, temperature=0.5)
     with pytest.raises(ConfigError) as refused, RunFolder(tmp_path, other):
         pass
-    for part in ("--samples was 1 and is 4", "--temperature was not given and is 0.5", "problems were 1 and are 2"):
+    for part in ("--samples was 8 and is 4", "--temperature was not given and is 0.5", "problems were 3 and are 2"):
         assert part in refused.value.message
     assert "--fresh" in refused.value.message
     with RunFolder(tmp_path, other, fresh=True) as folder:

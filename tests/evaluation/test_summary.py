@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.evaluation.summary import Counting, default_ks, summarise
 from prorl_zmq.messages import Outcome
 
@@ -75,10 +77,33 @@ def test_failures_are_told_apart_by_outcome_code_and_stop_reason() -> None:
     rows = summarise(plan, samples, Counting()).failures
     assert [(row.reason, row.count) for row in rows] == [
         ("not solved: max_turns", 3),
-        ("failed: invalid_job, done", 1),
+        ("failed: invalid_job", 1),
         ("not solved: done", 1),
     ]
     assert (rows[1].message, rows[1].share) == ("why", 0.2)
+
+
+def test_graders_that_fail_in_several_ways_are_told_apart() -> None:
+    plan = made_plan(1, 4)
+    samples = []
+    for number, reason in enumerate(("hung", "raised", "hung")):
+        sample = made_sample(plan, 0, number, outcome=Outcome.INFRASTRUCTURE_ERROR, code="grader_failed")
+        error = ErrorInfo("grader_failed", "why", {"reason": reason})
+        samples.append(msgspec.structs.replace(sample, result=msgspec.structs.replace(sample.result, error=error)))
+    rows = summarise(plan, samples, Counting()).failures
+    assert [(row.reason, row.count) for row in rows] == [
+        ("infrastructure error: grader_failed (hung)", 2),
+        ("infrastructure error: grader_failed (raised)", 1),
+    ]
+
+
+def test_the_interval_of_a_mean_is_within_what_rewards_can_be() -> None:
+    plan = made_plan(2, 1)
+    reward = summarise(
+        plan, [made_sample(plan, problem, reward=problem / 2) for problem in range(2)], Counting()
+    ).reward
+    assert reward is not None
+    assert (reward.value, reward.low, reward.high) == (0.25, 0.0, 1.0)
 
 
 def test_cost_is_of_the_tokens_that_each_price_is_for() -> None:

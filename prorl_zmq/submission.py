@@ -12,16 +12,16 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from .. import codec
-from ..errors import Busy, ProrlError, RequestTimeout
-from ..requests import JOBS_PER_REQUEST, REQUEST_BYTES
+from . import codec
+from .errors import Busy, ProrlError, RequestTimeout
+from .requests import JOBS_PER_REQUEST, REQUEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..async_client import AsyncRolloutClient
-    from ..messages import Job
-    from ..trajectory import Trajectory
+    from .async_client import AsyncRolloutClient
+    from .messages import Job
+    from .trajectory import Trajectory
 
 RETRY_S = 1.0
 """How long to wait for a result before the service is asked again whether it has room."""

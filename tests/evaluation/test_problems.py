@@ -1,0 +1,41 @@
+"""What is said of a data file's problems before anything is started."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from prorl_zmq.errors import ConfigError
+from prorl_zmq.evaluation.problems import check_instances, load_problems
+from prorl_zmq.stages.handler import load_handlers
+from prorl_zmq.stages.known_forms import known_forms
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORDS = {"problem": "Where?", "ground_truth": "the nucleus", "kind": "text"}
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("PRORL_JUDGE_URL", "PRORL_JUDGE_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (WORDS, WORDS | {"kind": "auto"}, WORDS)))
+    return path
+
+
+def test_what_the_environment_lacks_is_counted(file: Path) -> None:
+    problems = load_problems(file, known_forms(), form="stem")
+    (lack,) = check_instances(problems, load_handlers(), file).items()
+    assert lack == ("a judge model is needed for answers in words: set PRORL_JUDGE_URL and PRORL_JUDGE_MODEL", 2)
+    problems = load_problems(file, known_forms(), form="stem", options={"judge": "never"})
+    assert not check_instances(problems, load_handlers(), file)
+
+
+def test_an_option_that_no_instance_takes_is_refused(file: Path) -> None:
+    problems = load_problems(file, known_forms(), form="stem", options={"judge": "sometimes"})
+    with pytest.raises(ConfigError, match=r"line 1: .*judge"):
+        check_instances(problems, load_handlers(), file)
