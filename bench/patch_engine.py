@@ -2,7 +2,8 @@
 
 It plays an agent that reads, patches, looks and finishes, on instances of a swe data file, told by their statements.
 The policy says what it patches: `gold` what resolves the issue, `wrong` a comment in the same file, `empty` nothing.
-A turn takes as long as a language model's would: log-normal about TURN_S seconds, the same for the same job and turn.
+A turn takes as long as a language model's would: log-normal about TURN_S seconds, the same for the same rollout of an
+instance and the same turn, whichever run it is in.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class PatchEngine(EmbeddedEngine):
         if statement not in self._turns:
             raise EngineFailed("the conversation is about no instance of the data file")
         turn = conversation.count("<|im_start|>assistant\n") - 1
-        draw = np.random.default_rng([zlib.crc32(job_id.encode()), turn])
+        draw = np.random.default_rng([zlib.crc32(job_id.rpartition("-")[0].encode()), turn])
         await asyncio.sleep(self._turn_s * float(draw.lognormal(sigma=SPREAD)))
         ids = self._turns[statement][turn]
         span = VersionSpan(self.weight_version, 0, len(ids))

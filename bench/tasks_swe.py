@@ -67,7 +67,7 @@ class Run(NamedTuple):
     """Processor time of the whole machine."""
 
     def resolved(self) -> dict[str, float | None]:
-        """Give the reward by instance."""
+        """Give the reward by rollout."""
         return {one.job_id.rpartition("-")[0]: one.reward for one in self.trajectories}
 
 
@@ -110,7 +110,7 @@ class PatchService:
 
     def run(self, data: Path, in_flight: int, times: int = 1) -> Run:
         """Take all instances through, several times if so told, at most so many at a time."""
-        jobs = [_limited(job) for _ in range(times) for job in load_jobs(data)]
+        jobs = [_limited(job, number) for number in range(times) for job in load_jobs(data)]
         done: list[Trajectory] = []
         with (
             RolloutClient(self._service.front_door, timeout_s=60) as client,
@@ -170,11 +170,12 @@ def _busy_s() -> float:
     return float(sum(times) - times.idle - times.iowait - times.guest - times.steal)
 
 
-def _limited(job: Job) -> Job:
+def _limited(job: Job, number: int) -> Job:
+    """Give the job of an instance's rollout of that number; what its id begins with is the same in each run."""
     return Job(
         task=job.task,
         instance=job.instance,
-        job_id=f"{job.instance['instance_id']}"[-57:].lstrip("._-") + f"-{os.urandom(3).hex()}",
+        job_id=f"{job.instance['instance_id']}"[-50:].lstrip("._-") + f"-{number}-{os.urandom(3).hex()}",
         episode=EpisodeLimits(max_tokens=1_000_000),
         limits=PhaseLimits(eval_s=900),
         max_attempts=1,
