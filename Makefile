@@ -32,7 +32,7 @@ demo: $(VENV)/.server
 	$(BIN)/prorl demo --out $(OUT) --sandbox $$sandbox
 
 test: $(VENV)/.test
-	$(BIN)/pytest -n $(TEST_WORKERS) -m 'not vllm and not proof' $(PYTEST_ARGS) || test $$? = 5
+	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadgroup -m 'not vllm and not proof' $(PYTEST_ARGS) || test $$? = 5
 
 proof: $(VENV)/.bench
 	$(BIN)/pytest -n 2 -m proof $(PYTEST_ARGS) || test $$? = 5

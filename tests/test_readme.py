@@ -29,6 +29,7 @@ from swe_rows import SWE_BENCH
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.xdist_group("one service for the README")
 PROGRAMS = ("prorl", "prorl-stage", "prorl-engine")
 SERVED_BY_CI = ("make demo", "make test", "make vllm")
 """Run by `.ci/run`."""
@@ -148,6 +149,7 @@ def test_command(line: str, folder: Path, environment: dict[str, str]) -> None:
     assert process.returncode in QUICK_COMMANDS[line], out + err
 
 
+@pytest.mark.proof
 def test_pieces_that_are_started_alone_make_a_service(folder: Path) -> None:
     """The README's topology over TCP, on ports that are free: a job passes, and each piece ends in good order."""
     (tables,) = [block for block in blocks("toml") if "[rollout_broker]" in block]
@@ -173,6 +175,7 @@ def test_pieces_that_are_started_alone_make_a_service(folder: Path) -> None:
             assert process.returncode == 0, out + err
 
 
+@pytest.mark.proof
 def test_an_image_is_built_and_served(folder: Path) -> None:
     usable("apptainer")
     tiny_root_filesystem(folder / "rootfs")
@@ -256,6 +259,7 @@ def test_jobs_of_a_data_file(folder: Path, environment: dict[str, str]) -> None:
     assert len(re.findall(r"^completed [01]\.0 ", done.stdout, re.MULTILINE)) == 2
 
 
+@pytest.mark.proof
 def test_task_of_ones_own(folder: Path) -> None:
     """The README's file and entry point, installed: its data is validated, evaluated and graded."""
     usable("bubblewrap")
@@ -284,6 +288,7 @@ def test_task_of_ones_own(folder: Path) -> None:
     assert len(results) == 2
 
 
+@pytest.mark.proof
 def test_data_is_evaluated_and_viewed(folder: Path) -> None:
     place = folder / "evaluate"
     place.mkdir()

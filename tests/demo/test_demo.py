@@ -7,12 +7,15 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 PNG = b"\x89PNG\r\n"
 
 
+@pytest.mark.proof
 def test_two_steps_leave_the_picture_the_conversations_and_the_figures(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "demo", "--steps", "2", "--sandbox", "process"]
     done = subprocess.run(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,9 @@ from prorl_zmq.integrations.skyrl import Generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+pytestmark = pytest.mark.xdist_group("one service for trainers")
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +98,9 @@ def test_skyrls_generator_answers_in_the_order_of_its_input(door: str) -> None:
     assert [prompts[index] for index in range(0, 12, 3)] == [tuple(ids) for ids in second["prompt_token_ids"]][::-1]
     assert all(prompts[index] == prompts[index - index % 3] for index in range(12))
     assert len(set(prompts)) == 4
-    assert max(map(len, first["response_ids"])) <= 5
+    # A turn that calls a tool, by chance, is not the last one.
+    turns = [len(list(turn)) for mask in first["loss_masks"] for generated, turn in groupby(mask) if generated]
+    assert max(turns) <= 5
     assert len({tuple(ids) for ids in first["response_ids"]}) > 4  # they are drawn, not copied
 
 

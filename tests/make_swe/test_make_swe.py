@@ -53,6 +53,7 @@ def with_network(capsys: pytest.CaptureFixture[str], make: Callable[[], list[dic
         raise AssertionError(words) from None
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(TIMEOUT_S)
 def test_a_project_becomes_verified_instances(
     store: ImageStore, tmp_path: Path, write_project: Callable[..., Path], capsys: pytest.CaptureFixture[str]

@@ -122,6 +122,7 @@ def using(words: str) -> list[str]:
     return found
 
 
+pytestmark = pytest.mark.xdist_group("one service for its commands")
 PRORL = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl"]
 
 
@@ -328,6 +329,7 @@ while :; do sleep 1000.5; done
 """
 
 
+@pytest.mark.proof
 def test_a_second_signal_kills_what_does_not_end(tmp_path: Path) -> None:
     deaf = tmp_path / "deaf"
     deaf.write_text(DEAF)
@@ -347,6 +349,7 @@ def test_a_second_signal_kills_what_does_not_end(tmp_path: Path) -> None:
     until(lambda: living(children) == [], "what it had started to end")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("place", ["in a folder", "abstract"])
 def test_systemd_is_told(place: str) -> None:
     with (

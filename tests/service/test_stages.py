@@ -243,6 +243,7 @@ def test_a_conversation_goes_on_with_another_backend_when_its_own_is_killed(
     assert trajectory.loss_mask.any()
 
 
+@pytest.mark.proof
 def test_a_conversation_waits_for_its_only_backend_when_that_is_started_again(
     service: TestService, tmp_path: Path
 ) -> None:
