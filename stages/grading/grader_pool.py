@@ -127,8 +127,9 @@ class GraderPool:
 
     async def _answer(self, function: Callable[..., Any], packed: bytes, timeout_s: float) -> tuple[Answer, str]:
         """Have a grader answer; one that dies and had answered others is not believed to have died of this call."""
+        fresh = False
         while True:
-            grader = self._idle.pop() if self._idle else await self._start(function.__module__)
+            grader = await self._start(function.__module__) if fresh or not self._idle else self._idle.pop()
             before, done = grader.calls, False
             try:
                 async with asyncio.timeout(timeout_s):
@@ -136,6 +137,7 @@ class GraderPool:
                 done = True
             except _Died:
                 if before:
+                    fresh = True
                     continue
                 message = f"the grader {function.__qualname__} ended its process"
                 raise GraderFailed(message, reason="crashed", output=grader.printed()) from None
@@ -155,17 +157,21 @@ class GraderPool:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         grader = _Grader(ours, os.memfd_create("grader"))
+        template = None
         try:
             with theirs:
                 self._order(module, theirs.fileno(), grader.output)
+            template = self._template
             async with asyncio.timeout(START_LIMIT_S):
                 grader.pid = LENGTH.unpack(await _received(ours, LENGTH.size))[0]
-        except BaseException as error:
+        except (OSError, _Died) as error:  # TimeoutError is an OSError
             grader.end()
-            self._end_template()
-            if isinstance(error, (OSError, _Died)):  # TimeoutError is an OSError
-                message = f"no grader process could be started for {module}: {error or type(error).__name__}"
-                raise GraderFailed(message, reason="crashed", output="") from error
+            if template is self._template:  # else others have a new one already
+                self._end_template(within_s=0.0)
+            message = f"no grader process could be started for {module}: {error or type(error).__name__}"
+            raise GraderFailed(message, reason="crashed", output="") from error
+        except BaseException:
+            grader.end()  # it sees its channel closed once it is forked
             raise
         return grader
 
@@ -175,7 +181,7 @@ class GraderPool:
             with contextlib.suppress(OSError):
                 socket.send_fds(self._line, order, descriptors)
                 return
-            self._end_template()
+            self._end_template(within_s=0.0)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._template = subprocess.Popen(
@@ -185,18 +191,20 @@ class GraderPool:
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
+                env={"OPENBLAS_NUM_THREADS": "1", **os.environ},  # what forks should have no threads
                 start_new_session=True,
             )
         self._line = ours
         socket.send_fds(ours, order, descriptors)
 
-    def _end_template(self) -> None:
+    def _end_template(self, within_s: float = END_LIMIT_S) -> None:
+        """End the template and all below it: by its line, or after so long by a signal."""
         if self._line is not None:
             self._line.close()
             self._line = None
         if self._template is not None:
             try:
-                self._template.wait(END_LIMIT_S)
+                self._template.wait(within_s)
             except subprocess.TimeoutExpired:
                 kill(*descendants(self._template.pid), self._template.pid)
                 self._template.wait()

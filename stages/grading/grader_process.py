@@ -30,7 +30,7 @@ from ...tools.fork_watch import ForkWatch, forked
 from ...tools.processes import children, descendants, kill
 from .call import LENGTH, MESSAGE_LIMIT_BYTES, OUTPUT_LIMIT_BYTES, Answer, Call
 
-OWN_PACKAGE = __name__.partition(".")[0]
+OWN_PACKAGE = (__package__ or "").partition(".")[0]  # not of __name__: the template is started as __main__
 PRELOADED = "PRELOADED"
 """The name by which a module of this package lists what its functions import: it takes a second, and has no threads."""
 ORDER_LIMIT_BYTES = 64 * 1024

@@ -22,6 +22,10 @@ def pid() -> int:
     return os.getpid()
 
 
+def is_imported(module: str) -> bool:
+    return module in sys.modules
+
+
 def sleep(seconds: float) -> float:
     print("good night", flush=True)
     time.sleep(seconds)

@@ -15,6 +15,7 @@ import pytest
 
 from prorl_zmq.errors import GraderFailed
 from prorl_zmq.stages.grading.grader_pool import GraderPool
+from prorl_zmq.stages.handlers.math_answers import right_answer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -132,6 +133,45 @@ def test_function_that_raises(function: Callable[[], float], said: str) -> None:
 )
 def test_result_that_is_no_reward(what: str, returns: Any) -> None:
     assert failure(judges.give, what, returns=returns).reason == "result"
+
+
+def test_what_a_module_of_the_package_needs_is_imported_before_the_fork() -> None:
+    async def use(pool: GraderPool) -> list[bool]:
+        before = await pool.call(judges.is_imported, "math_verify", returns=bool)
+        occupied = [asyncio.create_task(pool.call(judges.sleep, 600.0))]
+        await asyncio.sleep(0)  # so that the next call has a fresh grader
+        assert await pool.call(right_answer, "1/2", "0.5", returns=bool)
+        occupied.append(asyncio.create_task(pool.call(judges.sleep, 600.0)))
+        await asyncio.sleep(0)
+        after = await pool.call(judges.is_imported, "math_verify", returns=bool)
+        for each in occupied:
+            each.cancel()
+        await asyncio.wait(occupied)
+        return [before, after]
+
+    assert pooled(use, processes=3) == [False, True]
+
+
+def test_call_that_is_cancelled_while_its_grader_starts_costs_the_others_nothing() -> None:
+    async def use(pool: GraderPool) -> list[float]:
+        calls = [asyncio.create_task(pool.call(judges.equal, "1", "1")) for _ in range(4)]
+        await asyncio.sleep(0)
+        calls[0].cancel()
+        return await asyncio.gather(*calls[1:])
+
+    assert pooled(use, processes=4) == [1.0] * 3
+
+
+def test_crash_spends_one_process_that_had_answered_and_no_more() -> None:
+    async def use(pool: GraderPool) -> tuple[set[int], set[int]]:
+        before = set(await asyncio.gather(*(pool.call(judges.pid, returns=int) for _ in range(4))))
+        with pytest.raises(GraderFailed):
+            await pool.call(judges.crash)
+        return before, set(await asyncio.gather(*(pool.call(judges.pid, returns=int) for _ in range(3))))
+
+    before, after = pooled(use, processes=4)
+    assert len(before) == 4
+    assert after < before
 
 
 def test_call_that_is_cancelled_leaves_no_process() -> None:
