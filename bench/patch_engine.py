@@ -1,7 +1,8 @@
 """An engine host that knows the answers: `patch_engine.py BACKEND_BROKER ENDPOINT DATA POLICY TURN_S`.
 
 It plays an agent that reads, patches, looks and finishes, on instances of a swe data file, told by their statements.
-The policy says what it patches: `gold` what resolves the issue, `wrong` a comment in the same file, `empty` nothing.
+The policy says what it patches: `gold` what resolves the issue, `wrong` the same and an error behind it that ends all
+tests of that file, `empty` nothing.
 A turn takes as long as a language model's would: log-normal about TURN_S seconds, the same for the same rollout of an
 instance and the same turn, whichever run it is in.
 """
@@ -76,11 +77,8 @@ def turns_of(row: dict[str, Any], policy: str) -> list[NDArray[np.int32]]:
     """Give what the agent says in an episode on one instance."""
     (file, *_) = re.findall(r"^\+\+\+ b/(.*)$", row["patch"], re.MULTILINE)
     test, _, _ = row["FAIL_TO_PASS"][0].partition("::")
-    patches = {
-        "gold": f"git apply <<'END_OF_PATCH'\n{row['patch'].rstrip(chr(10))}\nEND_OF_PATCH",
-        "wrong": f"echo '# nothing to see here' >> {file}",
-        "empty": "true",
-    }
+    gold = f"git apply <<'END_OF_PATCH'\n{row['patch'].rstrip(chr(10))}\nEND_OF_PATCH"
+    patches = {"gold": gold, "wrong": f"{gold}\necho 'raise RuntimeError' >> {file}", "empty": "true"}
     commands = ["git log --oneline | head; ls", f"head -c 4000 {file}", patches[policy]]
     commands += [f"git diff --stat; ls {test}"]
     calls = [("bash", {"command": command}) for command in commands] + [("finish", {"message": "done"})]

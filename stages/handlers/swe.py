@@ -5,8 +5,8 @@
     EVAL    the image anew, on any node; the base, the patch, the tests; graded by the `swebench` package
 
 The reward is 1.0 if the tests say resolved, else 0.0. An empty patch, one that does not apply, tests that hang or that
-take more than a sandbox may: these are the agent's, and earn 0.0, with a note. A sandbox that does not start, or is
-lost, is an infrastructure error.
+take more than a sandbox may: these are the agent's, and earn 0.0, with a note. An image that is not there, a sandbox
+that does not start, and one that is lost, are infrastructure errors.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ import msgspec
 
 from ...errors import HandlerFailed, SandboxFailed, SandboxLimitExceeded
 from ...inference.chat import ChatMessage
+from ...messages import Outcome
 from ...tasks.swe import SweInstance
 from ...tasks.swe_forms import FORMS
 from ...tools.sandbox.specification import Limits, SandboxSpec
 from ...tools.toolbox import Toolbox
 from ...trajectory import Role
-from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
+from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, Failure, InitPhase, RunPhase, failure_of
 from . import swe_repository as repository
 from .swe_report import Report, official_script, r2e_report, report
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ...messages import Job
     from ...tools.execution.command import ExecResult
     from ...tools.sandbox.sandbox import Sandbox
 
@@ -89,11 +91,18 @@ class SweHandler(AgentHandler[SweInstance]):
         sandbox = await _sandbox(phase.create_sandbox, instance, network=instance.network)
         await repository.prepare(sandbox, msgspec.structs.replace(instance, hidden=[]))
         until = started + phase.job.limits.eval_s - GRADING_MARGIN_S
+        left_s = until - time.monotonic()
+        if left_s < min(instance.tests_s, (until - started) / 2):
+            raise SandboxFailed(
+                f"setting up took {time.monotonic() - started:.0f} s of the {phase.job.limits.eval_s:g} s that EVAL "
+                "has (limits.eval_s), and leaves the tests too little",
+                reason="start",
+            )
         try:
-            apply_s = max(1.0, min(APPLY_S, (until - time.monotonic()) / 2))
+            apply_s = min(APPLY_S, left_s / 2)
             if problem := await repository.apply_patch(sandbox, instance, patch, apply_s):
                 return _unresolved({"patch_applied": 0.0}, notes, f"the patch does not apply: {problem}")
-            limit_s = max(1.0, min(instance.tests_s, until - time.monotonic()))
+            limit_s = min(instance.tests_s, until - time.monotonic())
             done = await _run_tests(sandbox, instance, script, limit_s)
         except SandboxLimitExceeded as error:
             return _unresolved({"sandbox_limit_exceeded": 1.0}, notes, error.message)
@@ -102,6 +111,14 @@ class SweHandler(AgentHandler[SweInstance]):
         if done.timed_out:
             return _unresolved({"tests_timed_out": 1.0}, notes, f"the tests did not end within {limit_s:g} s")
         return _evaluation(await self._report(phase, log), instance, notes)
+
+    def init_exception(self, job: Job, error: Exception) -> Failure:  # noqa: ARG002 - the base's signature
+        """An image that is not there says as little of the agent as a sandbox that does not start."""
+        return _failure(error)
+
+    def eval_exception(self, job: Job, error: Exception) -> Failure:  # noqa: ARG002 - the base's signature
+        """See `init_exception`."""
+        return _failure(error)
 
     async def _report(self, phase: EvalPhase[SweInstance], log: str) -> Report:
         instance = phase.instance
@@ -134,8 +151,8 @@ async def _sandbox(
             raise
         try:
             sandbox = await create(msgspec.structs.replace(spec, image=f"{instance.image}.sif"))
-        except SandboxFailed:
-            raise error from None
+        except SandboxFailed as second:
+            raise (error if second.fields.get("reason") == "image" else second) from None
     if sandbox.kind != "apptainer":
         raise HandlerFailed(
             f"swe jobs change files of their image, which sandboxes of kind {sandbox.kind} cannot: start the service "
@@ -157,6 +174,12 @@ async def _run_tests(sandbox: Sandbox, instance: SweInstance, script: str, limit
         output_limit_bytes=LOG_LIMIT_BYTES,
         environment={"HOME": instance.environment.get("HOME", "/tmp")},  # noqa: S108 - the sandbox's own
     )
+
+
+def _failure(error: Exception) -> Failure:
+    if isinstance(error, SandboxFailed) and error.fields.get("reason") == "image":
+        return Failure(Outcome.INFRASTRUCTURE_ERROR, error.info())
+    return failure_of(error)
 
 
 def _columns(instance: SweInstance) -> dict[str, str]:

@@ -31,6 +31,8 @@ PARSE_S = 10.0
 """Most processor time of a parser; the longest output that is kept takes up to 7 s where all of it is tests."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STATUS = re.compile(r"\s*(PASSED|FAILED|ERROR)\b")
+_COUNT = re.compile(r"\bExecuted [1-9]\d* of \d+|\b[1-9]\d* specs?, \d+ failures?\b|\b[1-9]\d* passing\b")
+"""How Karma, Jasmine and Mocha count the tests of a run, at its end."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -38,7 +40,7 @@ class Report(msgspec.Struct, frozen=True):
 
     resolved: bool
     ran: bool
-    """The output has the marks of a run, and a test's status."""
+    """The output has the marks of a run, and a test's status; of a run that names only what fails, the count."""
     fail_to_pass: int = 0
     """How many of them passed."""
     pass_to_pass: int = 0
@@ -91,10 +93,13 @@ def report(instance: dict[str, Any], log: str) -> Report:
     from swebench.harness.grading import get_eval_tests_report, get_resolution_status
 
     statuses, problem = _statuses(instance, log)
+    fails_only = instance["repo"] in FAIL_ONLY_REPOS  # their parsers name no test that passed
+    if not (problem or statuses or (fails_only and _COUNT.search(_between_marks(log)))):
+        problem = "the output of the tests names no test"
     if problem:
         return Report(resolved=False, ran=False, problem=problem)
     gold = {FAIL_TO_PASS: instance["fail_to_pass"], PASS_TO_PASS: instance["pass_to_pass"]}
-    kind = EvalType.FAIL_ONLY if instance["repo"] in FAIL_ONLY_REPOS else EvalType.PASS_AND_FAIL
+    kind = EvalType.FAIL_ONLY if fails_only else EvalType.PASS_AND_FAIL
     found = get_eval_tests_report(statuses, gold, eval_type=kind)
     passed = {each: set(found[each]["success"]) for each in gold}
     missing = sorted(set(gold[FAIL_TO_PASS]) - passed[FAIL_TO_PASS]) + sorted(set(found[PASS_TO_PASS]["failure"]))
@@ -150,7 +155,7 @@ def _plain(name: str) -> str:
 
 
 def _statuses(instance: dict[str, Any], log: str) -> tuple[dict[str, str], str]:
-    """Give status by test, and why there are none."""
+    """Give status by test, and why nothing could be read."""
     from swebench.harness.constants import APPLY_PATCH_FAIL, RESET_FAILED, TESTS_ERROR, TESTS_TIMEOUT
 
     for mark in (APPLY_PATCH_FAIL, RESET_FAILED, TESTS_ERROR, TESTS_TIMEOUT):
@@ -167,9 +172,7 @@ def _statuses(instance: dict[str, Any], log: str) -> tuple[dict[str, str], str]:
             statuses = parse("\n".join(lines), SimpleNamespace(**instance))
         except Exception as error:  # noqa: BLE001 - of a line that a patch printed, which must not spare it its 0
             problem = f"swebench's parser cannot read the output of the tests: {type(error).__name__}: {error}"
-    if statuses is None:
-        return {}, problem
-    return statuses, "" if statuses else "the output of the tests names no test"
+    return ({}, problem) if statuses is None else (statuses, "")
 
 
 def _parser(instance: dict[str, Any]) -> Callable[[str, Any], dict[str, str]]:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -16,16 +16,20 @@ from phases import eval_phase
 
 from prorl_zmq import Job
 from prorl_zmq.errors import HandlerFailed, SandboxFailed
-from prorl_zmq.messages import PhaseLimits, new_id
+from prorl_zmq.messages import Outcome, PhaseLimits, new_id
 from prorl_zmq.stages.agent_loop import Episode
 from prorl_zmq.stages.handler import Evaluation, InitPhase, RunPhase
 from prorl_zmq.stages.handlers.swe import SweHandler
 from prorl_zmq.tasks.swe import SweInstance
 from prorl_zmq.tasks.swe_forms import eval_script
+from prorl_zmq.tools.sandbox.root_image import SIF_MAGIC, SIF_MAGIC_AT
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
 sys.path.append(str(Path(__file__).parent))
 from swe_image import RUN_TESTS, TEST_COMMAND, git, make_image
+
+if TYPE_CHECKING:
+    from prorl_zmq.inference.chat import ChatMessage
 
 pytestmark = pytest.mark.timeout(300)
 MEND = "sed -i 's/[*] 3/* 2/' calculator.py"
@@ -65,9 +69,16 @@ def injected(image: tuple[Path, str], instance: SweInstance) -> SweInstance:
 
 
 def rolled_out(
-    instance: SweInstance, acts: str, folder: Path, images: tuple[Path, ...] | None = None
+    instance: SweInstance,
+    acts: str,
+    folder: Path,
+    images: tuple[Path, ...] | None = None,
+    told: list[ChatMessage] | None = None,
 ) -> tuple[dict[str, Any], str]:
-    """INIT and RUN with an agent that runs `acts` in bash; give what RUN hands on, and what the agent saw."""
+    """INIT and RUN with an agent that runs `acts` in bash; give what RUN hands on, and what the agent saw.
+
+    The messages with which it was asked are added to `told`.
+    """
 
     async def run() -> tuple[dict[str, Any], str]:
         sandboxes = Sandboxes("apptainer", folder / "sandboxes", image_folders=images)
@@ -81,6 +92,8 @@ def rolled_out(
 
         async def converse(messages: Any, tools: Any) -> Episode:
             nonlocal seen
+            if told is not None:
+                told.extend(messages)
             result = await tools[0]({"command": acts}, 60.0)
             seen = result
             return Episode()
@@ -127,25 +140,58 @@ def test_right_patch_resolves_and_a_wrong_one_does_not(
     assert evaluation.notes["failed_tests"] == FAIL_TO_PASS[0]
 
 
+def test_patch_that_mends_one_test_and_breaks_another_resolves_nothing(instance: SweInstance, tmp_path: Path) -> None:
+    evaluation = judged(instance, {"patch": PATCH.replace("number * 2", "4")}, tmp_path)
+    assert (evaluation.reward, evaluation.metrics["fail_to_pass"], evaluation.metrics["pass_to_pass"]) == (0.0, 1, 0)
+    assert evaluation.notes["failed_tests"] == PASS_TO_PASS[0]
+
+
 @pytest.mark.parametrize("form", ["instance", "injected"])
 def test_answer_is_nowhere_in_the_sandbox(form: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     case: SweInstance = request.getfixturevalue(form)
     look = (
         "git log --all --oneline | wc -l; git for-each-ref | wc -l; git remote | wc -l; git reflog | wc -l; "
         "git status --porcelain | wc -l; "
-        "git cat-file --batch-check --batch-all-objects | cut -d' ' -f1 | git cat-file --batch | grep -c '[*] 2'; "
+        "git cat-file --batch-check --batch-all-objects | cut -d' ' -f1 | git cat-file --batch > /tmp/objects; "
+        "grep -c '[*] 3' /tmp/objects; grep -c '[*] 2' /tmp/objects; "
         "grep -rlF '* 2' --include='*.pyc' . | wc -l; "
         "export GIT_DIR=.git/modules/part; git cat-file -p HEAD:part.py | grep -c '[*] 3'; "
         "git cat-file --batch-check --batch-all-objects | cut -d' ' -f1 | git cat-file --batch | grep -c '[*] 2'; "
         "ls .git; cat calculator.py"
     )
     _, seen = rolled_out(case, look, tmp_path)
-    commits, references, remotes, reflog, changed, answers, compiled, *parts, _ = seen.splitlines()[:10]
-    rest = seen.splitlines()[9:]
+    commits, references, remotes, reflog, changed, faults, answers, compiled, *parts, _ = seen.splitlines()[:11]
+    rest = seen.splitlines()[10:]
+    assert faults == "1"
     assert parts == ["1", "0"]
     assert (commits, references, remotes, reflog, changed, answers, compiled) == ("1", "1", "0", "0", "0", "0", "0")
     assert "ORIG_HEAD" not in rest
     assert "    return number * 3" in rest
+
+
+def test_what_judges_the_patch_is_nowhere_in_the_sandbox(instance: SweInstance, tmp_path: Path) -> None:
+    mark = "what-judges-is-here"
+    case = msgspec.structs.replace(
+        instance,
+        fail_to_pass=[*FAIL_TO_PASS, mark],
+        pass_to_pass=[mark],
+        test_patch=mark,
+        eval_script=f"{instance.eval_script}# {mark}\n",
+        expected_output={mark: "PASSED"},
+    )
+    find = (
+        "find() { grep -rlsa '[w]hat-judges-is-here' /testbed /tmp /root /home /var/tmp /dev/shm $HOME | wc -l; "
+        "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | "
+        "grep -ca '[w]hat-judges-is-here'; }; find; "
+        f"echo {mark} > /tmp/control; mark={mark} sleep 9 & find"
+    )
+    told: list[ChatMessage] = []
+    _, seen = rolled_out(case, find, tmp_path, told=told)
+    files, processes, *control = seen.split()
+    assert (files, processes) == ("0", "0")
+    assert all(int(count) >= 1 for count in control[-2:])
+    assert told
+    assert mark not in "".join(message.content or "" for message in told)
 
 
 def test_history_before_the_base_is_kept(image: tuple[Path, str], instance: SweInstance, tmp_path: Path) -> None:
@@ -313,8 +359,26 @@ def test_patch_that_does_not_apply_says_so(instance: SweInstance, tmp_path: Path
 
 
 def test_image_that_is_missing_is_no_reward(instance: SweInstance, tmp_path: Path) -> None:
-    with pytest.raises(SandboxFailed, match="there-is-none"):
+    with pytest.raises(SandboxFailed, match="there-is-none") as caught:
         judged(msgspec.structs.replace(instance, image="there-is-none"), {"patch": PATCH}, tmp_path)
+    assert SweHandler().eval_exception(JOB, caught.value).outcome == Outcome.INFRASTRUCTURE_ERROR
+
+
+def test_sif_file_that_does_not_start_is_said_and_no_reward(instance: SweInstance, tmp_path: Path) -> None:
+    usable("apptainer")
+    images = tmp_path / "images"
+    images.mkdir()
+    (images / "torn.sif").write_bytes(SIF_MAGIC.rjust(SIF_MAGIC_AT + len(SIF_MAGIC), b" ") + b" torn")
+    with pytest.raises(SandboxFailed, match=r"torn\.sif") as caught:
+        judged(msgspec.structs.replace(instance, image="torn"), {"patch": PATCH}, tmp_path, images=(images,))
+    assert SweHandler().eval_exception(JOB, caught.value).outcome == Outcome.INFRASTRUCTURE_ERROR
+
+
+def test_time_that_setting_up_took_is_not_the_patchs_fault(instance: SweInstance, tmp_path: Path) -> None:
+    short = Job(task="swe", instance={}, limits=PhaseLimits(eval_s=15.1))
+    with pytest.raises(SandboxFailed, match=r"limits\.eval_s") as caught:
+        judged(instance, {"patch": PATCH}, tmp_path, short)
+    assert SweHandler().eval_exception(JOB, caught.value).outcome == Outcome.INFRASTRUCTURE_ERROR
 
 
 @pytest.mark.proof

@@ -52,6 +52,32 @@ def test_resolved_is_all_of_both_lists(lines: tuple[str, ...], resolved: bool) -
     assert bool(found.failed) is not resolved
 
 
+GREEN = {
+    "chartjs/Chart.js": "\x1b[32mChrome 124.0.0.0 (Linux x86_64): Executed 8 of 9 (skipped 1) SUCCESS (2.1 secs)",
+    "markedjs/marked": "Started\n........\n\n\n8 specs, 0 failures\nFinished in 0.9 seconds",
+    "processing/p5.js": "  color\n    ✓ is read\n\n  8 passing (2s)",
+}
+FAILED = {
+    "chartjs/Chart.js": "Chrome 124.0.0.0 (Linux x86_64) {} FAILED",
+    "markedjs/marked": "Failures:\n1) {}\n  Message: Expected 1 to be 2.",
+    "processing/p5.js": "  1) {}:\n     AssertionError: expected 1 to equal 2",
+}
+
+
+@pytest.mark.parametrize("repo", GREEN)
+def test_parser_that_names_only_what_fails_takes_a_count_for_the_rest(repo: str) -> None:
+    """Chart.js, marked and p5.js, of SWE-bench Multimodal: of a run without a failure swebench reads nothing."""
+    about = {**ABOUT, "repo": repo, "log_parser": "", "fail_to_pass": ["is red"], "pass_to_pass": ["is blue"]}
+    green = report(about, log(GREEN[repo]))
+    assert (green.resolved, green.ran, green.fail_to_pass, green.pass_to_pass) == (True, True, 1, 1)
+    for test in ("is red", "is blue"):
+        found = report(about, log(FAILED[repo].format(test), GREEN[repo], code=1))
+        assert (found.resolved, found.failed) == (False, [test])
+    for dead in ("Error: Cannot find module 'jasmine'", "Executed 0 of 0 ERROR", "0 specs, 0 failures", "  0 passing"):
+        crashed = report(about, log(dead))
+        assert (crashed.resolved, crashed.ran) == (False, False)
+
+
 def test_log_that_a_patch_printed_itself_resolves_nothing() -> None:
     """It ended badly (a crash, an exit of its own), and yet no test failed."""
     assert report(ABOUT, log("PASSED t.py::a", "PASSED t.py::b", code=3)).resolved is False
