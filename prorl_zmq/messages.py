@@ -41,7 +41,7 @@ METRICS_LIMIT = 512
 NOTES_LIMIT = 16
 """Most notes of one job."""
 NOTE_LIMIT = 16_000
-"""Most characters of one note."""
+"""Most characters of one note, beside what says how many were left out."""
 TIMINGS_LIMIT = 64
 """Most timings of one phase."""
 SEGMENTS_LIMIT = 16_384

@@ -112,7 +112,7 @@ class Evaluation:
     metrics: dict[str, float] = field(default_factory=dict)
     """Added to the trajectory's metrics."""
     notes: dict[str, str] = field(default_factory=dict)
-    """For people, in the trajectory's `result.notes`; each is cut at `NOTE_LIMIT` characters."""
+    """For people, in the trajectory's `result.notes`; of one over `NOTE_LIMIT` characters the middle is left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from ..inference.chat import chat_format
 from ..messages import METRICS_LIMIT, NOTE_LIMIT, Outcome, Phase, PhaseDone, PhaseFailed, new_id
 from ..tools.processes import to_the_end
 from .agent_loop import AgentLoop, Episode
+from .cut_text import cut_text
 from .handler import AgentHandler, Carry, EvalPhase, Evaluation, Failure, InitPhase, RunPhase, failure_of
 
 if TYPE_CHECKING:
@@ -347,11 +348,8 @@ def reward_of(evaluation: Evaluation) -> float:
 
 
 def notes_of(evaluation: Evaluation) -> dict[str, str]:
-    """Give notes as they can be passed on: each cut at its limit."""
-    return {
-        name: note if len(note) <= NOTE_LIMIT else f"{note[:NOTE_LIMIT]} … ({len(note) - NOTE_LIMIT} more characters)"
-        for name, note in evaluation.notes.items()
-    }
+    """Give notes as they can be passed on: of long ones the beginning and the end, which has a judge's verdict."""
+    return {name: cut_text(note, NOTE_LIMIT) for name, note in evaluation.notes.items()}
 
 
 def checked(done: PhaseDone) -> PhaseDone:

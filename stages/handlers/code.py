@@ -131,6 +131,9 @@ class Judge:
     async def _next(self, bench: Bench) -> None:
         number, test = self._waiting.popleft()
         left_s = self._until - asyncio.get_running_loop().time()
+        if left_s <= LEAST_S and not self._verdicts:
+            limit_s = self._phase.job.limits.eval_s
+            raise SandboxFailed(f"EVAL's {limit_s:g} s (limits.eval_s) are no time for tests", reason="start")
         verdict = await bench.run(test, left_s) if left_s > LEAST_S else Verdict(False, "not run", OVER)
         self._verdicts[number] = verdict
         if self._stops and not verdict.passed:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from ...errors import SandboxFailed, SandboxLimitExceeded
 from ...tools.sandbox.sandbox import CHECK_ENVIRONMENT
 from ...tools.sandbox.specification import Limits, SandboxSpec
+from ..cut_text import cut_text
 from .code_output import same_result, same_text
 from .code_seccomp import childless_program
 from .code_source import needed_imports
@@ -176,11 +177,8 @@ class Bench:
 
 
 def shown(text: str) -> str:
-    """Give a text in short, for people: its beginning and its end."""
-    if len(text) <= SHOWN_CHARACTERS:
-        return text
-    half = SHOWN_CHARACTERS // 2
-    return f"{text[:half]}\n… ({len(text) - 2 * half} more characters) …\n{text[-half:]}"
+    """Give a text in short, for people."""
+    return cut_text(text, SHOWN_CHARACTERS)
 
 
 def _header(result: ExecResult) -> str:

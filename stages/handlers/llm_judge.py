@@ -25,6 +25,7 @@ import msgspec
 
 from ...errors import ConfigError, EngineFailed, GraderFailed, JudgeUnreachable
 from ...inference.http.connections import Connections
+from ..cut_text import cut_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,9 +137,9 @@ class LlmJudge:
         system = SYSTEM.format(word=word)
         user = USER.format(
             word=word,
-            problem=_shortened(problem, PROBLEM_LIMIT),
-            truth=_shortened(truth, TRUTH_LIMIT),
-            answer=harmless(_shortened(answer, ANSWER_LIMIT)),
+            problem=cut_text(problem, PROBLEM_LIMIT),
+            truth=cut_text(truth, TRUTH_LIMIT),
+            answer=harmless(cut_text(answer, ANSWER_LIMIT)),
         )
         body = msgspec.json.encode(
             {
@@ -244,10 +245,3 @@ def harmless(answer: str) -> str:
     """Take from an answer what could be read as a tag or as a mark of a chat template, which some servers obey."""
     seen = "".join(one if one in "\n\t" or unicodedata.category(one) not in UNSEEN else " " for one in answer)
     return _IN_MARK.sub(" ", seen)
-
-
-def _shortened(text: str, limit: int) -> str:
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]}\n… ({len(text) - 2 * half} characters left out) …\n{text[-half:]}"

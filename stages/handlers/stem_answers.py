@@ -160,13 +160,15 @@ def _same_choice(truth: str, answer: str, choices: Sequence[str], *, in_box: boo
 
 
 def _chosen(text: str, choices: Sequence[str]) -> str | None:
-    """Give the letter of the choice that a text names, by its text or its letter."""
+    """Give the letter of the choice that a text names: the letter that was asked for, or the choice's own text."""
+    bare = unwrapped(text).strip("().:* ").upper()
+    if len(bare) == 1 and 0 <= ord(bare) - ord("A") < len(choices):
+        return bare  # also where it is another choice's text, as in A, B, AB, O
     for at, each in enumerate(normal(each) for each in choices):
         if compact(each) == compact(text) or (_words(each) and _words(each) == _words(text)):
             return chr(ord("A") + at)
     if named := choice(text):
         return named[0]
-    bare = unwrapped(text).strip("().:* ").upper()
     return bare if len(bare) == 1 and "A" <= bare <= "J" else None
 
 

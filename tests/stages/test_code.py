@@ -76,12 +76,15 @@ def evaluated(folder: Path, answers: dict[str, tuple[CodeInstance, str]], kind: 
 # Hostile answers ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def got(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    usable("bubblewrap")
-    answers = {cheat.name: (FUNCTION if cheat.calls else PROGRAM, cheat.source) for cheat in CHEATS}
-    assert len(answers) == len(CHEATS)
-    return evaluated(tmp_path_factory.mktemp("cheats"), answers)
+@pytest.fixture(scope="module", params=["bubblewrap", pytest.param("apptainer", marks=pytest.mark.proof)])
+def got(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    kind: str = request.param
+    usable(kind)
+    image = str(root_filesystem()) if kind == "apptainer" else ""
+    program, function = (msgspec.structs.replace(each, image=image) for each in (PROGRAM, FUNCTION))
+    answers = {cheat.name: (function if cheat.calls else program, cheat.source) for cheat in CHEATS}
+    assert len(answers) == len(CHEATS) >= 30
+    return evaluated(tmp_path_factory.mktemp("cheats"), answers, kind)
 
 
 @pytest.mark.xdist_group("hostile answers")
@@ -254,7 +257,7 @@ def test_tests_for_which_eval_has_no_time_have_not_passed(tmp_path: Path) -> Non
         sandboxes = Sandboxes("bubblewrap", tmp_path / "sandboxes")
         job = Job(task="code", instance={}, limits=PhaseLimits(eval_s=4.0))
         instance = msgspec.structs.replace(PROGRAM, reward="fraction")
-        source = "n = int(input())\nwhile n == 2: pass\nprint(n * n + 1)"
+        source = "import time\nn = int(input())\nif n == 2: time.sleep(60)\nprint(n * n + 1)"
         async with eval_phase(job, instance, {"source": source}, sandboxes) as phase:
             evaluation = await CodeHandler().eval(phase)
         sandboxes.close()
@@ -263,6 +266,20 @@ def test_tests_for_which_eval_has_no_time_have_not_passed(tmp_path: Path) -> Non
     evaluation = asyncio.run(run())
     assert evaluation.reward == 0.0
     assert evaluation.notes["first_failure"].startswith("test 1: time limit\n")
+
+
+def test_eval_without_time_for_tests_is_no_fault_of_the_answer(tmp_path: Path) -> None:
+    usable("bubblewrap")
+    job = Job(task="code", instance={}, limits=PhaseLimits(eval_s=2.0))
+
+    async def run() -> None:
+        sandboxes = Sandboxes("bubblewrap", tmp_path / "sandboxes")
+        async with eval_phase(job, PROGRAM, {"source": RIGHT_LINE}, sandboxes) as phase:
+            with pytest.raises(SandboxFailed, match=r"limits\.eval_s"):
+                await CodeHandler().eval(phase)
+        sandboxes.close()
+
+    asyncio.run(run())
 
 
 # What is taken as an answer -------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 
 from prorl_zmq.errors import GraderFailed, JudgeUnreachable
-from prorl_zmq.stages.handler import failure_of
+from prorl_zmq.messages import NOTE_LIMIT
+from prorl_zmq.stages.handler import Evaluation, failure_of
 from prorl_zmq.stages.handlers.llm_judge import (
     ANSWER_LIMIT,
     REPLY_LIMIT_BYTES,
@@ -19,6 +20,7 @@ from prorl_zmq.stages.handlers.llm_judge import (
     judge_of,
     read_verdict,
 )
+from prorl_zmq.stages.phase_runner import notes_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,7 +31,9 @@ KEY = "secret-judge-key"
 ANSWER = "The nucleus."
 
 
-def asked(handler: Handler, answer: str = ANSWER, path: str = "", **options: Any) -> Judgement:
+def asked(
+    handler: Handler, answer: str = ANSWER, path: str = "", problem: str = "Where is the DNA?", **options: Any
+) -> Judgement:
     """Ask a server that answers so."""
 
     async def main() -> Judgement:
@@ -41,7 +45,7 @@ def asked(handler: Handler, answer: str = ANSWER, path: str = "", **options: Any
         host, port = runner.addresses[0][:2]
         judge = LlmJudge(f"http://{host}:{port}{path}", "judge-1", KEY, **options)
         try:
-            return await judge.judge("Where is the DNA?", "In the nucleus", answer)
+            return await judge.judge(problem, "In the nucleus", answer)
         finally:
             await judge.close()
             await judge.close()
@@ -81,6 +85,16 @@ def test_a_verdict(reply: str, correct: bool, path: str) -> None:
     assert all(text in user for text in ("Where is the DNA?", "In the nucleus", ANSWER))
     assert judgement.notes() == {"judge_model": "judge-1", "judge_prompt": judgement.prompt, "judge_verdict": reply}
     assert KEY not in judgement.prompt
+
+
+def test_long_questions_and_replies_keep_the_answer_and_the_verdict() -> None:
+    handler, _ = says("<think>" + "so " * 10_000 + "</think>\nIt is the same.\nVERDICT: CORRECT")
+    judgement = asked(handler, problem="Where is the DNA? " * 5_000)
+    notes = notes_of(Evaluation(1.0, {}, judgement.notes()))
+    assert all(len(note) < NOTE_LIMIT + 96 for note in notes.values())
+    assert notes["judge_verdict"].endswith("VERDICT: CORRECT")
+    assert f"\n{ANSWER}\n" in notes["judge_prompt"]
+    assert notes["judge_prompt"].startswith("You grade")
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,13 @@ NUMBERS = [
 """Ground truth, content of the box, what rules say of it."""
 
 METALS = ("Iron", "Copper", "Gold", "5 m/s")
+GROUPS = ("B", "AB", "O", "A")
 CHOICES = [
+    ("A", "\\boxed{A}", GROUPS, "right"),
+    ("A", "\\boxed{D}", GROUPS, "wrong"),
+    ("A", "\\boxed{B}", GROUPS, "wrong"),
+    ("B", "\\boxed{AB}", GROUPS, "right"),
+    ("O", "\\boxed{C}", GROUPS, "right"),
     ("B", "\\boxed{B}", METALS, "right"),
     ("B", "\\boxed{(B)}", METALS, "right"),
     ("B", "\\boxed{b}", METALS, "right"),

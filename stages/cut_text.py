@@ -1,0 +1,11 @@
+"""Long texts for people and models: the beginning and the end say more than the middle."""
+
+from __future__ import annotations
+
+
+def cut_text(text: str, limit: int) -> str:
+    """Give a text; of one with more characters than `limit`, its beginning and its end, and how many lie between."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n… ({len(text) - 2 * half} characters left out) …\n{text[-half:]}"
