@@ -64,7 +64,9 @@ DURATION = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(?:s|sec|secs|second|seconds)?\.?\s
 
 
 def _deepcoder(record: Record) -> Any:
-    if not isinstance(record.get("tests"), str) and record.keys() <= NATIVE_FIELDS:
+    tests = record.get("tests")
+    plain = isinstance(tests, list) and all(isinstance(each, Mapping) and each.keys() <= TEST_FIELDS for each in tests)
+    if plain and record.keys() <= NATIVE_FIELDS:
         return NATIVE.convert(record)
     found = _found(parsed_json(record, "tests"), "tests", _function(record))
     return _instance(record, "tests", found, filled(record, "problem"), time_s=DEEPCODER_TIME_S)
@@ -153,6 +155,7 @@ def _native(record: Record) -> msgspec.Struct:
 GENERIC = native("code", CodeInstance)
 NATIVE = dataclasses.replace(GENERIC, convert=_native)
 NATIVE_FIELDS = frozenset(CodeInstance.__struct_fields__)
+TEST_FIELDS = frozenset(CodeTest.__struct_fields__)
 FORMS: tuple[Form, ...] = (
     Form(
         "livecodebench",

@@ -92,7 +92,7 @@ def load_rows(
         try:
             if isinstance(record, InvalidRecord):
                 raise record
-            yield _row(number, record, considered, options or {})
+            yield _row(number, record, considered, task, form, options or {})
         except InvalidRecord as error:
             yield InvalidRecord(f"{path.name}, line {number}: {error.message}", **{**error.fields, "line": number})
     if empty:
@@ -118,25 +118,37 @@ def chosen(forms: Iterable[Form], task: str, name: str) -> tuple[Form, ...]:
     return kept
 
 
-def _row(number: int, record: Record, forms: Sequence[Form], options: Mapping[str, Any]) -> Row:
+def _row(
+    number: int, record: Record, forms: Sequence[Form], task: str, form_name: str, options: Mapping[str, Any]
+) -> Row:
     name = next((str(record[column]) for column in NAMES if record.get(column) not in (None, "")), str(number))
     if {"task", "instance"} <= record.keys():
-        try:
-            job = msgspec.convert(dict(record), Job)
-        except msgspec.ValidationError as error:
-            raise InvalidRecord(f"it is no job: {error}", field="instance") from error
-        return Row(number, name, JOB_FORM, job)
-    form = recognise(record, forms)
+        return Row(number, name, JOB_FORM, _whole_job(record, task, form_name, options))
+    form = None
     try:
+        form = recognise(record, forms)
         with long_integers():
             instance: dict[str, Any] = msgspec.to_builtins(form.convert(record))
     except InvalidRecord:
         raise
     except Exception as error:  # of a form that somebody else wrote
-        raise InvalidRecord(f"form {form.name} raised {type(error).__name__}: {error}") from error
+        name = form.name if form is not None else "of some name"
+        raise InvalidRecord(f"form {name} raised {type(error).__name__}: {error}") from error
     job = Job(task=form.task, instance={**instance, **options}, limits=form.limits or PhaseLimits())
     try:
         msgspec.msgpack.encode(job)
     except (UnicodeError, OverflowError, ValueError, RecursionError) as error:
         raise InvalidRecord(f"it cannot be sent: {error}") from error
     return Row(number, name, form.name, job)
+
+
+def _whole_job(record: Record, task: str, form_name: str, options: Mapping[str, Any]) -> Job:
+    try:
+        job = msgspec.convert(dict(record), Job)
+    except msgspec.ValidationError as error:
+        raise InvalidRecord(f"it is no job: {error}", field="instance") from error
+    if form_name:
+        raise InvalidRecord(f"it is a whole job, not of the form {form_name}", field="instance")
+    if task not in ("", job.task):
+        raise InvalidRecord(f"it is a job of task {job.task}, not of {task}", field="task")
+    return msgspec.structs.replace(job, instance={**job.instance, **options})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Literal
 
 import msgspec
@@ -28,6 +29,8 @@ class MathInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `image_folders`; empty: the service's default."""
 
 
+_MESSAGES = re.compile(r"\s*\[\s*\{")
+"""How a list of messages begins that is written as JSON; an interval begins with a bracket, too."""
 DAPO_OPENING = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
     "$Answer (without quotes) where $Answer is the answer to the problem."
@@ -58,7 +61,7 @@ def chat_problem(record: Record) -> str:
         InvalidRecord: it is neither, or empty.
     """
     value = record.get("prompt")
-    if isinstance(value, str) and not value.lstrip().startswith("["):
+    if isinstance(value, str) and not _MESSAGES.match(value):
         return filled(record, "prompt")
     messages = parsed_json(record, "prompt")
     try:

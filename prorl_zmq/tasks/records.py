@@ -7,6 +7,7 @@ read as a whole.
 from __future__ import annotations
 
 import csv
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
 
     from .form import Record
 
+_LINE_END = re.compile(r"\r\n?|\n")
 CSV_FIELD_LIMIT = 16 * 2**20
 BATCH_ROWS = 64
 """Rows of parquet at once: one of a competition's problems may have 100 MB of tests."""
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Record | InvalidRecord]]:
-    """Give the rows of a file with their numbers, from 1; a row that cannot be read as the error that says why.
+    """Give the rows of a file with their lines, from 1; of parquet, and of a list, with their numbers.
+
+    A row that cannot be read comes as the error that says why.
 
     Args:
         path: `.parquet`; `.csv` with a line of names; or `.jsonl` (`.json`, `.ndjson`): one JSON object per line, blank
@@ -78,7 +82,9 @@ def _csv(path: Path) -> Iterator[tuple[int, Record | InvalidRecord]]:
     csv.field_size_limit(CSV_FIELD_LIMIT)
     with path.open(encoding="utf-8-sig", newline="") as lines:
         try:
-            for number, row in enumerate(csv.DictReader(lines, strict=True), start=1):
+            rows = csv.DictReader(lines, strict=True)
+            for row in rows:
+                number = rows.line_num - sum(len(_LINE_END.findall(str(value))) for value in row.values())
                 if None in row or None in row.values():
                     yield number, InvalidRecord("it has not as many fields as the first line has names", line=number)
                 else:

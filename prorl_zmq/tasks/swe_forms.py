@@ -236,7 +236,7 @@ def _generic(record: Record) -> SweInstance:
 
 
 def _is_of_swe_gym(record: Record) -> bool:
-    return record["repo"] in SWE_GYM_REPOSITORIES and "environment_setup_commit" not in record
+    return str(record["repo"]) in SWE_GYM_REPOSITORIES and "environment_setup_commit" not in record
 
 
 def _form(

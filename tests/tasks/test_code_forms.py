@@ -65,6 +65,14 @@ def test_row_is_recognised_by_its_columns(example: Example) -> None:
     assert recognise(example.row, FORMS).name == example.form
 
 
+@pytest.mark.parametrize(
+    "tests", [[{"input": "1 2", "output": "3", "type": "stdin_stdout"}], {"inputs": ["1 2"], "outputs": ["3"]}]
+)
+def test_tests_of_deepcoder_may_be_plain_data(tests: Any) -> None:
+    assert converted({"problem": "Add.", "tests": tests}).tests == [CodeTest("1 2", "3")]
+    assert converted({"problem": "Add.", "tests": [{"input": "1 2", "output": "3"}], "time_s": 2.5}).time_s == 2.5
+
+
 def test_limits_on_time_are_those_of_the_row() -> None:
     assert converted(code_contests()).time_s == 7.5  # 1.5 s of a judge, for Python
     assert converted(code_contests(time_limit=None)).time_s == 6.0

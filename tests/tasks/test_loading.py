@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from code_rows import EXAMPLES
 from pyarrow import parquet
 
 from prorl_zmq.errors import ConfigError, InvalidRecord
@@ -16,11 +17,26 @@ from prorl_zmq.tasks.form import Form
 from prorl_zmq.tasks.loading import Row, load_jobs, load_rows
 
 sys.path.append(str(Path(__file__).parent))
-from swe_rows import R2E, SWE_BENCH, SWE_SMITH
+import test_math_forms
+import test_stem_forms
+from swe_rows import GENERIC, MYPY, R2E, SWE_BENCH, SWE_GYM, SWE_SMITH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+ROWS: list[tuple[str, str, dict[str, Any]]] = [
+    ("swe", "swe-bench", SWE_BENCH),
+    ("swe", "swe-gym", SWE_GYM),
+    ("swe", "mypy", MYPY),
+    ("swe", "swe-smith", SWE_SMITH),
+    ("swe", "r2e-gym", R2E),
+    ("swe", "generic", GENERIC),
+    *(("code", each.name, each.row) for each in EXAMPLES),
+    *(("math", name, row) for name, row, _ in test_math_forms.ROWS),
+    *(("stem", name, row) for name, row, _ in test_stem_forms.ROWS),
+    ("stem", "gpqa", test_stem_forms.GPQA),
+]
+"""Rows of all forms: task, name and row."""
 JOB = {"task": "echo", "instance": {"word": "hello"}, "group_id": "g"}
 
 
@@ -49,7 +65,20 @@ def test_rows_of_several_forms_may_be_in_one_file(tmp_path: Path) -> None:
     assert rows[3].job.group_id == "g"
 
 
-def test_parquet_gives_what_json_lines_give(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("task", "row"), [pytest.param(task, row, id=f"{task}-{name}") for task, name, row in ROWS])
+def test_parquet_gives_what_json_lines_give(task: str, row: dict[str, Any], tmp_path: Path) -> None:
+    rows = [row, row]
+    from_lines = facts(written(tmp_path, *rows), task)
+    assert [number for number, *_ in from_lines] == [1, 2]
+    assert facts(as_parquet(tmp_path, rows), task) == from_lines
+
+
+def facts(path: Path, task: str) -> list[tuple[int, str, str, dict[str, Any]]]:
+    rows = [row for row in load_rows(path, task=task) if isinstance(row, Row)]
+    return [(row.number, row.form, row.name, row.job.instance) for row in rows]
+
+
+def test_lists_of_several_lengths_in_one_parquet_column_stay_apart(tmp_path: Path) -> None:
     rows = [SWE_SMITH, {**SWE_SMITH, "instance_id": "another", "FAIL_TO_PASS": ["a.py::b", "c.py::d"]}]
     instances = [job.instance for job in load_jobs(as_parquet(tmp_path, rows))]
     assert instances == [job.instance for job in load_jobs(written(tmp_path, *rows))]
@@ -145,6 +174,6 @@ def test_csv_has_rows_of_texts(tmp_path: Path) -> None:
     first, few, many = load_rows(path)
     assert isinstance(first, Row)
     assert (first.job.instance["problem"], first.job.instance["ground_truth"]) == ("What is 1 + 1,\nplease?", "2")
-    for error, line in ((few, 2), (many, 3)):
+    for error, line in ((few, 4), (many, 5)):
         assert isinstance(error, InvalidRecord)
         assert error.line == line

@@ -42,6 +42,7 @@ ROWS: list[tuple[str, dict[str, Any], MathInstance]] = [
         DAPO | {"prompt": '[{"role": "user", "content": "6 · 7?"}]', "reward_model": '{"ground_truth": 42}'},
         MathInstance("6 · 7?", "42"),
     ),
+    ("dapo", DAPO | {"prompt": "[0, 1] is how long?"}, MathInstance("[0, 1] is how long?", "42")),
     ("hendrycks", HENDRYCKS, MathInstance("Solve it.", "\\frac{1}{\\sqrt{2}}")),
     ("math-500", MATH_500, MathInstance("Convert the point.", "\\left( 3, \\frac{\\pi}{2} \\right)")),
     ("aime", {"id": 60, "problem": "Find n.", "answer": 204, "year": "2024"}, MathInstance("Find n.", "204")),
