@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from ..evaluation.service import OwnService
     from ..evaluation.summary import Counting, Summary
 
+SLOTS = 8
+"""Rollouts at a time in each stage of this run's own service, unless told otherwise."""
 SHOWN_MESSAGE = 120
 SHOWN_FAILURES = 8
 """Reasons in the table at the end; the reports have all."""
@@ -127,7 +129,7 @@ def evaluate(
     python: Annotated[
         str, typer.Option(metavar="PATH", help="vllm: the interpreter of the environment that has it. [default: ours]")
     ] = "",
-    slots: Annotated[int, typer.Option(min=1, max=10_000, help="Rollouts at a time, per stage.")] = 8,
+    slots: Annotated[int, typer.Option(min=1, max=10_000, help="Rollouts at a time, per stage.")] = SLOTS,
     sandbox: Annotated[
         SandboxKind | None,
         typer.Option(
@@ -189,10 +191,12 @@ def evaluate(
     data_sha256 = checksum(file)
     counting = Counting(_ks(k, samples), threshold, price_in, price_cached, price_out)
     running = connect is not None or config is not None
-    if running and (engine is not None or model or url or python or arguments or sandbox is not None or image):
+    of_an_engine = (engine, model, url, python, tokenizer, tool_calls, arguments, api != "auto")
+    if running and any((*of_an_engine, slots != SLOTS, sandbox, image, image_folder)):
         raise ConfigError(
-            "--connect and --config name a service that has its engines and sandboxes; --engine, --model, --url, "
-            "--python, --sandbox, --image and flags behind -- are for a service of this run's own"
+            "--connect and --config name a service that has its engines, stages and sandboxes; --engine, --model, "
+            "--url, --api, --python, --tokenizer, --tool-calls, --slots, --sandbox, --image, --image-folder and flags "
+            "behind -- are for a service of this run's own"
         )
     engine = engine or ("http" if url else "embedded")
     backend = BackendSettings(
@@ -310,11 +314,12 @@ class _Display:
         return ", ".join(parts) or "at work"
 
     def _count(self, sample: Sample) -> None:
-        from ..evaluation.summary import counts, is_solved
+        from ..evaluation.run_folder import is_solved
+        from ..evaluation.summary import counts
 
         self._counted += counts(sample)
         self._errors += not counts(sample)
-        self._solved += is_solved(sample, self._threshold)
+        self._solved += is_solved(sample.result, self._threshold)
 
 
 def summary_tables(summary: Summary) -> Group:

@@ -90,6 +90,8 @@ def make_swe(
     orders, recipe_seed = _orders(projects or [], recipe, instances, require or [], tests or [])
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"there is no folder {out.absolute().parent} for {out.name}", key="out")
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder; name a file, such as {out / 'swe.jsonl'}", key="out")
     settings = Settings(
         seed=recipe_seed if seed is None else seed, base=base, jobs=jobs, most_failing=most_failing, limit_s=limit
     )
@@ -105,7 +107,10 @@ def make_swe(
         console(stderr=True).print(_table(made))
     found = sum(len(each.instances) for each in made)
     if found:
-        write_atomically(out, encode(made))
+        try:
+            write_atomically(out, encode(made))
+        except OSError as error:
+            raise ConfigError(f"{out}: {error.strerror}; what was made is kept in {parts}", key="out") from error
         print(out)
         folder = f" --image-folder {images}" if images is not None else ""
         console(stderr=True).print(f"next: prorl eval {escape(str(out))} --sandbox apptainer{escape(folder)}")

@@ -113,14 +113,18 @@ def images_of(
 ) -> None:
     """List the images that the swe rows of a file need, and whether they are there; --build makes the missing ones.
 
-    The exit code is 1 if any is missing at the end.
+    The exit code is 1 if any is missing at the end, or if a row is wrong.
     """
     store = image_store(images)
     needed: dict[str, str] = {}
-    for _, problem, row in _checked(file, "swe", form):
-        if not problem and row is not None and (name := row.job.instance.get("image")):
+    wrong = 0
+    for _, problem, row in _checked(file, "", form):
+        wrong += bool(problem)
+        if row is not None and row.job.task == "swe" and (name := row.job.instance.get("image")):
             needed.setdefault(str(name), str(row.job.instance.get("image_source", "")))
-    if not needed:
+    if wrong:
+        print(f"{wrong} rows are wrong, and their images are left out: prorl tasks validate {file}")
+    if not needed and not wrong:
         raise ConfigError(f"{file} has no rows of the swe task", key="file")
     table = Table(title=f"images of {one_line(str(file))}", title_justify="left")
     for column in ("image", "state", "source"):
@@ -138,7 +142,7 @@ def images_of(
         missing += state.startswith("missing")
         table.add_row(Text(one_line(name)), Text(state), Text(one_line(source)))
     console().print(table)
-    if missing:
+    if missing or wrong:
         raise typer.Exit(1)
 
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, MultipleLocator, NullLocator
 
 from ..logs import one_line
-from .summary import is_solved
+from .run_folder import is_solved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,7 +145,7 @@ def _tokens(samples: Sequence[Sample], threshold: float) -> str:
     for sample in samples:
         tokens = sample.result.metrics.get("generated_tokens")
         if tokens is not None:
-            (solved if is_solved(sample, threshold) else others).append(tokens)
+            (solved if is_solved(sample.result, threshold) else others).append(tokens)
     if not solved and not others:
         return ""
     with mpl.rc_context({**STYLE, "svg.hashsalt": "tokens"}):

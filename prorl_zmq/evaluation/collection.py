@@ -8,6 +8,7 @@ is read: they may come from anywhere.
 from __future__ import annotations
 
 import zipfile
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,9 @@ import msgspec
 import numpy as np
 
 from ..errors import ConfigError
-from ..messages import Outcome, Result
+from ..messages import Result
 from ..trajectory import Role, TokenArrays
-from .run_folder import ARRAYS, PLAN, RESULTS, TRAJECTORIES, read_plan, read_samples
+from .run_folder import ARRAYS, PLAN, RESULTS, TRAJECTORIES, is_solved, read_plan, read_samples
 from .transcript import Transcript, make_transcript
 
 if TYPE_CHECKING:
@@ -34,6 +35,18 @@ DTYPES = {
     "weight_versions": np.int32,
     "turns": np.int32,
 }
+DAMAGES = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What numpy raises of a file that is no archive of arrays, or a damaged one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +68,7 @@ class Rollout:
     @property
     def solved(self) -> bool:
         """It has the full reward, which is 1 by custom."""
-        return self.result.outcome == Outcome.COMPLETED and (self.result.reward or 0.0) >= 1.0
+        return is_solved(self.result)
 
 
 class Collection:
@@ -149,7 +162,7 @@ def read_arrays(file: Path) -> TokenArrays:
         # Opened here: of a file that is no archive, numpy leaves its own open.
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as data:
             arrays = TokenArrays(**{name: data[name] for name in ARRAYS})
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except DAMAGES as error:
         raise ConfigError(f"{file} is damaged: {error}", key="folder") from error
     tokens = len(arrays.token_ids) if arrays.token_ids.ndim == 1 else -1
     shapes = dict.fromkeys(ARRAYS, (tokens,)) | {"turns": (len(arrays.turns) if arrays.turns.ndim else 0, 3)}

@@ -74,7 +74,7 @@ def pass_estimate(tallies: Sequence[Tally], k: int) -> Estimate | None:
     if not used:
         return None
     values = [pass_at_k(tally.samples, tally.solved, k) for tally in used]
-    if k == 1 and all(tally.samples == 1 for tally in used):
+    if k == 1 and len(used) > 1 and all(tally.samples == 1 for tally in used):
         return _wilson(sum(tally.solved for tally in used), len(used))
     return _clustered_share(values, sum(tally.samples for tally in used))
 

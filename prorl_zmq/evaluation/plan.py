@@ -28,7 +28,7 @@ _JOB_ID = re.compile(r"(?P<run>[0-9a-f]+)-(?P<problem>[0-9]{1,9})-(?P<sample>[0-
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What results depend on. A field's metadata is the name of its option; None: the data file or the default says."""
+    """What results depend on. None: the data file or the default says."""
 
     data_sha256: str
     """Of the data file."""

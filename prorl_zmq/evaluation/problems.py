@@ -53,7 +53,7 @@ def load_problems(
     """Read the problems of a data file.
 
     Args:
-        path: jsonl or parquet.
+        path: as of `load_jobs`.
         forms: those that a row may have, the most special ones first.
         form: the name of the one that all rows have; empty: each row is looked at.
         task: only forms of this task; empty: of any.

@@ -24,8 +24,9 @@ import msgspec
 import numpy as np
 
 from ..errors import ConfigError
-from ..messages import Outcome, Result
+from ..messages import Outcome, Phase, Result
 from .plan import FORMAT, Place, Plan, differences, place_of
+from .service import sweep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,10 +51,21 @@ TASKS_FAULTS = frozenset({"handler_failed", "invalid_job", "sandbox_failed", "un
 """Errors of `failed` rollouts that the task's code, its instance or its image made, and not the model."""
 
 
+ROUNDING = 1e-9
+"""By how much a reward may miss the threshold: a sum of fractions may come out a little below 1."""
+
+
 def says_nothing(result: Result) -> bool:
     """Tell whether a result says nothing about the model: such a rollout is run again when the evaluation goes on."""
-    faulty = result.outcome == Outcome.FAILED and result.error is not None and result.error.code in TASKS_FAULTS
-    return faulty or result.outcome in AGAIN
+    error = result.error
+    faulty = result.outcome == Outcome.FAILED and error is not None and error.code in TASKS_FAULTS
+    unbegun = result.outcome == Outcome.TIMEOUT and error is not None and error.fields.get("phase") == Phase.INIT
+    return faulty or unbegun or result.outcome in AGAIN
+
+
+def is_solved(result: Result, threshold: float = 1.0) -> bool:
+    """Tell whether a rollout solved its problem: with the full reward, which is 1 by custom, or so much."""
+    return result.outcome == Outcome.COMPLETED and result.reward is not None and result.reward >= threshold - ROUNDING
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -134,7 +146,7 @@ class RunFolder:
             np.savez(place / f"{sample.job_id}.npz", **{name: getattr(trajectory, name) for name in ARRAYS})
             (place / f"{sample.job_id}.json").write_bytes(msgspec.json.encode(transcript))
             assert self._results is not None, "the folder is not open"
-            _write_all(self._results, msgspec.json.encode(sample) + b"\n")
+            _append(self._results, msgspec.json.encode(sample) + b"\n")
         except OSError as error:
             raise ConfigError(f"{self.path}: {error.strerror}", key="out") from error
         self._note(sample)
@@ -238,6 +250,7 @@ class RunFolder:
             number += 1
             place = self.path / EARLIER / f"{name}-{number}"
         place.mkdir(parents=True)
+        sweep(self.path / SERVICE)  # of an evaluation that was killed
         for name in (RESULTS, TRAJECTORIES, SUMMARY, REPORT_MD, REPORT_HTML, SERVICE, PLAN):  # the plan last
             with contextlib.suppress(FileNotFoundError):
                 (self.path / name).rename(place / name)
@@ -342,8 +355,13 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _write_all(descriptor: int, content: bytes) -> None:
-    """Write all of it: a full disk may take a part first."""
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
+def _append(descriptor: int, line: bytes) -> None:
+    """Write a whole line, or nothing: of a disk that is full a part may be taken first."""
+    before = os.fstat(descriptor).st_size
+    view = memoryview(line)
+    try:
+        while view:
+            view = view[os.write(descriptor, view) :]
+    except OSError:
+        os.ftruncate(descriptor, before)
+        raise

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..messages import Outcome
 from .passes import Estimate, Tally, mean_estimate, pass_estimate
-from .run_folder import says_nothing
+from .run_folder import is_solved, says_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,8 +30,6 @@ STAYS = ("init_queue", "init", "run_queue", "run", "eval_queue", "eval")
 """Where a rollout's time goes, one after the other."""
 WITHIN_RUN = ("engine", "chat")
 """Parts of `run`, with `tool.NAME`."""
-ROUNDING = 1e-9
-"""By how much a reward may miss the threshold: a sum of fractions may come out a little below 1."""
 SHOWN_MESSAGE = 300
 """Characters of an error's message in the table of failures."""
 
@@ -207,12 +205,6 @@ def summarise(plan: Plan, samples: Sequence[Sample], counting: Counting) -> Summ
     )
 
 
-def is_solved(sample: Sample, threshold: float) -> bool:
-    """Tell whether a rollout solved its problem."""
-    result = sample.result
-    return result.outcome == Outcome.COMPLETED and result.reward is not None and result.reward >= threshold - ROUNDING
-
-
 def counts(sample: Sample) -> bool:
     """Tell whether a rollout says something about the model."""
     return not says_nothing(sample.result)
@@ -263,7 +255,7 @@ def _problem_row(samples: Sequence[Sample], counting: Counting) -> ProblemRow:
         task=first.result.task,
         form=first.form,
         samples=len(counted),
-        solved=sum(is_solved(sample, counting.threshold) for sample in counted),
+        solved=sum(is_solved(sample.result, counting.threshold) for sample in counted),
         infrastructure_errors=len(samples) - len(counted),
         reward=float(np.mean(rewards)) if rewards else None,
         prompt_tokens=prompt,
@@ -336,7 +328,7 @@ def _times(samples: Sequence[Sample]) -> tuple[Spread, ...]:
 def _failures(samples: Sequence[Sample], threshold: float) -> tuple[FailureRow, ...]:
     groups: defaultdict[tuple[str, str, str], list[Sample]] = defaultdict(list)
     for sample in samples:
-        if not is_solved(sample, threshold):
+        if not is_solved(sample.result, threshold):
             result = sample.result
             if result.error is None:
                 groups[str(result.outcome), "", result.stop_reason].append(sample)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -11,15 +13,19 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from aiohttp import web
+from chat_families import FAMILIES, make_tokenizer
 from vllm_python import START_LIMIT_S, environment, tiny_models, vllm_python
 from vllm_server import ON_CPU, SMALL
 
 from prorl_zmq import RolloutClient
 from prorl_zmq.service.child import ChildService
+
+from ..inference.http.conftest import FakeServer, Speech
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -170,9 +176,10 @@ def test_a_service_that_runs_already_keeps_what_an_evaluation_that_was_killed_ga
             assert done.returncode == 0, done.stderr
             assert len(job_ids(out)) == len(set(job_ids(out))) == PROBLEMS * SAMPLES
             assert sum(client.status().outcomes.values()) == PROBLEMS * SAMPLES
-            refused = evaluate(*arguments, "--engine", "embedded")
-    assert refused.returncode == 2
-    assert "--connect and --config name a service that has its engines" in refused.stderr
+            for ours in (("--engine", "embedded"), ("--tokenizer", "here"), ("--slots", "3"), ("--image-folder", "/i")):
+                refused = evaluate(*arguments, *ours)
+                assert refused.returncode == 2, ours
+                assert "--connect and --config name a service that has its engines" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -219,6 +226,51 @@ def test_a_service_that_is_not_there_is_said_soon(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"no reply from {door} within" in done.stderr
     assert "is the service running?" in done.stderr
+
+
+def test_a_model_behind_a_server_that_runs_already_is_evaluated(tmp_path: Path) -> None:
+    """It answers every other problem right, in the tokens of the model that it says it serves."""
+    model, out, speech = tmp_path / "model", tmp_path / "run", Speech("vllm")
+    tokenizer = make_tokenizer(FAMILIES["chatml"])
+    tokenizer.save_pretrained(model)
+
+    def generate(body: Any) -> web.Response:
+        asked = re.search(r"What is (\d+) \+ 1", tokenizer.decode(speech.prompt(body)))
+        if asked is None:
+            return speech.good(body)
+        number = int(asked[1])
+        said = f"\\boxed{{{number + 1 - number % 2}}}<|im_end|>"
+        ids = tokenizer.encode(said, add_special_tokens=False)
+        return web.json_response(speech.answer(ids, [-0.5] * len(ids), "stop"))
+
+    async def evaluated() -> subprocess.CompletedProcess[str]:
+        server = FakeServer()
+        card = {"id": "tiny", "root": str(model), "max_model_len": 2048}
+        server.handlers |= {speech.path: generate, "/v1/models": lambda _: web.json_response({"data": [card]})}
+        await server.start()
+        try:
+            arguments = ("--out", str(out), "--engine", "http", "--url", server.url, "--samples", "2")
+            flags = ("--max-tokens", "64", "--sandbox", "process")
+            return await asyncio.to_thread(evaluate, str(data_file(tmp_path, 4)), *arguments, *flags)
+        finally:
+            await server.stop()
+
+    done = asyncio.run(evaluated())
+    assert done.returncode == 0, done.stdout + done.stderr
+    samples = [json.loads(line) for line in lines(out)]
+    assert len(samples) == 4 * 2
+    for sample in samples:
+        result = sample["result"]
+        assert (sample["model"], result["outcome"], result["backend"]) == (str(model), "completed", "engine-0")
+        assert result["reward"] == float(sample["problem"] in ("1", "3")), sample
+        transcript = json.loads((out / "trajectories" / f"{result['job_id']}.json").read_text())
+        assert "\\boxed{" in "".join(transcript["tokens"])
+    summary = json.loads((out / "summary.json").read_text())
+    assert [(row["k"], row["estimate"]["value"]) for row in summary["passes"]] == [(1, 0.5), (2, 0.5)]
+    assert summary["models"] == [str(model)]
+    assert f"{model};" in (out / "report.html").read_text()
+    settings = json.loads((out / "plan.json").read_text())["settings"]
+    assert (settings["engine"], len(settings["urls"])) == ("http", 1)
 
 
 @pytest.mark.vllm

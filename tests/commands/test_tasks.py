@@ -8,13 +8,24 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
+
+from prorl_zmq.commands.app import run_program
+from prorl_zmq.commands.tasks import commands
+from prorl_zmq.errors import ConfigError, ProrlError, SandboxFailed, SandboxUnavailable
+from prorl_zmq.tools.images.image_store import ImageStore
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
-from swe_rows import GENERIC, SWE_BENCH
+from swe_rows import GENERIC, R2E, SWE_BENCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+BENCH_IMAGE = "sweb.eval.x86_64.psf_1776_requests-2317"
+R2E_IMAGE = "aiohttp_final-f0d74880deec8fcd982bce639c93c5e130d41654"
+SOURCES = {BENCH_IMAGE: f"docker://swebench/{BENCH_IMAGE}", R2E_IMAGE: f"docker://{R2E['docker_image']}", "mine": ""}
 
 
 def prorl(*arguments: object) -> tuple[int, str, str]:
@@ -74,6 +85,17 @@ def test_what_is_wrong_is_said_by_line(data: Callable[..., Path]) -> None:
     assert "\x1b" not in out
 
 
+def test_what_is_wrong_in_parquet_is_said_by_row(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    rows = [SWE_BENCH, {**SWE_BENCH, "instance_id": "psf__requests-1", "FAIL_TO_PASS": "[]"}]
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    code, out, _ = prorl("validate", path)
+    assert code == 1
+    (line,) = [line for line in out.splitlines() if line.startswith("line ")]
+    assert line.startswith("line 2: ")
+    assert "FAIL_TO_PASS" in line
+
+
 def test_many_wrong_rows_are_cut(data: Callable[..., Path]) -> None:
     path = data(*({"a": 1} for _ in range(50)))
     assert prorl("validate", path)[1].count("\nline ") + 1 == 20
@@ -93,3 +115,62 @@ def test_images_that_are_missing_are_listed_with_their_source(data: Callable[...
     assert "docker://swebench/sweb.eval.x86_64.psf_1776_requests-2317" in out
     assert out.count("│ missing") == 2
     assert prorl("images", data({"problem": "1", "answer": "1"}))[0] == 2
+
+
+def test_rows_that_are_wrong_do_not_vanish_from_the_list_of_images(data: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "images" / "mine").mkdir(parents=True)
+    wrong = {**SWE_BENCH, "base_commit": "no commit"}
+    code, out, _ = prorl("images", data(GENERIC, wrong, wrong), "--images", tmp_path / "images")
+    assert (code, "2 rows are wrong" in out) == (1, True)
+
+
+def states(out: str) -> dict[str, tuple[str, str]]:
+    """Give state and source of each image in the table."""
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in out.splitlines() if line.startswith("│")]
+    return {name: (state, source) for name, state, source in rows}
+
+
+def test_missing_images_are_built_from_their_sources_if_that_is_asked(
+    data: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[Path, str, str]] = []
+    monkeypatch.setattr(ImageStore, "build", lambda store, source, name: asked.append((store.root, source, name)))
+    store = tmp_path / "images"
+    arguments = ["images", str(data(SWE_BENCH, R2E, SWE_BENCH)), "--images", str(store)]
+    assert run_program("prorl tasks", commands, arguments) == 1
+    assert asked == []
+    capsys.readouterr()
+    assert run_program("prorl tasks", commands, [*arguments, "--build"]) == 0
+    assert asked == [(store, SOURCES[name], name) for name in (R2E_IMAGE, BENCH_IMAGE)]
+    assert states(capsys.readouterr().out) == {name: ("built", SOURCES[name]) for name in (R2E_IMAGE, BENCH_IMAGE)}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SandboxFailed("the disk is full"),
+        SandboxUnavailable("the disk is full", kind="apptainer"),
+        ConfigError("the disk is full", key="source"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_image_that_cannot_be_built_is_missing_for_a_reason_and_the_others_are_built(
+    error: ProrlError,
+    data: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def build(store: ImageStore, source: str, name: str) -> None:
+        del store, source
+        if name == R2E_IMAGE:
+            raise error
+
+    monkeypatch.setattr(ImageStore, "build", build)
+    arguments = ["images", str(data(SWE_BENCH, R2E, GENERIC)), "--images", str(tmp_path / "images"), "--build"]
+    assert run_program("prorl tasks", commands, arguments) == 1
+    assert states(capsys.readouterr().out) == {
+        R2E_IMAGE: ("missing: the disk is full", SOURCES[R2E_IMAGE]),
+        "mine": ("missing", SOURCES["mine"]),
+        BENCH_IMAGE: ("built", SOURCES[BENCH_IMAGE]),
+    }

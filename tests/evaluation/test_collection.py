@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -136,6 +137,12 @@ def test_damaged_arrays_are_said(tmp_path: Path) -> None:
         np.savez(file, **wrong)
         with pytest.raises(ConfigError):
             read_arrays(file)
-    file.write_bytes(b"PK\x03\x04 torn")
-    with pytest.raises(ConfigError, match="is damaged"):
-        read_arrays(file)
+    np.savez_compressed(file, **good)
+    flipped = bytearray(file.read_bytes())
+    flipped[60:70] = bytes(10)
+    single = io.BytesIO()
+    np.save(single, good["token_ids"])
+    for content in (b"PK\x03\x04 torn", b"", bytes(flipped), single.getvalue()):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match="is damaged"):
+            read_arrays(file)

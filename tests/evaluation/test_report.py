@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -96,6 +97,62 @@ def test_the_page_is_one_file_with_all_charts_and_tables(reports: dict[str, str]
     ):
         assert part in text
     assert "errors as failures" in text
+
+
+@pytest.mark.parametrize("name", [REPORT_MD, REPORT_HTML])
+def test_each_figure_is_in_its_own_cell(name: str) -> None:
+    plan = made_plan(4, 2)
+    engine_s = iter((1.0, 2.0, 4.0, 7.0, 11.0, 16.0, 22.0, 29.0))
+    ends: list[dict[str, Any]] = [
+        {},
+        {"outcome": Outcome.INFRASTRUCTURE_ERROR, "code": "sandbox_failed", "message": "no disk"},
+        {},
+        {"reward": 0.25, "stop_reason": "max_turns"},
+        {"reward": 0.0, "stop_reason": "max_turns"},
+        {"reward": 0.0, "stop_reason": "max_turns"},
+        {"outcome": Outcome.TIMEOUT, "code": "phase_timeout"},
+        {},
+    ]
+    samples = [
+        made_sample(plan, index // 2, index % 2, timings={"init": 1.0, "run": 40.0, "engine": next(engine_s)}, **end)
+        for index, end in enumerate(ends)
+    ]
+    counting = Counting((1, 2), price_in=1000.0, price_cached=500.0, price_out=3000.0)
+    text = reports_of(plan, summarise(plan, samples, counting), samples, "run")[name]
+    rows = cells_of_page(text) if name == REPORT_HTML else cells_of_markdown(text)
+    for row in (
+        ["pass@1", "50.0%", "10.4% to 89.6%", "4"],
+        ["pass@2", "66.7%", "4.4% to 98.9%", "3"],
+        ["pass@1, errors as failures", "37.5%", "7.6% to 81.3%", "4"],
+        ["mean reward", "0.531", "0.000 to 1.000", "4"],
+        ["not solved: max_turns", "3", "37.5%", samples[3].job_id, ""],
+        ["infrastructure error: sandbox_failed", "1", "12.5%", samples[1].job_id, "no disk"],
+        ["run", "40 s", "40 s", "40 s", "320 s", "97.6%"],
+        ["engine", "9 s", "26.5 s", "11.5 s", "92 s", "28.0%"],
+        ["generated_tokens", "50", "50", "50", "100", "400"],
+        ["math", "4", "8", "1", "50.0%", "10.4% to 89.6%", "66.7%", "0.531", "50", "41 s"],
+        ["problem-1", "2", "1 of 2", "0.625", "200", "80", "100", "41 s", "0.46"],
+    ):
+        assert row in rows
+    assert "1.84 in all, 0.46 per problem, 0.613 per solved rollout" in text
+    if name == REPORT_HTML:
+        figures = [re.findall(r">([^<]+)<", line) for line in text.splitlines() if 'class="figure"' in line]
+        assert figures[:3] == [
+            ["pass@1", "50.0%", "10.4% to 89.6%"],
+            ["pass@2", "66.7%", "4.4% to 98.9%"],
+            ["mean reward", "0.531", "0.000 to 1.000"],
+        ]
+        assert figures[-1] == ["cost", "1.84", "0.46 per problem"]
+
+
+def cells_of_page(text: str) -> list[list[str]]:
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)]
+    return [[re.sub(r"<[^>]+>", "", cell).strip() for cell in row] for row in rows]
+
+
+def cells_of_markdown(text: str) -> list[list[str]]:
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return [[re.sub(r"[\\`]|– ", "", cell).strip() for cell in row] for row in rows]
 
 
 def test_charts_take_the_pages_colours(reports: dict[str, str]) -> None:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import pytest
 
-from prorl_zmq.errors import ConfigError
+from prorl_zmq.errors import ConfigError, ErrorInfo
 from prorl_zmq.evaluation.plan import Place
-from prorl_zmq.evaluation.run_folder import RESULTS, RunFolder, read_plan, read_samples, repair
+from prorl_zmq.evaluation.run_folder import RESULTS, SERVICE, RunFolder, read_plan, read_samples, repair
+from prorl_zmq.evaluation.service import PREFIX, RUN_DIR
 from prorl_zmq.evaluation.transcript import make_transcript
 from prorl_zmq.messages import Outcome
 
 from .conftest import made_plan, made_sample, made_trajectory
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from prorl_zmq.evaluation.run_folder import Sample
 
 HOLD = """
@@ -64,6 +67,37 @@ def test_what_says_nothing_of_the_model_is_run_again_and_the_newest_counts(tmp_p
         assert folder.missing() == []
     with RunFolder(tmp_path, plan) as folder:
         assert [sample.place.trial for sample in folder.samples] == [1]
+
+
+@pytest.mark.parametrize(("phase", "again"), [("init", True), ("run", False)])
+def test_a_sandbox_that_took_too_long_says_nothing_of_the_model(tmp_path: Path, phase: str, again: bool) -> None:
+    plan = made_plan(1, 1)
+    sample = made_sample(plan, 0, outcome=Outcome.TIMEOUT)
+    error = ErrorInfo("phase_timeout", "too long", {"phase": phase})
+    with RunFolder(tmp_path, plan) as folder:
+        add(folder, msgspec.structs.replace(sample, result=msgspec.structs.replace(sample.result, error=error)))
+        assert bool(folder.missing()) is again
+
+
+def test_a_disk_that_is_full_for_a_while_leaves_no_part_of_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = made_plan(3, 1)
+
+    def write(descriptor: int, content: bytes) -> int:
+        if room:
+            return written(descriptor, content[: room.pop()])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    written, room = os.write, [20]
+    with RunFolder(tmp_path, plan) as folder:
+        add(folder, made_sample(plan, 0))
+        with monkeypatch.context() as full:
+            full.setattr(os, "write", write)
+            with pytest.raises(ConfigError, match="No space left"):
+                add(folder, made_sample(plan, 1))
+        add(folder, made_sample(plan, 2))
+    assert [sample.place.problem for sample in read_samples(tmp_path / RESULTS)] == [0, 2]
 
 
 @pytest.mark.parametrize("torn", [b'{"problem": "p', b"\0" * 512, b"\0" * 512 + b"\n", b"{"])
@@ -143,8 +177,11 @@ def test_another_plan_is_refused_with_what_differs_and_fresh_puts_the_old_one_as
     for part in ("--samples was 8 and is 4", "--temperature was not given and is 0.5", "problems were 3 and are 2"):
         assert part in refused.value.message
     assert "--fresh" in refused.value.message
+    killed = Path(tempfile.mkdtemp(prefix=PREFIX))  # what the evaluation's service had, when it was killed
+    (tmp_path / SERVICE / RUN_DIR).write_text(str(killed))
     with RunFolder(tmp_path, other, fresh=True) as folder:
         assert len(folder.missing()) == 8
+    assert not killed.exists()
     assert len(read_samples(tmp_path / "earlier" / plan.run_id / RESULTS)) == 1
     with RunFolder(tmp_path, other, fresh=True):  # a second one of the same name has a place too
         pass

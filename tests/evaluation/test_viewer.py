@@ -14,6 +14,7 @@ from prorl_zmq.evaluation.collection import open_collection
 from prorl_zmq.evaluation.display import (
     PAGE_TOKENS,
     SCALE,
+    TOKEN_HEADERS,
     clean,
     head,
     notes_text,
@@ -104,6 +105,37 @@ def test_a_rollout_is_opened_looked_through_and_left(tmp_path: Path) -> None:
         assert viewer.screen.query_one(DataTable).cursor_row == 1
 
     drive(tmp_path, body)
+
+
+def test_tokens_and_reward_are_shown_as_they_were_recorded(tmp_path: Path) -> None:
+    write_run(tmp_path, problems=1, samples=1, rewards=(0.25,))
+    collection = open_collection(tmp_path)
+    rollout = collection.rollouts[0]
+    rows = [[str(cell) for cell in row] for row in token_rows(collection.transcript(rollout), 0)]
+    shown = {row[0]: dict(zip(TOKEN_HEADERS, row, strict=True)) for row in rows}
+    assert shown["21"] == {"#": "21", "token": "What", "id": "498", "mask": "", "log-prob": "", "version": ""}
+    assert shown["34"] == {
+        "#": "34",
+        "token": "The·answer·is·",
+        "id": "507",
+        "mask": "generated",
+        "log-prob": "-3.0000",
+        "version": "3",
+    }
+    assert shown["35"]["log-prob"] == "-1.5050"
+    assert str(head(rollout)).splitlines() == [
+        f"job {rollout.job_id}, task math, problem-0",
+        "completed, reward 0.25, stopped by done, 37 tokens, 1 turns of the model, 8.000 s, model tiny",
+    ]
+
+    async def body(pilot: Pilot[None], viewer: Viewer) -> None:
+        await pilot.pause()
+        table = viewer.screen.query_one("#token-table", DataTable)
+        assert [str(column.label) for column in table.ordered_columns] == list(TOKEN_HEADERS)
+        assert [str(cell) for cell in table.get_row_at(34)] == list(shown["34"].values())
+        assert "completed, reward 0.25, " in text_of(viewer, "#head")
+
+    drive(tmp_path, body, "problem-0")
 
 
 def test_long_rollouts_have_pages_of_tokens(tmp_path: Path) -> None:

@@ -28,6 +28,26 @@ if TYPE_CHECKING:
     from prorl_zmq.tools.images.image_store import ImageStore
 
 TIMEOUT_S = 300.0
+OPENED = "import os\n\n\ndef test_opening():\n    os.environ['SHOP'] = 'open'\n"
+UNRELIABLE = """import os
+import tempfile
+from pathlib import Path
+
+
+def test_that_needs_an_earlier_file():
+    assert "SHOP" in os.environ
+
+
+def test_that_fails_in_every_fourth_run():
+    with Path(tempfile.gettempdir(), "runs").open("a+") as runs:
+        runs.write("x")
+        assert runs.tell() % 4
+"""
+UNRELIABLE_TESTS = {
+    "tests/test_unreliable.py::test_that_needs_an_earlier_file",
+    "tests/test_unreliable.py::test_that_fails_in_every_fourth_run",
+}
+"""Tests that pass in one run: the first fails in the other order, the second once the bug was there twice and fixed."""
 
 
 def command(*arguments: str) -> int:
@@ -59,6 +79,8 @@ def test_a_project_becomes_verified_instances(
     store: ImageStore, tmp_path: Path, write_project: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     project = write_project(tmp_path / "shop")
+    (project / "tests" / "test_opening.py").write_text(OPENED)
+    (project / "tests/test_unreliable.py").write_text(UNRELIABLE)
     records = with_network(capsys, lambda: made_by_command(store, tmp_path / "one.jsonl", project, "--jobs", "1"))
     assert len({record["instance_id"] for record in records}) == 2
     assert len({record["patch"] for record in records}) == 2
@@ -82,6 +104,7 @@ def check_content(record: dict[str, Any]) -> None:
     assert record["FAIL_TO_PASS"]
     assert not set(record["FAIL_TO_PASS"]) & set(record["PASS_TO_PASS"])
     assert not any("a_space" in name for name in (*record["FAIL_TO_PASS"], *record["PASS_TO_PASS"]))
+    assert not UNRELIABLE_TESTS & {*record["FAIL_TO_PASS"], *record["PASS_TO_PASS"]}
     changed = [
         line[1:].strip() for line in record["patch"].splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")
     ]
@@ -106,6 +129,7 @@ async def check_by_running(store: ImageStore, record: dict[str, Any], tmp_path: 
     finally:
         await sandbox.close()
         sandboxes.close()
+    assert bugged.passed >= UNRELIABLE_TESTS
     assert bugged.failing(bugged.statuses) == set(record["FAIL_TO_PASS"])
     assert set(record["PASS_TO_PASS"]) <= bugged.passed
     assert {*record["FAIL_TO_PASS"], *record["PASS_TO_PASS"]} <= fixed.passed
@@ -181,6 +205,7 @@ def test_without_apptainer_it_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--recipe", "swe-mini", "--require", "x"], "a recipe says both itself"),
         (["a", "a"], "named twice"),
         (["a", "--out", "/nowhere/a.jsonl"], "there is no folder /nowhere"),
+        (["a", "--out", "/tmp"], "--out /tmp is a folder; name a file, such as /tmp/swe.jsonl"),
         (["a", "--jobs", "0"], "--jobs"),
     ],
 )
