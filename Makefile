@@ -35,7 +35,7 @@ test: $(VENV)/.test
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadgroup -m 'not vllm and not proof' $(PYTEST_ARGS) || test $$? = 5
 
 proof: $(VENV)/.bench
-	$(BIN)/pytest -n 2 -m proof $(PYTEST_ARGS) || test $$? = 5
+	$(BIN)/pytest -n 2 --dist loadgroup -m proof $(PYTEST_ARGS) || test $$? = 5
 	$(BIN)/pytest -m vllm $(PYTEST_ARGS) || test $$? = 5
 
 vllm: $(VLLM)/.ready

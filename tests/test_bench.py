@@ -118,3 +118,17 @@ def test_the_page_is_written_from_the_reports():
     assert "## none: nothing" in done.stdout
     assert "| rate | 1,234 1/s | peer | 0.5× | MISSED: 1× |" in done.stdout
     assert "Machine: cpu, 2 cores" in done.stdout
+
+
+def test_no_figure_of_the_readmes_was_typed_by_hand():
+    script = (
+        "import json, run_all\n"
+        "files = [run_all.RESULTS / f'{name}.json' for name in run_all.BENCHES]\n"
+        "reports = [json.loads(file.read_text()) for file in files if file.exists()]\n"
+        "projects = (run_all.FOLDER.parent / 'README.md').read_text(encoding='utf-8')\n"
+        "print(json.dumps([run_all.page(reports), run_all.with_figures(projects, reports)]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=BENCH, capture_output=True, text=True, check=True)
+    page, projects = json.loads(done.stdout)
+    assert page == (BENCH / "README.md").read_text(encoding="utf-8")
+    assert projects == (BENCH.parent / "README.md").read_text(encoding="utf-8")

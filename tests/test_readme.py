@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -13,21 +14,26 @@ import sys
 import tempfile
 import tomllib
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp import web
+from chat_families import FAMILIES, make_tokenizer
 from needed import usable
-from readme import ENGINE_COMMANDS, MAKE_SWE_COMMANDS, TRAIN_COMMAND, blocks
+from readme import ENGINE_COMMANDS, MAKE_SWE_COMMANDS, README, TRAIN_COMMAND, blocks
 from rootfs import tiny_root_filesystem
 
 from prorl_zmq import Job, RolloutClient, Sampling
+
+from .inference.http.conftest import FakeServer, Speech
 
 sys.path.append(str(Path(__file__).parent / "tasks"))
 from swe_rows import SWE_BENCH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.xdist_group("one service for the README")
 PROGRAMS = ("prorl", "prorl-stage", "prorl-engine")
@@ -38,6 +44,13 @@ SERVED_BY_CI = ("make demo", "make test", "make vllm")
 def command_lines() -> list[str]:
     lines = [line.partition("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith(("pip install", *SERVED_BY_CI))]
+
+
+def test_every_extra_that_pip_is_told_to_install_is_offered() -> None:
+    named = re.findall(r"pip install '?[\w.-]+\[([^\]]+)\]", README)
+    assert len(named) >= 4
+    offered = metadata("prorl-zmq").get_all("Provides-Extra") or []
+    assert {extra.strip() for extras in named for extra in extras.split(",")} <= set(offered)
 
 
 @pytest.fixture(scope="module")
@@ -275,17 +288,43 @@ def test_task_of_ones_own(folder: Path) -> None:
     (installed / "entry_points.txt").write_text(
         f"[{group[0]}]\n" + "".join(f"{name} = {place}\n" for name, place in group[1].items())
     )
-    (site / "data.jsonl").write_text('{"document": "to be or not to be", "term": "be"}\n')
+    rows = [json.dumps({"document": "to be or not to be", "term": term}) for term in ("be", "not")]
+    (site / "data.jsonl").write_text("\n".join(rows))
     path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}
-    evaluate = "prorl eval data.jsonl --samples 2 --out run --max-tokens 16"
-    for line, said in (("prorl tasks validate data.jsonl", "documents"), (evaluate, "pass@1")):
-        with started(line, site, environment) as process:
-            out, err = process.communicate(timeout=100)
-        assert process.returncode == 0, out + err
-        assert said in out
-    results = [json.loads(line) for line in (site / "run" / "results.jsonl").read_text().splitlines()]
-    assert len(results) == 2
+
+    def use(url: str) -> None:
+        evaluate = f"prorl eval data.jsonl --samples 2 --out run --max-tokens 128 --url {url}"
+        for line, said in (("prorl tasks validate data.jsonl", "documents"), (evaluate, "pass@1")):
+            with started(line, site, environment) as process:
+                out, err = process.communicate(timeout=100)
+            assert process.returncode == 0, out + err
+            assert said in out
+
+    asyncio.run(beside_a_server_that_finishes_with("2", site / "model", use))
+    samples = [json.loads(line) for line in (site / "run" / "results.jsonl").read_text().splitlines()]
+    assert [sample["result"]["notes"] for sample in samples] == [{"answer": "2"}] * 4
+    assert sorted((sample["line"], sample["result"]["reward"]) for sample in samples) == [(1, 1.0)] * 2 + [(2, 0.0)] * 2
+
+
+async def beside_a_server_that_finishes_with(message: str, model: Path, use: Callable[[str], None]) -> None:
+    """Call a function, given the URL of a server whose model only ever calls finish with a message."""
+    tokenizer, speech, server = make_tokenizer(FAMILIES["chatml"]), Speech("vllm"), FakeServer()
+    tokenizer.save_pretrained(model)
+    call = json.dumps({"name": "finish", "arguments": {"message": message}})
+    said = tokenizer.encode(f"<tool_call>\n{call}\n</tool_call><|im_end|>", add_special_tokens=False)
+
+    def generate(body: Any) -> web.Response:
+        ids = said[: speech.max_tokens(body)]
+        return web.json_response(speech.answer(ids, [-0.5] * len(ids), "stop" if ids == said else "length"))
+
+    card = {"id": "finisher", "root": str(model), "max_model_len": 4096}
+    server.handlers |= {speech.path: generate, "/v1/models": lambda _: web.json_response({"data": [card]})}
+    await server.start()
+    try:
+        await asyncio.to_thread(use, server.url)
+    finally:
+        await server.stop()
 
 
 @pytest.mark.proof

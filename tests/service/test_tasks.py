@@ -1,4 +1,7 @@
-"""Rows of all tasks through a whole service, in Apptainer sandboxes, by a policy that knows right and wrong answers."""
+"""Rows of all tasks through a whole service, in Apptainer sandboxes, by a policy that knows right and wrong answers.
+
+EVAL is on a node of its own, which has nothing of the one where INIT and RUN are but the images.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,19 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import contextmanager
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from needed import usable
 from rootfs import root_filesystem
 
-from prorl_zmq import RolloutClient
+from prorl_zmq import EpisodeLimits, RolloutClient
 from prorl_zmq.messages import Outcome
 from prorl_zmq.processes import die_with_parent
 from prorl_zmq.service.child import ChildService
@@ -30,9 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WAIT_S = 240.0
+STAGE = ("-m", "prorl_zmq.cli", "prorl-stage")
 TOPOLOGY = """\
 backends = []
-stage = [{{role = "init"}}, {{role = "run"}}, {{role = "eval"}}]
+stage = [{{role = "init"}}, {{role = "run"}}]
 
 [sandbox]
 kind = "apptainer"
@@ -56,10 +63,17 @@ def programming(question: str, tests: dict[str, Any], starter_code: str = "") ->
     }
 
 
+def words(question: str) -> dict[str, Any]:
+    """A whole job, of which rules decide nothing."""
+    return {"task": "stem", "instance": {"problem": question, "ground_truth": "It scatters.", "kind": "text"}}
+
+
 def solution(source: str) -> list[Any]:
     return [["bash", {"command": f"cat > /workspace/solution.py <<'END'\n{source}\nEND"}], FINISH]
 
 
+EDIT = {"old_str": "* 3", "new_str": "* 2"}
+JUDGED = "because it scatters"
 CASES: dict[str, tuple[dict[str, Any], list[Any], float]] = {
     "math-right": (
         {"problem": "math-right: 3/8?", "answer": "\\frac{3}{8}", "tools": []},
@@ -82,20 +96,40 @@ CASES: dict[str, tuple[dict[str, Any], list[Any], float]] = {
         ["\\boxed{1500 km}"],
         0.0,
     ),
+    "stem-words": (
+        words("stem-words: blue?"),
+        [f"\\boxed{{\\text{{{JUDGED}}}}}"],
+        1.0,
+    ),
+    "stem-other-words": (
+        words("stem-other-words: blue?"),
+        ["\\boxed{\\text{it is painted}}"],
+        0.0,
+    ),
     "code-right": (
-        programming("code-right", CODE_TESTS),
+        programming("code-right:", CODE_TESTS),
         solution("print(sum(map(int, input().split())))"),
         1.0,
     ),
-    "code-wrong": (programming("code-wrong", CODE_TESTS), solution("print(3)"), 0.0),
+    "code-wrong": (programming("code-wrong:", CODE_TESTS), solution("print(3)"), 0.0),
     "code-function": (
-        programming("code-function", FUNCTION_TESTS, "def add(a, b):"),
+        programming("code-function:", FUNCTION_TESTS, "def add(a, b):"),
         solution("def add(a, b):\n    return a + b"),
         1.0,
     ),
     "swe-right": (
         {"problem_statement": "swe-right: double(2) is 6"},
         [["bash", {"command": "cat calculator.py; sed -i 's/[*] 3/* 2/' calculator.py"}], FINISH],
+        1.0,
+    ),
+    "swe-editor": (
+        {"problem_statement": "swe-editor: double(2) is 6"},
+        [["str_replace_editor", {"command": "str_replace", "path": "/testbed/calculator.py", **EDIT}], FINISH],
+        1.0,
+    ),
+    "swe-turns": (
+        {"problem_statement": "swe-turns: double(2) is 6"},
+        [["bash", {"command": "sed -i 's/[*] 3/* 2/' calculator.py"}], *[["bash", {"command": "ls"}]] * 3],
         1.0,
     ),
     "swe-wrong": (
@@ -105,6 +139,36 @@ CASES: dict[str, tuple[dict[str, Any], list[Any], float]] = {
     ),
 }
 """Row, what the policy says, reward."""
+LIMITS = {"swe-turns": EpisodeLimits(max_turns=2)}
+
+
+class Judge(BaseHTTPRequestHandler):
+    """An OpenAI-style endpoint that takes one answer for right."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        *_, question = asked["messages"]
+        verdict = "CORRECT" if JUDGED in question["content"].partition("STUDENT'S ANSWER")[2] else "INCORRECT"
+        reply = {"choices": [{"message": {"role": "assistant", "content": f"I think.\nVERDICT: {verdict}"}}]}
+        body = json.dumps(reply).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def judging() -> Iterator[dict[str, str]]:
+    """Serve the judge; give the settings that name it."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield {"PRORL_JUDGE_URL": f"http://127.0.0.1:{server.server_port}", "PRORL_JUDGE_MODEL": "judge-1"}
+        finally:
+            server.shutdown()
 
 
 @contextmanager
@@ -112,23 +176,35 @@ def serving(folder: Path, images: Path) -> Iterator[RolloutClient]:
     topology = TOPOLOGY.format(image=json.dumps(str(root_filesystem())), folders=json.dumps([str(images)]))
     service = ChildService(folder, topology)
     speeches = folder / "speeches.json"
-    speeches.write_text(json.dumps({name: turns for name, (_, turns, _) in CASES.items()}))
+    speeches.write_text(json.dumps({f"{name}:": turns for name, (_, turns, _) in CASES.items()}))
     engine = str(Path(__file__).with_name("knowing_engine.py"))
-    with service, (folder / "engine.log").open("wb") as log:
-        places = (f"ipc://{service.run_dir}/backend_broker", f"ipc://{folder}/engine")
-        process = subprocess.Popen(
-            [sys.executable, engine, *places, str(speeches)],
-            stdout=log,
-            stderr=log,
-            preexec_fn=partial(die_with_parent, os.getpid()),
-        )
-        try:
-            with RolloutClient(service.front_door, timeout_s=60) as client:
-                service.wait_ready(client)
-                yield client
-        finally:
-            process.terminate()
-            process.wait(20)
+    broker = f"ipc://{service.run_dir}/stage_events"
+    elsewhere = ["--node", "elsewhere", "--run-dir", str(folder / "elsewhere"), "--connect", broker]
+    sandboxes = ["--sandbox", "apptainer", "--image", str(root_filesystem()), "--image-folder", str(images)]
+    with (
+        service,
+        judging() as judge,
+        beside([engine, f"ipc://{service.run_dir}/backend_broker", f"ipc://{folder}/engine", str(speeches)], {}),
+        beside([*STAGE, "--role", "eval", *elsewhere, *sandboxes], judge),
+        RolloutClient(service.front_door, timeout_s=60) as client,
+    ):
+        service.wait_ready(client)
+        yield client
+
+
+@contextmanager
+def beside(arguments: list[str], environment: dict[str, str]) -> Iterator[None]:
+    """Run a program of Python's while the context does."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", *arguments],
+        env={**os.environ, **environment},
+        preexec_fn=partial(die_with_parent, os.getpid()),
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 @pytest.mark.timeout(300)
@@ -153,9 +229,17 @@ def test_right_answers_are_paid_for_and_wrong_ones_are_not(tmp_path: Path) -> No
             more = {"instance_id": name, **instance} if name.startswith("swe") else {}
             file.write(json.dumps({**row, **more}) + "\n")
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder, serving(Path(folder), tmp_path) as client:
-        asked = dict(zip(client.submit(load_jobs(data, forms=known_forms())), CASES, strict=True))
+        jobs = zip(CASES, load_jobs(data, forms=known_forms()), strict=True)
+        limited = [msgspec.structs.replace(job, episode=LIMITS.get(name, job.episode)) for name, job in jobs]
+        asked = dict(zip(client.submit(limited), CASES, strict=True))
         done = {asked[one.job_id]: one for one in client.stream(timeout_s=WAIT_S)}
     found = {name: (one.outcome, one.reward, one.error) for name, one in done.items()}
     assert found == {name: (Outcome.COMPLETED, reward, None) for name, (_, _, reward) in CASES.items()}
     assert CLEAN.splitlines()[-1].strip() in done["swe-right"].result.notes["patch"]
+    assert done["swe-turns"].result.stop_reason == "max_turns"
+    for name, verdict in (("stem-words", "CORRECT"), ("stem-other-words", "INCORRECT")):
+        notes = done[name].result.notes
+        assert (done[name].result.metrics["judged"], notes["judge_model"]) == (1.0, "judge-1")
+        assert notes["judge_verdict"].endswith(f"VERDICT: {verdict}")
+        assert "It scatters." in notes["judge_prompt"]
     assert done["math-wrong"].result.notes == {"answer": "\\boxed{0.376}", "ground_truth": "\\frac{3}{8}"}

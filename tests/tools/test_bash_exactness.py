@@ -319,7 +319,7 @@ def test_settings_outlive_the_time_limit(live_container: LiveContainer, setting:
 
 def test_a_thief_of_the_terminals_input_does_not_get_the_next_command(live_container: LiveContainer) -> None:
     async def body(session: BashSession) -> None:
-        await session.run("setsid cat > ~/stolen & disown", LIMIT_S)
+        await session.run("setsid cat > ~/stolen & disown; until [ -e ~/stolen ]; do sleep 0.01; done", LIMIT_S)
         for i in range(5):
             assert await session.run(f"echo {i}", LIMIT_S) == BashResult(f"{i}\n", 0)
         assert (await session.run("cat ~/stolen", LIMIT_S)).output == ""
