@@ -15,6 +15,7 @@ The instances are those of `prorl tasks make-swe --recipe swe-mini`, which takes
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import uvloop
 from harness import Incomplete, Row, main
+from patch_engine import SPREAD
 from tasks_graders import Rate, code_rate, math_rate
 from tasks_swe import PatchService, Run, rows_of
 
@@ -31,8 +33,8 @@ from prorl_zmq.tools.sandbox.kinds import problem_with
 POLICIES = {"gold": 1.0, "empty": 0.0, "wrong": 0.0}
 """And the share that each must resolve."""
 SLOTS = 8
-TURN_S = 1.9
-"""Median turn of a model in the comparison; an episode has five."""
+TURNS = 5
+"""Of an episode of the patching agents."""
 ROLLOUTS = 3
 """Of each instance in the comparison, so that filling and emptying the stages is a small part of it."""
 STALL_S = 0.05
@@ -51,12 +53,14 @@ def measure(quick: bool) -> list[Row]:
             kept = Path(folder) / "quick.jsonl"
             kept.write_text("".join(data.read_text(encoding="utf-8").splitlines(keepends=True)[::12]), encoding="utf-8")
             data = kept
-        return rows + known_answers(data, quick) + ([] if quick else overlap(data))
+        known, gold = known_answers(data, quick)
+        return rows + known + ([] if quick else overlap(data, balanced_turn_s(gold)))
 
 
-def known_answers(data: Path, quick: bool) -> list[Row]:
-    """All instances by three policies."""
+def known_answers(data: Path, quick: bool) -> tuple[list[Row], Run]:
+    """All instances by three policies; with a run under the gold one."""
     rows: list[Row] = []
+    golds: list[Run] = []
     count = len(rows_of(data))
     for policy, share in list(POLICIES.items())[: 1 if quick else None]:
         with PatchService(data, policy, 0.0) as service:
@@ -76,8 +80,9 @@ def known_answers(data: Path, quick: bool) -> list[Row]:
             )
         )
         if policy == "gold":
-            rows += pace(runs[-1], count)
-    return rows
+            golds = runs
+            rows += pace(golds[-1], count)
+    return rows, golds[-1]
 
 
 def pace(run: Run, count: int) -> list[Row]:
@@ -90,10 +95,18 @@ def pace(run: Run, count: int) -> list[Row]:
     ]
 
 
-def overlap(data: Path) -> list[Row]:
+def balanced_turn_s(run: Run) -> float:
+    """Give the median turn with which RUN's slots take as long as the cores do, from a run whose turns took no time."""
+    jobs = len(run.trajectories)
+    each_s = SLOTS * run.all_s / jobs / len(os.sched_getaffinity(0))
+    tools_s = sum(one.result.timings["run"] for one in run.trajectories) / jobs
+    return round(max(0.1, (each_s - tools_s) / TURNS / math.exp(SPREAD**2 / 2)), 1)
+
+
+def overlap(data: Path, turn_s: float) -> list[Row]:
     """The stages side by side, and one job after the other in each place."""
     count = len(rows_of(data))
-    with PatchService(data, "gold", TURN_S) as service:
+    with PatchService(data, "gold", turn_s) as service:
         places = service.run(data, SLOTS, ROLLOUTS)
         staged = service.run(data, count * ROLLOUTS, ROLLOUTS)
     for run in (places, staged):
@@ -101,7 +114,7 @@ def overlap(data: Path) -> list[Row]:
     ratio = places.wall_s / staged.wall_s
     run_s = sum(one.result.timings["run"] for one in staged.trajectories)
     bound_s = max(staged.all_s / len(os.sched_getaffinity(0)), run_s / SLOTS)
-    what, against = f"swe-mini, a model's turns of {TURN_S:g} s", f"{SLOTS} places, each phase after the other"
+    what, against = f"swe-mini, a model's turns of {turn_s:g} s", f"{SLOTS} places, each phase after the other"
     return [
         Row(
             f"{what}: {SLOTS} slots per stage",

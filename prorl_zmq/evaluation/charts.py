@@ -38,6 +38,18 @@ VARIABLES = {
     FAINT: "var(--faint)",
 }
 """What becomes of the marker colours."""
+COLOURS = """\
+:root {
+  --page: #fbfbfa; --card: #ffffff; --text: #1c2430; --quiet: #5b6675; --line: #e1e4e8;
+  --grid: #dfe3e8; --main: #2f6fb3; --second: #7fb0dd; --bad: #c4532d; --faint: #b9c0c9;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --page: #14171c; --card: #1b2027; --text: #e4e8ee; --quiet: #9aa5b3; --line: #2d343e;
+    --grid: #353d48; --main: #5fa3e6; --second: #37689a; --bad: #e58259; --faint: #5a6470;
+  }
+}"""
+"""What the variables are, in CSS: of the page, and of a chart that is a file of its own."""
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -68,6 +80,12 @@ def charts_of(summary: Summary, samples: Sequence[Sample]) -> dict[str, str]:
         "failures": _failures(summary.failures),
     }
     return {name: svg for name, svg in drawn.items() if svg}
+
+
+def standing_alone(svg: str) -> str:
+    """Give a chart as a file of its own."""
+    style = f"{COLOURS}\nsvg {{ color: var(--text); font-family: sans-serif; }}"
+    return svg.replace(">", f">\n<style>\n{style}\n</style>", 1)
 
 
 def _passes(rows: Sequence[PassRow]) -> str:

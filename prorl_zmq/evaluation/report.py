@@ -1,4 +1,4 @@
-"""The reports of an evaluation: `report.md` and `report.html`, each one file that stands alone.
+"""The reports of an evaluation: `report.html`, which stands alone, and `report.md`, whose charts are files beside it.
 
 Texts of data files, models and tools become harmless here: control characters are written as escapes, and what HTML or
 a Markdown table reads as its own is escaped. The page runs no script and loads nothing.
@@ -16,8 +16,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from ..logs import one_line
-from .charts import charts_of
-from .run_folder import REPORT_HTML, REPORT_MD, SUMMARY
+from .charts import COLOURS, charts_of, standing_alone
+from .run_folder import CHARTS, REPORT_HTML, REPORT_MD, SUMMARY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~$!])")
 
 
 def write_reports(folder: RunFolder, summary: Summary) -> None:
-    """Write `summary.json`, `report.md` and `report.html` of a run folder.
+    """Write `summary.json`, `report.md`, `report.html` and the charts of a run folder.
 
     Raises:
         ConfigError: one cannot be written.
@@ -62,6 +62,7 @@ def reports_of(plan: Plan, summary: Summary, samples: Sequence[Sample], folder: 
     """
     shown = _hardest_first(summary.problems)
     charts = charts_of(summary, samples)
+    files = {name: f"{CHARTS}/{name}.svg" for name in charts}
     context: dict[str, Any] = {
         "plan": plan,
         "summary": summary,
@@ -76,11 +77,13 @@ def reports_of(plan: Plan, summary: Summary, samples: Sequence[Sample], folder: 
         "left_out": max(0, len(shown) - SHOWN_PROBLEMS),
         "folder": one_line(folder),
         # matplotlib's own XML, in which it escapes what it draws
-        "charts": [(TITLES[name], Markup(svg)) for name, svg in charts.items()],  # noqa: S704
+        "charts": [(TITLES[name], files[name], Markup(svg)) for name, svg in charts.items()],  # noqa: S704
+        "colours": Markup(COLOURS),  # noqa: S704 - our own
         "settings": _settings(plan),
     }
     environment = _environment()
     return {
+        **{files[name]: standing_alone(svg) for name, svg in charts.items()},
         REPORT_MD: environment.get_template(REPORT_MD).render(context),
         REPORT_HTML: environment.get_template(REPORT_HTML).render(context),
     }

@@ -44,7 +44,7 @@ PLAN, RESULTS, TRAJECTORIES, SERVICE, LOCK, EARLIER = (
     "lock",
     "earlier",
 )
-SUMMARY, REPORT_MD, REPORT_HTML = "summary.json", "report.md", "report.html"
+SUMMARY, REPORT_MD, REPORT_HTML, CHARTS = "summary.json", "report.md", "report.html", "charts"
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "weight_versions", "turns")
 AGAIN = frozenset({Outcome.INFRASTRUCTURE_ERROR, Outcome.CANCELLED})
 TASKS_FAULTS = frozenset({"handler_failed", "invalid_job", "sandbox_failed", "unknown_task"})
@@ -212,7 +212,7 @@ class RunFolder:
                 self._go_on(read_plan(self.path))
         if not file.exists():
             self._write_plan()
-        for name in (TRAJECTORIES, SERVICE):
+        for name in (TRAJECTORIES, CHARTS, SERVICE):
             (self.path / name).mkdir(exist_ok=True)
         repair(self.path / RESULTS)
         for sample in read_samples(self.path / RESULTS):
@@ -251,7 +251,7 @@ class RunFolder:
             place = self.path / EARLIER / f"{name}-{number}"
         place.mkdir(parents=True)
         sweep(self.path / SERVICE)  # of an evaluation that was killed
-        for name in (RESULTS, TRAJECTORIES, SUMMARY, REPORT_MD, REPORT_HTML, SERVICE, PLAN):  # the plan last
+        for name in (RESULTS, TRAJECTORIES, SUMMARY, REPORT_MD, REPORT_HTML, CHARTS, SERVICE, PLAN):  # the plan last
             with contextlib.suppress(FileNotFoundError):
                 (self.path / name).rename(place / name)
 

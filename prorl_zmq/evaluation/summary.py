@@ -1,10 +1,9 @@
 """The figures of an evaluation, from its results: `summary.json`, and what the reports and the terminal show.
 
 How rollouts count: `completed` ones by their reward, solved from the threshold on; `failed` and `timeout` ones (the
-agent, or its time) as not solved, with reward 0. An `infrastructure_error`, and a failure of the task's own code or
-image, says nothing about the model: it is left out, counted apart, and pass@1 is also given with all of them as not
-solved, which is the least it could be.
-Cancelled rollouts count as not run.
+agent, or its time) as not solved, with reward 0. An `infrastructure_error`, a failure of the task's own code or image,
+and a sandbox that was not there in time say nothing about the model: such a rollout is left out and counted apart, and
+pass@1 is also given with all of them as not solved, which is the least it could be. Cancelled rollouts count as not run.
 """
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ def _row(
     except InvalidRecord:
         raise
     except Exception as error:  # of a form that somebody else wrote
-        name = form.name if form is not None else "of some name"
-        raise InvalidRecord(f"form {name} raised {type(error).__name__}: {error}") from error
+        what = f"form {form.name}" if form is not None else "a form that looked at it"
+        raise InvalidRecord(f"{what} raised {type(error).__name__}: {error}") from error
     job = Job(task=form.task, instance={**instance, **options}, limits=form.limits or PhaseLimits())
     try:
         msgspec.msgpack.encode(job)

@@ -47,6 +47,8 @@ class SweInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     and `version`."""
     log_parser: str = ""
     """swebench's parser of that output, such as `parse_log_pytest`; empty: the one of `repo`."""
+    test_images: dict[str, str] = {}
+    """Pictures that the tests compare with, their URLs by path: swebench's own script fetches them, in EVAL."""
     test_files: list[str] = []
     """Git pathspecs of what no patch of the agent's may contain, since it judges the patch."""
     hidden: list[str] = []

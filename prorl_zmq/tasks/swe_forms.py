@@ -108,6 +108,7 @@ def _swe_bench(record: Record) -> SweInstance:
     tests = _tests(record)
     instance_id = filled(record, "instance_id")
     test_patch = text(record, "test_patch")
+    test_images = _test_images(record)
     image = text(record, "image", "") or f"swebench/sweb.eval.x86_64.{instance_id.replace('__', '_1776_')}".lower()
     return SweInstance(
         fail_to_pass=tests.fail_to_pass,
@@ -120,11 +121,23 @@ def _swe_bench(record: Record) -> SweInstance:
         version=text(record, "version", ""),
         base_commit=_commit(record),
         test_patch=test_patch,
-        test_files=changed_files(test_patch),
+        test_images=test_images,
+        test_files=[*changed_files(test_patch), *test_images],
+        network=bool(test_images),
         eval_script=text(record, "eval_script", ""),
         log_parser=text(record, "log_parser", ""),
         environment=CONDA_ENVIRONMENT if filled(record, "repo") in CONDA_REPOSITORIES else ROOT,
     )
+
+
+def _test_images(record: Record) -> dict[str, str]:
+    """Give what SWE-bench Multimodal's tests compare with."""
+    assets = parsed_json(record, "image_assets") if record.get("image_assets") else {}
+    try:
+        return {str(each["path"]): str(each["url"]) for each in assets.get("test_patch") or ()}
+    except (AttributeError, TypeError, KeyError):
+        message = "image_assets must be a map, with a list of path and url in test_patch"
+        raise InvalidRecord(message, field="image_assets") from None
 
 
 def _swe_gym(record: Record) -> SweInstance:
@@ -265,7 +278,7 @@ FORMS = (
     ),
     _form(
         "swe-bench",
-        "SWE-bench, Lite, Verified, Multilingual, and Multimodal without its pictures",
+        "SWE-bench, Lite, Verified, Multilingual, and the text of Multimodal (EVAL fetches pictures that tests want)",
         "instance_id repo base_commit version test_patch FAIL_TO_PASS",
         _swe_bench,
     ),

@@ -12,7 +12,7 @@ that does not start, and one that is lost, are infrastructure errors.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -182,7 +182,7 @@ def _failure(error: Exception) -> Failure:
     return failure_of(error)
 
 
-def _columns(instance: SweInstance) -> dict[str, str]:
+def _columns(instance: SweInstance) -> dict[str, Any]:
     """Give an instance as a row of SWE-bench, as far as its test specification needs it."""
     return {
         "instance_id": instance.instance_id,
@@ -190,6 +190,9 @@ def _columns(instance: SweInstance) -> dict[str, str]:
         "version": instance.version,
         "base_commit": instance.base_commit,
         "test_patch": instance.test_patch,
+        "image_assets": {
+            "test_patch": [{"path": path, "url": url} for path, url in instance.test_images.items()],
+        },
         "FAIL_TO_PASS": msgspec.json.encode(instance.fail_to_pass).decode(),
         "PASS_TO_PASS": msgspec.json.encode(instance.pass_to_pass).decode(),
     }

@@ -203,6 +203,20 @@ def test_reports_of_an_evaluation_under_way_say_so(tmp_path: Path) -> None:
     assert msgspec.json.decode((tmp_path / SUMMARY).read_bytes())["ended"] == 1
 
 
+def test_charts_of_the_markdown_report_are_files_beside_it(tmp_path: Path) -> None:
+    plan = made_plan(2, 2)
+    samples = [made_sample(plan, problem, sample, reward=0.5) for problem in range(2) for sample in range(2)]
+    with RunFolder(tmp_path, plan) as folder:
+        write_reports(folder, summarise(plan, samples, Counting((1, 2))))
+    named = re.findall(r"^!\[[^\]]+\]\((.+)\)$", (tmp_path / REPORT_MD).read_text(), re.MULTILINE)
+    assert {tmp_path / name for name in named} == set((tmp_path / "charts").iterdir())
+    assert len(named) >= 4
+    for name in named:
+        chart = ET.parse(tmp_path / name).getroot()
+        assert chart.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "--main: #" in (chart[0].text or "")
+
+
 def test_reports_without_any_result() -> None:
     plan = made_plan()
     texts = reports_of(plan, summarise(plan, [], Counting((1, 2))), [], "run")

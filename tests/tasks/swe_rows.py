@@ -24,6 +24,20 @@ SWE_BENCH: dict[str, Any] = {
     "PASS_TO_PASS": json.dumps(["tests/test_a.py::test_a"]),
     "environment_setup_commit": BASE,
 }
+VERIFIED = {**SWE_BENCH, "difficulty": "15 min - 1 hour"}
+MULTIMODAL = {
+    **{name: value for name, value in SWE_BENCH.items() if name != "environment_setup_commit"},
+    "repo": "chartjs/Chart.js",
+    "instance_id": "chartjs__Chart.js-10301",
+    "version": "3.7",
+    "image_assets": json.dumps(
+        {
+            "problem_statement": ["https://example.invalid/seen.png"],
+            "patch": [],
+            "test_patch": [{"path": "test/fixtures/a.png", "url": "https://example.invalid/a.png"}],
+        }
+    ),
+}
 SWE_GYM = {
     **{name: value for name, value in SWE_BENCH.items() if name != "environment_setup_commit"},
     "repo": "getmoto/moto",

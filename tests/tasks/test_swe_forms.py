@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from prorl_zmq.errors import InvalidRecord
-from prorl_zmq.stages.handlers.swe_report import r2e_report
+from prorl_zmq.stages.handlers.swe import _columns
+from prorl_zmq.stages.handlers.swe_report import official_script, r2e_report
 from prorl_zmq.tasks.form import recognise
 from prorl_zmq.tasks.forms import FORMS
 from prorl_zmq.tasks.loading import load_jobs
@@ -18,7 +19,7 @@ from prorl_zmq.tasks.swe import SweInstance
 from prorl_zmq.tasks.swe_forms import image_name
 
 sys.path.append(str(Path(__file__).parent))
-from swe_rows import GENERIC, MYPY, R2E, SWE_BENCH, SWE_GYM, SWE_SMITH, TEST_PATCH
+from swe_rows import GENERIC, MULTIMODAL, MYPY, R2E, SWE_BENCH, SWE_GYM, SWE_SMITH, TEST_PATCH, VERIFIED
 
 ROWS = {
     "swe-bench": SWE_BENCH,
@@ -105,6 +106,18 @@ def test_multilingual_rows_are_of_swe_bench_and_keep_the_path_of_their_image() -
     assert converted(MULTILINGUAL).environment == {"HOME": "/root"}
     assert converted(SWE_BENCH).environment["PATH"].startswith("/opt/miniconda3/envs/testbed/bin:")
     assert recognise({**SWE_BENCH, "repo": "pydantic/pydantic"}, FORMS).name == "swe-bench"
+
+
+def test_pictures_of_multimodals_tests_are_fetched_in_eval_and_are_the_tests_own() -> None:
+    assert recognise(MULTIMODAL, FORMS).name == recognise(VERIFIED, FORMS).name == "swe-bench"
+    instance = converted(MULTIMODAL)
+    assert instance.test_images == {"test/fixtures/a.png": "https://example.invalid/a.png"}
+    assert (instance.network, "test/fixtures/a.png" in instance.test_files) == (True, True)
+    script = official_script(_columns(instance))
+    assert "curl -o test/fixtures/a.png https://example.invalid/a.png" in script
+    assert (converted(VERIFIED).network, converted({**MULTIMODAL, "image_assets": None}).network) == (False, False)
+    with pytest.raises(InvalidRecord, match="image_assets"):
+        converted({**MULTIMODAL, "image_assets": json.dumps({"test_patch": ["a.png"]})})
 
 
 def test_jobs_have_the_time_that_repositories_and_tests_take(tmp_path: Path) -> None:
