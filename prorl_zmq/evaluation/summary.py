@@ -3,7 +3,8 @@
 How rollouts count: `completed` ones by their reward, solved from the threshold on; `failed` and `timeout` ones (the
 agent, or its time) as not solved, with reward 0. An `infrastructure_error`, a failure of the task's own code or image,
 and a sandbox that was not there in time say nothing about the model: such a rollout is left out and counted apart, and
-pass@1 is also given with all of them as not solved, which is the least it could be. Cancelled rollouts count as not run.
+pass@1 is also given with all of them as not solved, which is the least it could be. Cancelled rollouts count as
+not run.
 """
 
 from __future__ import annotations
