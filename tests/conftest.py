@@ -1,7 +1,9 @@
-"""For all tests: Hypothesis without deadlines, since the machines that run it are shared; and one real vLLM server."""
+"""For all tests: Hypothesis without deadlines, on machines that are shared; logging put back; one real vLLM server."""
 
 from __future__ import annotations
 
+import logging
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +23,19 @@ settings.register_profile(
 )
 settings.register_profile("thorough", parent=settings.get_profile("quick"), max_examples=2000, stateful_step_count=80)
 settings.load_profile("quick")
+
+
+@pytest.fixture
+def logging_kept() -> Iterator[None]:
+    """Put back what `start_logging` changes."""
+    root, package = logging.getLogger(), logging.getLogger("prorl")
+    handlers, levels, hook = root.handlers[:], (root.level, package.level), sys.excepthook
+    yield
+    logging.captureWarnings(capture=False)
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    package.setLevel(levels[1])
+    sys.excepthook = hook
 
 
 @pytest.fixture(scope="session")

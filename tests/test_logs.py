@@ -8,7 +8,7 @@ import logging
 import re
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,24 +17,8 @@ from hypothesis import strategies as st
 from prorl_zmq import logs
 from prorl_zmq.logs import JsonFormatter, TextFormatter, about_job, keep_secret, of_job, one_line, say, start_logging
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 NASTY = "one\ntwo\r\x1b[31mred\x1b[0m\x00\x7f\x9b\u2028three\u202eright-to-left\ud800"
 FORMATTERS = [TextFormatter("run-1"), JsonFormatter("run-1")]
-
-
-@pytest.fixture
-def logging_kept() -> Iterator[None]:
-    """Put back what `start_logging` changes."""
-    root, package = logging.getLogger(), logging.getLogger("prorl")
-    handlers, levels, hook = root.handlers[:], (root.level, package.level), sys.excepthook
-    yield
-    logging.captureWarnings(capture=False)
-    root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    package.setLevel(levels[1])
-    sys.excepthook = hook
 
 
 @pytest.fixture

@@ -273,6 +273,7 @@ def test_jobs_of_a_data_file(folder: Path, environment: dict[str, str]) -> None:
 
 
 @pytest.mark.proof
+@pytest.mark.timeout(300)
 def test_task_of_ones_own(folder: Path) -> None:
     """The README's file and entry point, installed: its data is validated, evaluated and graded."""
     usable("bubblewrap")
@@ -328,6 +329,7 @@ async def beside_a_server_that_finishes_with(message: str, model: Path, use: Cal
 
 
 @pytest.mark.proof
+@pytest.mark.timeout(300)
 def test_data_is_evaluated_and_viewed(folder: Path) -> None:
     place = folder / "evaluate"
     place.mkdir()

@@ -121,9 +121,11 @@ def _problem(row: Row) -> Problem:
 
 
 def _with_own_names(problems: list[Problem]) -> list[Problem]:
-    """Tell those apart by their lines that have one name."""
-    names = Counter(problem.name for problem in problems)
-    return [
-        replace(problem, name=f"{problem.name} (line {problem.line})") if names[problem.name] > 1 else problem
-        for problem in problems
-    ]
+    """Tell those by their lines that have the name of an earlier one, which keeps it: more rows change no name."""
+    names: set[str] = set()
+    own = []
+    for problem in problems:
+        again = problem.name in names
+        names.add(problem.name)
+        own.append(replace(problem, name=f"{problem.name} (line {problem.line})") if again else problem)
+    return own

@@ -222,10 +222,11 @@ class RunFolder:
 
     def _go_on(self, before: Plan) -> None:
         """Take up the folder's plan, which this one may only add to."""
-        if not (self.path / RESULTS).exists() or not (self.path / RESULTS).stat().st_size:
-            self._write_plan()  # nothing has come of it
+        differing = differences(before, self.plan)
+        if differing and not ((self.path / RESULTS).exists() and (self.path / RESULTS).stat().st_size):
+            self._write_plan()  # nothing has come of the other
             return
-        if differing := differences(before, self.plan):
+        if differing:
             raise ConfigError(
                 f"{self.path} has results of another plan: {'; '.join(differing)}. Name another --out, or give --fresh "
                 "to put them aside and begin anew",

@@ -24,7 +24,7 @@ from ..config import BackendSettings, parse_topology
 from ..errors import ConfigError, RequestTimeout
 from ..inference.chat import chat_format
 from ..logs import one_line
-from ..service.child import ChildService
+from ..service.child import RUN_DIR_PREFIX, ChildService
 from .transcript import TextReader
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def sweep(folder: Path) -> None:
     except (OSError, UnicodeDecodeError):
         return
     # What the file says is not trusted with more than a folder that such a service makes.
-    if left.parent == Path(tempfile.gettempdir()) and left.name.startswith(PREFIX) and not left.is_symlink():
+    if left.parent == Path(tempfile.gettempdir()) and left.name.startswith(RUN_DIR_PREFIX) and not left.is_symlink():
         shutil.rmtree(left, ignore_errors=True)
     (folder / RUN_DIR).unlink(missing_ok=True)
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 REPLACEMENT = "\ufffd"
 """What decoders give for a part of a character."""
+RUN_LIMIT = 64
+"""Longest run of tokens without text of their own that is read token by token: it takes the square of that."""
 ROUNDED = 4
 """Decimals of a log-prob in a transcript; the arrays have all."""
 _REASONING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
@@ -114,22 +116,30 @@ class TextReader:
         return self._chat.decode(token_ids) if len(token_ids) else ""
 
     def texts(self, token_ids: NDArray[np.int32]) -> tuple[str, ...]:
-        """Give the text of each id, in its place; those of a character in parts are decoded together.
+        """Give the text of each id; that of a character in several tokens is at the one that completes it.
 
         Raises:
             EngineFailed: an id is not in the vocabulary.
         """
         ids: list[int] = token_ids.tolist()
         texts = [self._one(token_id) for token_id in ids]
-        parts = (REPLACEMENT in text for text in texts)
         place = 0
-        for partial, run in itertools.groupby(parts):
+        for partial, run in itertools.groupby(REPLACEMENT in text for text in texts):
             length = sum(1 for _ in run)
             if partial and length > 1:
-                end = place + length
-                texts[place:end] = ["" for _ in range(length - 1)] + [self.text(token_ids[place:end])]
+                texts[place : place + length] = self._parts(token_ids[place : place + length])
             place += length
         return tuple(texts)
+
+    def _parts(self, token_ids: NDArray[np.int32]) -> list[str]:
+        """Give the texts of tokens none of which is text by itself; of a long run of such, all at its last."""
+        count, begins = len(token_ids), 0
+        texts = [""] * count
+        for place in range(0 if count <= RUN_LIMIT else count - 1, count):
+            together = self.text(token_ids[begins : place + 1])
+            if place == count - 1 or not together.endswith(REPLACEMENT):
+                texts[place], begins = together, place + 1
+        return texts
 
     def calls(self, text: str) -> tuple[Call, ...]:
         """Give the tool calls of a policy's turn, none of them from its reasoning."""

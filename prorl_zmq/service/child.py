@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 START_S = 60.0
 """How long the service may take until all its processes have reported."""
 STOP_S = 30.0
+RUN_DIR_PREFIX = "prorl-child-"
+"""How the temporary run folder of a child service is called."""
 
 
 class ChildProcess:
@@ -92,7 +94,7 @@ class ChildService:
         logs = folder / "logs"
         logs.mkdir(exist_ok=True)
         # Sockets have short paths only in the system's own temporary folder.
-        self._run_dir = tempfile.TemporaryDirectory(prefix="prorl-child-")
+        self._run_dir = tempfile.TemporaryDirectory(prefix=RUN_DIR_PREFIX)
         place = ["--config", str(file), "--run-dir", self.run_dir, "--log-dir", str(logs)]
         self._process = ChildProcess(["prorl_zmq.cli", "prorl", "serve", *place], logs / "serve.log", nice)
 

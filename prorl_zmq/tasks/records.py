@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -84,7 +85,8 @@ def _csv(path: Path) -> Iterator[tuple[int, Record | InvalidRecord]]:
         try:
             rows = csv.DictReader(lines, strict=True)
             for row in rows:
-                number = rows.line_num - sum(len(_LINE_END.findall(str(value))) for value in row.values())
+                fields = chain.from_iterable(each if isinstance(each, list) else [each or ""] for each in row.values())
+                number = rows.line_num - sum(len(_LINE_END.findall(field)) for field in fields)
                 if None in row or None in row.values():
                     yield number, InvalidRecord("it has not as many fields as the first line has names", line=number)
                 else:

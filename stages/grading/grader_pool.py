@@ -47,6 +47,8 @@ class _Grader:
     channel: socket.socket
     output: int
     """A memory file that has what it printed in its last call."""
+    template: subprocess.Popen[bytes] | None = None
+    """What it is forked from, and ends with."""
     pid: int = 0
     calls: int = 0
 
@@ -126,7 +128,7 @@ class GraderPool:
         self._end_template()
 
     async def _answer(self, function: Callable[..., Any], packed: bytes, timeout_s: float) -> tuple[Answer, str]:
-        """Have a grader answer; one that dies and had answered others is not believed to have died of this call."""
+        """Have a grader answer; one that had answered others, or dies with its template, has not died of this call."""
         fresh = False
         while True:
             grader = await self._start(function.__module__) if fresh or not self._idle else self._idle.pop()
@@ -136,7 +138,7 @@ class GraderPool:
                     answer = await _ask(grader, packed)
                 done = True
             except _Died:
-                if before:
+                if before or grader.template is not self._template:
                     fresh = True
                     continue
                 message = f"the grader {function.__qualname__} ended its process"
@@ -157,16 +159,15 @@ class GraderPool:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         grader = _Grader(ours, os.memfd_create("grader"))
-        template = None
         try:
             with theirs:
                 self._order(module, theirs.fileno(), grader.output)
-            template = self._template
+            grader.template = self._template
             async with asyncio.timeout(START_LIMIT_S):
                 grader.pid = LENGTH.unpack(await _received(ours, LENGTH.size))[0]
         except (OSError, _Died) as error:  # TimeoutError is an OSError
             grader.end()
-            if template is self._template:  # else others have a new one already
+            if grader.template is self._template:  # else others have a new one already
                 self._end_template(within_s=0.0)
             message = f"no grader process could be started for {module}: {error or type(error).__name__}"
             raise GraderFailed(message, reason="crashed", output="") from error

@@ -58,6 +58,7 @@ def last_block(text: str) -> str | None:
     """
     found: list[str] | None = None
     block: list[str] = []
+    closed_behind: list[str] | None = None
     fence, indent = "", 0
     for line in text.splitlines():
         stripped = line.strip()
@@ -65,12 +66,18 @@ def last_block(text: str) -> str | None:
             code, closing, rest = line.rstrip().rpartition(fence)
             if stripped.startswith(fence) and stripped.lstrip("`")[:1] in ("", " "):
                 found, fence = block, ""
-            elif closing and not rest and not code.endswith("`"):  # the last line of code, and the fence behind it
-                found, fence = [*block, code[indent:] if not code[:indent].strip() else code], ""
-            else:
-                block.append(line[indent:] if not line[:indent].strip() else line)
+                continue
+            if closed_behind is not None and stripped.startswith(fence) and (match := FENCE.match(stripped)):
+                found = closed_behind  # another block begins
+                fence, indent, block, closed_behind = match[1], len(line) - len(line.lstrip()), [], None
+                continue
+            if closing and not rest and not code.endswith("`") and closed_behind is None:
+                closed_behind = [*block, code[indent:] if not code[:indent].strip() else code]
+            block.append(line[indent:] if not line[:indent].strip() else line)
         elif match := FENCE.match(stripped):
-            fence, indent, block = match[1], len(line) - len(line.lstrip()), []
+            fence, indent, block, closed_behind = match[1], len(line) - len(line.lstrip()), [], None
+    if fence and closed_behind is not None:  # the last line of code, and the fence behind it: no other closes the block
+        found = closed_behind
     return None if found is None else "\n".join(found) + "\n"
 
 

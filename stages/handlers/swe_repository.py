@@ -102,7 +102,8 @@ if [ -d "$dir/modules" ]; then
     (export GIT_DIR=$module; git update-ref --no-deref HEAD "$at"; cut_off "$at" "$module")
   done
 fi
-git ls-files -o --exclude-standard | sed 's/[][*?\\\\]/\\\\&/g; s/^/\\//; s/ $/\\\\ /' > "$HOME/untracked"
+git ls-files -oz --exclude-standard | tr '\\n\\0' '\\1\\n' | sed 's/[][*?\\\\]/\\\\&/g; s/^/\\//; s/ $/\\\\ /' \\
+  | tr '\\1' '?' > "$HOME/untracked"
 mkdir -p "$dir/info"
 cat "$HOME/untracked" >> "$dir/info/exclude"
 echo "$commit"

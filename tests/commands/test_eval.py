@@ -228,6 +228,8 @@ def test_a_service_that_is_not_there_is_said_soon(tmp_path: Path) -> None:
     assert "is the service running?" in done.stderr
 
 
+@pytest.mark.proof
+@pytest.mark.timeout(400)
 def test_a_model_behind_a_server_that_runs_already_is_evaluated(tmp_path: Path) -> None:
     """It answers every other problem right, in the tokens of the model that it says it serves."""
     model, out, speech = tmp_path / "model", tmp_path / "run", Speech("vllm")

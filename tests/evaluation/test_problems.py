@@ -35,6 +35,13 @@ def test_what_the_environment_lacks_is_counted(file: Path) -> None:
     assert not check_instances(problems, load_handlers(), file)
 
 
+def test_more_rows_change_no_name(tmp_path: Path) -> None:
+    path = tmp_path / "named.jsonl"
+    path.write_text("".join(json.dumps({"id": name, "problem": "1?", "answer": 1}) + "\n" for name in "aba"))
+    names = [[each.name for each in load_problems(path, known_forms(), task="math", limit=n)] for n in (2, 3)]
+    assert names == [["a", "b"], ["a", "b", "a (line 3)"]]
+
+
 def test_an_option_that_no_instance_takes_is_refused(file: Path) -> None:
     problems = load_problems(file, known_forms(), form="stem", options={"judge": "sometimes"})
     with pytest.raises(ConfigError, match=r"line 1: .*judge"):

@@ -17,9 +17,10 @@ import pytest
 from prorl_zmq.errors import ConfigError, ErrorInfo
 from prorl_zmq.evaluation.plan import Place
 from prorl_zmq.evaluation.run_folder import RESULTS, SERVICE, RunFolder, read_plan, read_samples, repair
-from prorl_zmq.evaluation.service import PREFIX, RUN_DIR
+from prorl_zmq.evaluation.service import RUN_DIR
 from prorl_zmq.evaluation.transcript import make_transcript
 from prorl_zmq.messages import Outcome
+from prorl_zmq.service.child import RUN_DIR_PREFIX
 
 from .conftest import made_plan, made_sample, made_trajectory
 
@@ -158,6 +159,14 @@ def test_more_samples_and_problems_go_on_with_what_there_is(tmp_path: Path) -> N
         assert len(folder.missing()) == 4
 
 
+def test_jobs_keep_their_names_where_nothing_has_come_yet(tmp_path: Path) -> None:
+    """They may be at work in a service that runs on."""
+    with RunFolder(tmp_path, made_plan(2, 2)) as folder:
+        run_id = folder.plan.run_id
+    with RunFolder(tmp_path, made_plan(2, 2)) as folder:
+        assert folder.plan.run_id == run_id
+
+
 def test_a_plan_of_which_nothing_has_come_is_no_hindrance(tmp_path: Path) -> None:
     with RunFolder(tmp_path, made_plan(3, 8)):
         pass
@@ -177,7 +186,7 @@ def test_another_plan_is_refused_with_what_differs_and_fresh_puts_the_old_one_as
     for part in ("--samples was 8 and is 4", "--temperature was not given and is 0.5", "problems were 3 and are 2"):
         assert part in refused.value.message
     assert "--fresh" in refused.value.message
-    killed = Path(tempfile.mkdtemp(prefix=PREFIX))  # what the evaluation's service had, when it was killed
+    killed = Path(tempfile.mkdtemp(prefix=RUN_DIR_PREFIX))  # what the evaluation's service had, when it was killed
     (tmp_path / SERVICE / RUN_DIR).write_text(str(killed))
     with RunFolder(tmp_path, other, fresh=True) as folder:
         assert len(folder.missing()) == 8

@@ -70,6 +70,9 @@ def test_a_character_in_parts_is_with_the_token_that_completes_it() -> None:
     texts = READER.texts(encode("a€b"))
     assert [text for text in texts if text] == ["a", "€", "b"]
     assert texts[1:3] == ("", "")
+    assert [text for text in READER.texts(encode("a😀😁é")) if text] == ["a", "😀", "😁", "é"]
+    many = "😀" * 100
+    assert "".join(READER.texts(encode(many))) == many
 
 
 def test_what_is_meant_as_a_call_and_is_none_is_said_and_reasoning_has_no_calls() -> None:

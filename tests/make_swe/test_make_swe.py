@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from prorl_zmq.tools.images.image_store import ImageStore
 
+pytestmark = pytest.mark.usefixtures("logging_kept")
 TIMEOUT_S = 300.0
 OPENED = "import os\n\n\ndef test_opening():\n    os.environ['SHOP'] = 'open'\n"
 UNRELIABLE = """import os

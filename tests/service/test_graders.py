@@ -23,7 +23,7 @@ import judges
 if TYPE_CHECKING:
     from .conftest import TestService
 
-HANG_S = 2.0
+HANG_S = 10.0
 """Long enough for a grader on a busy machine to print what it prints."""
 RIGHT = {"right": (judges.equal, ["1", "1"], 1.0), "wrong": (judges.equal, ["1", "2"], 0.0)}
 """Function, arguments, reward."""
@@ -77,7 +77,6 @@ def test_a_grader_that_hangs_crashes_or_gives_no_reward_is_an_infrastructure_err
         assert (trajectory.error.code, trajectory.error.fields["reason"]) == ("grader_failed", reason), name
         assert re.fullmatch(output, str(trajectory.error.fields["output"]), re.DOTALL), name
         assert said in trajectory.error.message, name
-        assert trajectory.result.attempt == 1, name
 
 
 def main() -> None:

@@ -204,7 +204,11 @@ def beside(arguments: list[str], environment: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(20)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.timeout(300)

@@ -183,7 +183,8 @@ def test_what_judges_the_patch_is_nowhere_in_the_sandbox(instance: SweInstance, 
         "find() { grep -rlsa '[w]hat-judges-is-here' /testbed /tmp /root /home /var/tmp /dev/shm $HOME | wc -l; "
         "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | "
         "grep -ca '[w]hat-judges-is-here'; }; find; "
-        f"echo {mark} > /tmp/control; mark={mark} sleep 9 & find"
+        f"echo {mark} > /tmp/control; mark={mark} sleep 600 & "
+        "until tr '\\0' '\\n' < /proc/$!/environ | grep -q ^mark=; do :; done; find"
     )
     told: list[ChatMessage] = []
     _, seen = rolled_out(case, find, tmp_path, told=told)
@@ -214,7 +215,7 @@ def test_what_the_image_changed_and_left_is_no_part_of_the_patch(
     git(testbed, "checkout", "-q", before)
     with (testbed / ".gitignore").open("a") as ignored:
         ignored.write("build\n")
-    for name in ("install.sh", "a [b]*.sh", "!c", "d "):
+    for name in ("install.sh", "a [b]*.sh", "!c", "d ", "caf\xe9.sh", 'q"x', "back\\slash", "tab\tx", "two\nlines"):
         (testbed / name).write_text("true\n")
     dirty = msgspec.structs.replace(instance, image=str(path), base_commit=before if named else "")
     carry, seen = rolled_out(dirty, f"{MEND}; echo 2 > new.sh; ls; tail -1 .gitignore", tmp_path)

@@ -13,7 +13,7 @@ from prorl_zmq.tasks.records import read_records
 
 def test_line_of_a_csv_row_is_the_one_that_it_begins_in(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
-    path.write_bytes(b'problem,answer\n"1\r\n+\n1",2\n\nbad,\nlast,3,4\n')
+    path.write_bytes(b'problem,answer\n"1\r\n+\n1",2\n\nbad,\nlast,3,"4\n"\n')
     found = [(number, isinstance(row, InvalidRecord)) for number, row in read_records(path)]
     assert found == [(2, False), (6, False), (7, True)]
 

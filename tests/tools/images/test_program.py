@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("logging_kept")
+
 
 def run(folder: Path, script: str, timeout_s: float = 30, **more: object) -> list[str]:
     lines: list[str] = []
