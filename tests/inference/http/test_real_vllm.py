@@ -139,10 +139,11 @@ def test_many_at_once_and_some_cancelled(server: VllmServer, api: str) -> None:
 def test_new_weights_in_the_middle_of_turns(server: VllmServer, api: str, mode: Any) -> None:
     async def main() -> None:
         async with engine_of(server, api) as engine:
-            for version in range(10, 60, 10):  # on a busy machine the turns may end before the swap
+            # On a busy machine the turns may end before the swap: then they are longer.
+            for tokens, version in zip(range(600, 3600, 600), range(10, 60, 10), strict=True):
                 await engine.update_weights(server.models[0], version, "abort")
                 old = await likeliest(engine)
-                long = Sampling(temperature=0, max_tokens=600)
+                long = Sampling(temperature=0, max_tokens=tokens)
                 before = server.generated_tokens()
                 turns = [asyncio.create_task(engine.generate(PROMPT[n:], long, (), "job")) for n in range(4)]
                 await until_generated(server, before + 40)
@@ -192,9 +193,10 @@ def test_weights_that_a_trainer_moves_between_the_halves(server: VllmServer, api
         async with engine_of(server, api) as engine:
             await engine.update_weights(server.models[0], 70, "abort")
             old = await likeliest(engine)
-            for version in range(80, 130, 10):  # on a busy machine the turns may end before the swap
+            # As above.
+            for tokens, version in zip(range(600, 3600, 600), range(80, 130, 10), strict=True):
                 before = server.generated_tokens()
-                long = Sampling(temperature=0, max_tokens=600)
+                long = Sampling(temperature=0, max_tokens=tokens)
                 turns = [asyncio.create_task(engine.generate(PROMPT[n:], long, (), "job")) for n in range(4)]
                 await until_generated(server, before + 40)
                 await engine.begin_update(mode)
