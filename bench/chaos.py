@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 IN_FLIGHT = 48
 HANG_S = 150.0
 """Longer than any limit of a job: the longest of its waits is a minute, its attempts are three."""
+VICTIM_S = 10.0
+"""How long a strike waits for a process of its kind."""
 QUICK_MINUTES = 0.8
 GOAL_RECOVERY_S = 10.0
 GOAL_KILLS, GOAL_JOBS = 60, 2000
@@ -82,7 +84,7 @@ class Chaos:
             await self._pipeline.nodes.mend()
             strike.lifted = time.monotonic()
             return
-        there = [process.pid for process in self._pipeline.processes() if process.kind == strike.victim]
+        there = await self._there(strike.victim)
         if not there:
             return
         pid = there[int(strike.share * len(there))]
@@ -94,6 +96,15 @@ class Chaos:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
             strike.lifted = time.monotonic()
+
+    async def _there(self, victim: str) -> list[int]:
+        """Give the processes of a kind; of one that the strike before has ended, the next ones."""
+        until = time.monotonic() + VICTIM_S
+        while True:
+            there = [process.pid for process in self._pipeline.processes() if process.kind == victim]
+            if there or time.monotonic() > until:
+                return there
+            await asyncio.sleep(0.1)
 
 
 async def run(arguments: argparse.Namespace) -> tuple[Account, list[Strike], tuple[float, float], list[str]]:
