@@ -618,6 +618,7 @@ LIMITS = [
     ),
     program("recurses-for-ever", 0.0, RUNTIME, "def down(n): return down(n + 1)\ndown(0)"),
     program("recurses-in-c", 0.0, RUNTIME, "class A: __getattr__ = lambda s, n: getattr(s, n)\nA().a"),
+    program("recurses-in-c-and-eats", 0.0, "", "class A: __getattr__ = lambda s, n: getattr(s, n + 'x')\nA().a"),
     program(
         "ends-by-a-fault", 0.0, RUNTIME, "import ctypes\nprint(int(input()) ** 2 + 1, flush=True)\nctypes.string_at(0)"
     ),

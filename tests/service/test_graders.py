@@ -59,6 +59,8 @@ def test_a_grader_that_hangs_crashes_or_gives_no_reward_is_an_infrastructure_err
     empty_service: TestService,
 ) -> None:
     service = empty_service
+    patient = msgspec.structs.replace(service.topology.rollout_broker, lease_s=30.0)  # of stages that starve, too
+    service.topology = msgspec.structs.replace(service.topology, rollout_broker=patient)
     service.start_backend_broker()
     service.start_rollout_broker()
     for role in ("init", "run", "eval"):
@@ -77,6 +79,7 @@ def test_a_grader_that_hangs_crashes_or_gives_no_reward_is_an_infrastructure_err
         assert (trajectory.error.code, trajectory.error.fields["reason"]) == ("grader_failed", reason), name
         assert re.fullmatch(output, str(trajectory.error.fields["output"]), re.DOTALL), name
         assert said in trajectory.error.message, name
+        assert trajectory.result.attempt == 1, name
 
 
 def main() -> None:
