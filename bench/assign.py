@@ -16,9 +16,11 @@ import zmq
 from harness import Row, main, quantiles
 from service import BenchService
 
-from prorl_zmq import Backend, RolloutClient, codec
-from prorl_zmq.messages import AnyBackendReply, Assign, Assigned, Done, Release, new_id
-from prorl_zmq.sockets import bind, connect, open_socket
+from prorl_zmq import Backend, RolloutClient
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.backends import AnyBackendReply, Assign, Assigned, Done, Release
+from prorl_zmq.wire.messages.base import new_id
+from prorl_zmq.wire.sockets import bind, connect, open_socket
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prorl_zmq.inference.tokenizer import decode
-from prorl_zmq.messages import EpisodeLimits, Job, Outcome, PhaseLimits, Sampling
+from prorl_zmq.wire.messages.jobs import EpisodeLimits, Job, Outcome, PhaseLimits, Sampling
 
 if TYPE_CHECKING:
     from prorl_zmq import Trajectory

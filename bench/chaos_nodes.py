@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from service import free_port
 
-from prorl_zmq.processes import die_with_parent
+from prorl_zmq.system.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,11 +22,11 @@ from chaos_nodes import make_nodes
 
 from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.inference.base_policy import build_base_policy
-from prorl_zmq.messages import KeyRole
-from prorl_zmq.processes import ISOLATED, die_with_parent
 from prorl_zmq.security.keys import KeyFolder
+from prorl_zmq.system.processes import ISOLATED, die_with_parent
 from prorl_zmq.tools.processes import descendants
 from prorl_zmq.tools.sandbox import namespaces
+from prorl_zmq.wire.messages.base import KeyRole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

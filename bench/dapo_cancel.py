@@ -21,7 +21,7 @@ from bell import Bell
 from service import BenchService
 
 from prorl_zmq import Job, RolloutClient
-from prorl_zmq.messages import Phase
+from prorl_zmq.wire.messages.jobs import Phase
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

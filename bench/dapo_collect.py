@@ -27,14 +27,14 @@ from dapo_prompts import GROUP, Ran
 from service import BenchService
 
 from prorl_zmq import Job, RolloutClient
-from prorl_zmq.messages import Sampling
+from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from prorl_zmq import Trajectory
-    from prorl_zmq.messages import Carry
+    from prorl_zmq.wire.messages.batches import CarryOver
 
 LIMIT_S = 120.0
 """Longest wait for one batch."""
@@ -96,7 +96,7 @@ class Collected:
         self.ran = until(ran, self.complete[-1])
 
 
-def ours(size: Size, folder: Path, carry: Carry) -> Collected:
+def ours(size: Size, folder: Path, carry: CarryOver) -> Collected:
     """Collect through batches, on a service of its own."""
     ledger = folder / carry
     with size.service() as service:
@@ -139,7 +139,7 @@ class _BatchByBatch(threading.Thread):
         return self._collected
 
 
-def through_batches(front_door: str, ledger: Path, size: Size, carry: Carry) -> Collected:
+def through_batches(front_door: str, ledger: Path, size: Size, carry: CarryOver) -> Collected:
     """Collect with `open_batch`."""
     prompts = (_prompt(number, ledger, size) for number in count())
     with RolloutClient(front_door, timeout_s=LIMIT_S) as client:

@@ -16,20 +16,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dapo_prompts import GROUP, rollouts_of
 
-from prorl_zmq.brokers.actions import End, Start
-from prorl_zmq.brokers.batch_records import Deliver, Discard, Ended, Launch, Why
-from prorl_zmq.brokers.batch_sampler import BatchSampler
-from prorl_zmq.brokers.batch_session import stream_of
-from prorl_zmq.brokers.job_table import JobTable
-from prorl_zmq.brokers.keep_policies import KeepInformative
-from prorl_zmq.brokers.rollout_group import Rollout
-from prorl_zmq.messages import BatchOptions, Job, Phase, PhaseDone, StageReport, Task
+from prorl_zmq.brokers.batches.batch_records import Deliver, Discard, Ended, Launch, Why
+from prorl_zmq.brokers.batches.batch_sampler import BatchSampler
+from prorl_zmq.brokers.batches.batch_session import stream_of
+from prorl_zmq.brokers.batches.group_filters import KeepInformative
+from prorl_zmq.brokers.batches.rollout_group import Rollout
+from prorl_zmq.brokers.rollout.actions import End, Start
+from prorl_zmq.brokers.rollout.job_table import JobTable
+from prorl_zmq.wire.messages.batches import BatchOptions
+from prorl_zmq.wire.messages.jobs import Job, Phase
+from prorl_zmq.wire.messages.stages import PhaseDone, StageReport, Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from prorl_zmq.brokers.actions import Action
-    from prorl_zmq.brokers.batch_records import SamplerAction
+    from prorl_zmq.brokers.batches.batch_records import SamplerAction
+    from prorl_zmq.brokers.rollout.actions import Action
 
 MEAN_S = 60.0
 """Of RUN, in virtual seconds."""

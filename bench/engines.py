@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from service import free_port
 
 import prorl_zmq
-from prorl_zmq.processes import die_with_parent
+from prorl_zmq.system.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,9 +26,11 @@ import zmq
 from harness import Row, main, picture_path
 from service import BenchService, free_port
 
-from prorl_zmq import Job, RolloutClient, Trajectory, codec
-from prorl_zmq.messages import Phase, PhaseDone, StageLeaving, StageReport, StartPhase, Task
-from prorl_zmq.sockets import bind, connect, open_socket, send
+from prorl_zmq import Job, RolloutClient, Trajectory
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.jobs import Phase
+from prorl_zmq.wire.messages.stages import PhaseDone, StageLeaving, StageReport, StartPhase, Task
+from prorl_zmq.wire.sockets import bind, connect, open_socket, send
 
 sys.path.insert(0, str(Path(__file__).with_name("peers")))
 from trajectories import make_trajectory

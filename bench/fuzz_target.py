@@ -24,72 +24,65 @@ import msgspec
 import zmq
 
 with atheris.instrument_imports(include=["prorl_zmq"]):
-    from prorl_zmq import codec
-    from prorl_zmq.brokers.actions import End
-    from prorl_zmq.brokers.batch_runner import BatchRunner
-    from prorl_zmq.brokers.front_door import FrontDoor
-    from prorl_zmq.brokers.job_history import JobHistory
-    from prorl_zmq.brokers.job_table import JobTable
-    from prorl_zmq.brokers.journal import MemoryJournal
-    from prorl_zmq.brokers.outbox import Outbox
-    from prorl_zmq.brokers.quota import Quota
-    from prorl_zmq.brokers.rollout_broker import RolloutBroker
-    from prorl_zmq.brokers.task_catalog import TaskCatalog
-    from prorl_zmq.brokers.write_ahead import WriteAhead
+    from prorl_zmq.brokers.batches.batch_runner import BatchRunner
+    from prorl_zmq.brokers.journal.journal import MemoryJournal
+    from prorl_zmq.brokers.journal.write_ahead import WriteAhead
+    from prorl_zmq.brokers.rollout.actions import End
+    from prorl_zmq.brokers.rollout.front_door import FrontDoor
+    from prorl_zmq.brokers.rollout.job_history import JobHistory
+    from prorl_zmq.brokers.rollout.job_table import JobTable
+    from prorl_zmq.brokers.rollout.quota import Quota
+    from prorl_zmq.brokers.rollout.result_store import ResultStore
+    from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
+    from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
     from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
     from prorl_zmq.errors import InternalError, MalformedMessage
-    from prorl_zmq.sockets import open_socket
+    from prorl_zmq.wire import codec
+    from prorl_zmq.wire.sockets import open_socket
 
-from prorl_zmq.messages import (
+from prorl_zmq.wire.messages.backends import (
     AddBackend,
     AnyBackendReply,
     AnyBackendRequest,
-    AnyEngineReply,
-    AnyEngineRequest,
     Assign,
     Backend,
     BackendAlive,
-    BatchOptions,
+    ListBackends,
+    OwnerAlive,
+    Release,
+)
+from prorl_zmq.wire.messages.batches import BatchOptions, CloseBatch, Feed, NextGroup, OpenBatch, SessionAlive
+from prorl_zmq.wire.messages.engines import AnyEngineReply, AnyEngineRequest, Generate
+from prorl_zmq.wire.messages.front_door import (
     Cancel,
-    CloseBatch,
     Collect,
-    EventsNoted,
-    Feed,
     FrontDoorReply,
     FrontDoorRequest,
-    Generate,
     Hello,
-    Job,
-    ListBackends,
-    NextGroup,
     NoteWeights,
-    OpenBatch,
-    Outcome,
-    OwnerAlive,
-    Phase,
+    Refused,
+    Status,
+    Submit,
+    Trace,
+)
+from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, Result, Sampling
+from prorl_zmq.wire.messages.stages import (
+    EventsNoted,
     PhaseDone,
     PhaseFailed,
-    Refused,
-    Release,
-    Result,
-    Sampling,
-    SessionAlive,
     StageCommand,
     StageEvent,
     StageLeaving,
     StageReport,
     StartPhase,
-    Status,
     StopPhase,
-    Submit,
     Task,
-    Trace,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from prorl_zmq.brokers.actions import Action
+    from prorl_zmq.brokers.rollout.actions import Action
 
 UNIONS: list[Any] = [
     *(FrontDoorRequest, FrontDoorReply, StageEvent, StageCommand),
@@ -117,7 +110,7 @@ class Door:
     def __init__(self) -> None:
         self._quota = Quota(SMALL.max_jobs, SMALL.max_held_bytes, 1.0)
         self._table = JobTable(SMALL.lease_s, SMALL.ready_limit, SMALL.heartbeat_s)
-        outbox = Outbox()
+        outbox = ResultStore()
         self._history = JobHistory()
         self._writes = WriteAhead(MemoryJournal(), self._table, outbox, self._history, lambda _: None)
         catalog = TaskCatalog()

@@ -11,10 +11,10 @@ import msgspec
 from bell import rung
 from dapo_prompts import GROUP, Ran, rollouts_of
 
+from prorl_zmq.data.trajectory import Role
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
-from prorl_zmq.trajectory import Role
 
 
 class NothingInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

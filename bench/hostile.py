@@ -26,8 +26,8 @@ from hostile_messages import HEADERS, HEAVY, RAW, SHAPES, frames_of
 from service import BenchService
 
 from prorl_zmq import Job, RolloutClient
-from prorl_zmq.messages import Sampling
-from prorl_zmq.sockets import open_socket
+from prorl_zmq.wire.messages.jobs import Sampling
+from prorl_zmq.wire.sockets import open_socket
 
 if TYPE_CHECKING:
     import argparse

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from prorl_zmq import codec
-from prorl_zmq.messages import Assign, Collect, Generate, Hello, Phase, PhaseDone, Sampling, StageReport, Submit
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.backends import Assign
+from prorl_zmq.wire.messages.engines import Generate
+from prorl_zmq.wire.messages.front_door import Collect, Hello, Submit
+from prorl_zmq.wire.messages.jobs import Phase, Sampling
+from prorl_zmq.wire.messages.stages import PhaseDone, StageReport
 
 if TYPE_CHECKING:
     import random

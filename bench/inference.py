@@ -30,12 +30,15 @@ from inference_ways import Way, bare_way, http_ways, our_way
 
 from prorl_zmq.inference.engine import EngineDescription, Generation
 from prorl_zmq.inference.host import HostOptions, run_engine_host
-from prorl_zmq.messages import ChatSettings, Sampling, VersionSpan
+from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.engines import VersionSpan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from prorl_zmq.wire.messages.jobs import Sampling
 
 SHORT, LONG = 16, 235
 """Lengths of prompts in blocks of 128 tokens: 2k and 30k."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from prorl_zmq.inference.engine import EngineDescription
 from prorl_zmq.inference.host import HostOptions, run_engine_host
-from prorl_zmq.messages import ChatSettings
+from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -14,7 +14,8 @@ import zmq
 from inference_host import Prompts, Round, Timing, run_round
 
 from prorl_zmq.inference.client import EngineClient
-from prorl_zmq.messages import Backend, Sampling
+from prorl_zmq.wire.messages.backends import Backend
+from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

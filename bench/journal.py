@@ -20,13 +20,14 @@ import numpy as np
 from harness import Row, main
 from service import START_S, BenchService
 
-from prorl_zmq import Job, RolloutClient, codec
-from prorl_zmq.brokers.disk_journal import DiskJournal
-from prorl_zmq.brokers.journal import JobState
-from prorl_zmq.brokers.outbox import Finished, job_digest
-from prorl_zmq.messages import Outcome, Result
-from prorl_zmq.processes import die_with_parent
-from prorl_zmq.trajectory import block_bytes
+from prorl_zmq import Job, RolloutClient
+from prorl_zmq.brokers.journal.disk_journal import DiskJournal
+from prorl_zmq.brokers.journal.journal import JobState
+from prorl_zmq.brokers.rollout.result_store import Finished, job_digest
+from prorl_zmq.data.trajectory import block_bytes
+from prorl_zmq.system.processes import die_with_parent
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.jobs import Outcome, Result
 
 STAGES = [("init", 64), ("run", 64), ("eval", 64)]
 TOKENS = 2000

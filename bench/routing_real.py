@@ -21,16 +21,17 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import zmq
 
-from prorl_zmq.brokers.backend_heap import BackendHeap
+from prorl_zmq.brokers.backends.backend_heap import BackendHeap
 from prorl_zmq.inference.client import EngineClient
-from prorl_zmq.messages import Assign, Backend, Sampling
+from prorl_zmq.wire.messages.backends import Assign, Backend
+from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from prorl_zmq.brokers.backend_heap import Affinity
+    from prorl_zmq.brokers.backends.backend_heap import Affinity
 
 TURNS = 8
 GROUP = 8

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from prorl_zmq.brokers.backend_heap import BackendHeap
-from prorl_zmq.messages import Assign, Backend
+from prorl_zmq.brokers.backends.backend_heap import BackendHeap
+from prorl_zmq.wire.messages.backends import Assign, Backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

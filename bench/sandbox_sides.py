@@ -24,7 +24,7 @@ from prorl_zmq.tools.sandbox.kinds import problem_with
 from prorl_zmq.tools.sandbox.specification import Bind, SandboxSpec
 
 if TYPE_CHECKING:
-    from prorl_zmq.messages import SandboxKind
+    from prorl_zmq.wire.messages.jobs import SandboxKind
 
 HOST, IMAGE, DIRECTORY, SIF, PLAIN = (
     "bubblewrap, host's /usr",

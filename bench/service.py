@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from prorl_zmq import RolloutClient
-from prorl_zmq.processes import die_with_parent
+from prorl_zmq.system.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from prorl_zmq.messages import SandboxKind
+    from prorl_zmq.wire.messages.jobs import SandboxKind
 
 START_S = 45.0
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, cast
 import uvloop
 from handlers import HANDLERS
 
-from prorl_zmq.messages import Phase
 from prorl_zmq.stages.stage_process import StageOptions, StageProcess
+from prorl_zmq.wire.messages.jobs import Phase
 
 if TYPE_CHECKING:
-    from prorl_zmq.messages import SandboxKind
+    from prorl_zmq.wire.messages.jobs import SandboxKind
 
 
 def main() -> None:

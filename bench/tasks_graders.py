@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prorl_zmq import Job, PhaseLimits
-from prorl_zmq.messages import new_id
 from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import EvalPhase
 from prorl_zmq.stages.handlers.code import CodeHandler
@@ -16,6 +15,7 @@ from prorl_zmq.stages.handlers.math import MathHandler
 from prorl_zmq.tasks.code import CodeInstance
 from prorl_zmq.tasks.math import MathInstance
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+from prorl_zmq.wire.messages.base import new_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import psutil
 
 from prorl_zmq import EpisodeLimits, Job, PhaseLimits, RolloutClient
-from prorl_zmq.processes import die_with_parent
 from prorl_zmq.service.child import ChildService
+from prorl_zmq.system.processes import die_with_parent
 from prorl_zmq.tasks.loading import load_jobs
 
 if TYPE_CHECKING:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from prorl_zmq.messages import SandboxKind
     from prorl_zmq.tools.bash_session import BashResult
+    from prorl_zmq.wire.messages.jobs import SandboxKind
 
 INTERRUPT = "^C"
 """In the lines of `Approach.talk`: the key."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from tool_peers import Approach
 
-    from prorl_zmq.messages import SandboxKind
+    from prorl_zmq.wire.messages.jobs import SandboxKind
 
 OURS = (PROCESS, BUBBLEWRAP, APPTAINER)
 BARE, BASH, TMUX, SWE_REX = "bare ptyprocess", "bash -c", "OpenHands' tmux loop", "SWE-ReX LocalRuntime"

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from harness import Row, main, picture_path
 
+from prorl_zmq.data.trajectory import Role, TrajectoryBuilder
 from prorl_zmq.inference.chat import ChatFormat, ChatMessage, load_chat_format
-from prorl_zmq.messages import ChatSettings
-from prorl_zmq.trajectory import Role, TrajectoryBuilder
+from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from ..memory import give_memory_back
+from ..system.memory import give_memory_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable

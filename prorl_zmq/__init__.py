@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors
 from .errors import ProrlError
-from .messages import Backend, EpisodeLimits, Job, Outcome, PhaseLimits, Sampling
+from .wire.messages.backends import Backend
+from .wire.messages.jobs import EpisodeLimits, Job, Outcome, PhaseLimits, Sampling
 
 if TYPE_CHECKING:
-    from .async_client import AsyncRolloutClient
-    from .batch_progress import mean_reward
-    from .client import RolloutClient
-    from .collation import collate
-    from .group import Group
-    from .trajectory import Role, Trajectory
+    from .client.async_client import AsyncRolloutClient
+    from .client.batch_progress import mean_reward
+    from .client.client import RolloutClient
+    from .data.collation import collate
+    from .data.group import Group
+    from .data.trajectory import Role, Trajectory
 
 __all__ = [
     "AsyncRolloutClient",
@@ -40,13 +41,13 @@ __all__ = [
 
 
 _LATE = {
-    "AsyncRolloutClient": "async_client",
-    "Group": "group",
-    "RolloutClient": "client",
-    "Role": "trajectory",
-    "Trajectory": "trajectory",
-    "collate": "collation",
-    "mean_reward": "batch_progress",
+    "AsyncRolloutClient": "client.async_client",
+    "Group": "data.group",
+    "RolloutClient": "client.client",
+    "Role": "data.trajectory",
+    "Trajectory": "data.trajectory",
+    "collate": "data.collation",
+    "mean_reward": "client.batch_progress",
 }
 """What brings ZeroMQ, numpy or asyncio with it, and where it is: an execution server needs none of them."""
 

@@ -16,9 +16,11 @@ import msgspec
 from msgspec import Meta
 
 from .errors import ConfigError, ProrlError
-from .logs import LogFormat, LogLevel  # noqa: TC001 - msgspec reads the annotations at run time
-from .messages import JOB_LIMIT_BYTES, Count, History, Identifier, Phase, SandboxKind, Seconds, ToolCallForm
-from .sockets import check_endpoint
+from .system.logs import LogFormat, LogLevel  # noqa: TC001 - msgspec reads the annotations at run time
+from .wire.messages.backends import History, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
+from .wire.messages.base import JOB_LIMIT_BYTES, Count, Identifier, Seconds
+from .wire.messages.jobs import Phase, SandboxKind
+from .wire.sockets import check_endpoint
 
 ServerApi = Literal["auto", "vllm", "completions", "sglang", "prorl"]
 """What an inference server speaks: vLLM's token API, its `/v1/completions`, SGLang's `/generate`, or that of ProRL's
@@ -126,7 +128,7 @@ class BackendSettings(Section, frozen=True, kw_only=True):
     """The interpreter of another environment, which has vLLM and this package; empty: the service's own."""
     tokenizer: str = ""
     """The directory of the tokenizer and chat template, as stage processes see it; empty: the model's."""
-    tool_calls: ToolCallForm = ""
+    tool_calls: ToolCallFormatName = ""
     """How the model writes tool calls; empty: as its template does."""
     history: History = "template"
     """What happens where the template changes earlier turns: `template` follows it, in a new segment of the trajectory;

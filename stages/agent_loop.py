@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from ..data.trajectory import TrajectoryBuilder
 from ..errors import EngineFailed, InvalidJob
 from ..inference.engine import Generation
 from ..inference.tool_calls.call import MalformedCall, ToolCall
-from ..messages import VersionSpan
 from ..tools.tool import ToolArgumentsInvalid
-from ..trajectory import TrajectoryBuilder
+from ..wire.messages.engines import VersionSpan
 from .stop_texts import cut_at
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from ..inference.chat import ChatFormat, ChatMessage, PolicyTurn, Prompt
     from ..inference.engine import Generator
-    from ..messages import EpisodeLimits, Sampling
     from ..tools.tool import Tool
+    from ..wire.messages.jobs import EpisodeLimits, Sampling
 
 EMPTY_ABORTS = 8
 """How often new weights may come before a turn's first token; beyond it, the engine just takes no work."""

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from .. import codec
 from ..errors import InternalError, MalformedMessage, NoBackend, from_info
-from ..messages import (
+from ..security.peer_connection import Line
+from ..wire import codec
+from ..wire.messages.backends import (
     AnyBackendReply,
     Assign,
     Assigned,
@@ -23,14 +24,14 @@ from ..messages import (
     HeldAssignment,
     OwnerAlive,
     Release,
-    new_id,
 )
-from ..security.line import Line
-from ..sockets import CONTROL_FRAME_BYTES
+from ..wire.messages.base import new_id
+from ..wire.sockets import CONTROL_FRAME_BYTES
 
 if TYPE_CHECKING:
-    from ..messages import AnyBackendRequest, Backend, Job
     from ..security.keyring import Keyring
+    from ..wire.messages.backends import AnyBackendRequest, Backend
+    from ..wire.messages.jobs import Job
 
 RESEND_S = 5.0
 """An assignment is asked for again after so long without an answer, in case the broker was restarted."""

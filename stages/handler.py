@@ -24,7 +24,6 @@ from typing import (
 
 import msgspec
 
-from .. import codec
 from ..errors import (
     ConfigError,
     EngineFailed,
@@ -42,18 +41,20 @@ from ..errors import (
     SandboxUnavailable,
     ToolSessionLost,
 )
-from ..messages import Outcome, Task
+from ..wire import codec
+from ..wire.messages.jobs import Outcome
+from ..wire.messages.stages import Task
 from .grading.grader_pool import GRADE_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from ..inference.chat import ChatMessage
-    from ..messages import Job
-    from ..tasks.form import Form
+    from ..tasks.row_format import RowFormat
     from ..tools.sandbox.sandbox import Sandbox
     from ..tools.sandbox.specification import SandboxSpec
     from ..tools.tool import Tool
+    from ..wire.messages.jobs import Job
     from .agent_loop import Episode
 
 ENTRY_POINT_GROUP = "prorl_zmq.handlers"
@@ -168,7 +169,7 @@ class AgentHandler(ABC, Generic[Instance]):
     """The task's name, as jobs and the entry point give it."""
     instance_type: type[Instance]
     """The Struct that a job's `instance` must fit; unknown fields are refused."""
-    forms: ClassVar[tuple[Form, ...]] = ()
+    forms: ClassVar[tuple[RowFormat, ...]] = ()
     """The data sets whose rows become instances of it, beside rows that are instances as they are."""
     eval_in_sandbox: ClassVar[bool] = False
     """Keep the sandbox after RUN, and run EVAL on its node."""

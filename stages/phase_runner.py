@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .. import codec
 from ..errors import (
     FIELDS_LIMIT,
     NAME_LIMIT,
@@ -31,8 +30,11 @@ from ..errors import (
     shortened,
 )
 from ..inference.chat import chat_format
-from ..messages import METRICS_LIMIT, NOTE_LIMIT, Outcome, Phase, PhaseDone, PhaseFailed, new_id
 from ..tools.processes import to_the_end
+from ..wire import codec
+from ..wire.messages.base import METRICS_LIMIT, NOTE_LIMIT, new_id
+from ..wire.messages.jobs import Outcome, Phase
+from ..wire.messages.stages import PhaseDone, PhaseFailed
 from .agent_loop import AgentLoop, Episode
 from .cut_text import cut_text
 from .handler import AgentHandler, Carry, EvalPhase, Evaluation, Failure, InitPhase, RunPhase, failure_of
@@ -46,14 +48,16 @@ if TYPE_CHECKING:
     from ..inference.chat import ChatMessage
     from ..inference.client import EngineClient
     from ..inference.engine import Generation
-    from ..messages import Backend, Job, Sampling, StartPhase
     from ..tools.sandbox.sandbox import Sandbox
     from ..tools.sandbox.sandboxes import Sandboxes
     from ..tools.sandbox.specification import SandboxSpec
     from ..tools.tool import Tool
+    from ..wire.messages.backends import Backend
+    from ..wire.messages.jobs import Job, Sampling
+    from ..wire.messages.stages import StartPhase
     from .backend_client import BackendClient
-    from .custody import Custody
     from .grading.grader_pool import GraderPool
+    from .sandbox_handoff import SandboxHandoff
 
 log = logging.getLogger("prorl.stage")
 
@@ -89,7 +93,7 @@ class PhaseRunner:
         sandboxes: Sandboxes,
         backends: BackendClient,
         engines: EngineClient,
-        custody: Custody,
+        custody: SandboxHandoff,
         graders: GraderPool,
     ) -> None:
         self._custody = custody

@@ -5,7 +5,7 @@
     DEALER                      ⇄ backend broker and engine hosts (RUN)
 
 It keeps nothing on disk. When the broker dies it goes on working and reporting, tells the next one again what that may
-not have in its journal (`Unacknowledged`), and is told what is not wanted any more. When this process dies, its leases
+not have in its journal (`EventOutbox`), and is told what is not wanted any more. When this process dies, its leases
 lapse and the broker gives its jobs to others. On SIGTERM it says that it leaves, stops its phases (tool calls and
 generations included) within `SHUTDOWN_S`, and ends.
 """
@@ -22,17 +22,24 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from .. import codec
-from ..aio import AsyncSocket
 from ..errors import MalformedMessage, ProrlError, from_info
 from ..inference.client import EngineClient
-from ..logs import about_job, job_of_sandbox, of_job
-from ..memory import give_memory_back
-from ..messages import (
+from ..security.keyring import WORKER, Keyring
+from ..security.peer_connection import Line
+from ..security.rights import Listener
+from ..security.zap_authenticator import ZapAuthenticator
+from ..system.logs import about_job, job_of_sandbox, of_job
+from ..system.memory import give_memory_back
+from ..system.processes import stop_signals
+from ..tools.sandbox.sandboxes import Sandboxes
+from ..tools.sandbox.sweeping import sweep_abandoned
+from ..wire import codec
+from ..wire.async_socket import AsyncSocket
+from ..wire.messages.base import new_id
+from ..wire.messages.jobs import Job, Phase
+from ..wire.messages.stages import (
     CloseSandbox,
     EventsNoted,
-    Job,
-    Phase,
     PhaseDone,
     StageCommand,
     StageLeaving,
@@ -41,28 +48,21 @@ from ..messages import (
     StageWelcome,
     StartPhase,
     StopPhase,
-    new_id,
 )
-from ..processes import stop_signals
-from ..security.gate import Gate
-from ..security.keyring import WORKER, Keyring
-from ..security.line import Line
-from ..security.rights import Door
-from ..sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, MAX_FRAME_BYTES, endpoint_beside, open_socket
-from ..tools.sandbox.sandboxes import Sandboxes
-from ..tools.sandbox.sweeping import sweep_abandoned
+from ..wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, MAX_FRAME_BYTES, endpoint_beside, open_socket
 from .backend_client import BackendClient
-from .custody import Custody
+from .event_outbox import EventOutbox
 from .grading.grader_pool import GraderPool
 from .phase_runner import PhaseRunner
-from .unacknowledged import Unacknowledged
+from .sandbox_handoff import SandboxHandoff
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
 
-    from ..messages import SandboxKind, StageEvent
-    from ..sockets import Frame
+    from ..wire.messages.jobs import SandboxKind
+    from ..wire.messages.stages import StageEvent
+    from ..wire.sockets import Frame
     from .handler import AgentHandler
 
 SHUTDOWN_S = 10.0
@@ -136,10 +136,10 @@ class StageProcess:
             image_folders=options.image_folders,
             keys=options.keys,
         )
-        self._custody = Custody()
+        self._custody = SandboxHandoff()
         self._graders = GraderPool()
         self._running: dict[str, _Running] = {}
-        self._unacknowledged = Unacknowledged()
+        self._unacknowledged = EventOutbox()
         self._errands: set[asyncio.Task[None]] = set()
         self._heartbeat_s = FIRST_REPORT_S
         self._backends: BackendClient | None = None
@@ -178,10 +178,10 @@ class StageProcess:
     def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         options = self._options
         self._keyring = Keyring.load(options.keys, WORKER)
-        self._gate = Gate(context, self._keyring, insecure=options.insecure)
+        self._gate = ZapAuthenticator(context, self._keyring, insecure=options.insecure)
         inbox = open_socket(context, zmq.PULL, JOB_FRAME_BYTES)
         where = options.bind or endpoint_beside(options.connect, f"{options.run_dir}/{self.stage_id}")
-        self._endpoint = self._gate.bind(inbox, where, Door.STAGE_INBOX)
+        self._endpoint = self._gate.bind(inbox, where, Listener.STAGE_INBOX)
         self._gate.attend()
         self._context = context
         self._engines = EngineClient(context, keyring=self._keyring)

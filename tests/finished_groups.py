@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from prorl_zmq import Group
-from prorl_zmq.messages import Outcome, Result
-from prorl_zmq.trajectory import Role, Trajectory, TrajectoryBuilder
+from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder
+from prorl_zmq.wire.messages.jobs import Outcome, Result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prorl_zmq.messages import KeyRole
 from prorl_zmq.security.keys import KeyFolder
+from prorl_zmq.wire.messages.base import KeyRole
 
 if TYPE_CHECKING:
     from pathlib import Path

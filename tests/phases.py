@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from prorl_zmq.messages import Job, new_id
 from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import EvalPhase
+from prorl_zmq.wire.messages.base import new_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from prorl_zmq.tools.sandbox.sandbox import Sandbox
     from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
     from prorl_zmq.tools.sandbox.specification import SandboxSpec
+    from prorl_zmq.wire.messages.jobs import Job
 
 
 @asynccontextmanager

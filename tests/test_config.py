@@ -6,7 +6,7 @@ import pytest
 
 from prorl_zmq.config import Topology, default_run_dir, load_topology, parse_topology
 from prorl_zmq.errors import ConfigError, InvalidEndpoint
-from prorl_zmq.messages import Phase
+from prorl_zmq.wire.messages.jobs import Phase
 
 
 def load(folder: Path, text: str | bytes) -> Topology:

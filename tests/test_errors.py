@@ -5,8 +5,9 @@ import pickle
 
 import pytest
 
-from prorl_zmq import codec, errors
+from prorl_zmq import errors
 from prorl_zmq.errors import BY_CODE, Busy, DuplicateJob, ErrorInfo, ProrlError, from_info
+from prorl_zmq.wire import codec
 
 
 @pytest.mark.parametrize("kind", BY_CODE.values(), ids=list(BY_CODE))

@@ -46,7 +46,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import SandboxFailed
-from .newcomers import Newcomers
+from .new_processes import NewProcesses
 from .processes import PROC, kill, to_the_end
 from .shell_text import PrivateFiles, action_line, command_file, evaluated, opening_line
 
@@ -132,7 +132,7 @@ class ShellProcess:
             self._child, self._terminal = self._container.terminal(BASH, "", ends, DIMENSIONS)
             self._prompt_input = f"socket:[{os.fstat(ends[0]).st_ino}]"
         resources.callback(os.close, self._terminal)
-        self._newcomers = Newcomers(self._child.pid)
+        self._newcomers = NewProcesses(self._child.pid)
         resources.callback(self._newcomers.close)
         files = PrivateFiles(*ends, *range(max(ends) + 1, max(ends) + 4))
         self._opening = opening_line(files)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from prorl_zmq.trajectory import Role, TokenArrays, TrajectoryBuilder, array_views
+from prorl_zmq.data.trajectory import Role, TokenArrays, TrajectoryBuilder, array_views
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

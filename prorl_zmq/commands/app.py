@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from .. import errors
-from ..logs import say, start_logging
+from ..system.logs import say, start_logging
 from . import (
     backends,
     demo,

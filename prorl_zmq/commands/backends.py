@@ -13,13 +13,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..logs import one_line
-from ..messages import Backend, ChatSettings, UpdateMode
-from ..weights import UPDATE_LIMIT_S
+from ..client.weights import UPDATE_LIMIT_S
+from ..system.logs import one_line
+from ..wire.messages.backends import Backend, ChatSettings
+from ..wire.messages.engines import UpdateMode
 from .options import Config, Connect, Keys, client_of, console
 
 if TYPE_CHECKING:
-    from ..messages import BackendStatus
+    from ..wire.messages.backends import BackendStatus
 
 commands = typer.Typer(
     help="List and change the inference backends: the engines that jobs are spread over. Engine hosts (`prorl-engine`) "

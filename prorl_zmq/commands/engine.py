@@ -12,9 +12,10 @@ import typer
 
 from ..config import ServerApi, Topology, default_run_dir, own_run_dir
 from ..errors import ConfigError
-from ..logs import keep_secret
-from ..messages import ChatSettings, History, ToolCallForm, new_id
-from ..sockets import endpoint_beside
+from ..system.logs import keep_secret
+from ..wire.messages.backends import ChatSettings, History, ToolCallFormatName
+from ..wire.messages.base import new_id
+from ..wire.sockets import endpoint_beside
 from .options import Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def engine(
         ),
     ] = "",
     tool_calls: Annotated[
-        ToolCallForm,
+        ToolCallFormatName,
         typer.Option(help="How the model writes tool calls. [default: as its template does]", show_default=False),
     ] = "",
     history: Annotated[

@@ -18,12 +18,13 @@ from rich.text import Text
 
 from ..config import BackendSettings, ServerApi
 from ..errors import ConfigError
-from ..logs import one_line, say
-from ..messages import SandboxKind, ToolCallForm
+from ..system.logs import one_line, say
+from ..wire.messages.backends import ToolCallFormatName
+from ..wire.messages.jobs import SandboxKind
 from .options import Config, Connect, Keys, async_client_of, console, front_door_of
 
 if TYPE_CHECKING:
-    from ..async_client import AsyncRolloutClient
+    from ..client.async_client import AsyncRolloutClient
     from ..evaluation.passes import Estimate
     from ..evaluation.plan import Settings
     from ..evaluation.run_folder import RunFolder, Sample
@@ -124,7 +125,7 @@ def evaluate(
         str, typer.Option(metavar="DIR", help="Tokenizer and chat template. [default: the model's]")
     ] = "",
     tool_calls: Annotated[
-        ToolCallForm, typer.Option(help="How the model writes tool calls. [default: as its template does]")
+        ToolCallFormatName, typer.Option(help="How the model writes tool calls. [default: as its template does]")
     ] = "",
     python: Annotated[
         str, typer.Option(metavar="PATH", help="vllm: the interpreter of the environment that has it. [default: ours]")
@@ -186,7 +187,7 @@ def evaluate(
     from ..evaluation.run_folder import RunFolder
     from ..evaluation.summary import Counting, summarise
     from ..stages.handler import load_handlers
-    from ..stages.known_forms import known_forms
+    from ..stages.known_row_formats import known_forms
 
     data_sha256 = checksum(file)
     counting = Counting(_ks(k, samples), threshold, price_in, price_cached, price_out)

@@ -12,14 +12,14 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ..duration import duration
-from ..logs import one_line
+from ..system.duration import duration
+from ..system.logs import one_line
 from .backends import QUICK_S
 from .options import Config, Connect, Keys, client_of, console
 
 if TYPE_CHECKING:
     from ..errors import ErrorInfo
-    from ..messages import JobTrace, Span
+    from ..wire.messages.front_door import JobTrace, Span
 
 BAR, WIDE_BAR = 12, 40
 """Characters of the whole timeline, in a usual terminal and in a wide one."""

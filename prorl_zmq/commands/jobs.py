@@ -18,20 +18,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from ..client.submission import Submission
 from ..errors import ConfigError, ProrlError
-from ..logs import one_line, say
-from ..messages import Identifier, Job, Outcome, Phase
-from ..processes import stop_signals
-from ..submission import Submission
+from ..system.logs import one_line, say
+from ..system.processes import stop_signals
+from ..wire.messages.base import Identifier
+from ..wire.messages.jobs import Job, Outcome, Phase
 from .backends import QUICK_S, backend_table
 from .options import Config, Connect, Keys, async_client_of, client_of, console
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from ..async_client import AsyncRolloutClient
-    from ..messages import BackendStatus, BatchStatus, ServiceStatus
-    from ..trajectory import Trajectory
+    from ..client.async_client import AsyncRolloutClient
+    from ..data.trajectory import Trajectory
+    from ..wire.messages.backends import BackendStatus
+    from ..wire.messages.batches import BatchStatus
+    from ..wire.messages.front_door import ServiceStatus
 
 END_S = 2.0
 """How long Ctrl-C waits for what it has cancelled."""

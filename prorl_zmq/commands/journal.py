@@ -12,11 +12,11 @@ from rich.console import Group
 from rich.table import Table
 
 from ..errors import ConfigError
-from ..messages import Phase
+from ..wire.messages.jobs import Phase
 from .options import Config, RunDir, console, topology_of
 
 if TYPE_CHECKING:
-    from ..brokers.journal_summary import JournalSummary, SessionSummary
+    from ..brokers.journal.journal_summary import JournalSummary, SessionSummary
 
 SESSIONS_SHOWN = 20
 
@@ -33,7 +33,7 @@ File = Annotated[
 @commands.command()
 def show(file: File = None, config: Config = None, run_dir: RunDir = None) -> None:
     """Show what is in it; a broker may be running."""
-    from ..brokers.journal_summary import count_damaged, read_summary
+    from ..brokers.journal.journal_summary import count_damaged, read_summary
 
     path = _file(file, config, run_dir)
     console().print(summary_tables(read_summary(path), count_damaged(path), time.time()))
@@ -42,8 +42,8 @@ def show(file: File = None, config: Config = None, run_dir: RunDir = None) -> No
 @commands.command()
 def compact(file: File = None, config: Config = None, run_dir: RunDir = None) -> None:
     """Give the room that collected results have left back to the disk. The broker must not be running."""
-    from ..brokers.disk_journal import DiskJournal
-    from ..brokers.journal_summary import parts
+    from ..brokers.journal.disk_journal import DiskJournal
+    from ..brokers.journal.journal_summary import parts
 
     path = _existing(_file(file, config, run_dir))
     before = sum(part.stat().st_size for part in parts(path) if part.exists())
@@ -58,10 +58,10 @@ def clear(file: File = None, config: Config = None, run_dir: RunDir = None) -> N
 
     The file may also be the backend broker's, `backends.journal`.
     """
-    from ..brokers import backend_journal
-    from ..brokers.disk_journal import APPLICATION_ID
-    from ..brokers.journal_file import check_kind, lock_journal
-    from ..brokers.journal_summary import parts
+    from ..brokers.backends import backend_journal
+    from ..brokers.journal.disk_journal import APPLICATION_ID
+    from ..brokers.journal.journal_file import check_kind, lock_journal
+    from ..brokers.journal.journal_summary import parts
 
     path = _existing(_file(file, config, run_dir))
     lock = lock_journal(path)

@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ..messages import KeyRole
 from ..security.keys import PUBLIC, KeyFolder, default_folder
+from ..wire.messages.base import KeyRole
 from .options import console
 
 commands = typer.Typer(

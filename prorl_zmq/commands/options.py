@@ -10,10 +10,10 @@ import msgspec
 import typer
 from rich.console import Console
 
-from ..async_client import AsyncRolloutClient
-from ..client import RolloutClient, default_front_door
+from ..client.async_client import AsyncRolloutClient
+from ..client.client import RolloutClient, default_front_door
 from ..config import SecuritySettings, ServiceSettings, Topology, load_topology
-from ..logs import LogFormat, LogLevel, start_logging
+from ..system.logs import LogFormat, LogLevel, start_logging
 
 Config = Annotated[
     Path | None,

@@ -11,8 +11,8 @@ import msgspec
 import typer
 
 from ..config import own_run_dir
-from ..logs import say
-from ..messages import SandboxKind
+from ..system.logs import say
+from ..wire.messages.jobs import SandboxKind
 from .options import Config, Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as, topology_of
 from .startup_line import StartupLine
 
@@ -49,7 +49,7 @@ def serve(
     that it lives. Exit codes: 0 stopped on request; 1 it could not do its work; 2 a wrong flag, file or setting, its
     own or that of a process that it starts.
     """
-    from ..brokers.journal_summary import read_summary
+    from ..brokers.journal.journal_summary import read_summary
     from ..service.supervisor import Supervisor
     from ..tools.sandbox.sandboxes import Sandboxes
 
@@ -91,9 +91,9 @@ def rollout(
     log_level: LogLevelOption = None,
 ) -> None:
     """The front door, the job table and the stages' events."""
-    from ..brokers.disk_journal import DiskJournal
-    from ..brokers.journal import MemoryJournal
-    from ..brokers.rollout_broker import RolloutBroker
+    from ..brokers.journal.disk_journal import DiskJournal
+    from ..brokers.journal.journal import MemoryJournal
+    from ..brokers.rollout.rollout_broker import RolloutBroker
 
     topology = topology_of(config, run_dir, insecure=insecure, keys=keys)
     log_as("rollout-broker", log_format, log_level, topology.service)
@@ -120,8 +120,8 @@ def backend(
     log_level: LogLevelOption = None,
 ) -> None:
     """Which inference backend each job talks to."""
-    from ..brokers.backend_broker import BackendBroker
-    from ..brokers.backend_journal import BackendJournal
+    from ..brokers.backends.backend_broker import BackendBroker
+    from ..brokers.backends.backend_journal import BackendJournal
 
     topology = topology_of(config, run_dir, insecure=insecure, keys=keys)
     log_as("backend-broker", log_format, log_level, topology.service)

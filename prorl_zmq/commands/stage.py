@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..config import Topology, default_run_dir, own_run_dir
-from ..messages import Phase, SandboxKind
+from ..wire.messages.jobs import Phase, SandboxKind
 from .options import Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as
 
 

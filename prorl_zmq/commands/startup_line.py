@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ..logs import say
+from ..system.logs import say
 from .options import console
 
 if TYPE_CHECKING:

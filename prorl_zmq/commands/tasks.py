@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigError, InvalidJob, InvalidRecord, ProrlError
-from ..logs import one_line
+from ..system.logs import one_line
 from .images import Images, image_store
 from .make_swe import make_swe
 from .options import console
@@ -49,7 +49,7 @@ def list_forms() -> None:
     A row of a file has the first form all of whose columns are there. `task` and `instance` make a row a whole job, as
     `prorl submit` takes it.
     """
-    from ..stages.known_forms import known_forms
+    from ..stages.known_row_formats import known_forms
 
     table = Table(title="forms, the first that fits is taken", title_justify="left")
     for column in ("task", "form", "data sets", "told by its columns"):
@@ -155,7 +155,7 @@ def _state(store: Any, name: str) -> str:
 def _checked(file: Path, task: str, form: str) -> Iterator[tuple[int, str, Row | None]]:
     """Give each row's number, what is wrong with it, and what it is, if nothing."""
     from ..stages.handler import load_handlers
-    from ..stages.known_forms import known_forms
+    from ..stages.known_row_formats import known_forms
     from ..tasks.loading import load_rows
 
     handlers: Mapping[str, AgentHandler[Any]] = load_handlers()

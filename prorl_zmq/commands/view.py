@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from ..errors import ConfigError
-from ..messages import ChatSettings, ToolCallForm
+from ..wire.messages.backends import ChatSettings, ToolCallFormatName
 from .options import console
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def view(
             "directory, or `embedded` for the package's own policy.",
         ),
     ] = "",
-    tool_calls: Annotated[ToolCallForm, typer.Option(help="How that model writes tool calls.")] = "",
+    tool_calls: Annotated[ToolCallFormatName, typer.Option(help="How that model writes tool calls.")] = "",
 ) -> None:
     """Look at rollouts: turns, tool calls, rewards, notes, and tokens with their mask and log-probs.
 
@@ -96,7 +96,7 @@ def _print(collection: Collection, rollout: Rollout | None, *, tokens: bool) -> 
     screen.print(notes_text(rollout))
 
 
-def _reader(tokenizer: str, tool_calls: ToolCallForm) -> TextReader:
+def _reader(tokenizer: str, tool_calls: ToolCallFormatName) -> TextReader:
     from ..evaluation.transcript import TextReader
     from ..inference.chat import load_chat_format
 

@@ -11,10 +11,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..messages import Phase
+from ..wire.messages.jobs import Phase
 
 if TYPE_CHECKING:
-    from ..client import RolloutClient
+    from ..client.client import RolloutClient
     from .grpo import StepStats
 
 REFRESH_S = 0.25

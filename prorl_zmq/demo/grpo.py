@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ..data.trajectory import Trajectory
     from ..inference.policy import Policy
-    from ..trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

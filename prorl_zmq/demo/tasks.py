@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..messages import EpisodeLimits, Job, PhaseLimits, Sampling, new_id
+from ..wire.messages.base import new_id
+from ..wire.messages.jobs import EpisodeLimits, Job, PhaseLimits, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from ..client import RolloutClient
+from ..client.client import RolloutClient
 from ..inference.base_policy import build_base_policy
 from ..inference.tokenizer import decode
 from .grpo import Grpo, GrpoSettings, StepStats
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
-    from ..trajectory import Trajectory
+    from ..data.trajectory import Trajectory
     from .display import Display
 
 STALL_S = 120.0

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, MultipleLocator, NullLocator
 
-from ..logs import one_line
+from ..system.logs import one_line
 from .run_folder import is_solved
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from .run_folder import Sample
-    from .summary import FailureRow, PassRow, Spread, Summary
+    from .summary import Distribution, FailureRow, PassRow, Summary
 
 WIDTH, HEIGHT = 6.4, 3.1
 """Inches; the page scales them."""
@@ -134,7 +134,7 @@ def _rewards(summary: Summary) -> str:
         return _svg(figure)
 
 
-def _times(rows: Sequence[Spread]) -> str:
+def _times(rows: Sequence[Distribution]) -> str:
     """Draw the median and the 95th percentile of each stay and its parts."""
     if not rows:
         return ""

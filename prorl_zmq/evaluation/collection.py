@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from ..data.trajectory import Role, TokenArrays
 from ..errors import ConfigError
-from ..messages import Result
-from ..trajectory import Role, TokenArrays
+from ..wire.messages.jobs import Result
 from .run_folder import ARRAYS, PLAN, RESULTS, TRAJECTORIES, is_solved, read_plan, read_samples
 from .transcript import Transcript, make_transcript
 

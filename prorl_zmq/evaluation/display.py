@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from ..duration import duration
-from ..logs import one_line
+from ..system.duration import duration
+from ..system.logs import one_line
 from .summary import STAYS
 
 if TYPE_CHECKING:

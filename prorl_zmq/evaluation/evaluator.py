@@ -10,11 +10,11 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..async_client import AsyncRolloutClient
+from ..client.async_client import AsyncRolloutClient
+from ..client.submission import Submission
 from ..errors import ProrlError
-from ..messages import Outcome
-from ..processes import stop_signals
-from ..submission import Submission
+from ..system.processes import stop_signals
+from ..wire.messages.jobs import Outcome
 from .plan import jobs_of
 from .run_folder import SERVICE, sample_of
 from .service import OwnService, Readers, own_service, wait_ready
@@ -23,7 +23,7 @@ from .transcript import transcript_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from ..trajectory import Trajectory
+    from ..data.trajectory import Trajectory
     from .problems import Problem
     from .run_folder import RunFolder, Sample
     from .service import RunningService

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..messages import Job, new_id
+from ..wire.messages.base import new_id
+from ..wire.messages.jobs import Job  # noqa: TC001 - msgspec reads the annotations at run time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ..messages import Job
     from ..stages.handler import AgentHandler
-    from ..tasks.form import Form
+    from ..tasks.row_format import RowFormat
+    from ..wire.messages.jobs import Job
 
 NAME_LIMIT = 120
 """Most characters of a problem's name."""
@@ -43,7 +43,7 @@ class Problem:
 
 def load_problems(
     path: Path,
-    forms: Sequence[Form],
+    forms: Sequence[RowFormat],
     *,
     form: str = "",
     task: str = "",

@@ -15,7 +15,7 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from ..logs import one_line
+from ..system.logs import one_line
 from .charts import COLOURS, charts_of, standing_alone
 from .run_folder import CHARTS, REPORT_HTML, REPORT_MD, SUMMARY
 

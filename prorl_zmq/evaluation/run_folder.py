@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from ..errors import ConfigError
-from ..messages import Outcome, Phase, Result
+from ..wire.messages.jobs import Outcome, Phase, Result
 from .plan import FORMAT, Place, Plan, differences, place_of
 from .service import sweep
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from ..trajectory import Trajectory
+    from ..data.trajectory import Trajectory
     from .transcript import Transcript
 
 PLAN, RESULTS, TRAJECTORIES, SERVICE, LOCK, EARLIER = (

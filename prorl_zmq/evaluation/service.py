@@ -23,15 +23,15 @@ import msgspec
 from ..config import BackendSettings, parse_topology
 from ..errors import ConfigError, RequestTimeout
 from ..inference.chat import chat_format
-from ..logs import one_line
 from ..service.child import RUN_DIR_PREFIX, ChildService
+from ..system.logs import one_line
 from .transcript import TextReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..async_client import AsyncRolloutClient
-    from ..messages import BackendStatus, ChatSettings
+    from ..client.async_client import AsyncRolloutClient
+    from ..wire.messages.backends import BackendStatus, ChatSettings
 
 ROLES = ("init", "run", "eval")
 ASK_S = 2.0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import numpy as np
 
-from ..messages import Outcome
+from ..wire.messages.jobs import Outcome
 from .passes import Estimate, Tally, mean_estimate, pass_estimate
 from .run_folder import is_solved, says_nothing
 
@@ -61,7 +61,7 @@ class PassRow(msgspec.Struct, frozen=True, kw_only=True):
     """Problems that have fewer."""
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     """How a measure of rollouts is spread."""
 
     name: str
@@ -164,9 +164,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     pass_1_with_errors: Estimate | None
     """pass@1 if all infrastructure errors were failures."""
     reward: Estimate | None
-    tokens: tuple[Spread, ...]
+    tokens: tuple[Distribution, ...]
     cost: Cost | None
-    times: tuple[Spread, ...]
+    times: tuple[Distribution, ...]
     failures: tuple[FailureRow, ...]
     tasks: tuple[GroupRow, ...]
     forms: tuple[GroupRow, ...]
@@ -284,8 +284,8 @@ def _whole_cost(problems: Sequence[ProblemRow]) -> Cost | None:
     return Cost(total=total, per_problem=total / len(costs), per_solved=total / solved if solved else None)
 
 
-def _spread(name: str, values: Sequence[float], whole: float | None = None, within: str = "") -> Spread:
-    return Spread(
+def _spread(name: str, values: Sequence[float], whole: float | None = None, within: str = "") -> Distribution:
+    return Distribution(
         name=name,
         count=len(values),
         mean=float(np.mean(values)),
@@ -297,7 +297,7 @@ def _spread(name: str, values: Sequence[float], whole: float | None = None, with
     )
 
 
-def _tokens(samples: Sequence[Sample]) -> tuple[Spread, ...]:
+def _tokens(samples: Sequence[Sample]) -> tuple[Distribution, ...]:
     """Spread the token counts and what goes with them over rollouts."""
     names = ("prompt_tokens", "cached_tokens", "generated_tokens", "turns", "tool_calls")
     rows = [_spread("tokens", [float(sample.result.tokens) for sample in samples])] if samples else []
@@ -307,7 +307,7 @@ def _tokens(samples: Sequence[Sample]) -> tuple[Spread, ...]:
     )
 
 
-def _times(samples: Sequence[Sample]) -> tuple[Spread, ...]:
+def _times(samples: Sequence[Sample]) -> tuple[Distribution, ...]:
     """Spread the seconds of each stay, and of what they are made of, over the rollouts that have them."""
     whole = sum(seconds_of(sample) for sample in samples)
     there = {name for sample in samples for name in sample.result.timings}

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 import numpy as np
 
+from ..data.trajectory import Role
 from ..errors import EngineFailed
 from ..inference.tool_calls.call import MalformedCall
-from ..inference.tool_calls.forms import format_named
-from ..trajectory import Role
+from ..inference.tool_calls.formats import format_named
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..data.trajectory import Trajectory
     from ..inference.chat import ChatFormat
     from ..inference.tool_calls.call import ToolCallFormat
-    from ..messages import ChatSettings
-    from ..trajectory import Trajectory
+    from ..wire.messages.backends import ChatSettings
 
 REPLACEMENT = "\ufffd"
 """What decoders give for a part of a character."""
@@ -81,15 +81,15 @@ class Arrays(Protocol):
     """The five arrays of a trajectory (see `TokenArrays`)."""
 
     @property
-    def token_ids(self) -> NDArray[np.int32]: ...  # noqa: D102 - see `TokenArrays`
+    def token_ids(self) -> NDArray[np.int32]: ...
     @property
-    def loss_mask(self) -> NDArray[np.bool_]: ...  # noqa: D102
+    def loss_mask(self) -> NDArray[np.bool_]: ...
     @property
-    def logprobs(self) -> NDArray[np.float32]: ...  # noqa: D102
+    def logprobs(self) -> NDArray[np.float32]: ...
     @property
-    def weight_versions(self) -> NDArray[np.int32]: ...  # noqa: D102
+    def weight_versions(self) -> NDArray[np.int32]: ...
     @property
-    def turns(self) -> NDArray[np.int32]: ...  # noqa: D102
+    def turns(self) -> NDArray[np.int32]: ...
 
 
 class TextReader:

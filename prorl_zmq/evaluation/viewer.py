@@ -16,7 +16,7 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static, TabbedContent, TabPane
 
 from ..errors import ConfigError
-from ..logs import one_line
+from ..system.logs import one_line
 from .display import (
     HEADERS,
     TOKEN_HEADERS,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..trajectory import Role
+from ..data.trajectory import Role
 from .chat import ChatMessage
 from .embedded_chat import encode_message, generation_prompt
 from .policy import Adam, Policy, PolicyShape, log_softmax, logprob_slopes, one_blas_thread

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import ConfigError
-from ..threads import run_aside
+from ..system.threads import run_aside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..messages import ChatSettings
-    from ..trajectory import Role
+    from ..data.trajectory import Role
+    from ..wire.messages.backends import ChatSettings
     from .tool_calls.call import MalformedCall, ToolCall
 
 LOADED_FORMATS = 16

@@ -15,7 +15,7 @@ import msgspec
 from ..errors import ConfigError
 from .chat_template import TemplateRefused, marker, marker_tool
 from .tool_calls.call import ToolCall
-from .tool_calls.forms import FORMS, format_named
+from .tool_calls.formats import FORMS, format_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

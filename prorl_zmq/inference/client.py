@@ -21,10 +21,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zmq
 
-from .. import codec
-from ..aio import AsyncSocket
 from ..errors import Closed, EngineFailed, MalformedMessage, ProrlError, RequestTimeout, from_info
-from ..messages import (
+from ..security.handshake import Handshake
+from ..security.keyring import connect_to_peer
+from ..security.peer_connection import RENEW_S
+from ..wire import codec
+from ..wire.async_socket import AsyncSocket
+from ..wire.messages.base import new_id
+from ..wire.messages.engines import (
     Abort,
     AnyEngineReply,
     EngineHealth,
@@ -33,12 +37,8 @@ from ..messages import (
     Generate,
     Generated,
     UpdateWeights,
-    new_id,
 )
-from ..security.handshake import Handshake
-from ..security.keyring import connect_to_peer
-from ..security.line import RENEW_S
-from ..sockets import PROMPT_FRAME_BYTES, open_socket
+from ..wire.sockets import PROMPT_FRAME_BYTES, open_socket
 from .engine import Generation, checked
 
 if TYPE_CHECKING:
@@ -47,10 +47,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..messages import AnyEngineReply as Reply
-    from ..messages import AnyEngineRequest, Backend, Sampling, UpdateMode
     from ..security.keyring import Keyring
-    from ..sockets import Frame
+    from ..wire.messages.backends import Backend
+    from ..wire.messages.engines import AnyEngineReply as Reply
+    from ..wire.messages.engines import AnyEngineRequest, UpdateMode
+    from ..wire.messages.jobs import Sampling
+    from ..wire.sockets import Frame
 
 GENERATE_TIMEOUT_S = 600.0
 """Default limit on one turn of the policy."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..data.trajectory import Role
 from ..errors import EngineFailed
-from ..trajectory import Role
 from .chat import ChatMessage, Piece, PolicyTurn, Prompt
 from .tokenizer import IM_END, IM_START, ROLE_PIECES, decode, encode
 from .tool_calls.hermes import HermesFormat

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import EngineFailed, InvalidWeights
-from ..messages import ChatSettings, VersionSpan
-from ..threads import run_aside
+from ..system.threads import run_aside
+from ..wire.messages.backends import ChatSettings
+from ..wire.messages.engines import VersionSpan
 from .base_policy import build_base_policy
 from .engine import EngineDescription, Generation
 from .policy import Policy, draw
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..messages import FinishReason, Sampling, UpdateMode
+    from ..wire.messages.engines import FinishReason, UpdateMode
+    from ..wire.messages.jobs import Sampling
 
 CONTEXT_LIMIT = 32_768
 """Most tokens of a prompt and its answer together. The window slides, so the limit only keeps requests finite."""

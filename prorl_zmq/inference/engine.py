@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..messages import ChatSettings, FinishReason, LogprobsMode, Sampling, UpdateMode, VersionSpan
+    from ..wire.messages.backends import ChatSettings
+    from ..wire.messages.engines import FinishReason, UpdateMode, VersionSpan
+    from ..wire.messages.jobs import LogprobsMode, Sampling
 
 
 SPAN_LIMIT = 1024

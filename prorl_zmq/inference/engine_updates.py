@@ -18,7 +18,7 @@ from ..errors import EngineFailed, UpdateInProgress, UpdateNotBegun
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..messages import UpdateMode
+    from ..wire.messages.engines import UpdateMode
     from .engine import Engine
 
 AGAIN_S = 10.0

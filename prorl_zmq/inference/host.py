@@ -25,20 +25,23 @@ import numpy as np
 import uvloop
 import zmq
 
-from .. import codec
-from ..aio import AsyncSocket
 from ..errors import EngineFailed, ErrorInfo, InternalError, MalformedMessage, ProrlError
-from ..logs import about_job
-from ..memory import give_memory_back
-from ..messages import (
+from ..security.keyring import WORKER, Keyring
+from ..security.rights import Listener
+from ..security.zap_authenticator import ZapAuthenticator
+from ..system.logs import about_job
+from ..system.memory import give_memory_back
+from ..system.processes import stop_signals
+from ..wire import codec
+from ..wire.async_socket import AsyncSocket
+from ..wire.messages.backends import Backend, EngineLoad
+from ..wire.messages.engines import (
     Abort,
     AnyEngineRequest,
-    Backend,
     BeginUpdate,
     CancelUpdate,
     EndUpdate,
     EngineHealth,
-    EngineLoad,
     EngineReady,
     EngineRefused,
     Generate,
@@ -46,11 +49,7 @@ from ..messages import (
     NoteWeightVersion,
     UpdateWeights,
 )
-from ..processes import stop_signals
-from ..security.gate import Gate
-from ..security.keyring import WORKER, Keyring
-from ..security.rights import Door
-from ..sockets import PROMPT_FRAME_BYTES, open_socket, split_envelope
+from ..wire.sockets import PROMPT_FRAME_BYTES, open_socket, split_envelope
 from .engine_updates import EngineUpdates
 from .registration import Registration
 
@@ -59,8 +58,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..messages import AnyEngineReply
-    from ..sockets import Frame
+    from ..wire.messages.engines import AnyEngineReply
+    from ..wire.sockets import Frame
     from .engine import Engine, Generation
 
     WeightRequest = UpdateWeights | BeginUpdate | EndUpdate | CancelUpdate | NoteWeightVersion
@@ -113,10 +112,10 @@ class EngineHost:
         self._engine = engine
         self._options = options
         keyring = Keyring.load(options.keys, WORKER)
-        self._gate = Gate(context, keyring, insecure=options.insecure)
+        self._gate = ZapAuthenticator(context, keyring, insecure=options.insecure)
         router = open_socket(context, zmq.ROUTER, PROMPT_FRAME_BYTES)
         try:
-            self.endpoint = self._gate.bind(router, options.endpoint, Door.ENGINE)
+            self.endpoint = self._gate.bind(router, options.endpoint, Listener.ENGINE)
             self._gate.attend()
             self._registration = Registration(
                 context, options.backend_broker, self._backend(), keyring, self._gate.doorkeeper

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from .. import codec
 from ..errors import MalformedMessage, UnknownBackend
-from ..messages import (
+from ..security.peer_connection import Line
+from ..wire import codec
+from ..wire.messages.backends import (
     AddBackend,
     AnyBackendReply,
     BackendAlive,
@@ -32,16 +33,15 @@ from ..messages import (
     KeyList,
     ListKeys,
     RemoveBackend,
-    new_id,
 )
-from ..security.line import Line
-from ..sockets import CONTROL_FRAME_BYTES
+from ..wire.messages.base import new_id
+from ..wire.sockets import CONTROL_FRAME_BYTES
 
 if TYPE_CHECKING:
-    from ..messages import AnyBackendReply as Answer
-    from ..messages import AnyBackendRequest, Backend
-    from ..security.doorkeeper import Doorkeeper
+    from ..security.allow_list import AllowList
     from ..security.keyring import Keyring
+    from ..wire.messages.backends import AnyBackendReply as Answer
+    from ..wire.messages.backends import AnyBackendRequest, Backend
 
 UNANSWERED_LIMIT = 5
 """Heartbeats without an answer after which the line to the backend broker is opened anew."""
@@ -70,7 +70,7 @@ class Registration:
         endpoint: str,
         backend: Backend,
         keyring: Keyring | None = None,
-        doorkeeper: Doorkeeper | None = None,
+        doorkeeper: AllowList | None = None,
     ) -> None:
         self._context = context
         self._keyring = keyring

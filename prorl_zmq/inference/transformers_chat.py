@@ -17,8 +17,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from ..data.trajectory import Role
 from ..errors import ConfigError
-from ..trajectory import Role
 from .chat import ChatMessage
 from .chat_skeleton import ChatSkeleton
 from .chat_template import ChatTemplate, Message
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..messages import ChatSettings
+    from ..wire.messages.backends import ChatSettings
 
 _IMPORTING = Lock()
 """transformers cannot be imported by two threads at once; never held while a tokenizer is loaded."""

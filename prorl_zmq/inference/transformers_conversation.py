@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..data.trajectory import Role
 from ..errors import InvalidJob
-from ..trajectory import Role
 from .chat import Piece, PolicyTurn, Prompt
 from .chat_skeleton import Measure, Shape, TurnShape
 from .chat_template import TemplateRefused, marker

@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..messages import Sampling
+    from ..wire.messages.jobs import Sampling
 
 
 def truncates(sampling: Sampling) -> bool:

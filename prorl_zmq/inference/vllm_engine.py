@@ -24,8 +24,9 @@ import msgspec
 import numpy as np
 
 from ..errors import EngineFailed, InvalidWeights, ProrlError
-from ..messages import ChatSettings, VersionSpan
-from ..threads import run_aside
+from ..system.threads import run_aside
+from ..wire.messages.backends import ChatSettings
+from ..wire.messages.engines import VersionSpan
 from .chat import load_chat_format
 from .checkpoint import check_checkpoint
 from .engine import EngineDescription, Generation
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..messages import FinishReason, Sampling, UpdateMode
+    from ..wire.messages.engines import FinishReason, UpdateMode
+    from ..wire.messages.jobs import Sampling
 
 CHECK_S = 60.0
 """Longest reading of a checkpoint's headers: a folder on a network may hang."""

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..collation import collate
-from ..rows import single_rows_of
-from ..trajectory import Role
+from ..data.collation import collate
+from ..data.rows import single_rows_of
+from ..data.trajectory import Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from ..group import Group
-    from ..rows import Row
+    from ..data.group import Group
+    from ..data.rows import Row
 
 ROLES = {Role.SYSTEM: "system", Role.USER: "user", Role.TOOL: "environment"}
 """NeMo RL's names of the roles whose tokens are not trained."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..errors import InvalidJob
-from ..messages import Sampling
+from ..wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from ..async_client import AsyncRolloutClient
+from ..client.async_client import AsyncRolloutClient
+from ..data.rows import rows_of, single_rows_of
 from ..errors import InvalidJob, NotTrainable
-from ..messages import new_id
-from ..rows import rows_of, single_rows_of
+from ..wire.messages.base import new_id
 from .sampling import sampling_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ..group import Group
-    from ..messages import Job
-    from ..rows import Row
+    from ..data.group import Group
+    from ..data.rows import Row
+    from ..wire.messages.jobs import Job
 
 
 @dataclass(frozen=True, slots=True)

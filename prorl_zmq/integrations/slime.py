@@ -31,17 +31,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..client import RolloutClient
+from ..client.client import RolloutClient
+from ..data.rows import check_sizes, rows_of
 from ..errors import ConfigError, InvalidJob, NotTrainable
-from ..messages import Job, Sampling, new_id
-from ..rows import check_sizes, rows_of
+from ..wire.messages.base import new_id
+from ..wire.messages.jobs import Job, Sampling
 from .sampling import sampling_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..group import Group
-    from ..rows import Row
+    from ..data.group import Group
+    from ..data.rows import Row
 
 REMEMBERED_ROLLOUTS = 64
 """A prompt that was fed so many calls before is forgotten: its group was dropped, since jobs do not last as long."""

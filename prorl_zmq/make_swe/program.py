@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, SandboxFailed, SandboxUnavailable
-from ..processes import ISOLATED
+from ..system.processes import ISOLATED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ..errors import NotAllowed
-from ..sockets import connect
+from ..wire.sockets import connect
 
 if TYPE_CHECKING:
     from .keyring import Keyring

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidEndpoint
-from ..messages import KeyRole
-from ..sockets import connect, is_loopback
+from ..wire.messages.base import KeyRole
+from ..wire.sockets import connect, is_loopback
 from .keys import KeyFolder, KeyPair, named_folder
 
 if TYPE_CHECKING:

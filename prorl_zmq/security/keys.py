@@ -22,8 +22,8 @@ import msgspec
 import zmq
 
 from ..errors import ConfigError
-from ..logs import keep_secret
-from ..messages import CurveKey, Identifier, KeyRole
+from ..system.logs import keep_secret
+from ..wire.messages.base import CurveKey, Identifier, KeyRole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,47 +11,39 @@ from enum import StrEnum
 import msgspec
 
 from ..errors import NotAllowed
-from ..messages import (
-    Abort,
+from ..wire.messages.backends import (
     AddBackend,
     Assign,
     BackendAlive,
-    BeginUpdate,
     BeginWeights,
-    Cancel,
-    CancelUpdate,
     CancelWeights,
     ClearBackends,
-    CloseBatch,
-    Collect,
     DrainBackend,
-    EndUpdate,
     EndWeights,
-    EngineHealth,
-    Feed,
-    Generate,
     GenerationFailed,
-    Hello,
-    KeyRole,
     ListBackends,
     ListKeys,
-    NextGroup,
-    NoteWeights,
-    NoteWeightVersion,
-    OpenBatch,
     OwnerAlive,
     Release,
     RemoveBackend,
-    SessionAlive,
     SetWeightVersion,
-    Status,
-    Submit,
-    Trace,
+)
+from ..wire.messages.base import KeyRole
+from ..wire.messages.batches import CloseBatch, Feed, NextGroup, OpenBatch, SessionAlive
+from ..wire.messages.engines import (
+    Abort,
+    BeginUpdate,
+    CancelUpdate,
+    EndUpdate,
+    EngineHealth,
+    Generate,
+    NoteWeightVersion,
     UpdateWeights,
 )
+from ..wire.messages.front_door import Cancel, Collect, Hello, NoteWeights, Status, Submit, Trace
 
 
-class Door(StrEnum):
+class Listener(StrEnum):
     """A bound socket; also its ZAP domain."""
 
     FRONT_DOOR = "front_door"
@@ -61,12 +53,12 @@ class Door(StrEnum):
     ENGINE = "engine"
 
 
-DOORS: dict[Door, frozenset[KeyRole]] = {
-    Door.FRONT_DOOR: frozenset({KeyRole.TRAINER, KeyRole.OPERATOR, KeyRole.SERVICE}),
-    Door.STAGE_EVENTS: frozenset({KeyRole.STAGE, KeyRole.SERVICE}),
-    Door.BACKEND_BROKER: frozenset(KeyRole),
-    Door.STAGE_INBOX: frozenset({KeyRole.SERVICE}),
-    Door.ENGINE: frozenset(KeyRole),
+DOORS: dict[Listener, frozenset[KeyRole]] = {
+    Listener.FRONT_DOOR: frozenset({KeyRole.TRAINER, KeyRole.OPERATOR, KeyRole.SERVICE}),
+    Listener.STAGE_EVENTS: frozenset({KeyRole.STAGE, KeyRole.SERVICE}),
+    Listener.BACKEND_BROKER: frozenset(KeyRole),
+    Listener.STAGE_INBOX: frozenset({KeyRole.SERVICE}),
+    Listener.ENGINE: frozenset(KeyRole),
 }
 """Which roles may connect at all; others fail the handshake."""
 

@@ -17,13 +17,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from ..errors import ConfigError, RequestTimeout
-from ..processes import ISOLATED, begin_session
+from ..system.processes import ISOLATED, begin_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ..client import RolloutClient
+    from ..client.client import RolloutClient
 
 START_S = 60.0
 """How long the service may take until all its processes have reported."""

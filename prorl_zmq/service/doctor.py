@@ -17,9 +17,9 @@ import zmq
 
 from ..config import default_run_dir
 from ..errors import ProrlError
-from ..sockets import check_endpoint
 from ..tools.sandbox.apptainer import FUSE, PROGRAMS, apptainer_problem
 from ..tools.sandbox.bubblewrap import bubblewrap_problem
+from ..wire.sockets import check_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

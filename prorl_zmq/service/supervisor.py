@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..async_client import AsyncRolloutClient
+from ..client.async_client import AsyncRolloutClient
 from ..config import SERVICE_VARIABLE, own_run_dir
 from ..errors import ConfigError, EndpointInUse, InvalidEndpoint, ProrlError
-from ..messages import new_id
-from ..processes import ISOLATED, begin_session, stop_signals
-from ..security.gate import PLAINTEXT
 from ..security.keyring import BROKER, WORKER, Keyring
-from ..sockets import check_private, endpoint_beside, is_loopback
+from ..security.zap_authenticator import PLAINTEXT
+from ..system.processes import ISOLATED, begin_session, stop_signals
 from ..tools.sandbox.sweeping import sweep
+from ..wire.messages.base import new_id
+from ..wire.sockets import check_private, endpoint_beside, is_loopback
 from .notify import Notifier
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..config import BackendSettings, Topology
-    from ..messages import BackendStatus, ServiceStatus
+    from ..wire.messages.backends import BackendStatus
+    from ..wire.messages.front_door import ServiceStatus
 
 LOCK = "serve.lock"
 USAGE_ERROR = 2

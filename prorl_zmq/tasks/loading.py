@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..errors import ConfigError, InvalidRecord
-from ..messages import Job, PhaseLimits
-from .form import Form, Record, as_it_is, recognise, unique
-from .forms import FORMS
+from ..wire.messages.jobs import Job, PhaseLimits
 from .long_integers import long_integers
 from .records import read_records
+from .row_format import Record, RowFormat, as_it_is, recognise, unique
+from .row_formats import FORMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ def load_jobs(
     *,
     task: str = "",
     form: str = "",
-    forms: Sequence[Form] | None = None,
+    forms: Sequence[RowFormat] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[Job]:
     """Give a job for each row of a data file, in its order, one at a time.
@@ -76,7 +76,7 @@ def load_rows(
     *,
     task: str = "",
     form: str = "",
-    forms: Sequence[Form] = FORMS,
+    forms: Sequence[RowFormat] = FORMS,
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[Row | InvalidRecord]:
     """Give what became of each row; a wrong one as the error that says so (see `load_jobs`).
@@ -99,7 +99,7 @@ def load_rows(
         raise ConfigError(f"{path} has no rows in it", key="file")
 
 
-def chosen(forms: Iterable[Form], task: str, name: str) -> tuple[Form, ...]:
+def chosen(forms: Iterable[RowFormat], task: str, name: str) -> tuple[RowFormat, ...]:
     """Give the forms of a task, or the one of a name.
 
     Raises:
@@ -119,7 +119,7 @@ def chosen(forms: Iterable[Form], task: str, name: str) -> tuple[Form, ...]:
 
 
 def _row(
-    number: int, record: Record, forms: Sequence[Form], task: str, form_name: str, options: Mapping[str, Any]
+    number: int, record: Record, forms: Sequence[RowFormat], task: str, form_name: str, options: Mapping[str, Any]
 ) -> Row:
     name = next((str(record[column]) for column in NAMES if record.get(column) not in (None, "")), str(number))
     if {"task", "instance"} <= record.keys():

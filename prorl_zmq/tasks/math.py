@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from ..errors import InvalidRecord
-from .form import Form, Record, filled, native, parsed_json
+from .row_format import Record, RowFormat, filled, native, parsed_json
 from .written_answers import boxed
 
 ToolName = Literal["ipython", "bash", "think", "finish"]
@@ -129,15 +129,17 @@ def _from_solution(record: Record) -> MathInstance:
 
 
 FORMS = (
-    Form("dapo", "math", "DAPO-Math-17k, and others in verl's form", frozenset({"prompt", "reward_model"}), _from_chat),
-    Form("math-500", "math", "MATH-500", frozenset({"problem", "answer", "subject", "unique_id"}), _from_answer),
-    Form("deepscaler", "math", "DeepScaleR", frozenset({"problem", "answer", "solution"}), _from_answer),
-    Form("aime", "math", "AIME and others with an answer", frozenset({"problem", "answer"}), _from_answer),
-    Form("aime-capitals", "math", "AIME 2024 by Maxwell-Jia", frozenset({"Problem", "Answer"}), _from_capitals),
-    Form(
+    RowFormat(
+        "dapo", "math", "DAPO-Math-17k, and others in verl's form", frozenset({"prompt", "reward_model"}), _from_chat
+    ),
+    RowFormat("math-500", "math", "MATH-500", frozenset({"problem", "answer", "subject", "unique_id"}), _from_answer),
+    RowFormat("deepscaler", "math", "DeepScaleR", frozenset({"problem", "answer", "solution"}), _from_answer),
+    RowFormat("aime", "math", "AIME and others with an answer", frozenset({"problem", "answer"}), _from_answer),
+    RowFormat("aime-capitals", "math", "AIME 2024 by Maxwell-Jia", frozenset({"Problem", "Answer"}), _from_capitals),
+    RowFormat(
         "aime-question", "math", "AIME 1983 to 2024 by di-zhang-fdu", frozenset({"Question", "Answer"}), _from_question
     ),
-    Form(
+    RowFormat(
         "gsm8k",
         "math",
         "GSM8K: the answer is behind ####",
@@ -145,8 +147,8 @@ FORMS = (
         _from_derivation,
         _ends_in_answer,
     ),
-    Form("deepmath", "math", "DeepMath-103K", frozenset({"question", "final_answer"}), _from_final_answer),
-    Form("hendrycks", "math", "MATH", frozenset({"problem", "solution", "level", "type"}), _from_solution),
+    RowFormat("deepmath", "math", "DeepMath-103K", frozenset({"question", "final_answer"}), _from_final_answer),
+    RowFormat("hendrycks", "math", "MATH", frozenset({"problem", "solution", "level", "type"}), _from_solution),
     native("math", MathInstance),
 )
 """The special ones first."""

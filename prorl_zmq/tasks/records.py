@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from .form import Record
+    from .row_format import Record
 
 _LINE_END = re.compile(r"\r\n?|\n")
 CSV_FIELD_LIMIT = 16 * 2**20

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidRecord
-from .form import Form, Record, filled, native, text, texts
 from .math import answer_text, chat_problem, rule_answer
+from .row_format import Record, RowFormat, filled, native, text, texts
 from .written_answers import boxed
 
 ToolName = Literal["search", "bash", "ipython", "think", "finish"]
@@ -133,8 +133,8 @@ SCP_SOLUTIONS = ("matched_solution", "extract_solution", "extracted_solution")
 GPQA = frozenset({"Question", "Correct Answer", *(f"Incorrect Answer {number}" for number in (1, 2, 3))})
 
 
-def _form(name: str, about: str, required: set[str] | frozenset[str], convert: Any) -> Form:
-    return Form(name, "stem", about, frozenset(required), convert)
+def _form(name: str, about: str, required: set[str] | frozenset[str], convert: Any) -> RowFormat:
+    return RowFormat(name, "stem", about, frozenset(required), convert)
 
 
 FORMS = (

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from ...errors import GraderFailed
-from ...processes import ISOLATED
+from ...system.processes import ISOLATED
 from ...tools.processes import descendants, kill
 from .call import LENGTH, MESSAGE_LIMIT_BYTES, Answer, Call
 

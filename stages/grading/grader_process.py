@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from ...processes import die_with_parent
+from ...system.processes import die_with_parent
 from ...tools.fork_watch import ForkWatch, forked
 from ...tools.processes import children, descendants, kill
 from .call import LENGTH, MESSAGE_LIMIT_BYTES, OUTPUT_LIMIT_BYTES, Answer, Call

@@ -12,19 +12,19 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, ClassVar
 
+from ...data.trajectory import Role
 from ...errors import SandboxFailed
 from ...inference.chat import ChatMessage
 from ...tasks.code import CodeInstance, CodeTest, chosen_tests
-from ...tasks.code_forms import FORMS
+from ...tasks.code_formats import FORMS
 from ...tools.sandbox.specification import SandboxSpec
 from ...tools.toolbox import Toolbox
-from ...trajectory import Role
 from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
 from .code_bench import Bench, Verdict, shown
 from .code_source import SOURCE_LIMIT_BYTES, last_block
 
 if TYPE_CHECKING:
-    from ...tasks.form import Form
+    from ...tasks.row_format import RowFormat
     from ...tools.sandbox.sandbox import Sandbox
 
 SYSTEM_MESSAGE = "You are an expert Python programmer. Solve the problem with a program that passes all of its tests."
@@ -47,7 +47,7 @@ class CodeHandler(AgentHandler[CodeInstance]):
 
     task = "code"
     instance_type = CodeInstance
-    forms: ClassVar[tuple[Form, ...]] = FORMS
+    forms: ClassVar[tuple[RowFormat, ...]] = FORMS
 
     async def init(self, phase: InitPhase[CodeInstance]) -> Carry:
         """Make the agent's sandbox and start its tool sessions; without tools there is none."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ...data.trajectory import Role
 from ...errors import HandlerFailed
 from ...inference.chat import ChatMessage
 from ...tasks.math import FORMS, MathInstance
@@ -16,14 +17,13 @@ from ...tools.finish import FinishTool
 from ...tools.sandbox.specification import SandboxSpec
 from ...tools.think import ThinkTool
 from ...tools.toolbox import Toolbox
-from ...trajectory import Role
 from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
 from .math_answers import answer_of, right_answer, usable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ...tasks.form import Form
+    from ...tasks.row_format import RowFormat
     from ...tools.sandbox.sandbox import Sandbox
     from ...tools.tool import Tool
     from ...tools.toolbox import ToolName
@@ -42,7 +42,7 @@ class MathHandler(AgentHandler[MathInstance]):
 
     task = "math"
     instance_type = MathInstance
-    forms: ClassVar[tuple[Form, ...]] = FORMS
+    forms: ClassVar[tuple[RowFormat, ...]] = FORMS
 
     async def init(self, phase: InitPhase[MathInstance]) -> Carry:
         """Make the sandbox, if a tool needs one, and start the tool sessions.

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
+from ...data.trajectory import Role
 from ...errors import HandlerFailed, PhaseTimeout, SandboxFailed
 from ...inference.chat import ChatMessage
-from ...messages import Phase, new_id
 from ...tools.sandbox.sandbox import CHECK_ENVIRONMENT
 from ...tools.sandbox.specification import SandboxSpec
 from ...tools.toolbox import Toolbox, ToolName
-from ...trajectory import Role
+from ...wire.messages.base import new_id
+from ...wire.messages.jobs import Phase
 from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
+from ...data.trajectory import Role
 from ...errors import ConfigError, InvalidEndpoint
 from ...inference.chat import ChatMessage
-from ...messages import Outcome
 from ...tasks.stem import FORMS, StemInstance
 from ...tools.http_search import TAVILY, HttpSearchProvider
 from ...tools.search import SearchTool
 from ...tools.toolbox import ToolName
-from ...trajectory import Role
+from ...wire.messages.jobs import Outcome
 from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, Failure, InitPhase, RunPhase
 from .llm_judge import LlmJudge, judge_of, unset_settings
 from .math import FINISH_MESSAGE, GRADE_S, check_ground_truth, make_tools, start_tools
@@ -27,9 +27,9 @@ from .stem_answers import Verdict, judged_by_rules
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...messages import Job
-    from ...tasks.form import Form
+    from ...tasks.row_format import RowFormat
     from ...tools.search import SearchProvider
+    from ...wire.messages.jobs import Job
 
 SYSTEM_MESSAGE = "Solve the problem. Put the final answer in \\boxed{}, with its unit if it has one."
 CHOICE_MESSAGE = "Solve the problem. Put the letter of the right choice in \\boxed{}."
@@ -43,7 +43,7 @@ class StemHandler(AgentHandler[StemInstance]):
 
     task = "stem"
     instance_type = StemInstance
-    forms: ClassVar[tuple[Form, ...]] = FORMS
+    forms: ClassVar[tuple[RowFormat, ...]] = FORMS
 
     def __init__(self) -> None:
         self._search: SearchProvider | None = None

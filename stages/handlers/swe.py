@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ...data.trajectory import Role
 from ...errors import HandlerFailed, SandboxFailed, SandboxLimitExceeded
 from ...inference.chat import ChatMessage
-from ...messages import Outcome
 from ...tasks.swe import SweInstance
-from ...tasks.swe_forms import FORMS
+from ...tasks.swe_formats import FORMS
 from ...tools.sandbox.specification import Limits, SandboxSpec
 from ...tools.toolbox import Toolbox
-from ...trajectory import Role
+from ...wire.messages.jobs import Outcome
 from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, Failure, InitPhase, RunPhase, failure_of
 from . import swe_repository as repository
 from .swe_report import Report, official_script, r2e_report, report
@@ -31,9 +31,9 @@ from .swe_report import Report, official_script, r2e_report, report
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ...messages import Job
     from ...tools.execution.command import ExecResult
     from ...tools.sandbox.sandbox import Sandbox
+    from ...wire.messages.jobs import Job
 
 SYSTEM_MESSAGE = """\
 You are a software engineer. The repository is in {directory}. Resolve the issue that the user describes by changing \

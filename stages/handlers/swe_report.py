@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...tasks.swe_forms import END, EXIT_CODE, START
+from ...tasks.swe_formats import END, EXIT_CODE, START
 from ..grading.cpu_limit import cpu_limit
 
 if TYPE_CHECKING:

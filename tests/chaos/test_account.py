@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from prorl_zmq.messages import Outcome, Result
-from prorl_zmq.trajectory import Trajectory
+from prorl_zmq.data.trajectory import Trajectory
+from prorl_zmq.wire.messages.jobs import Outcome, Result
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 from chaos_account import WINDOW_S, Account, delays, read_account, recoveries, usual_count

@@ -14,26 +14,24 @@ import pytest
 import zmq
 from rich.console import Console
 
-from prorl_zmq import RolloutClient, codec
-from prorl_zmq.brokers.backend_broker import BackendBroker
-from prorl_zmq.brokers.journal import MemoryJournal
-from prorl_zmq.brokers.rollout_broker import RolloutBroker
+from prorl_zmq import RolloutClient
+from prorl_zmq.brokers.backends.backend_broker import BackendBroker
+from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.commands.backends import backend_table, detail_table
 from prorl_zmq.config import ServiceSettings, Topology
-from prorl_zmq.messages import (
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.backends import Backend, BackendStatus, ChatSettings, EngineLoad
+from prorl_zmq.wire.messages.engines import (
     AnyEngineRequest,
-    Backend,
-    BackendStatus,
     BeginUpdate,
     CancelUpdate,
-    ChatSettings,
     EndUpdate,
-    EngineLoad,
     EngineReady,
     NoteWeightVersion,
     UpdateWeights,
 )
-from prorl_zmq.sockets import bind, open_socket
+from prorl_zmq.wire.sockets import bind, open_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,8 @@ from rich.console import Console
 from prorl_zmq import RolloutClient
 from prorl_zmq.commands.job import BAR, bar, duration, json_text, layout
 from prorl_zmq.errors import ErrorInfo, UnknownJob
-from prorl_zmq.messages import JobTrace, Outcome, Phase, Span
+from prorl_zmq.wire.messages.front_door import JobTrace, Span
+from prorl_zmq.wire.messages.jobs import Outcome, Phase
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from prorl_zmq import Job, codec
-from prorl_zmq.brokers.backend_journal import BackendJournal
-from prorl_zmq.brokers.disk_journal import SCHEMA_VERSION, DiskJournal
-from prorl_zmq.brokers.journal import JobState
-from prorl_zmq.brokers.outbox import Finished
+from prorl_zmq import Job
+from prorl_zmq.brokers.backends.backend_journal import BackendJournal
+from prorl_zmq.brokers.journal.disk_journal import SCHEMA_VERSION, DiskJournal
+from prorl_zmq.brokers.journal.journal import JobState
+from prorl_zmq.brokers.rollout.result_store import Finished
 from prorl_zmq.commands.app import run
-from prorl_zmq.messages import Outcome, Phase, Result
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.jobs import Outcome, Phase, Result
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder
 from prorl_zmq.demo.grpo import Grpo, GrpoSettings, group_advantages
 from prorl_zmq.inference.policy import Policy, PolicyShape, draw
-from prorl_zmq.messages import Outcome, Result
-from prorl_zmq.trajectory import Role, Trajectory, TrajectoryBuilder
+from prorl_zmq.wire.messages.jobs import Outcome, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable

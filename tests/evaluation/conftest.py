@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.evaluation.plan import Place, Plan, Settings, job_id
 from prorl_zmq.evaluation.run_folder import RunFolder, Sample
@@ -14,8 +15,8 @@ from prorl_zmq.evaluation.transcript import TextReader, make_transcript
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat, encode_message, generation_prompt
 from prorl_zmq.inference.tokenizer import IM_END, TOOL_CALL, TOOL_CALL_END, encode
-from prorl_zmq.messages import ChatSettings, Outcome, Result
-from prorl_zmq.trajectory import Role, Trajectory, TrajectoryBuilder
+from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.jobs import Outcome, Result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

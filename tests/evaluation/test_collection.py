@@ -14,14 +14,15 @@ from prorl_zmq.evaluation.collection import open_collection, read_arrays
 from prorl_zmq.evaluation.run_folder import ARRAYS
 from prorl_zmq.evaluation.transcript import TextReader
 from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
-from prorl_zmq.messages import ChatSettings, Outcome
+from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.jobs import Outcome
 
 from .conftest import made_plan, made_sample, made_trajectory, write_run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from prorl_zmq.trajectory import Trajectory
+    from prorl_zmq.data.trajectory import Trajectory
 
 
 def submitted(folder: Path) -> Trajectory:

@@ -8,7 +8,7 @@ import pytest
 from prorl_zmq import Job
 from prorl_zmq.evaluation.plan import Place, differences, job_id, jobs_of, place_of, sample_seed
 from prorl_zmq.evaluation.problems import Problem
-from prorl_zmq.messages import EpisodeLimits, Sampling
+from prorl_zmq.wire.messages.jobs import EpisodeLimits, Sampling
 
 from .conftest import made_plan
 

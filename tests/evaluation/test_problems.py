@@ -10,7 +10,7 @@ import pytest
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.evaluation.problems import check_instances, load_problems
 from prorl_zmq.stages.handler import load_handlers
-from prorl_zmq.stages.known_forms import known_forms
+from prorl_zmq.stages.known_row_formats import known_forms
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ import pytest
 from prorl_zmq.evaluation.report import cell, reports_of, write_reports
 from prorl_zmq.evaluation.run_folder import REPORT_HTML, REPORT_MD, SUMMARY, RunFolder
 from prorl_zmq.evaluation.summary import Counting, summarise
-from prorl_zmq.messages import Outcome
+from prorl_zmq.wire.messages.jobs import Outcome
 
 from .conftest import HOSTILE, made_plan, made_sample
 

@@ -19,8 +19,8 @@ from prorl_zmq.evaluation.plan import Place
 from prorl_zmq.evaluation.run_folder import RESULTS, SERVICE, RunFolder, read_plan, read_samples, repair
 from prorl_zmq.evaluation.service import RUN_DIR
 from prorl_zmq.evaluation.transcript import make_transcript
-from prorl_zmq.messages import Outcome
 from prorl_zmq.service.child import RUN_DIR_PREFIX
+from prorl_zmq.wire.messages.jobs import Outcome
 
 from .conftest import made_plan, made_sample, made_trajectory
 

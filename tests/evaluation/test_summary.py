@@ -7,7 +7,7 @@ import pytest
 
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.evaluation.summary import Counting, default_ks, summarise
-from prorl_zmq.messages import Outcome
+from prorl_zmq.wire.messages.jobs import Outcome
 
 from .conftest import made_plan, made_sample
 

@@ -27,7 +27,7 @@ from prorl_zmq.evaluation.display import (
 )
 from prorl_zmq.evaluation.transcript import Transcript
 from prorl_zmq.evaluation.viewer import RolloutList, RolloutView, Viewer
-from prorl_zmq.messages import Outcome
+from prorl_zmq.wire.messages.jobs import Outcome
 
 from .conftest import HOSTILE, write_run
 

@@ -13,7 +13,8 @@ from prorl_zmq.examples.train_torch.engine import ROWS, TorchEngine
 from prorl_zmq.examples.train_torch.model import Model, ModelShape
 from prorl_zmq.examples.train_torch.weights import save_weights
 from prorl_zmq.inference.engine import checked
-from prorl_zmq.messages import ChatSettings, Sampling
+from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable

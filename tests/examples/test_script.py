@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the example needs torch: pip install 'prorl-zmq[train]'")
 
+from prorl_zmq.data.trajectory import Role
 from prorl_zmq.examples.train_torch import script
 from prorl_zmq.examples.train_torch.model import Model
 from prorl_zmq.examples.train_torch.tasks import CONTEXT_TOKENS, MAX_TURN_TOKENS
@@ -14,7 +15,6 @@ from prorl_zmq.examples.train_torch.tokenizer import END_OF_TURN, VOCABULARY_SIZ
 from prorl_zmq.inference.base_policy import COMMANDS
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.tool_calls.call import ToolCall
-from prorl_zmq.trajectory import Role
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zmq
 
-from prorl_zmq import codec
-from prorl_zmq.aio import AsyncSocket
 from prorl_zmq.inference.client import EngineClient
 from prorl_zmq.inference.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.host import EngineHost, HostOptions
 from prorl_zmq.inference.policy import Policy, PolicyShape
-from prorl_zmq.messages import AnyBackendRequest, Backend, BackendRefused, Done
-from prorl_zmq.sockets import bind, connect, open_socket, split_envelope
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.async_socket import AsyncSocket
+from prorl_zmq.wire.messages.backends import AnyBackendRequest, Backend, BackendRefused, Done
+from prorl_zmq.wire.sockets import bind, connect, open_socket, split_envelope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -12,7 +12,7 @@ from chat_families import FAMILIES, save_tokenizer
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.inference import chat
 from prorl_zmq.inference.chat import chat_format, load_chat_format
-from prorl_zmq.messages import ChatSettings
+from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ def test_a_transformers_format_needs_a_tokenizer() -> None:
 
 def test_who_needs_no_chat_format_loads_none() -> None:
     code = (
-        "import sys, prorl_zmq.brokers.backend_broker, prorl_zmq.inference.chat; "
+        "import sys, prorl_zmq.brokers.backends.backend_broker, prorl_zmq.inference.chat; "
         "sys.exit(any(name in sys.modules for name in ('prorl_zmq.inference.embedded_chat', 'transformers', 'jinja2')))"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True)

@@ -7,21 +7,14 @@ import numpy as np
 import pytest
 import zmq
 
-from prorl_zmq import codec
-from prorl_zmq.aio import AsyncSocket
 from prorl_zmq.errors import Closed, EngineFailed, InvalidWeights, MalformedMessage, RequestTimeout
 from prorl_zmq.inference.client import EngineClient, read_generation
-from prorl_zmq.messages import (
-    Abort,
-    AnyEngineRequest,
-    Backend,
-    EngineReady,
-    Generate,
-    Generated,
-    Sampling,
-    VersionSpan,
-)
-from prorl_zmq.sockets import bind, open_socket, split_envelope
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.async_socket import AsyncSocket
+from prorl_zmq.wire.messages.backends import Backend
+from prorl_zmq.wire.messages.engines import Abort, AnyEngineRequest, EngineReady, Generate, Generated, VersionSpan
+from prorl_zmq.wire.messages.jobs import Sampling
+from prorl_zmq.wire.sockets import bind, open_socket, split_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from prorl_zmq.inference import embedded_engine
 from prorl_zmq.inference.embedded_engine import CONTEXT_LIMIT, EmbeddedEngine
 from prorl_zmq.inference.policy import Policy
 from prorl_zmq.inference.truncation import truncated
-from prorl_zmq.messages import Sampling
+from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable

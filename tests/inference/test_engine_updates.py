@@ -12,7 +12,7 @@ from prorl_zmq.errors import EngineFailed, InvalidWeights, UpdateInProgress, Upd
 from prorl_zmq.inference import engine_updates
 from prorl_zmq.inference.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.engine_updates import EngineUpdates
-from prorl_zmq.messages import Sampling
+from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from prorl_zmq.inference.engine import Generation
     from prorl_zmq.inference.policy import Policy
-    from prorl_zmq.messages import UpdateMode
+    from prorl_zmq.wire.messages.engines import UpdateMode
 
 LONG_S = 100.0
 WAIT_S = 20.0

@@ -11,22 +11,25 @@ import numpy as np
 import pytest
 import zmq
 
-from prorl_zmq import codec
 from prorl_zmq.errors import DuplicateBackend, EndpointInUse, EngineFailed, UnknownBackend
 from prorl_zmq.inference import host as host_module
 from prorl_zmq.inference.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.host import EngineHost, HostOptions
-from prorl_zmq.messages import (
-    Abort,
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.backends import (
     AddBackend,
     AnyBackendRequest,
-    AnyEngineReply,
     BackendAlive,
     BackendRefused,
-    BeginUpdate,
-    CancelUpdate,
     Done,
     DrainBackend,
+    RemoveBackend,
+)
+from prorl_zmq.wire.messages.engines import (
+    Abort,
+    AnyEngineReply,
+    BeginUpdate,
+    CancelUpdate,
     EndUpdate,
     EngineHealth,
     EngineReady,
@@ -34,11 +37,10 @@ from prorl_zmq.messages import (
     Generate,
     Generated,
     NoteWeightVersion,
-    RemoveBackend,
-    Sampling,
     UpdateWeights,
 )
-from prorl_zmq.sockets import bind, open_socket
+from prorl_zmq.wire.messages.jobs import Sampling
+from prorl_zmq.wire.sockets import bind, open_socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -437,7 +439,7 @@ def test_a_malformed_request_left_an_entry_and_stole_the_answer_of_a_live_one(in
 def test_two_hosts_on_one_endpoint_are_refused(tmp_path: Path, make_policy: Any) -> None:
     endpoint = f"ipc://{tmp_path}/engine"
     code = "import sys, time\n"
-    code += "import zmq; from prorl_zmq.sockets import bind, open_socket\n"
+    code += "import zmq; from prorl_zmq.wire.sockets import bind, open_socket\n"
     code += "bind(open_socket(zmq.Context(), zmq.ROUTER), sys.argv[1]); print('bound', flush=True); time.sleep(60)"
     other = subprocess.Popen([sys.executable, "-P", "-c", code, endpoint], stdout=subprocess.PIPE)
 

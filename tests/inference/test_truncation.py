@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl_zmq.inference.truncation import truncated, truncates
-from prorl_zmq.messages import Sampling
+from prorl_zmq.wire.messages.jobs import Sampling
 
 LOGITS = st.lists(st.integers(-80, 80), min_size=2, max_size=30, unique=True).map(lambda x: np.array(x, np.float32) / 8)
 

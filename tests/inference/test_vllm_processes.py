@@ -13,7 +13,7 @@ import pytest
 
 from prorl_zmq.inference import vllm_processes
 from prorl_zmq.inference.vllm_processes import HOST_VARIABLE, Interrupted, bind_to_cores, interruptible, set_environment
-from prorl_zmq.processes import ISOLATED
+from prorl_zmq.system.processes import ISOLATED
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,10 +7,10 @@ import pytest
 from finished_groups import Turn, chat, group, groups, rewritten, trajectory, with_tool
 from hypothesis import given
 
+from prorl_zmq.data.rows import rows_of
+from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import NotTrainable
 from prorl_zmq.integrations.nemo_rl import message_log, rollout_batch, tensors, train_arrays
-from prorl_zmq.rows import rows_of
-from prorl_zmq.trajectory import Role
 
 if TYPE_CHECKING:
     from prorl_zmq import Group

@@ -8,10 +8,10 @@ import pytest
 import zmq
 
 from prorl_zmq.errors import ConfigError
-from prorl_zmq.logs import one_line
-from prorl_zmq.messages import KeyRole
 from prorl_zmq.security.keyring import BROKER, CLIENT, WORKER, Keyring
 from prorl_zmq.security.keys import KeyFolder, PublicKey, default_folder, named_folder
+from prorl_zmq.system.logs import one_line
+from prorl_zmq.wire.messages.base import KeyRole
 
 if TYPE_CHECKING:
     from pathlib import Path

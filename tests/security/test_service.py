@@ -19,9 +19,9 @@ import pytest
 from key_folders import KeyFolders
 
 from prorl_zmq import AsyncRolloutClient, Job, RolloutClient, Sampling, errors
-from prorl_zmq.brokers.backend_broker import BackendBroker
-from prorl_zmq.brokers.journal import MemoryJournal
-from prorl_zmq.brokers.rollout_broker import RolloutBroker
+from prorl_zmq.brokers.backends.backend_broker import BackendBroker
+from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.config import (
     BackendBrokerSettings,
     RolloutBrokerSettings,
@@ -31,8 +31,8 @@ from prorl_zmq.config import (
 )
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.inference.tokenizer import VOCABULARY_SIZE
-from prorl_zmq.messages import KeyRole
-from prorl_zmq.processes import die_with_parent
+from prorl_zmq.system.processes import die_with_parent
+from prorl_zmq.wire.messages.base import KeyRole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

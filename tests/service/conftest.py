@@ -20,16 +20,16 @@ from needed import usable
 from rootfs import root_filesystem
 
 from prorl_zmq import Job, RolloutClient
-from prorl_zmq.brokers.backend_broker import BackendBroker
-from prorl_zmq.brokers.journal import MemoryJournal
-from prorl_zmq.brokers.rollout_broker import RolloutBroker
+from prorl_zmq.brokers.backends.backend_broker import BackendBroker
+from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
-from prorl_zmq.processes import die_with_parent
+from prorl_zmq.system.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from prorl_zmq.brokers.backend_journal import BackendJournal
+    from prorl_zmq.brokers.backends.backend_journal import BackendJournal
 
 WAIT_S = 60.0
 SCRIPTED = str(Path(__file__).with_name("scripted.py"))

@@ -12,8 +12,8 @@ import zmq
 from prorl_zmq.inference.embedded_engine import CONTEXT_LIMIT
 from prorl_zmq.inference.engine import EngineDescription
 from prorl_zmq.inference.host import EngineHost, HostOptions
-from prorl_zmq.messages import ChatSettings
-from prorl_zmq.processes import stop_signals
+from prorl_zmq.system.processes import stop_signals
+from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:
     from prorl_zmq.inference.engine import Generation

@@ -20,15 +20,15 @@ from prorl_zmq.inference.engine import Generation
 from prorl_zmq.inference.host import EngineHost, HostOptions
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.inference.tokenizer import IM_END, TOOL_CALL, TOOL_CALL_END, decode, encode
-from prorl_zmq.messages import VersionSpan
-from prorl_zmq.processes import stop_signals
+from prorl_zmq.system.processes import stop_signals
+from prorl_zmq.wire.messages.engines import VersionSpan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from prorl_zmq.messages import Sampling
+    from prorl_zmq.wire.messages.jobs import Sampling
 
 
 class KnowingEngine(EmbeddedEngine):

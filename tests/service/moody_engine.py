@@ -17,7 +17,7 @@ import zmq
 from prorl_zmq.errors import EngineFailed
 from prorl_zmq.inference.embedded_engine import EmbeddedEngine, load_embedded_engine
 from prorl_zmq.inference.host import EngineHost, HostOptions
-from prorl_zmq.processes import stop_signals
+from prorl_zmq.system.processes import stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from prorl_zmq.inference.engine import Generation
-    from prorl_zmq.messages import Sampling
+    from prorl_zmq.wire.messages.jobs import Sampling
 
 
 class MoodyEngine:

@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 import uvloop
 
+from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import SandboxFailed, SandboxUnavailable
 from prorl_zmq.inference.chat import ChatMessage
-from prorl_zmq.messages import Phase
 from prorl_zmq.stages.handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
 from prorl_zmq.stages.stage_process import StageOptions, StageProcess
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
 from prorl_zmq.tools.toolbox import Toolbox, ToolName
-from prorl_zmq.trajectory import Role
+from prorl_zmq.wire.messages.jobs import Phase
 
 TOOLS: tuple[ToolName, ...] = ("bash", "ipython", "str_replace_editor", "think", "finish")
 TOOL_CALLS: list[tuple[str, dict[str, Any]]] = [

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from prorl_zmq.brokers.backend_journal import BackendJournal
-from prorl_zmq.messages import Backend, EpisodeLimits, SetWeightVersion
+from prorl_zmq.brokers.backends.backend_journal import BackendJournal
+from prorl_zmq.wire.messages.backends import Backend, SetWeightVersion
+from prorl_zmq.wire.messages.jobs import EpisodeLimits
 
 from .conftest import TestService, scripted, until
 
 if TYPE_CHECKING:
     from prorl_zmq import Job, RolloutClient
-    from prorl_zmq.messages import BackendStatus
+    from prorl_zmq.wire.messages.backends import BackendStatus
 
 START_S = 60.0
 MOODY = str(Path(__file__).with_name("moody_engine.py"))

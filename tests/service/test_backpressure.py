@@ -18,12 +18,14 @@ import psutil
 import pytest
 import zmq
 
-from prorl_zmq import Job, RolloutClient, codec
+from prorl_zmq import Job, RolloutClient
+from prorl_zmq.data.trajectory import Role, TrajectoryBuilder
 from prorl_zmq.errors import Busy
-from prorl_zmq.messages import Phase, PhaseDone, StageCommand, StageReport, StartPhase, Task
-from prorl_zmq.processes import die_with_parent
-from prorl_zmq.sockets import bind, connect, open_socket
-from prorl_zmq.trajectory import Role, TrajectoryBuilder
+from prorl_zmq.system.processes import die_with_parent
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.jobs import Phase
+from prorl_zmq.wire.messages.stages import PhaseDone, StageCommand, StageReport, StartPhase, Task
+from prorl_zmq.wire.sockets import bind, connect, open_socket
 
 from .conftest import until
 

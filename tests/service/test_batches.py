@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from prorl_zmq import AsyncRolloutClient, codec, mean_reward
-from prorl_zmq.brokers.journal import MemoryJournal
+from prorl_zmq import AsyncRolloutClient, mean_reward
+from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.errors import (
     BatchFailed,
     Closed,
@@ -25,6 +25,7 @@ from prorl_zmq.errors import (
     UnknownBatch,
     UnknownTask,
 )
+from prorl_zmq.wire import codec
 
 from .conftest import SETTINGS, TestService, scripted, until
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from prorl_zmq import Job, RolloutClient
-    from prorl_zmq.messages import BatchStatus
+    from prorl_zmq.wire.messages.batches import BatchStatus
 
 WAIT_S = 60.0
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from prorl_zmq.processes import AUTOGROUP, begin_session
+from prorl_zmq.system.processes import AUTOGROUP, begin_session
 
 
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel has no groups by session")

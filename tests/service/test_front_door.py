@@ -11,10 +11,12 @@ import pytest
 import uvloop
 import zmq
 
-from prorl_zmq import AsyncRolloutClient, Job, RolloutClient, codec, errors
-from prorl_zmq.brokers.journal import MemoryJournal
-from prorl_zmq.messages import Collect, Hello, Refused, Submit, Welcome, new_id
-from prorl_zmq.requests import read_reply
+from prorl_zmq import AsyncRolloutClient, Job, RolloutClient, errors
+from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.client.requests import read_reply
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.base import new_id
+from prorl_zmq.wire.messages.front_door import Collect, Hello, Refused, Submit, Welcome
 
 from .conftest import TestService, scripted, until
 

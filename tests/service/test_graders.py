@@ -13,9 +13,9 @@ import msgspec
 import uvloop
 
 from prorl_zmq import Job
-from prorl_zmq.messages import Outcome, Phase
 from prorl_zmq.stages.handler import AgentHandler, Carry, EvalPhase, Evaluation, RunPhase
 from prorl_zmq.stages.stage_process import StageOptions, StageProcess
+from prorl_zmq.wire.messages.jobs import Outcome, Phase
 
 sys.path.append(str(Path(__file__).parents[1] / "stages" / "grading"))  # the graders get the stage process's path
 import judges

@@ -27,9 +27,9 @@ from vllm_python import environment, vllm_python
 from vllm_server import SMALL
 
 from prorl_zmq import Job, RolloutClient, Trajectory
+from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import InvalidWeights
-from prorl_zmq.messages import EpisodeLimits, Sampling
-from prorl_zmq.trajectory import Role
+from prorl_zmq.wire.messages.jobs import EpisodeLimits, Sampling
 
 from .conftest import until
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from prorl_zmq import codec
-from prorl_zmq.brokers.journal_summary import read_summary
+from prorl_zmq.brokers.journal.journal_summary import read_summary
 from prorl_zmq.config import RolloutBrokerSettings
+from prorl_zmq.wire import codec
 
 from .conftest import TestService, scripted, until
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from prorl_zmq.messages import Phase
+from prorl_zmq.wire.messages.jobs import Phase
 
 from .conftest import TestService, scripted, until
 

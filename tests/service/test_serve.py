@@ -22,8 +22,9 @@ import psutil
 import pytest
 
 from prorl_zmq import Backend, Job, RolloutClient
-from prorl_zmq.messages import KeyRole, SetWeightVersion
 from prorl_zmq.security.keys import KeyFolder
+from prorl_zmq.wire.messages.backends import SetWeightVersion
+from prorl_zmq.wire.messages.base import KeyRole
 
 from .conftest import until
 

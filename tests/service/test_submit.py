@@ -17,9 +17,9 @@ import msgspec
 import pytest
 
 from prorl_zmq import AsyncRolloutClient, Job
+from prorl_zmq.client.submission import Submission
 from prorl_zmq.commands.jobs import TWICE_S
 from prorl_zmq.errors import Busy
-from prorl_zmq.submission import Submission
 
 from .conftest import SETTINGS, WAIT_S, TestService, scripted, until
 

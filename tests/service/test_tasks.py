@@ -23,11 +23,11 @@ from needed import usable
 from rootfs import root_filesystem
 
 from prorl_zmq import EpisodeLimits, RolloutClient
-from prorl_zmq.messages import Outcome
-from prorl_zmq.processes import die_with_parent
 from prorl_zmq.service.child import ChildService
-from prorl_zmq.stages.known_forms import known_forms
+from prorl_zmq.stages.known_row_formats import known_forms
+from prorl_zmq.system.processes import die_with_parent
 from prorl_zmq.tasks.loading import load_jobs
+from prorl_zmq.wire.messages.jobs import Outcome
 
 sys.path.append(str(Path(__file__).parents[1] / "stages"))
 from swe_image import CLEAN, TEST_COMMAND, git, make_image

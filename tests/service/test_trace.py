@@ -21,7 +21,7 @@ from .conftest import scripted, until
 
 if TYPE_CHECKING:
     from prorl_zmq import RolloutClient
-    from prorl_zmq.messages import JobTrace
+    from prorl_zmq.wire.messages.front_door import JobTrace
 
     from .conftest import TestService
 

@@ -10,12 +10,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from prorl_zmq import AsyncRolloutClient, codec
-from prorl_zmq.brokers.backend_journal import BackendJournal
+from prorl_zmq import AsyncRolloutClient
+from prorl_zmq.brokers.backends.backend_journal import BackendJournal
 from prorl_zmq.errors import InvalidWeights, NoBackend, RequestTimeout, UpdateInProgress, UpdateNotBegun
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.inference.tokenizer import IM_END
-from prorl_zmq.messages import EngineHealth, EpisodeLimits, Sampling, new_id
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.base import new_id
+from prorl_zmq.wire.messages.engines import EngineHealth
+from prorl_zmq.wire.messages.jobs import EpisodeLimits, Sampling
 
 from .conftest import scripted, until
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from prorl_zmq import Job, RolloutClient, Trajectory
-    from prorl_zmq.messages import UpdateMode
+    from prorl_zmq.wire.messages.engines import UpdateMode
 
     from .conftest import TestService
 

@@ -13,16 +13,18 @@ import msgspec
 import pytest
 import zmq
 
-from prorl_zmq import Job, codec
-from prorl_zmq.brokers.backend_broker import BackendBroker
+from prorl_zmq.brokers.backends.backend_broker import BackendBroker
 from prorl_zmq.config import BackendBrokerSettings
 from prorl_zmq.errors import MalformedMessage
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.inference.tokenizer import VOCABULARY_SIZE
+from prorl_zmq.wire import codec
 
 from .conftest import scripted, until
 
 if TYPE_CHECKING:
+    from prorl_zmq import Job
+
     from .conftest import TestService
 
 

@@ -11,16 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
+from prorl_zmq.data.trajectory import Role, Trajectory, array_views
 from prorl_zmq.errors import EngineFailed, InvalidJob
 from prorl_zmq.inference import tokenizer
 from prorl_zmq.inference.chat import ChatMessage, Prompt
 from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.inference.engine import Generation
-from prorl_zmq.messages import EpisodeLimits, Outcome, Result, Sampling, VersionSpan
 from prorl_zmq.stages.agent_loop import AgentLoop, Episode, StopReason
 from prorl_zmq.tools.finish import FinishTool
 from prorl_zmq.tools.tool import Arguments, Tool
-from prorl_zmq.trajectory import Role, Trajectory, array_views
+from prorl_zmq.wire.messages.engines import VersionSpan
+from prorl_zmq.wire.messages.jobs import EpisodeLimits, Outcome, Result, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from prorl_zmq.inference.chat import ChatFormat, Conversation, PolicyTurn
-    from prorl_zmq.messages import FinishReason
+    from prorl_zmq.wire.messages.engines import FinishReason
 
 CHAT = EmbeddedChatFormat()
 OPENING = [ChatMessage(Role.SYSTEM, "Work in bash."), ChatMessage(Role.USER, "Count to three.")]

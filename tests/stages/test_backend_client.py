@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
-from prorl_zmq import Job, codec
-from prorl_zmq.brokers.backend_broker import BackendBroker
+from prorl_zmq import Job
+from prorl_zmq.brokers.backends.backend_broker import BackendBroker
 from prorl_zmq.config import BackendBrokerSettings, ServiceSettings, Topology
 from prorl_zmq.errors import NoBackend
-from prorl_zmq.messages import (
+from prorl_zmq.stages.backend_client import BackendClient
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.backends import (
     AddBackend,
     AnyBackendReply,
     Backend,
@@ -24,13 +26,12 @@ from prorl_zmq.messages import (
     ListBackends,
     RemoveBackend,
 )
-from prorl_zmq.sockets import connect, open_socket
-from prorl_zmq.stages.backend_client import BackendClient
+from prorl_zmq.wire.sockets import connect, open_socket
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from prorl_zmq.messages import AnyBackendRequest
+    from prorl_zmq.wire.messages.backends import AnyBackendRequest
 
 LIMIT_S = 30.0
 

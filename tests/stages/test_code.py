@@ -17,7 +17,6 @@ from rootfs import root_filesystem
 
 from prorl_zmq import Job
 from prorl_zmq.errors import SandboxFailed
-from prorl_zmq.messages import PhaseLimits
 from prorl_zmq.stages.agent_loop import Episode
 from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import InitPhase, RunPhase
@@ -26,9 +25,10 @@ from prorl_zmq.stages.handlers.code import CodeHandler
 from prorl_zmq.stages.handlers.code_bench import Bench, Verdict
 from prorl_zmq.stages.handlers.code_source import last_block, needed_imports
 from prorl_zmq.tasks.code import CodeInstance, CodeTest
-from prorl_zmq.tasks.code_forms import FORMS
-from prorl_zmq.tasks.form import recognise
+from prorl_zmq.tasks.code_formats import FORMS
+from prorl_zmq.tasks.row_format import recognise
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+from prorl_zmq.wire.messages.jobs import PhaseLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,6 @@ import pytest
 from aiohttp import web
 
 from prorl_zmq.errors import GraderFailed, JudgeUnreachable
-from prorl_zmq.messages import NOTE_LIMIT
 from prorl_zmq.stages.handler import Evaluation, failure_of
 from prorl_zmq.stages.handlers.llm_judge import (
     ANSWER_LIMIT,
@@ -21,6 +20,7 @@ from prorl_zmq.stages.handlers.llm_judge import (
     read_verdict,
 )
 from prorl_zmq.stages.phase_runner import notes_of
+from prorl_zmq.wire.messages.base import NOTE_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from prorl_zmq import codec
 from prorl_zmq.errors import ErrorInfo, HandlerFailed
-from prorl_zmq.messages import METRICS_LIMIT, SEGMENTS_LIMIT, Outcome, Phase, PhaseDone, PhaseFailed
 from prorl_zmq.stages.phase_runner import checked, readable
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.base import METRICS_LIMIT, SEGMENTS_LIMIT
+from prorl_zmq.wire.messages.jobs import Outcome, Phase
+from prorl_zmq.wire.messages.stages import PhaseDone, PhaseFailed
 
 EVENT: dict[str, Any] = {"stage_id": "s", "job_id": "j", "attempt": 1}
 SHORT = ErrorInfo("handler_failed", "no")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from prorl_zmq.inference.engine import Generation
 from prorl_zmq.inference.tokenizer import decode, encode
-from prorl_zmq.messages import VersionSpan
 from prorl_zmq.stages.stop_texts import cut_at
+from prorl_zmq.wire.messages.engines import VersionSpan
 
 
 def said(text: str) -> Generation:

@@ -16,14 +16,15 @@ from phases import eval_phase
 
 from prorl_zmq import Job
 from prorl_zmq.errors import HandlerFailed, SandboxFailed
-from prorl_zmq.messages import Outcome, PhaseLimits, new_id
 from prorl_zmq.stages.agent_loop import Episode
 from prorl_zmq.stages.handler import Evaluation, InitPhase, RunPhase
 from prorl_zmq.stages.handlers.swe import SweHandler
 from prorl_zmq.tasks.swe import SweInstance
-from prorl_zmq.tasks.swe_forms import eval_script
+from prorl_zmq.tasks.swe_formats import eval_script
 from prorl_zmq.tools.sandbox.root_image import SIF_MAGIC, SIF_MAGIC_AT
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+from prorl_zmq.wire.messages.base import new_id
+from prorl_zmq.wire.messages.jobs import Outcome, PhaseLimits
 
 sys.path.append(str(Path(__file__).parent))
 from swe_image import RUN_TESTS, TEST_COMMAND, git, make_image

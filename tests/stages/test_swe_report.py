@@ -13,7 +13,7 @@ import pytest
 from prorl_zmq.stages.handlers import swe_report
 from prorl_zmq.stages.handlers.swe import _columns
 from prorl_zmq.stages.handlers.swe_report import official_script, report
-from prorl_zmq.tasks.swe_forms import END, EXIT_CODE, FORMS, START
+from prorl_zmq.tasks.swe_formats import END, EXIT_CODE, FORMS, START
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 from swe_rows import SWE_BENCH

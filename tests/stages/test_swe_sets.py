@@ -14,13 +14,13 @@ from needed import usable
 from phases import eval_phase
 
 from prorl_zmq import Job
-from prorl_zmq.messages import PhaseLimits
 from prorl_zmq.stages.handler import InitPhase
 from prorl_zmq.stages.handlers.swe import SweHandler
-from prorl_zmq.tasks.form import recognise
+from prorl_zmq.tasks.row_format import recognise
 from prorl_zmq.tasks.swe import SweInstance
-from prorl_zmq.tasks.swe_forms import CONDA, FORMS
+from prorl_zmq.tasks.swe_formats import CONDA, FORMS
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+from prorl_zmq.wire.messages.jobs import PhaseLimits
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tasks")]
 from swe_image import RUN_TESTS, make_image

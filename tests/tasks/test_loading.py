@@ -13,8 +13,8 @@ from code_rows import EXAMPLES
 from pyarrow import parquet
 
 from prorl_zmq.errors import ConfigError, InvalidRecord
-from prorl_zmq.tasks.form import Form
 from prorl_zmq.tasks.loading import Row, load_jobs, load_rows
+from prorl_zmq.tasks.row_format import RowFormat
 
 sys.path.append(str(Path(__file__).parent))
 import test_math_forms
@@ -131,7 +131,7 @@ def test_form_that_raises_is_said_by_line(tmp_path: Path) -> None:
     def broken(record: Any) -> Any:
         raise TypeError(str(len(record)))
 
-    (error,) = load_rows(written(tmp_path, JOB["instance"]), forms=[Form("mine", "echo", "", frozenset(), broken)])
+    (error,) = load_rows(written(tmp_path, JOB["instance"]), forms=[RowFormat("mine", "echo", "", frozenset(), broken)])
     assert isinstance(error, InvalidRecord)
     assert error.message == "data.jsonl, line 1: form mine raised TypeError: 1"
 

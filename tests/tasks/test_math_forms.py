@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from prorl_zmq.errors import InvalidRecord
-from prorl_zmq.tasks.form import recognise
 from prorl_zmq.tasks.math import DAPO_CLOSING, DAPO_OPENING, FORMS, MathInstance
+from prorl_zmq.tasks.row_format import recognise
 from prorl_zmq.tasks.written_answers import boxed
 
 DEEPSCALER = {"problem": "What is 1/2 + 1/2?", "answer": "1", "solution": "It is \\boxed{1}."}

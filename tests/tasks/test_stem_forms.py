@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from prorl_zmq.errors import InvalidRecord
-from prorl_zmq.tasks.form import recognise
+from prorl_zmq.tasks.row_format import recognise
 from prorl_zmq.tasks.stem import FORMS, StemInstance
 
 SCP = {

@@ -19,8 +19,8 @@ from prorl_zmq.tools.sandbox.specification import SandboxSpec
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from prorl_zmq.messages import SandboxKind
     from prorl_zmq.tools.sandbox.container import Container
+    from prorl_zmq.wire.messages.jobs import SandboxKind
 
 
 @pytest.fixture(params=["apptainer", "bubblewrap", "process"])

@@ -15,7 +15,7 @@ from prorl_zmq.tools.bash_session import BashResult, BashSession
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from prorl_zmq.messages import SandboxKind
+    from prorl_zmq.wire.messages.jobs import SandboxKind
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from prorl_zmq.messages import SandboxKind
+    from prorl_zmq.wire.messages.jobs import SandboxKind
 
 # Python 3.12 warns of every fork of a process with threads; ptyprocess forks.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

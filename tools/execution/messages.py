@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from ...errors import ErrorInfo
-from ...messages import SandboxKind
+from ...wire.messages.jobs import SandboxKind
 from ..bash_session import BashResult
 from ..cell import CellResult
 from ..editor.arguments import EditorArguments

@@ -30,14 +30,14 @@ from ...errors import Cancelled, EndpointInUse, InternalError, InvalidToolCall, 
 from ..sandbox import tree
 from ..sandbox.kinds import make_container
 from . import messages
-from .desk import Desk
+from .request_handler import Desk
 from .watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ...messages import SandboxKind
+    from ...wire.messages.jobs import SandboxKind
     from ..sandbox.specification import SandboxSpec
 
 SOCKET = "server.sock"

@@ -23,7 +23,7 @@ import msgspec
 import uvloop
 
 from ...errors import ErrorInfo, InternalError, ProrlError, SandboxFailed
-from ...logs import LogFormat, LogLevel, about_job, job_of_sandbox, of_job, start_logging
+from ...system.logs import LogFormat, LogLevel, about_job, job_of_sandbox, of_job, start_logging
 from ..fork_watch import ForkWatch, forked
 from ..processes import children, kill
 from ..sandbox import tree

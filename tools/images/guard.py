@@ -18,7 +18,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, cast
 
-from ...processes import die_with_parent
+from ...system.processes import die_with_parent
 from ..processes import descendants, kill
 from .private_namespaces import enter
 

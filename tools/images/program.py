@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ...errors import SandboxFailed
-from ...processes import ISOLATED
+from ...system.processes import ISOLATED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ...messages import SandboxKind
+    from ...wire.messages.jobs import SandboxKind
     from .specification import SandboxSpec
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from .process import ProcessContainer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ...messages import SandboxKind
+    from ...wire.messages.jobs import SandboxKind
     from .container import Container
     from .specification import SandboxSpec
 

@@ -18,7 +18,7 @@ from ..images.image import NAME_PATTERN, default_root
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ...messages import SandboxKind
+    from ...wire.messages.jobs import SandboxKind
 
 SIF_MAGIC = b"SIF_MAGIC"
 SIF_MAGIC_AT = 32

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SandboxFailed
-from ...messages import SandboxHandle
+from ...wire.messages.jobs import SandboxHandle
 from ..execution import messages
 from ..execution.remote import RemoteBash, RemoteCells
 from ..execution.server import LOCK
@@ -34,7 +34,7 @@ from . import tree
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ...messages import SandboxKind
+    from ...wire.messages.jobs import SandboxKind
     from ..editor.arguments import EditorArguments
     from ..editor.outcome import EditOutcome
     from ..execution.client import ExecutionClient

@@ -17,10 +17,10 @@ from typing import IO, TYPE_CHECKING, get_args
 import msgspec
 
 from ...errors import ErrorInfo, SandboxFailed, SandboxUnavailable, from_info
-from ...logs import log_settings
-from ...messages import SandboxKind
-from ...processes import ISOLATED
 from ...security.keys import named_folder
+from ...system.logs import log_settings
+from ...system.processes import ISOLATED
+from ...wire.messages.jobs import SandboxKind
 from ..execution.client import ExecutionClient
 from ..execution.messages import ORDER_LIMIT_BYTES, ServerOrder
 from ..processes import to_the_end
@@ -33,7 +33,7 @@ from .specification import SandboxSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...messages import SandboxHandle
+    from ...wire.messages.jobs import SandboxHandle
 
 START_LIMIT_S = 180.0
 """Longest time to a ready sandbox; a SIF file may have to be unpacked first."""

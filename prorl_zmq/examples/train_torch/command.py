@@ -14,8 +14,8 @@ import typer
 
 from ...commands.options import console
 from ...errors import ConfigError
-from ...messages import new_id
 from ...tools.sandbox.sandboxes import Sandboxes
+from ...wire.messages.base import new_id
 from .checkpoint import Checkpoint
 from .display import Display
 from .learner import Learner, LearnerSettings

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...messages import BatchStatus
+    from ...wire.messages.batches import BatchStatus
     from .records import Exam, StepRecord
 
 

@@ -28,8 +28,8 @@ from ...errors import EngineFailed, InvalidWeights
 from ...inference.engine import EngineDescription, Generation
 from ...inference.policy import draw
 from ...inference.truncation import truncated, truncates
-from ...messages import VersionSpan
-from ...threads import run_aside
+from ...system.threads import run_aside
+from ...wire.messages.engines import VersionSpan
 from .model import KeyValueCache, Model
 from .tokenizer import chat_settings
 from .weights import read_weights
@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ...messages import ChatSettings, FinishReason, Sampling, UpdateMode
+    from ...wire.messages.backends import ChatSettings
+    from ...wire.messages.engines import FinishReason, UpdateMode
+    from ...wire.messages.jobs import Sampling
 
 ROWS = 32
 """Generations at once; more wait for a row."""
@@ -324,7 +326,7 @@ def main() -> None:
     from pathlib import Path
 
     from ...inference.host import HostOptions, run_engine_host
-    from ...logs import start_logging
+    from ...system.logs import start_logging
 
     parser = argparse.ArgumentParser(description="The engine of the train_torch example, which starts it.")
     parser.add_argument("--weights", type=Path, required=True)

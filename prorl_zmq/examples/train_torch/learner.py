@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from ...collation import collate
+from ...data.collation import collate
 from .loss import divergence, group_advantages, importance_weights, token_loss
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ...group import Group
+    from ...data.group import Group
     from .model import Model
 
 MICRO_BATCH_TOKENS = 4096

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ...group import Group
+    from ...data.group import Group
 
 LOG_RATIO_LIMIT = 20.0
 """Beyond it a ratio's logarithm is cut off: its exponential would overflow."""

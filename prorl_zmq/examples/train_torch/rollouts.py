@@ -11,9 +11,9 @@ from .records import BatchRecord
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...batch import Batch
-    from ...client import RolloutClient
-    from ...group import Group
+    from ...client.batch import Batch
+    from ...client.client import RolloutClient
+    from ...data.group import Group
     from .display import Display
     from .tasks import PromptStream
 

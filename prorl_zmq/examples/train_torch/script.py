@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from ...data.trajectory import Role
 from ...demo.tasks import DESTINATION
 from ...demo.tasks import QUESTIONS as SHELL_QUESTIONS
 from ...inference.base_policy import COMMANDS
 from ...inference.chat import ChatMessage
 from ...stages.handlers.math import SYSTEM_MESSAGE as MATH_SYSTEM
 from ...stages.handlers.shell import SYSTEM_MESSAGE as SHELL_SYSTEM
-from ...trajectory import Role
 from .tasks import SHAPES, math_problem
 from .tokenizer import CALL, END_OF_CALL, END_OF_TURN
 

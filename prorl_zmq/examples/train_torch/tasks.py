@@ -13,7 +13,7 @@ import numpy as np
 
 from ...demo.tasks import QUESTIONS as SHELL_QUESTIONS
 from ...demo.tasks import make_instance
-from ...messages import EpisodeLimits, Job, PhaseLimits, Sampling
+from ...wire.messages.jobs import EpisodeLimits, Job, PhaseLimits, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,13 +6,13 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ...errors import RequestTimeout
-from ...messages import new_id
+from ...wire.messages.base import new_id
 from .records import Exam
 from .tasks import held_out_jobs
 
 if TYPE_CHECKING:
-    from ...client import RolloutClient
-    from ...trajectory import Trajectory
+    from ...client.client import RolloutClient
+    from ...data.trajectory import Trajectory
 
 WAIT_S = 60.0
 """Longest wait, at the end of a run, for the last jobs."""

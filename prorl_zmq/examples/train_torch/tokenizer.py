@@ -11,7 +11,7 @@ import json
 from typing import TYPE_CHECKING
 
 from ...inference.transformers_chat import TransformersChatFormat
-from ...messages import ChatSettings
+from ...wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...client import RolloutClient
+from ...client.client import RolloutClient
 from .checkpoint import Checkpoint
 from .learner import Interrupted, Learner, LearnerSettings
 from .records import BatchRecord, Exam, StepRecord, append_step
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from ...group import Group
+    from ...data.group import Group
     from .display import Display
     from .learner import LearnStats
 

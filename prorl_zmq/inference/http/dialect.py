@@ -13,14 +13,15 @@ import msgspec
 import numpy as np
 
 from ...errors import EngineFailed
-from ...messages import VersionSpan
+from ...wire.messages.engines import VersionSpan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from ...messages import FinishReason, Sampling
+    from ...wire.messages.engines import FinishReason
+    from ...wire.messages.jobs import Sampling
     from ..engine import Generation
 
 TOP_K_ALL = -1

@@ -21,8 +21,9 @@ import msgspec
 import numpy as np
 
 from ...errors import ConfigError, EngineFailed, InvalidWeights
-from ...messages import ChatSettings, VersionSpan
-from ...threads import run_aside
+from ...system.threads import run_aside
+from ...wire.messages.backends import ChatSettings
+from ...wire.messages.engines import VersionSpan
 from ..checkpoint import check_checkpoint, read_tensors
 from ..engine import EngineDescription, Generation, checked
 from .connections import CONNECTIONS, RETRY_S, Connections
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...config import ServerApi
-    from ...messages import Sampling, UpdateMode
+    from ...wire.messages.engines import UpdateMode
+    from ...wire.messages.jobs import Sampling
     from .probe import Found
     from .weight_updates import WeightUpdates
 

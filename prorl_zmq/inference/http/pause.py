@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
     from contextlib import AbstractAsyncContextManager
 
-    from ...messages import UpdateMode
+    from ...wire.messages.engines import UpdateMode
     from .weight_updates import WeightUpdates
 
 ABORT_INTERVAL_S = 1.0

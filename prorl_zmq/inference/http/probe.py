@@ -20,7 +20,7 @@ import numpy as np
 
 from ...config import ServerApi
 from ...errors import ConfigError, EngineFailed
-from ...messages import Sampling
+from ...wire.messages.jobs import Sampling
 from ..engine import checked
 from .completions import Completions
 from .dialect import LOADING, UNTOLD, Turn, version_number, with_version
@@ -31,7 +31,7 @@ from .vllm_generate import VllmGenerate
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ...messages import LogprobsMode
+    from ...wire.messages.jobs import LogprobsMode
     from ..engine import Generation
     from .connections import Answer, Connections
     from .dialect import Dialect

@@ -17,7 +17,7 @@ from ..engine import Generation
 from .dialect import TOP_K_ALL, UNTOLD, Turn, decoded, id_array, logprob_array, whole_span
 
 if TYPE_CHECKING:
-    from ...messages import FinishReason
+    from ...wire.messages.engines import FinishReason
 
 
 class _Request(msgspec.Struct, omit_defaults=True):

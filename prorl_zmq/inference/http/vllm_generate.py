@@ -11,7 +11,7 @@ from typing import ClassVar
 import msgspec
 
 from ...errors import EngineFailed
-from ...messages import VersionSpan
+from ...wire.messages.engines import VersionSpan
 from ..engine import Generation
 from .dialect import (
     TOP_K_ALL,

@@ -18,7 +18,7 @@ from .dialect import LOADING_WORD, decoded
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ...messages import UpdateMode
+    from ...wire.messages.engines import UpdateMode
     from .connections import Answer, Connections
 
 CALL_S = 30.0

@@ -14,7 +14,8 @@ from prorl_zmq.inference.http.dialect import LOADING, UNTOLD, Turn, version_numb
 from prorl_zmq.inference.http.prorl import Prorl
 from prorl_zmq.inference.http.sglang import Sglang
 from prorl_zmq.inference.http.vllm_generate import VllmGenerate
-from prorl_zmq.messages import Sampling, VersionSpan
+from prorl_zmq.wire.messages.engines import VersionSpan
+from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
     from prorl_zmq.inference.engine import Generation

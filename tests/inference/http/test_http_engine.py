@@ -12,7 +12,9 @@ from prorl_zmq.errors import ConfigError, EngineFailed, InvalidWeights
 from prorl_zmq.inference.http import http_engine as module
 from prorl_zmq.inference.http import pause
 from prorl_zmq.inference.http.http_engine import HttpEngine
-from prorl_zmq.messages import ChatSettings, Sampling, VersionSpan
+from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.engines import VersionSpan
+from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

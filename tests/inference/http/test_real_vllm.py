@@ -14,7 +14,9 @@ from vllm_python import START_LIMIT_S
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights
 from prorl_zmq.inference.http.http_engine import HttpEngine
-from prorl_zmq.messages import ChatSettings, Sampling, VersionSpan
+from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.engines import VersionSpan
+from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

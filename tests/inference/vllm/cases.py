@@ -24,7 +24,7 @@ from prorl_zmq.errors import ProrlError
 from prorl_zmq.inference import vllm_engine
 from prorl_zmq.inference.engine import Generation, checked
 from prorl_zmq.inference.vllm_engine import VllmEngine
-from prorl_zmq.messages import Sampling
+from prorl_zmq.wire.messages.jobs import Sampling
 
 FLAGS = ["--dtype=float32", "--enforce-eager", "--max-model-len=2048", "--kv-cache-memory-bytes=67108864"]
 OWN_ENDS = [2, *range(600, 940)]

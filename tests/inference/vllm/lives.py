@@ -17,7 +17,7 @@ from cases import FLAGS
 
 from prorl_zmq.errors import ProrlError
 from prorl_zmq.inference.vllm_engine import VllmEngine
-from prorl_zmq.messages import Sampling
+from prorl_zmq.wire.messages.jobs import Sampling
 
 
 async def failure(model: str, *flags: str) -> list[str]:

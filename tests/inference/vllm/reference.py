@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from prorl_zmq.inference.engine import Generation
-    from prorl_zmq.messages import Sampling
+    from prorl_zmq.wire.messages.jobs import Sampling
 
 
 class Reference:

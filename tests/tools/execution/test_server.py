@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from prorl_zmq.messages import SandboxKind
     from prorl_zmq.tools.sandbox.sandbox import Sandbox
+    from prorl_zmq.wire.messages.jobs import SandboxKind
 
 
 # Leases ---------------------------------------------------------------------------------------------------------------

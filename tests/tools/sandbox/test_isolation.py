@@ -15,9 +15,9 @@ import pytest
 from prorl_zmq.tools.sandbox.specification import Limits, SandboxSpec
 
 if TYPE_CHECKING:
-    from prorl_zmq.messages import SandboxKind
     from prorl_zmq.tools.execution.command import ExecResult
     from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+    from prorl_zmq.wire.messages.jobs import SandboxKind
 
 pytestmark = pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from prorl_zmq.errors import SandboxFailed
-from prorl_zmq.messages import SandboxHandle
 from prorl_zmq.tools.sandbox.sandboxes import SPEC, Sandboxes
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
 from prorl_zmq.tools.sandbox.sweeping import sweep_abandoned
+from prorl_zmq.wire.messages.jobs import SandboxHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable

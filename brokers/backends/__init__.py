@@ -1,0 +1,1 @@
+"""The backend broker: inference backends and their assignments."""

@@ -1,0 +1,160 @@
+"""The backend broker's process: a ROUTER that says which inference backend each job talks to.
+
+Stage processes ask for assignments and release them, engine hosts register and send heartbeats, trainers add, drain and
+list backends. The tokens themselves never pass here. When this process dies, running jobs keep the backend that they
+know; its successor reads in its journal which backends there are, and learns of the assignments from the heartbeats of
+the stage processes. What changes is in the journal before anybody is told that it has.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING
+
+import zmq
+
+from ...config import SERVICE_VARIABLE
+from ...errors import JournalFailed, MalformedMessage, NotAllowed, ProrlError
+from ...security.keyring import BROKER, Keyring
+from ...security.rights import Listener
+from ...security.zap_authenticator import ZapAuthenticator
+from ...wire import codec
+from ...wire.messages.backends import AnyBackendRequest, BackendRefused, KeyList, ListKeys
+from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, send, split_envelope
+from ..loop import Loop
+from ..request_routing import BACKEND_BROKER, convert_request
+from .request_handler import Answer, BackendRequestHandler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ...config import Topology
+    from ...security.rights import Sender
+    from ...wire.sockets import Frame
+    from .backend_journal import BackendJournal
+    from .backend_records import BackendRecord, WeightsRecord
+
+BATCH = 256
+"""Requests answered before timers get their turn."""
+
+log = logging.getLogger("prorl.backend_broker")
+
+
+class BackendBroker:
+    """The backend broker, bound and ready to `run`.
+
+    Args:
+        topology: endpoint and limits.
+        journal: where backends are remembered; what it holds already is taken up again. None: they are not.
+
+    Raises:
+        EndpointInUse, InvalidEndpoint: it could not bind.
+        ConfigError: the journal cannot be read; or the key folder is not private, or lacks the service's key.
+    """
+
+    def __init__(self, topology: Topology, journal: BackendJournal | None = None) -> None:
+        keyring = Keyring.load(topology.security.keys, BROKER)
+        self._loop = Loop()
+        self._gate = ZapAuthenticator(self._loop.context, keyring, insecure=topology.service.insecure)
+        self._router = open_socket(self._loop.context, zmq.ROUTER, CONTROL_FRAME_BYTES)
+        try:
+            template = topology.backend_broker.endpoint
+            self.endpoint = self._gate.bind(self._router, topology.endpoint(template), Listener.BACKEND_BROKER)
+        except ProrlError:
+            self._loop.close()
+            raise
+        self._lease_s = topology.backend_broker.lease_s
+        self._desk = BackendRequestHandler(self._lease_s, topology.backend_broker.affinity)
+        self._next_tick = time.monotonic()
+        self._journal = journal
+        self._unwritten: dict[str, BackendRecord | None] = {}
+        """Changes that the journal could not take yet."""
+        self._unwritten_weights: WeightsRecord | None = None
+        if journal is not None:
+            try:
+                of_before = journal.begin_service(os.environ.get(SERVICE_VARIABLE, ""))
+                self._desk.restore(journal.load(), self._next_tick, of_before=of_before, weights=journal.load_weights())
+            except ProrlError:
+                self._loop.close()
+                raise
+
+    def run(self) -> None:
+        """Serve until `stop`, SIGTERM or SIGINT; then close all sockets."""
+        self._loop.register(self._router, self._drain)
+        self._gate.register(self._loop.register)
+        try:
+            self._loop.run(self._housekeep, self._say_ready)
+        finally:
+            self._loop.close()
+
+    def stop(self) -> None:
+        """End `run`; may be called from another thread or a signal handler."""
+        self._loop.stop()
+
+    def _say_ready(self) -> None:
+        log.info("ready: %s", self.endpoint)
+
+    def _housekeep(self) -> float:
+        now = time.monotonic()
+        deadline = self._desk.next_deadline()
+        if now >= self._next_tick or (deadline is not None and now >= deadline):
+            self._next_tick = now + min(1.0, self._lease_s / 4)
+            self._tell(self._desk.tick(now), tick=True)
+            deadline = self._desk.next_deadline()
+        return max(0.0, min(self._next_tick, deadline if deadline is not None else self._next_tick) - now)
+
+    def _drain(self) -> None:
+        for _ in range(BATCH):
+            try:
+                sender, frames = self._gate.receive(self._router)
+                envelope, message = split_envelope(frames)
+            except zmq.Again:
+                return
+            except MalformedMessage:
+                continue  # without a delimiter there is no telling where an answer would go
+            self._tell(self._answers(envelope, message, sender))  # type: ignore[arg-type]
+
+    def _answers(self, envelope: Sequence[Frame], message: Sequence[bytes], sender: Sender) -> list[Answer]:
+        request_id = "unknown"
+        try:
+            content = codec.unpack(message[0])
+            request_id = codec.request_id(content)
+            if len(message) > 1:
+                raise MalformedMessage(f"{len(message) - 1} unexpected frames behind the header")
+            request: AnyBackendRequest = convert_request(content, AnyBackendRequest, BACKEND_BROKER)
+            sender.check(request)
+            if isinstance(request, ListKeys):
+                return [Answer(envelope, self._keys(request))]
+            return self._desk.handle(envelope, request, time.monotonic())
+        except (MalformedMessage, NotAllowed) as error:
+            return [Answer(envelope, BackendRefused(request_id, error.info()))]
+
+    def _keys(self, request: ListKeys) -> KeyList:
+        """Say which keys are let in, if that has changed."""
+        doorkeeper = self._gate.doorkeeper
+        doorkeeper.reread()
+        known = request.state == doorkeeper.list_state
+        return KeyList(request.request_id, doorkeeper.list_state, None if known else doorkeeper.listed())
+
+    def _tell(self, answers: Iterable[Answer], *, tick: bool = False) -> None:
+        """Note what has changed, then answer. A journal that fails stops no job: it is asked again with each tick."""
+        changes, weights = self._desk.take_changes(), self._desk.take_weights()
+        unwritten = self._unwritten or self._unwritten_weights
+        if self._journal is not None and (changes or weights or (tick and unwritten)):
+            self._unwritten.update(changes)
+            self._unwritten_weights = weights or self._unwritten_weights
+            try:
+                self._journal.write(self._unwritten, self._unwritten_weights)
+                self._unwritten, self._unwritten_weights = {}, None
+            except JournalFailed as error:
+                log.error("%s; if this broker ends now, the last changes of backends are lost", error.message)  # noqa: TRY400
+        self._send(answers)
+
+    def _send(self, answers: Iterable[Answer]) -> None:
+        for envelope, reply in answers:
+            try:
+                send(self._router, [*envelope, codec.encode(reply)], NOBLOCK)
+            except zmq.Again:
+                log.warning("a client does not read its replies; one was dropped")

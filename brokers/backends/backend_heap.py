@@ -1,0 +1,423 @@
+"""Which backend a job talks to: assignments that stick, on backends ranked by their load. Pure: no sockets, no clock.
+
+- The load of a backend is its assignments in flight over its weight. (The ProRL Agent paper, arXiv 2603.18815, §3.3,
+  keys its heap by assignments ever made, which cannot see long jobs; here a release lowers the load again.)
+- A job keeps its backend for as long as it holds the assignment, so that its next turn finds the prefix cache warm. A
+  newer attempt keeps it too, unless the backend takes no more jobs.
+- With affinity `group`, a job goes to the backend that its group has been on: of several the earliest that has room.
+- Otherwise it goes to the best of the ranking (see `backend_ranking`): one with room on its node, one with room, the
+  least loaded one.
+- A job that cannot go on with its backend gets another one, and the same only where there is no other.
+- A backend that drains, serves older weights than are wanted, or is unwell takes no jobs; those that hold it keep it.
+- While weights are on their way (see `weight_update`), so does one that does not serve exactly these.
+- One on probation takes none either, but for one job each time that it is offered for a trial (when is not decided
+  here): the next one that has no backend yet; or, if nothing else is left, one that leaves another.
+
+Assignments belong to an owner (a stage process): when the owner is dropped, so are they.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+
+from ...errors import DuplicateBackend, UnknownBackend
+from ...wire.messages.backends import BackendStatus
+from .backend_member import Assignment, Member
+from .backend_ranking import BackendRanking
+from .group_memory import GroupMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from ...wire.messages.backends import Assign, Backend, HeldAssignment
+
+Affinity = Literal["job", "group"]
+"""What sticks to a backend."""
+
+
+class Served(NamedTuple):
+    """A backend that has done a generation."""
+
+    backend_id: str
+    trial: bool
+    """It was for a job that tries it."""
+
+
+class BackendHeap:
+    """The backends and the assignments on them.
+
+    Invariant: a backend's in-flight count is the number of jobs that hold an assignment on it.
+
+    Args:
+        affinity: `group` keeps the jobs of a group together while there is room; a job without a group is by itself.
+    """
+
+    def __init__(self, affinity: Affinity = "job") -> None:
+        self._by_group = affinity == "group"
+        self._members: dict[str, Member] = {}
+        self._offers: dict[str, None] = {}
+        """Backends on probation that the next job may try."""
+        self._ranking = BackendRanking()
+        self._groups = GroupMemory()
+        self._assignments: dict[str, Assignment] = {}
+        self._owned: dict[str, set[str]] = {}
+        self.wanted_version = 0
+        """Backends of older weights take no jobs; for reading."""
+        self._begun: int | None = None
+        """The weights that are on their way."""
+
+    def add(self, backend: Backend, needed_version: int = 0) -> None:
+        """Register a backend. Adding a known one again updates it, and ends its draining or probation.
+
+        Args:
+            backend: what to add.
+            needed_version: if its weights are older than these, or than those that are wanted, it drains until they no
+                longer are.
+
+        Raises:
+            DuplicateBackend: one at another endpoint has this id.
+        """
+        member = self._members.get(backend.backend_id)
+        if member is not None and member.backend.endpoint != backend.endpoint:
+            raise DuplicateBackend(
+                f"backend {backend.backend_id} is registered at {member.backend.endpoint}; remove it first, or choose "
+                "another id",
+                backend=backend.backend_id,
+            )
+        if member is None:
+            member = self._members[backend.backend_id] = Member(backend)
+        member.backend = backend
+        member.draining = False
+        member.problem = member.failure = ""
+        self._offers.pop(backend.backend_id, None)
+        member.needed_version = needed_version
+        self._weigh(member)
+        self._rank(member)
+
+    def drain(self, backend_id: str) -> None:
+        """Assign no more jobs to a backend; those that hold it keep it.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        member = self.member(backend_id)
+        member.draining = True
+        self._rank(member)
+
+    def set_problem(self, backend_id: str, problem: str) -> None:
+        """Note why a backend cannot serve, and so takes no jobs; empty: it can again.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        member = self.member(backend_id)
+        if member.problem != problem:
+            member.problem = problem
+            self._rank(member)
+
+    def suspend(self, backend_id: str, failure: str) -> None:
+        """Put a backend on probation, or note what failed there last.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        member = self.member(backend_id)
+        fresh = not member.failure
+        member.failure = failure
+        if fresh:
+            self._rank(member)
+
+    def offer(self, backend_id: str) -> None:
+        """Let one job try a backend that is on probation.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        if self.member(backend_id).failure:
+            self._offers[backend_id] = None
+
+    def restore(self, backend_id: str) -> None:
+        """End a backend's probation, if it is on one.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        member = self.member(backend_id)
+        if member.failure:
+            member.failure = ""
+            self._offers.pop(backend_id, None)
+            self._rank(member)
+
+    def remove(self, backend_id: str) -> None:
+        """Forget a backend and the assignments on it; a job that held one gets another at its next `assign`.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        for job_id in tuple(self.member(backend_id).jobs):
+            self._release(job_id)
+        self._offers.pop(backend_id, None)
+        del self._members[backend_id]
+        self._ranking.discard(backend_id)
+
+    def set_weight_version(
+        self, weight_version: int, backend_id: str | None = None, *, as_wanted: bool = False
+    ) -> None:
+        """Note which weights a backend serves from now on; one that has caught up takes jobs again.
+
+        Args:
+            weight_version: their version.
+            backend_id: which one; None: each.
+            as_wanted: the trainer says so, and what it wants need not catch up with what the backend has served; of
+                each, no newer ones are wanted.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        if as_wanted and backend_id is None:
+            self.wanted_version = min(self.wanted_version, weight_version)
+        for member in [self.member(backend_id)] if backend_id is not None else self._members.values():
+            before = member.state
+            member.backend = msgspec.structs.replace(member.backend, weight_version=weight_version)
+            if as_wanted:
+                member.needed_version = 0
+            self._weigh(member)
+            if member.state != before:
+                self._rank(member)
+
+    def _weigh(self, member: Member) -> None:
+        """Say anew what a backend lacks, since its weights are other ones."""
+        version = member.backend.weight_version
+        needed = max(member.needed_version, self.wanted_version)
+        member.needed_version = 0 if version >= needed or version == self._begun else needed
+        member.awaited = None if version == self._begun else self._begun
+        member.note = ""
+
+    def serves(self, weight_version: int) -> bool:
+        """Say whether any backend serves these weights."""
+        return any(member.backend.weight_version == weight_version for member in self._members.values())
+
+    def want_version(self, weight_version: int) -> None:
+        """Let backends that are added from now on take jobs only with these weights, or newer ones."""
+        self.wanted_version = weight_version
+
+    def begin_update(self, weight_version: int) -> None:
+        """From now on only backends that serve exactly these weights take jobs."""
+        self._begun = weight_version
+        for member in self._members.values():
+            self._weigh(member)
+            self._rank(member)
+
+    def end_update(self, weight_version: int) -> None:
+        """From now on these weights are wanted: a backend that serves others takes no jobs until it gets them."""
+        self._begun = None
+        self.wanted_version = weight_version
+        for member in self._members.values():
+            member.needed_version = 0 if member.backend.weight_version == weight_version else weight_version
+            member.awaited = None
+            self._rank(member)
+
+    def hold_back(self, backend_id: str, needed_version: int) -> None:
+        """Let a backend take no jobs until it gets weights of this version or newer ones, whatever it serves now.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        member = self.member(backend_id)
+        member.needed_version = needed_version
+        self._rank(member)
+
+    def give_up_update(self, note: str = "") -> None:
+        """The weights that were on their way will not come.
+
+        Args:
+            note: is shown for the backends that waited for them, until they have other weights.
+        """
+        self._begun = None
+        for member in self._members.values():
+            waited = member.awaited is not None
+            self._weigh(member)
+            member.note = note if waited else ""
+            self._rank(member)
+
+    def known_version(self, backend_id: str) -> int:
+        """Give the weights that a backend last served, or should have caught up with.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        member = self.member(backend_id)
+        return max(member.backend.weight_version, member.needed_version)
+
+    def assign(self, request: Assign, *, anyhow: bool = False) -> Backend | None:
+        """Give the job the backend that it holds, or one by the rules above; None if no backend takes jobs.
+
+        An older attempt gets what the newer one holds and changes nothing; nor does a request that comes again.
+
+        Args:
+            request: whose job it is.
+            anyhow: if no backend takes jobs, give the least loaded one on probation, if there is any.
+        """
+        job_id = request.job_id
+        held = self._assignments.get(job_id)
+        if held is not None and not _moves(request, held):
+            return self._members[held.backend_id].backend
+        if held is not None:
+            self._release(job_id)
+        backend_id = self._choose(request, held) or (self._least_bad() if anyhow else None)
+        if backend_id is None:
+            return None
+        member = self._members[backend_id]
+        member.assigned += 1
+        self._offers.pop(backend_id, None)
+        trial = bool(member.failure)
+        self._hold(job_id, Assignment(backend_id, request.attempt, request.owner, request.request_id, trial))
+        if self._by_group and request.group_id:
+            self._groups.add(request.group_id, backend_id)
+        return member.backend
+
+    def is_on_probation(self, backend_id: str) -> bool:
+        """Say whether generations failed on a backend and none has succeeded since."""
+        return bool(self.member(backend_id).failure)
+
+    def adopt(self, owner: str, job_id: str, held: HeldAssignment) -> None:
+        """Take note of an assignment that was made before this heap was; one that it knows changes nothing."""
+        backend_id = held.backend_id
+        if backend_id is not None and backend_id in self._members and job_id not in self._assignments:
+            self._hold(job_id, Assignment(backend_id, held.attempt, owner, "", served=held.served))
+
+    def note_served(self, job_id: str, attempt: int, served: int) -> Served | None:
+        """Note how many generations a job's backend has done for it; give the backend if they have become more."""
+        held = self._assignments.get(job_id)
+        if held is None or held.attempt != attempt or held.served >= served:
+            return None
+        held.served = served
+        return Served(held.backend_id, held.trial)
+
+    def release(self, job_id: str, attempt: int) -> bool:
+        """End a job's assignment; false, and no change, if there is none or a newer attempt holds it."""
+        held = self._assignments.get(job_id)
+        if held is None or held.attempt > attempt:
+            return False
+        self._release(job_id)
+        return True
+
+    def keep_only(self, owner: str, jobs: Mapping[str, HeldAssignment]) -> None:
+        """Release those of an owner's assignments that it does not name."""
+        for job_id in tuple(self._owned.get(owner, ())):
+            named = jobs.get(job_id)
+            if named is None or named.attempt != self._assignments[job_id].attempt:
+                self._release(job_id)
+
+    def drop_owner(self, owner: str) -> None:
+        """Release all assignments of an owner that is gone."""
+        self.keep_only(owner, {})
+
+    def owners(self) -> Iterable[str]:
+        """Give the owners that hold assignments."""
+        return self._owned.keys()
+
+    def status(self) -> tuple[BackendStatus, ...]:
+        """Describe the backends in the order in which they were added."""
+        return tuple(
+            BackendStatus(
+                backend=member.backend,
+                state=member.state,
+                problem=member.trouble,
+                in_flight=len(member.jobs),
+                assigned=member.assigned,
+            )
+            for member in self._members.values()
+        )
+
+    def __contains__(self, backend_id: str) -> bool:
+        return backend_id in self._members
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._members))
+
+    def holds(self, job_id: str) -> Assignment | None:
+        """Give the assignment that a job holds."""
+        return self._assignments.get(job_id)
+
+    def member(self, backend_id: str) -> Member:
+        """Give what is known of a backend; for reading.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        try:
+            return self._members[backend_id]
+        except KeyError:
+            raise UnknownBackend(f"no backend is called {backend_id}", backend=backend_id) from None
+
+    def _choose(self, request: Assign, held: Assignment | None) -> str | None:
+        kept = held.backend_id if held is not None else ""
+        if kept and kept != request.leaving and self._members[kept].state == "ready":
+            return kept
+        left = self._members.get(request.leaving)
+        if left is None:
+            return self._offered(request) or self._choose_ready(request)
+        self._ranking.discard(request.leaving)
+        other = self._choose_ready(request) or self._offered(request)
+        self._rank(left)
+        return other or (request.leaving if left.state == "ready" else None)
+
+    def _offered(self, request: Assign) -> str | None:
+        """Give a backend that the job may try."""
+        for backend_id in self._offers:
+            if backend_id != request.leaving and self._members[backend_id].state == "probation":
+                return backend_id
+        return None
+
+    def _least_bad(self) -> str | None:
+        tried = [key for key, member in self._members.items() if member.state == "probation"]
+        return min(tried, key=lambda backend_id: len(self._members[backend_id].jobs), default=None)
+
+    def _choose_ready(self, request: Assign) -> str | None:
+        if self._by_group and request.group_id:
+            for backend_id in self._groups.backends(request.group_id):
+                member = self._members.get(backend_id)
+                if member is not None and member.state == "updating":
+                    continue  # it will be back in a moment
+                if member is None or member.state != "ready" or backend_id == request.leaving:
+                    self._groups.forget(request.group_id, backend_id)
+                elif member.has_room:
+                    return backend_id
+        return self._ranking.first(request.node)
+
+    def _hold(self, job_id: str, held: Assignment) -> None:
+        self._assignments[job_id] = held
+        owned = self._owned.get(held.owner)
+        if owned is None:
+            owned = self._owned[held.owner] = set()
+        owned.add(job_id)
+        member = self._members[held.backend_id]
+        member.jobs.add(job_id)
+        self._rank(member)
+
+    def _release(self, job_id: str) -> None:
+        held = self._assignments.pop(job_id)
+        owned = self._owned[held.owner]
+        owned.discard(job_id)
+        if not owned:
+            del self._owned[held.owner]
+        member = self._members[held.backend_id]
+        member.jobs.discard(job_id)
+        self._rank(member)
+
+    def _rank(self, member: Member) -> None:
+        """Put a backend where its load belongs, behind its equals; nowhere if it takes no jobs."""
+        if member.state == "ready":
+            self._ranking.place(member.backend, len(member.jobs))
+        else:
+            self._ranking.discard(member.backend.backend_id)
+
+
+def _moves(request: Assign, held: Assignment) -> bool:
+    """Tell whether a request asks for more than what its job holds."""
+    if request.attempt != held.attempt:
+        return request.attempt > held.attempt
+    return request.leaving == held.backend_id and request.request_id != held.request_id

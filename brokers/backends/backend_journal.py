@@ -1,0 +1,126 @@
+"""What the backend broker remembers beyond its own life: one row per backend in an SQLite file (see `journal_file`).
+
+One more row says which weights are wanted, or on their way.
+Written only when a registration, a drained flag or a weight version changes, never for an assignment: those are with
+the stage processes, which tell a broker that was started anew.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from ...errors import ConfigError
+from ..journal.journal_file import JournalFile, failures
+from .backend_records import BackendRecord, WeightsRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+APPLICATION_ID = 0x70726262
+SCHEMA_VERSION = 2
+TABLES = (
+    "CREATE TABLE backends (number INTEGER PRIMARY KEY, backend_id TEXT UNIQUE NOT NULL, record BLOB NOT NULL)",
+    "CREATE TABLE services (service_id TEXT NOT NULL)",
+    "CREATE TABLE weights (record BLOB NOT NULL)",
+)
+LIMIT_BYTES = 2**28
+"""Largest size: far more than the backends that a broker remembers take."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_record = msgspec.msgpack.Decoder(BackendRecord).decode
+_weights = msgspec.msgpack.Decoder(WeightsRecord).decode
+
+
+class BackendJournal:
+    """The backends that a broker knew; `close` it at the end.
+
+    Args:
+        path: of the file, which is made if there is none.
+
+    Raises:
+        ConfigError: it is not a journal of this kind and version, or cannot be opened for writing.
+        JournalFailed: another broker has it, or the disk fails.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = JournalFile(path, APPLICATION_ID, SCHEMA_VERSION, TABLES, LIMIT_BYTES)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def load(self) -> list[BackendRecord]:
+        """Give all backends, in the order in which they first came.
+
+        Raises:
+            ConfigError: a row is not what this version writes.
+        """
+        try:
+            with failures(self._file.path, "read", at_start=True):
+                rows = self._file.connection.execute("SELECT record FROM backends ORDER BY number")
+                return [_record(row[0]) for row in rows]
+        except (msgspec.MsgspecError, TypeError) as error:
+            raise ConfigError(
+                f"{self._file.path} holds a backend that cannot be read ({error}); remove the file, and add again what "
+                "was added by hand",
+                key="journal",
+            ) from error
+
+    def load_weights(self) -> WeightsRecord | None:
+        """Give which weights are wanted; None: nobody has said.
+
+        Raises:
+            ConfigError: the row is not what this version writes.
+        """
+        try:
+            with failures(self._file.path, "read", at_start=True):
+                row = self._file.connection.execute("SELECT record FROM weights").fetchone()
+                return _weights(row[0]) if row is not None else None
+        except (msgspec.MsgspecError, TypeError) as error:
+            raise ConfigError(
+                f"{self._file.path} does not say which weights are wanted ({error}); remove the file", key="journal"
+            ) from error
+
+    def begin_service(self, service_id: str) -> bool:
+        """Note for which service this is from now on; say whether it was for another one before.
+
+        Args:
+            service_id: names one life of `prorl serve`; empty: the broker was started alone.
+
+        Raises:
+            JournalFailed: the file could not be written.
+        """
+        with self._file.transaction() as connection:
+            before = connection.execute("SELECT service_id FROM services").fetchone()
+            connection.execute("DELETE FROM services")
+            connection.execute("INSERT INTO services VALUES (?)", (service_id,))
+        return before is not None and before[0] != service_id
+
+    def write(self, changes: Mapping[str, BackendRecord | None], weights: WeightsRecord | None = None) -> None:
+        """Note backends, or forget them (None); when this returns, a killed process loses nothing of it.
+
+        Args:
+            changes: the backends.
+            weights: which weights are wanted; None: as before.
+
+        Raises:
+            JournalFailed: the file could not be written; nothing was noted.
+        """
+        with self._file.transaction() as connection:
+            if weights is not None:
+                connection.execute("DELETE FROM weights")
+                connection.execute("INSERT INTO weights VALUES (?)", (_encode(weights),))
+            for backend_id, record in changes.items():
+                if record is None:
+                    connection.execute("DELETE FROM backends WHERE backend_id = ?", (backend_id,))
+                else:
+                    connection.execute(
+                        "INSERT INTO backends (backend_id, record) VALUES (?, ?) "
+                        "ON CONFLICT (backend_id) DO UPDATE SET record = excluded.record",
+                        (backend_id, _encode(record)),
+                    )

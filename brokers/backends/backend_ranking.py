@@ -1,0 +1,69 @@
+"""Which backend is best for a job that has none: tier, then load, then how long ago that changed; the job's node first.
+
+The tiers: backends with room, full ones (a soft limit: a job never waits for room). A backend on the job's node is
+preferred if it has room and, without its newest assignment, would be no more loaded than the least loaded one of all:
+so being near never makes an imbalance of more than the assignment that is being made and one other. Pure, and O(log n)
+per change and answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..rollout.least_loaded import LeastLoaded
+
+if TYPE_CHECKING:
+    from ...wire.messages.backends import Backend
+
+ROOM, FULL = range(2)
+"""The tiers: backends of a lower one get a job before any of a higher one."""
+
+
+class BackendRanking:
+    """The backends that take jobs, each with its load: assignments in flight over the backend's weight."""
+
+    def __init__(self) -> None:
+        self._all: LeastLoaded[str] = LeastLoaded()
+        self._on_node: dict[str, LeastLoaded[str]] = {}
+        """Of each node, the backends with room."""
+        self._with_room: dict[str, tuple[Backend, int]] = {}
+        """Those with room, and the assignments in flight on them."""
+
+    def place(self, backend: Backend, in_flight: int) -> None:
+        """Add a backend, or move it to where its load belongs, behind its equals."""
+        backend_id = backend.backend_id
+        tier = FULL if in_flight >= backend.max_in_flight else ROOM
+        load = in_flight / backend.weight
+        self._all.set(backend_id, load, tier)
+        before = self._with_room.get(backend_id)
+        if before is not None and (tier or before[0].node != backend.node):
+            self._leave_node(backend_id)
+        if tier == ROOM:
+            self._with_room[backend_id] = (backend, in_flight)
+            near = self._on_node.get(backend.node)
+            if near is None:
+                near = self._on_node[backend.node] = LeastLoaded()
+            near.set(backend_id, load)
+
+    def discard(self, backend_id: str) -> None:
+        """Remove a backend if it is there."""
+        self._all.discard(backend_id)
+        if backend_id in self._with_room:
+            self._leave_node(backend_id)
+
+    def first(self, node: str) -> str | None:
+        """Give the best backend for a job on `node`; None if there is none."""
+        least = self._all.first()
+        near = self._on_node.get(node)
+        nearest = near.first() if near is not None else None
+        if least is None or nearest is None or nearest == least:
+            return least
+        backend, in_flight = self._with_room[nearest]
+        return nearest if (in_flight - 1) / backend.weight <= self._all.load(least) else least
+
+    def _leave_node(self, backend_id: str) -> None:
+        backend, _ = self._with_room.pop(backend_id)
+        near = self._on_node[backend.node]
+        near.discard(backend_id)
+        if not len(near):
+            del self._on_node[backend.node]

@@ -1,0 +1,263 @@
+"""Which backends are registered, and what is remembered of those that are gone. Pure: no sockets, no clock, no file.
+
+An engine host that promised heartbeats and falls silent is removed, but its weight version is remembered, and that it
+was drained: one that comes back with older weights (a new process under the old name) drains until it has caught up. Of
+a host's version and a trainer's, the one that changed last counts. A host that was removed on request stays removed
+until it is added again.
+
+All this outlives the broker's process: `take_changes` says what a journal has to note, `restore` takes it up again.
+Restored hosts have a lease's time for their next heartbeat, as if the broker had never been away.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...errors import ConfigError, InvalidEndpoint, UnknownBackend
+from ...wire.messages.backends import EngineLoad
+from ...wire.sockets import check_endpoint
+from .backend_records import BackendRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ...wire.messages.backends import AddBackend, Backend, BackendAlive
+    from .backend_heap import BackendHeap
+    from .backend_records import Fate
+
+LOST_LIMIT = 10_000
+"""Most hosts that are gone and remembered; beyond it, the first that went is forgotten."""
+
+log = logging.getLogger("prorl.backend_broker")
+
+
+@dataclass(slots=True)
+class _Host:
+    """An engine host that sends heartbeats."""
+
+    heard: float
+    reported: int | None
+    """The weight version of its last message; None: its next one counts, whatever it is."""
+    load: EngineLoad
+    of_before: bool = False
+    """It was of a service that has ended, and was not heard of in this one."""
+
+
+class BackendRegistry:
+    """Adds backends to a heap and removes them from it.
+
+    Args:
+        heap: the backends that are registered.
+        lease_s: how long a silent engine host keeps its registration.
+    """
+
+    def __init__(self, heap: BackendHeap, lease_s: float) -> None:
+        self._heap = heap
+        self._lease_s = lease_s
+        self._hosts: dict[str, _Host] = {}
+        self._lost: dict[str, BackendRecord] = {}
+        """The hosts that fell silent; none of them is in the heap."""
+        self._dismissed: dict[str, BackendRecord] = {}
+        """The hosts that were removed on request, in that order."""
+        self._changed: dict[str, None] = {}
+
+    def add(self, request: AddBackend, now: float) -> None:
+        """Register a backend.
+
+        Raises:
+            DuplicateBackend: a live one at another endpoint has this id.
+            InvalidEndpoint, ConfigError: no job could use it.
+        """
+        backend = request.backend
+        backend_id = backend.backend_id
+        check_backend(backend)
+        lost = self._lost.get(backend_id)
+        known = lost.backend.weight_version if lost is not None else 0
+        if backend_id in self._heap:
+            of_before = backend_id in self._hosts and self._hosts[backend_id].of_before
+            known = 0 if of_before else self._heap.known_version(backend_id)
+        # A host that registers says what its process was started with; anyone else says what is wanted.
+        self._heap.add(backend, needed_version=known if request.heartbeats else 0)
+        for gone in (self._lost, self._dismissed):
+            gone.pop(backend_id, None)
+        self._changed[backend_id] = None
+        if request.heartbeats:
+            if lost is not None and lost.draining:  # that it fell silent meanwhile does not undo what it was asked
+                self._heap.drain(backend_id)
+            self._hosts[backend_id] = _Host(now, backend.weight_version, EngineLoad())
+            if backend.weight_version < known:
+                log.warning(
+                    "backend %s came with weights %d after it had served %d (was it restarted?); it gets no jobs until "
+                    "it serves those or newer ones",
+                    backend_id,
+                    backend.weight_version,
+                    known,
+                )
+        elif backend_id in self._hosts:
+            self._hosts[backend_id].reported = None
+
+    def host_alive(self, alive: BackendAlive, now: float) -> None:
+        """Renew a registration. A host that was removed on request stays removed until it is added again.
+
+        Raises:
+            UnknownBackend: the host has to register (again).
+        """
+        backend_id = alive.backend_id
+        host = self._hosts.get(backend_id)
+        if host is not None:
+            host.heard = now
+            if host.of_before:
+                host.of_before = False
+                self._changed[backend_id] = None
+            host.load = alive.load
+            self._heap.set_problem(backend_id, alive.problem)
+            if host.reported != alive.weight_version:  # the same again does not undo what a trainer has set since
+                host.reported = alive.weight_version
+                self._heap.set_weight_version(alive.weight_version, backend_id)
+                self._changed[backend_id] = None
+        elif backend_id not in self._dismissed:
+            raise UnknownBackend(f"backend {backend_id} is not registered", backend=backend_id)
+
+    def drain(self, backend_id: str) -> None:
+        """Assign no more jobs to a backend.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        self._heap.drain(backend_id)
+        self._changed[backend_id] = None
+
+    def remove(self, backend_id: str) -> None:
+        """Forget a backend on request.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        if self._lost.pop(backend_id, None) is None:
+            dismissed = self._record(backend_id, "dismissed") if backend_id in self._hosts else None
+            self._take_off(backend_id)
+            if dismissed is not None:
+                self._dismissed[backend_id] = dismissed
+        self._changed[backend_id] = None
+
+    def clear(self) -> None:
+        """Forget all backends on request."""
+        for backend_id in (*self._lost, *self._heap):
+            self.remove(backend_id)
+
+    def set_weight_version(self, weight_version: int, backend_id: str | None) -> None:
+        """Note which weights a backend (None: each) serves from now on, as the trainer says.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        self._heap.set_weight_version(weight_version, backend_id, as_wanted=True)
+        self._changed.update(dict.fromkeys(self._heap if backend_id is None else [backend_id]))
+
+    def note_all(self) -> None:
+        """Note that what is needed of all backends may have changed."""
+        self._changed.update(dict.fromkeys(self._heap))
+
+    def tick(self, now: float) -> None:
+        """Time has passed: remove the hosts that fell silent."""
+        for backend_id in [key for key, host in self._hosts.items() if host.heard + self._lease_s <= now]:
+            self._lost[backend_id] = self._record(backend_id, "lost")
+            self._take_off(backend_id)
+            self._changed[backend_id] = None
+        for gone in (self._lost, self._dismissed):
+            while len(gone) > LOST_LIMIT:
+                first = next(iter(gone))
+                del gone[first]
+                self._changed[first] = None
+
+    def load(self, backend_id: str) -> EngineLoad | None:
+        """Give what an engine host last said that it does; None: it sends no heartbeats."""
+        host = self._hosts.get(backend_id)
+        return host.load if host is not None else None
+
+    # What outlives the process ----------------------------------------------------------------------------------------
+
+    def take_changes(self) -> dict[str, BackendRecord | None]:
+        """Give what has changed since the last call: a record for each backend, None for one that is forgotten."""
+        if not self._changed:
+            return {}
+        changed, self._changed = self._changed, {}
+        return {backend_id: self._known(backend_id) for backend_id in changed}
+
+    def restore(self, records: Iterable[BackendRecord], now: float, *, of_before: bool = False) -> None:
+        """Take up what an earlier process knew; on a new registry only.
+
+        Args:
+            records: what it knew.
+            now: the time.
+            of_before: it was of a service that has ended: hosts that register now are not held to earlier weights,
+                since whoever starts a service says which weights it starts with.
+        """
+        for record in records:
+            backend_id = record.backend.backend_id
+            if record.fate == "lost" and of_before:
+                self._changed[backend_id] = None
+            elif record.fate == "lost":
+                self._lost[backend_id] = record
+            elif record.fate == "dismissed":
+                self._dismissed[backend_id] = record
+            else:
+                self._heap.add(record.backend)
+                if not of_before:  # it may serve newer weights than those that it has to go back to
+                    self._heap.hold_back(backend_id, record.needed_version)
+                if record.draining:
+                    self._heap.drain(backend_id)
+                if record.heartbeats:
+                    self._hosts[backend_id] = _Host(now, record.reported, EngineLoad(), of_before or record.of_before)
+                    self._changed[backend_id] = None
+
+    def _known(self, backend_id: str) -> BackendRecord | None:
+        if backend_id in self._heap:
+            return self._record(backend_id, "listed")
+        return self._lost.get(backend_id) or self._dismissed.get(backend_id)
+
+    def _record(self, backend_id: str, fate: Fate) -> BackendRecord:
+        member = self._heap.member(backend_id)
+        host = self._hosts.get(backend_id)
+        backend = member.backend
+        if fate == "lost":
+            backend = msgspec.structs.replace(backend, weight_version=self._heap.known_version(backend_id))
+        return BackendRecord(
+            fate=fate,
+            backend=backend,
+            draining=member.draining,
+            needed_version=member.needed_version,
+            heartbeats=host is not None,
+            reported=host.reported if host is not None else None,
+            of_before=host is not None and host.of_before,
+        )
+
+    def _take_off(self, backend_id: str) -> None:
+        self._heap.remove(backend_id)
+        self._hosts.pop(backend_id, None)
+
+
+def check_backend(backend: Backend) -> None:
+    """Raise if no job could use a backend.
+
+    Raises:
+        InvalidEndpoint: its endpoint is none to connect to.
+        ConfigError: there is no tokenizer to render its chats with.
+    """
+    if backend.endpoint.startswith(("http://", "https://")):
+        raise InvalidEndpoint(
+            f"{backend.endpoint} is an HTTP server, which jobs reach through an engine host: start `prorl-engine "
+            f"--engine http --url {backend.endpoint}`, which registers itself",
+            endpoint=backend.endpoint,
+        )
+    endpoint = check_endpoint(backend.endpoint)
+    if endpoint.startswith("tcp://") and ("*" in endpoint or not int(endpoint.rpartition(":")[2])):
+        raise InvalidEndpoint(
+            f"{endpoint} is where a socket could bind; a backend's names one host and port", endpoint=endpoint
+        )
+    if backend.chat.kind == "transformers" and not backend.chat.tokenizer:
+        raise ConfigError(f"backend {backend.backend_id} has no tokenizer to render chats with", key="chat.tokenizer")

@@ -1,0 +1,308 @@
+"""What the backend broker is asked, answered: assignments that wait, leases on owners, and probation.
+
+Owns no socket, clock or file, only the `BackendHeap`, what waits for it, and which backends are tried when
+(`Probation`); hosts and what is remembered of them are the `BackendRegistry`'s. An owner (a stage process) that falls
+silent loses its assignments. While weights are on their way jobs wait for backends that have them (`WeightUpdate`).
+While all backends are on probation, jobs wait as if there were none, and are the ones
+that try them; one whose wait is over is given such a backend rather than none.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from ...errors import NoBackend, ProrlError
+from ...system.logs import of_job
+from ...wire.messages.backends import (
+    AddBackend,
+    Assign,
+    Assigned,
+    BackendAlive,
+    BackendList,
+    BackendRefused,
+    BeginWeights,
+    CancelWeights,
+    ClearBackends,
+    Done,
+    DrainBackend,
+    EndWeights,
+    GenerationFailed,
+    ListBackends,
+    OwnerAlive,
+    Release,
+    RemoveBackend,
+    SetWeightVersion,
+)
+from .backend_heap import BackendHeap
+from .backend_probation import Probation
+from .backend_registry import BackendRegistry
+from .weight_update import WeightUpdate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ...wire.messages.backends import AnyBackendReply, AnyBackendRequest, BackendStatus
+    from ...wire.sockets import Frame
+    from .backend_heap import Affinity
+    from .backend_records import BackendRecord, WeightsRecord
+
+log = logging.getLogger("prorl.backend_broker")
+
+
+class Answer(NamedTuple):
+    """A reply, and the envelope behind which its client is."""
+
+    envelope: Sequence[Frame]
+    reply: AnyBackendReply
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    envelope: Sequence[Frame]
+    request: Assign
+    since: float
+
+    @property
+    def until(self) -> float:
+        return self.since + self.request.wait_s
+
+
+class BackendRequestHandler:
+    """Answers the requests of stage processes, engine hosts and trainers.
+
+    Args:
+        lease_s: how long a silent owner keeps its assignments, and a silent engine host its registration.
+        affinity: what sticks to a backend (see `backend_heap`).
+    """
+
+    def __init__(self, lease_s: float, affinity: Affinity = "job") -> None:
+        self.heap = BackendHeap(affinity)
+        self._registry = BackendRegistry(self.heap, lease_s)
+        self._probation = Probation()
+        self._update = WeightUpdate(self.heap)
+        self._lease_s = lease_s
+        self._waiting: dict[str, _Waiting] = {}
+        self._owners: dict[str, float] = {}
+
+    def handle(self, envelope: Sequence[Frame], request: AnyBackendRequest, now: float) -> list[Answer]:
+        """Answer one request, and the assignments that no longer have to wait because of it."""
+        self._offer(now)
+        try:
+            reply = self._reply(envelope, request, now)
+        except ProrlError as error:
+            reply = BackendRefused(request.request_id, error.info())
+        answers = [Answer(envelope, reply)] if reply is not None else []
+        return answers + self._serve_waiting(now) if self._waiting else answers
+
+    def tick(self, now: float) -> list[Answer]:
+        """Time has passed: drop what fell silent, let jobs try backends, and end the waits that are over."""
+        for owner in [owner for owner in self.heap.owners() if self._owners[owner] + self._lease_s <= now]:
+            self.heap.drop_owner(owner)
+        self._owners = {owner: heard for owner, heard in self._owners.items() if heard + self._lease_s > now}
+        self._registry.tick(now)
+        if self._update.tick(now):
+            self._registry.note_all()
+        self._offer(now)
+        answers = self._serve_waiting(now)
+        for waiting in [waiting for waiting in self._waiting.values() if waiting.until <= now]:
+            del self._waiting[waiting.request.job_id]
+            answers.append(Answer(waiting.envelope, self._at_last(waiting, now)))
+        return answers
+
+    def next_deadline(self) -> float | None:
+        """Give the time at which the first wait is over, or a job that waits may get a backend."""
+        if not self._waiting:
+            return None
+        first = min(waiting.until for waiting in self._waiting.values())
+        return min(due for due in (first, self._probation.next_due(), self._update.next_deadline()) if due is not None)
+
+    def take_changes(self) -> dict[str, BackendRecord | None]:
+        """Give what a journal has to note since the last call (see `BackendRegistry.take_changes`)."""
+        return self._registry.take_changes()
+
+    def take_weights(self) -> WeightsRecord | None:
+        """Give what a journal has to note of weights (see `WeightUpdate.take_change`)."""
+        return self._update.take_change()
+
+    def restore(
+        self,
+        records: Iterable[BackendRecord],
+        now: float,
+        *,
+        of_before: bool = False,
+        weights: WeightsRecord | None = None,
+    ) -> None:
+        """Take up what an earlier process knew, before the first request (see `BackendRegistry.restore`).
+
+        Args:
+            records: the backends that it knew.
+            now: the time.
+            of_before: it was of a service that has ended.
+            weights: which weights it wanted.
+        """
+        self._registry.restore(records, now, of_before=of_before)
+        if weights is not None:
+            self._update.restore(weights, now, of_before=of_before)
+
+    def _reply(self, envelope: Sequence[Frame], request: AnyBackendRequest, now: float) -> AnyBackendReply | None:
+        match request:
+            case Assign():
+                return self._assign(envelope, request, now)
+            case GenerationFailed():
+                self._failed(request, now)
+            case Release():
+                self._withdraw(request)
+                self._note_served(request.job_id, request.attempt, request.served, now)
+                self.heap.release(request.job_id, request.attempt)
+            case OwnerAlive():
+                self._owner_alive(request, now)
+            case BackendAlive():
+                self._registry.host_alive(request, now)
+            case AddBackend():
+                self._registry.add(request, now)
+                self._probation.forget(request.backend.backend_id)
+            case DrainBackend():
+                self._registry.drain(request.backend_id)
+            case RemoveBackend():
+                self._registry.remove(request.backend_id)
+            case ClearBackends():
+                self._registry.clear()
+            case BeginWeights() | EndWeights() | CancelWeights() | SetWeightVersion():
+                self._change_weights(request, now)
+            case ListBackends():
+                backends = tuple(self._described(status, now) for status in self.heap.status())
+                return BackendList(request.request_id, backends=backends, waiting=len(self._waiting))
+        return Done(request.request_id)
+
+    def _change_weights(
+        self, request: BeginWeights | EndWeights | CancelWeights | SetWeightVersion, now: float
+    ) -> None:
+        version = request.weight_version
+        match request:
+            case BeginWeights():
+                self._update.begin(version, request.limit_s, now)
+            case EndWeights():
+                if self._update.end(version):
+                    self._registry.note_all()
+            case CancelWeights():
+                if self._update.cancel(version):
+                    self._registry.note_all()
+            case SetWeightVersion():
+                self._update.check_none_but(version if request.backend_id is not None else None)
+                self._registry.set_weight_version(version, request.backend_id)
+
+    def _described(self, status: BackendStatus, now: float) -> BackendStatus:
+        backend_id = status.backend.backend_id
+        return msgspec.structs.replace(
+            status,
+            load=self._registry.load(backend_id),
+            next_try_s=self._probation.next_try_s(backend_id, now) if status.state == "probation" else None,
+        )
+
+    # Probation --------------------------------------------------------------------------------------------------------
+
+    def _failed(self, failed: GenerationFailed, now: float) -> None:
+        backend_id = failed.backend_id
+        if backend_id not in self.heap:
+            return
+        if backend_id not in self._probation:
+            fields = of_job(failed.job_id, backend=backend_id)
+            log.warning("backend %s is on probation: %s", backend_id, failed.problem, extra=fields)
+        self.heap.suspend(backend_id, failed.problem)
+        self._probation.failed(backend_id, now)
+
+    def _note_served(self, job_id: str, attempt: int, served: int, now: float) -> None:
+        done = self.heap.note_served(job_id, attempt, served)
+        if done is not None and self._probation.served(done.backend_id, now, trial=done.trial):
+            self.heap.restore(done.backend_id)
+            fields = of_job(job_id, attempt, backend=done.backend_id)
+            log.info("backend %s is ready again: it has served a job", done.backend_id, extra=fields)
+
+    def _offer(self, now: float) -> None:
+        for backend_id in self._probation.take_due(now):
+            if backend_id in self.heap:
+                self.heap.offer(backend_id)
+            else:
+                self._probation.forget(backend_id)
+
+    # Owners and their jobs --------------------------------------------------------------------------------------------
+
+    def _owner_alive(self, alive: OwnerAlive, now: float) -> None:
+        self._owners[alive.owner] = now
+        for job_id, held in alive.jobs.items():
+            self.heap.adopt(alive.owner, job_id, held)
+            self._note_served(job_id, held.attempt, held.served, now)
+        self.heap.keep_only(alive.owner, alive.jobs)
+
+    def _assign(self, envelope: Sequence[Frame], request: Assign, now: float) -> Assigned | None:
+        self._owners[request.owner] = now
+        waiting = self._waiting.get(request.job_id)
+        if waiting is not None:
+            if waiting.request.attempt == request.attempt:  # the job has waited since the first time
+                self._waiting[request.job_id] = _Waiting(envelope, _settled(request), waiting.since)
+                return None
+            if waiting.request.attempt > request.attempt:
+                return None
+        assigned = self._try(request, now)
+        if assigned is None:
+            self._waiting[request.job_id] = _Waiting(envelope, _settled(request), now)
+        return assigned
+
+    def _try(self, request: Assign, now: float, *, anyhow: bool = False) -> Assigned | None:
+        known = self.heap.holds(request.job_id)
+        backend = self.heap.assign(request, anyhow=anyhow)
+        if backend is None:
+            return None
+        if self.heap.holds(request.job_id) is not known:
+            if self.heap.is_on_probation(backend.backend_id):
+                self._probation.tried(backend.backend_id, now)
+            if log.isEnabledFor(logging.DEBUG):
+                fields = of_job(request.job_id, request.attempt, backend=backend.backend_id)
+                log.debug("assigned to backend %s", backend.backend_id, extra=fields)
+        return Assigned(request.request_id, backend)
+
+    def _withdraw(self, release: Release) -> None:
+        waiting = self._waiting.get(release.job_id)
+        if waiting is not None and waiting.request.attempt <= release.attempt:
+            del self._waiting[release.job_id]
+
+    def _serve_waiting(self, now: float) -> list[Answer]:
+        answers: list[Answer] = []
+        while self._waiting:
+            waiting = next(iter(self._waiting.values()))
+            request = waiting.request
+            assigned = self._try(request, now)
+            if assigned is None:
+                break
+            del self._waiting[request.job_id]
+            self._owners.setdefault(request.owner, now)  # it may have fallen silent while the job waited
+            answers.append(Answer(waiting.envelope, assigned))
+        return answers
+
+    def _at_last(self, waiting: _Waiting, now: float) -> Assigned | BackendRefused:
+        """Answer a job that has waited as long as it allows."""
+        request = waiting.request
+        assigned = self._try(request, now, anyhow=True)
+        if assigned is not None:
+            self._owners.setdefault(request.owner, now)
+            return assigned
+        remedy = "register one with `prorl backends add` or start `prorl-engine`"
+        if self._update.version is not None:
+            remedy = (
+                f"weights {self._update.version} are on their way, and none serves them yet: let its jobs wait longer"
+            )
+        error = NoBackend(
+            f"no inference backend took job {request.job_id} within {request.wait_s:g} s; {remedy}",
+            job_id=request.job_id,
+            waited_s=now - waiting.since,
+        )
+        return BackendRefused(request.request_id, error.info())
+
+
+def _settled(request: Assign) -> Assign:
+    """Give a request that goes on waiting: the backend that the job left is as good as any by then."""
+    return msgspec.structs.replace(request, leaving="") if request.leaving else request

@@ -1,0 +1,157 @@
+"""The update of weights that a trainer has begun, if any, and which weights backends are to serve. Pure: told the time.
+
+From the begin on, backends that do not serve the new version get no jobs (the heap sees to that); those that have said
+that they do, get them again. The end makes the version the wanted one: whoever serves older weights gets no jobs, also
+those that come later. An update whose end does not come in time is given up, as are the engines' halves of it: then
+jobs get any backend again, as before its begin. One update at a time; the trainer's machine may die at any moment.
+
+What is wanted and what was begun outlives the broker's process (`take_change`, `restore`); what is restored has its
+whole limit anew, since no clock outlives the process.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...errors import UpdateInProgress, UpdateNotBegun
+from .backend_records import WeightsRecord
+
+if TYPE_CHECKING:
+    from .backend_heap import BackendHeap
+
+log = logging.getLogger("prorl.backend_broker")
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    version: int
+    limit_s: float
+    until: float
+
+
+class WeightUpdate:
+    """Lets one update at a time be begun, and ends it.
+
+    Args:
+        heap: the backends; it keeps jobs from those that are behind.
+    """
+
+    def __init__(self, heap: BackendHeap) -> None:
+        self._heap = heap
+        self._begun: _Begun | None = None
+        self._noted = WeightsRecord()
+
+    @property
+    def version(self) -> int | None:
+        """The weights that are on their way; None: none are."""
+        return self._begun.version if self._begun is not None else None
+
+    def begin(self, version: int, limit_s: float, now: float) -> None:
+        """New weights are on their way; begun again, the limit begins anew.
+
+        Raises:
+            UpdateInProgress: another version was begun.
+        """
+        self.check_none_but(version)
+        if self._begun is None:
+            self._heap.begin_update(version)
+            log.info("weights %d are on their way", version)
+        self._begun = _Begun(version, limit_s, now + limit_s)
+
+    def end(self, version: int) -> bool:
+        """The weights have come: they are the wanted ones from now on. Tell whether that changes anything.
+
+        Without a begin that is so if a backend serves them: then the end only came late, or again.
+
+        Raises:
+            UpdateInProgress: another version was begun.
+            UpdateNotBegun: none was.
+        """
+        self.check_none_but(version)
+        wanted = self._heap.wanted_version
+        if self._begun is None:
+            if version < wanted or not self._heap.serves(version):
+                raise UpdateNotBegun(
+                    f"no update to weights {version} was begun, or it was given up since its end did not come in time; "
+                    f"{self._heap.wanted_version} are wanted",
+                    weight_version=version,
+                )
+            if version == wanted:
+                return False
+        self._begun = None
+        self._heap.end_update(version)
+        log.info("weights %d are served", version)
+        return True
+
+    def cancel(self, version: int) -> bool:
+        """The weights will not come. Tell whether that changes anything.
+
+        Raises:
+            UpdateInProgress: another version was begun.
+        """
+        self.check_none_but(version)
+        if self._begun is None:
+            return False
+        self._begun = None
+        self._heap.give_up_update()
+        log.info("weights %d will not come", version)
+        return True
+
+    def check_none_but(self, version: int | None) -> None:
+        """Raise if an update is under way, but for one to this version.
+
+        Raises:
+            UpdateInProgress: there is one.
+        """
+        begun = self._begun
+        if begun is not None and begun.version != version:
+            raise UpdateInProgress(
+                f"an update to weights {begun.version} was begun and has not ended; end or cancel it first "
+                f"(`prorl backends end-weights {begun.version}` or `cancel-weights`)",
+                weight_version=begun.version,
+            )
+
+    def tick(self, now: float) -> bool:
+        """Time has passed; tell whether an update was given up because of it."""
+        begun = self._begun
+        if begun is None or begun.until > now:
+            return False
+        self._begun = None
+        note = f"an update to weights {begun.version} did not end within {begun.limit_s:g} s and was given up"
+        log.warning("%s: all backends get jobs again, with the weights that they have", note)
+        self._heap.give_up_update(note)
+        return True
+
+    def next_deadline(self) -> float | None:
+        """Give the time at which an update will be given up."""
+        return self._begun.until if self._begun is not None else None
+
+    # What outlives the process ----------------------------------------------------------------------------------------
+
+    def take_change(self) -> WeightsRecord | None:
+        """Give what a journal has to note since the last call; None: nothing."""
+        begun = self._begun
+        record = WeightsRecord(self._heap.wanted_version)
+        if begun is not None:
+            record = WeightsRecord(self._heap.wanted_version, begun.version, begun.limit_s)
+        if record == self._noted:
+            return None
+        self._noted = record
+        return record
+
+    def restore(self, record: WeightsRecord, now: float, *, of_before: bool = False) -> None:
+        """Take up what an earlier process knew, once its backends are in the heap.
+
+        Args:
+            record: what it knew.
+            now: the time.
+            of_before: it was of a service that has ended, and what that wanted counts no more.
+        """
+        self._noted = record
+        if of_before:
+            return
+        self._heap.want_version(record.wanted)
+        if record.begun is not None:
+            self.begin(record.begun, record.limit_s, now)

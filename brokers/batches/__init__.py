@@ -1,0 +1,1 @@
+"""Batches of groups: the sampler and what runs it."""

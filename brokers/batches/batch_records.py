@@ -1,0 +1,245 @@
+"""What the batch sampler keeps of sessions and batches, and what it decides: the actions that its events give."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...wire.messages.batches import BatchStatus
+from .batch_stats import BatchStats
+from .group_filters import Verdict
+from .rollout_group import RolloutGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ...wire.messages.batches import BatchClosed, BatchOptions, BatchState
+    from .group_filters import KeepPolicy
+    from .rollout_group import Rollout
+
+
+CLOSED_LIMIT = 4
+"""Answers of a session that are kept: its clients close no more batches at one time."""
+NAMED_FAILURES = 3
+"""Reasons that a status names."""
+
+
+class Why(StrEnum):
+    """Why a rollout was run and not used."""
+
+    NOT_KEPT = "not_kept"
+    NOT_NEEDED = "not_needed"
+    STALE = "stale"
+    GIVEN_UP = "given_up"
+    """Of a group that lost too many jobs."""
+    ABANDONED = "abandoned"
+    """Its client is gone."""
+
+
+class Launch(NamedTuple):
+    """Submit a job for a prompt."""
+
+    group_id: str
+    job_id: str
+    prompt: Any
+    session: str
+
+
+class CancelJobs(NamedTuple):
+    """Cancel running jobs; the sampler knows them no longer."""
+
+    job_ids: tuple[str, ...]
+    why: Why
+
+
+class Discard(NamedTuple):
+    """Finished rollouts that nobody will get."""
+
+    rollouts: tuple[Rollout, ...]
+    why: Why
+
+
+class Deliver(NamedTuple):
+    """A group is kept: its batch's client may have it (see `BatchSampler.ready`)."""
+
+    batch_id: str
+    group: RolloutGroup
+
+
+class GiveUp(NamedTuple):
+    """A group cannot be completed; the batch's account says why."""
+
+    batch_id: str
+    group: RolloutGroup
+
+
+class Ended(NamedTuple):
+    """A batch is met, short or failed: tell its client."""
+
+    batch_id: str
+    state: BatchState
+
+
+SamplerAction = Launch | CancelJobs | Discard | Deliver | GiveUp | Ended
+
+
+@dataclass(slots=True)
+class SessionRecord:
+    """What outlives a session's batches."""
+
+    session: str
+    heard_at: float
+    lease_s: float
+    prompts: deque[Any] = field(default_factory=deque)
+    """What earlier batches were fed and did not use."""
+    carried: dict[str, RolloutGroup] = field(default_factory=dict)
+    """Groups that belong to no batch now, oldest first."""
+    batches: set[str] = field(default_factory=set)
+    closed: dict[str, BatchClosed] = field(default_factory=dict)
+    """What was answered to the last requests that closed a batch, by the request's id."""
+
+    def note_closed(self, reply: BatchClosed) -> None:
+        """Keep an answer for the case that it is lost on the way."""
+        self.closed[reply.request_id] = reply
+        while len(self.closed) > CLOSED_LIMIT:
+            del self.closed[next(iter(self.closed))]
+
+
+@dataclass(slots=True)
+class BatchRecord:
+    """A batch until it is closed."""
+
+    batch_id: str
+    session: str
+    options: BatchOptions
+    keep: KeepPolicy
+    key: str
+    """The ids of its groups and jobs begin with it."""
+    state: BatchState = "open"
+    problem: str = ""
+    fed: int = 0
+    """Prompts that it was fed."""
+    stream_ended: bool = False
+    """It will be fed no more."""
+    opened: int = 0
+    """Groups that it has opened; numbers them."""
+    in_flight: int = 0
+    account: BatchStats = field(default_factory=BatchStats)
+    prompts: deque[Any] = field(default_factory=deque)
+    """Those that wait."""
+    groups: dict[str, RolloutGroup] = field(default_factory=dict)
+    """Those under way."""
+    ready: dict[str, RolloutGroup] = field(default_factory=dict)
+    """Those that are kept, until its client acknowledges them."""
+    due: list[tuple[bool, int, str]] = field(default_factory=list)
+    """Groups that may have places to start jobs for: a heap with those to be kept first, then by age."""
+
+    @property
+    def share(self) -> float:
+        """Jobs in flight for its weight: the batch of the smallest share starts the next one."""
+        return self.in_flight / self.options.weight
+
+    def take_prompts(self, place: SessionRecord) -> None:
+        """Go on with what earlier batches of its session did not use."""
+        if self.state == "open" and self.options.adopt:
+            self.prompts.extendleft(reversed(place.prompts))
+            place.prompts.clear()
+
+    def fitting(self, carried: Iterable[RolloutGroup]) -> list[RolloutGroup]:
+        """Give the groups that it may take over, of those that its session carries."""
+        return [group for group in carried if self.options.adopt and group.size == self.options.group_size]
+
+    def open_group(self, prompt: Any, number: int) -> RolloutGroup:
+        """Begin a group of which nothing was started."""
+        self.opened += 1
+        size = self.options.group_size
+        group = RolloutGroup(f"{self.key}.{self.opened}", prompt, size, number, self.session, self.batch_id)
+        group.find_missing()
+        self.groups[group.group_id] = group
+        return group
+
+    def put_due(self, group: RolloutGroup) -> None:
+        """Note that a group may have places to start jobs for, or that its verdict has changed."""
+        if group.missing:
+            heapq.heappush(self.due, (group.verdict != Verdict.KEEP, group.number, group.group_id))
+
+    def next_due(self) -> RolloutGroup | None:
+        """Give the group under way that gets the next job."""
+        while self.due:
+            undecided, _, group_id = self.due[0]
+            group = self.groups.get(group_id)
+            if group is not None and group.missing and undecided == (group.verdict != Verdict.KEEP):
+                return group
+            heapq.heappop(self.due)
+        return None
+
+    def wanted_prompts(self, room: int) -> int:
+        """Give how many more prompts it could use if there were room for so many jobs."""
+        if self.state != "open" or self.stream_ended:
+            return 0
+        return max(0, -(-room // self.options.group_size) - len(self.prompts))
+
+    def status(self) -> BatchStatus:
+        """Describe it."""
+        return BatchStatus(
+            batch_id=self.batch_id,
+            session=self.session,
+            state=self.state,
+            problem=self.problem,
+            target_groups=self.options.target_groups,
+            group_size=self.options.group_size,
+            kept=self.account.kept_groups,
+            under_way=len(self.groups),
+            in_flight=self.in_flight,
+            prompts=len(self.prompts),
+            dropped=self.account.dropped_groups,
+            failed=self.account.failed,
+            failures=dict(sorted(self.account.failures.items(), key=lambda item: -item[1])[:NAMED_FAILURES]),
+            given_up=self.account.given_up_groups,
+        )
+
+
+@dataclass(slots=True)
+class Changes:
+    """What has changed since a journal last asked."""
+
+    sessions: dict[str, SessionRecord] = field(default_factory=dict)
+    batches: dict[str, BatchRecord] = field(default_factory=dict)
+    groups: dict[str, RolloutGroup] = field(default_factory=dict)
+    gone_sessions: list[str] = field(default_factory=list)
+    gone_batches: list[str] = field(default_factory=list)
+    gone_groups: list[str] = field(default_factory=list)
+    gone_prompts: list[Any] = field(default_factory=list)
+
+    def session(self, place: SessionRecord) -> None:
+        """A session has changed."""
+        self.sessions[place.session] = place
+
+    def batch(self, batch: BatchRecord) -> None:
+        """A batch has changed."""
+        self.batches[batch.batch_id] = batch
+
+    def group(self, group: RolloutGroup) -> None:
+        """A group has changed."""
+        self.groups[group.group_id] = group
+
+    def forget_session(self, place: SessionRecord) -> None:
+        """A session is gone, with the prompts that wait."""
+        self.sessions.pop(place.session, None)
+        self.gone_sessions.append(place.session)
+        self.gone_prompts += place.prompts
+
+    def forget_batch(self, batch: BatchRecord) -> None:
+        """A batch is gone."""
+        self.batches.pop(batch.batch_id, None)
+        self.gone_batches.append(batch.batch_id)
+
+    def forget_group(self, group: RolloutGroup, *, with_prompt: bool) -> None:
+        """A group is gone."""
+        self.groups.pop(group.group_id, None)
+        self.gone_groups.append(group.group_id)
+        if with_prompt:
+            self.gone_prompts.append(group.prompt)

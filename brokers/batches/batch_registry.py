@@ -1,0 +1,73 @@
+"""The batches that are open, and their sessions: who they are, and which of them somebody still wants. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...errors import UnknownBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ...wire.messages.batches import BatchClosed
+    from .batch_records import BatchRecord, SessionRecord
+
+
+class BatchRegistry:
+    """What `BatchSampler` works on, to look at."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, SessionRecord] = {}
+        """By name; those too that have no batch now, and carry groups."""
+        self.batches: dict[str, BatchRecord] = {}
+        """By id, in the order in which they were opened."""
+
+    def __len__(self) -> int:
+        """Give the number of batches."""
+        return len(self.batches)
+
+    def restore(self, sessions: Iterable[SessionRecord], batches: Iterable[BatchRecord]) -> None:
+        """Take up what an earlier registry had."""
+        self.sessions.update((place.session, place) for place in sessions)
+        for batch in batches:
+            place = self.sessions[batch.session]
+            self.batches[batch.batch_id] = batch
+            place.batches.add(batch.batch_id)
+            batch.take_prompts(place)
+
+    def find(self, batch_id: str) -> BatchRecord | None:
+        """Give a batch if there is one of that id."""
+        return self.batches.get(batch_id)
+
+    def batch(self, batch_id: str, session: str | None = None) -> BatchRecord:
+        """Give a batch.
+
+        Raises:
+            UnknownBatch: there is none of that id, or not in that session.
+        """
+        batch = self.batches.get(batch_id)
+        if batch is None or session not in (None, batch.session):
+            raise UnknownBatch(
+                f"no batch {batch_id} is open here: it was closed, its client was silent for longer than its lease, or "
+                "the rollout broker was started anew without its journal",
+                batch_id=batch_id,
+            )
+        return batch
+
+    def closed(self, session: str, request_id: str) -> BatchClosed | None:
+        """Give what a request was answered that has closed a batch; None if it has not."""
+        place = self.sessions.get(session)
+        return place.closed.get(request_id) if place is not None else None
+
+    def wants_room(self) -> bool:
+        """Tell whether some batch might start a job if there were room."""
+        return any(batch.state == "open" for batch in self.batches.values())
+
+    def heard(self, session: str, now: float) -> None:
+        """A session's client lives."""
+        if session in self.sessions:
+            self.sessions[session].heard_at = now
+
+    def silent_sessions(self, now: float) -> list[str]:
+        """Give the sessions whose lease is over."""
+        return [name for name, place in self.sessions.items() if place.heard_at + place.lease_s <= now]

@@ -1,0 +1,525 @@
+"""Batches of groups: which jobs to run next so that k groups that a policy keeps are there soon, and nothing is wasted.
+
+Pure: no sockets, clock or files. Events and the time go in, actions come out. A session feeds prompts; a batch takes
+them in order, and each becomes a group of `group_size` jobs.
+
+- **Replenishment**: `launch` fills whatever room there is, as jobs end one by one; it never waits for a round to end.
+  Places of groups that are decided to be kept come first, then those of the oldest group, then a new prompt.
+- **Early termination**: once `target_groups` are kept, the batch is met, and what it has under way is not needed by it.
+- **Carry-over**: what is not needed goes on into the session's next batch of that group size: finished rollouts, and
+  with `carry="running"` those that run. A group so carried is the oldest there, so long ones are late, never left out.
+- **Staleness**: rollouts with tokens of weights older than `max_staleness` versions are dropped, and made again.
+- **Failures**: a job without a reward is replaced, up to `max_replacements` a group; then the group is given up, with
+  its reasons. A place is never filled by a copy.
+
+Of several batches, the one with the fewest jobs in flight for its weight launches next.
+
+    event                          open                                    met, short, failed
+    -----------------------------  --------------------------------------  ---------------------------------------
+    group complete, kept           Deliver; the target is reached → met    (its groups have left it)
+    group complete, not kept       Discard
+    no prompt, no group under way  → short, if the stream has ended
+    policy raises                  → failed
+    new weights                    Discard what is stale of its groups     the same of those not given yet: → open
+    close                          Cancel or carry its jobs; forgotten     forgotten; groups not fetched are carried
+    lease over                     Cancel, Discard; its session forgotten  its session forgotten
+
+`take_changes` gives what a journal must keep, and `restore` takes it up in a new sampler. Left out on purpose: where
+rollouts lie, and what a prompt is; the broker knows both.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import TYPE_CHECKING, Any
+
+from ...errors import InvalidBatch
+from .batch_records import (
+    BatchRecord,
+    CancelJobs,
+    Changes,
+    Deliver,
+    Discard,
+    Ended,
+    GiveUp,
+    Launch,
+    SessionRecord,
+    Why,
+)
+from .batch_registry import BatchRegistry
+from .group_filters import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ...wire.messages.batches import BatchClosed, BatchOptions, BatchState
+    from .batch_records import SamplerAction
+    from .group_filters import KeepPolicy
+    from .rollout_group import Rollout, RolloutGroup
+
+
+PROBLEM_LIMIT = 500
+"""Most characters of what a policy says when it raises."""
+
+
+class BatchSampler:
+    """All open batches, and what their sessions carry on.
+
+    Args:
+        name_of: gives the id of a prompt, for reports.
+        worked_s: gives for how many seconds a job that runs has been worked on at some time, waiting not counted.
+    """
+
+    def __init__(
+        self, name_of: Callable[[Any], str] = str, worked_s: Callable[[str, float], float] = lambda _, __: 0.0
+    ) -> None:
+        self._name_of = name_of
+        self._worked_s = worked_s
+        self.registry = BatchRegistry()
+        self._sessions = self.registry.sessions
+        self._batches = self.registry.batches
+        self._owners: dict[str, RolloutGroup] = {}
+        """The group of each job that runs."""
+        self._number = 0
+        self.version = 0
+        """The current weights'."""
+        self._now = 0.0
+        self._actions: list[SamplerAction] = []
+        self._changes = Changes()
+
+    def __len__(self) -> int:
+        """Give the number of jobs that run."""
+        return len(self._owners)
+
+    def __contains__(self, job_id: str) -> bool:
+        """Tell whether a job runs for a batch."""
+        return job_id in self._owners
+
+    # What outlives the sampler ----------------------------------------------------------------------------------------
+
+    def take_changes(self) -> Changes:
+        """Give what has changed since the last call."""
+        changes, self._changes = self._changes, Changes()
+        return changes
+
+    def restore(
+        self,
+        sessions: Iterable[SessionRecord],
+        batches: Iterable[BatchRecord],
+        groups: Iterable[RolloutGroup],
+        version: int,
+        now: float,
+    ) -> list[SamplerAction]:
+        """Take up what an earlier sampler left, before any event; leases begin anew.
+
+        Args:
+            sessions: with the prompts that wait and are no batch's.
+            batches: with theirs, and without their groups.
+            groups: with what is in and what runs; their missing places are filled in here.
+            version: the current weights'.
+            now: the time.
+        """
+        self.version, self._now = version, now
+        self.registry.restore(sessions, batches)
+        for group in sorted(groups, key=lambda group: group.number):
+            self._number = max(self._number, group.number)
+            self._owners.update(dict.fromkeys(group.running, group))
+            group.find_missing()
+            home = self._batches.get(group.batch_id)
+            if home is None:
+                group.batch_id = ""
+                self._sessions[group.session].carried[group.group_id] = group
+            elif group.is_complete:
+                home.ready[group.group_id] = group
+            else:
+                home.in_flight += len(group.running)
+                home.groups[group.group_id] = group
+                home.put_due(group)
+                self._judge(home, group)
+        for batch in self._batches.values():
+            self._end_if_short(batch)
+        return self._take_actions()
+
+    # Events -----------------------------------------------------------------------------------------------------------
+
+    def open(
+        self, session: str, batch_id: str, options: BatchOptions, keep: KeepPolicy, now: float, key: str = ""
+    ) -> list[SamplerAction]:
+        """Open a batch; it takes over what the session carries of its group size.
+
+        Args:
+            session: whose it is.
+            batch_id: its name.
+            options: what it is to be.
+            keep: the policy that these name.
+            now: the time.
+            key: what the ids of its groups and jobs begin with, which no other batch's may; empty: its own id.
+
+        Raises:
+            InvalidBatch: there is one of that id, or the policy can keep no group of that size.
+        """
+        if batch_id in self._batches:
+            raise InvalidBatch(f"a batch {batch_id} is open already; ids must be unique", field="batch_id")
+        keep.check(options.group_size)
+        self._now = now
+        place = self._sessions.setdefault(session, SessionRecord(session, now, options.lease_s))
+        place.heard_at = now
+        place.batches.add(batch_id)
+        batch = self._batches[batch_id] = BatchRecord(batch_id, session, options, keep, key or batch_id)
+        place.lease_s = max(self._batches[name].options.lease_s for name in place.batches)
+        self._changes.session(place)
+        self._changes.batch(batch)
+        self._adopt_carried(batch, place)
+        return self._take_actions()
+
+    def feed(self, batch_id: str, prompts: Iterable[Any], now: float, *, last: bool = False) -> list[SamplerAction]:
+        """Take prompts for a batch, and perhaps the end of its stream.
+
+        Raises:
+            UnknownBatch: the batch is not open.
+        """
+        self._now = now
+        batch = self.registry.batch(batch_id)
+        place = self._sessions[batch.session]
+        place.heard_at = now
+        new = list(prompts)
+        (batch if batch.state == "open" else place).prompts.extend(new)
+        batch.fed += len(new)
+        batch.stream_ended = last
+        self._changes.batch(batch)
+        self._end_if_short(batch)
+        return self._take_actions()
+
+    def launch(self, may_start: Callable[[Any], bool], now: float) -> list[SamplerAction]:
+        """Start jobs while there is room for more.
+
+        Args:
+            may_start: says of a prompt whether there is room for a job of it now, and counts on it being started if so.
+            now: the time.
+        """
+        self._now = now
+        turns = [(batch.share, batch.batch_id) for batch in self._batches.values() if batch.state == "open"]
+        heapq.heapify(turns)
+        while turns:
+            batch = self._batches[turns[0][1]]
+            group = batch.next_due()
+            prompts = batch.prompts
+            if (group is None and not prompts) or not may_start(prompts[0] if group is None else group.prompt):
+                heapq.heappop(turns)
+                continue
+            self._start(batch, self._open_group(batch, prompts.popleft()) if group is None else group)
+            heapq.heapreplace(turns, (batch.share, batch.batch_id))
+        return self._take_actions()
+
+    def job_completed(self, rollout: Rollout, now: float) -> list[SamplerAction]:
+        """A job ended with a reward."""
+        self._now = now
+        group = self._owners.pop(rollout.job_id, None)
+        if group is None:
+            return [Discard((rollout,), Why.NOT_NEEDED)]
+        if not math.isfinite(rollout.reward):
+            self._lose(group, rollout.job_id, "reward_not_finite")
+            return self._take_actions()
+        group.rollouts[group.running.pop(rollout.job_id)] = rollout
+        self._changes.group(group)
+        batch = self._batches.get(group.batch_id)
+        if batch is not None:
+            batch.in_flight -= 1
+            batch.account.completed += 1
+            self._changes.batch(batch)
+            self._drop_stale(group, batch, batch.options.max_staleness)
+            self._judge(batch, group)
+            self._end_if_short(batch)
+        return self._take_actions()
+
+    def not_started(self, job_ids: Iterable[str]) -> None:
+        """Jobs that were launched could not be submitted: their places are missing again."""
+        for job_id in job_ids:
+            group = self._owners.pop(job_id)
+            group.missing.append(group.running.pop(job_id))
+            batch = self._batches[group.batch_id]
+            batch.in_flight -= 1
+            batch.account.launched -= 1
+            batch.put_due(group)
+
+    def job_failed(self, job_id: str, reason: str, now: float) -> list[SamplerAction]:
+        """A job ended without a reward."""
+        self._now = now
+        group = self._owners.pop(job_id, None)
+        if group is not None:
+            self._lose(group, job_id, reason)
+        return self._take_actions()
+
+    def set_version(self, version: int, now: float) -> list[SamplerAction]:
+        """The trainer has new weights: drop what is too old for its batch."""
+        self._now = now
+        self.version = version
+        for batch in self._batches.values():
+            limit = batch.options.max_staleness
+            for group in tuple(batch.groups.values()):
+                if self._drop_stale(group, batch, limit):
+                    self._judge(batch, group)
+            for group in [group for group in batch.ready.values() if not group.given_to]:
+                self._drop_stale(group, batch, limit)
+                if not group.is_complete:
+                    self._take_back(batch, group)
+        return self._take_actions()
+
+    def acknowledge(self, batch_id: str, group_ids: Iterable[str]) -> list[RolloutGroup]:
+        """A batch's client has these groups; give those that it did not have before."""
+        batch = self.registry.batch(batch_id)
+        groups = [batch.ready.pop(group_id) for group_id in dict.fromkeys(group_ids) if group_id in batch.ready]
+        for group in groups:
+            self._changes.forget_group(group, with_prompt=True)
+        return groups
+
+    def mark_given(self, group: RolloutGroup, client_id: str, now: float) -> None:
+        """A client was sent a group: it is not taken back from now on."""
+        batch = self._batches.get(group.batch_id)
+        if not group.given_to and batch is not None:
+            batch.account.kept.add(group.rollouts.values())
+            self._changes.batch(batch)
+        group.given_to, group.given_at = client_id, now
+        self._changes.group(group)
+
+    def close(self, batch_id: str, now: float) -> list[SamplerAction]:
+        """End a batch, and carry over what it has under way, and what of its groups its client does not have.
+
+        Raises:
+            UnknownBatch: there is none of that id (any more).
+        """
+        self._now = now
+        batch = self.registry.batch(batch_id)
+        place = self._sessions[batch.session]
+        place.heard_at = now
+        for group in batch.ready.values():
+            group.given_to = ""
+            batch.groups[group.group_id] = group
+        batch.ready = {}
+        self._let_go(batch)
+        place.batches.discard(batch_id)
+        del self._batches[batch_id]
+        self._changes.forget_batch(batch)
+        return self._take_actions()
+
+    def note_closed(self, session: str, reply: BatchClosed) -> None:
+        """A batch of a session was closed, and its client is told so: again, if it asks again."""
+        self._sessions[session].note_closed(reply)
+        self._changes.session(self._sessions[session])
+
+    def close_session(self, session: str, now: float) -> list[SamplerAction]:
+        """Nobody wants what a session has: stop its jobs, and forget all of it."""
+        self._now = now
+        place = self._sessions.pop(session, None)
+        if place is None:
+            return []
+        for batch_id in sorted(place.batches):
+            batch = self._batches.pop(batch_id)
+            place.prompts += batch.prompts
+            for group in (*batch.groups.values(), *batch.ready.values()):
+                self._abandon(group, Why.ABANDONED)
+            self._changes.forget_batch(batch)
+        for group in place.carried.values():
+            self._abandon(group, Why.ABANDONED)
+        self._changes.forget_session(place)
+        return self._take_actions()
+
+    def tick(self, now: float) -> list[SamplerAction]:
+        """Time has passed: end sessions of which nothing was heard for too long."""
+        silent = self.registry.silent_sessions(now)
+        return [action for session in silent for action in self.close_session(session, now)]
+
+    # Groups -----------------------------------------------------------------------------------------------------------
+
+    def _open_group(self, batch: BatchRecord, prompt: Any) -> RolloutGroup:
+        self._number += 1
+        group = batch.open_group(prompt, self._number)
+        batch.put_due(group)
+        return group
+
+    def _start(self, batch: BatchRecord, group: RolloutGroup) -> None:
+        job_id = group.start()
+        batch.in_flight += 1
+        batch.account.launched += 1
+        self._owners[job_id] = group
+        self._changes.group(group)
+        self._changes.batch(batch)
+        self._actions.append(Launch(group.group_id, job_id, group.prompt, batch.session))
+
+    def _adopt_carried(self, batch: BatchRecord, place: SessionRecord) -> None:
+        batch.take_prompts(place)
+        for group in batch.fitting(place.carried.values()):
+            if batch.state == "open":
+                del place.carried[group.group_id]
+                self._adopt(batch, group)
+
+    def _adopt(self, batch: BatchRecord, group: RolloutGroup) -> None:
+        group.batch_id = batch.batch_id
+        group.verdict = Verdict.OPEN
+        batch.groups[group.group_id] = group
+        batch.in_flight += len(group.running)
+        batch.account.adopted += len(group.running) + len(group.rollouts)
+        self._changes.group(group)
+        self._drop_stale(group, batch, batch.options.max_staleness)
+        batch.put_due(group)
+        if group.is_complete or not self._give_up_if_hopeless(batch, group):
+            self._judge(batch, group)
+
+    def _judge(self, batch: BatchRecord, group: RolloutGroup) -> None:
+        """See what a group has come to, now that its rollouts have changed."""
+        try:
+            verdict = batch.keep.verdict(group.rewards, group.size)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a policy is a user's code
+            self._end(batch, "failed", f"the keep policy failed: {type(error).__name__}: {str(error)[:PROBLEM_LIMIT]}")
+            return
+        if verdict != group.verdict:
+            group.verdict = verdict
+            batch.put_due(group)
+        if group.is_complete:
+            batch.account.given_up_in_row = 0
+            del batch.groups[group.group_id]
+            if verdict == Verdict.KEEP:
+                self._keep(batch, group)
+            else:
+                batch.account.drop(group.rollouts.values())
+                self._abandon(group, Why.NOT_KEPT)
+        elif verdict == Verdict.DROP:
+            if batch.options.stop_early or not group.running:
+                self._remove(batch, group, Why.NOT_KEPT)
+            else:
+                group.missing.clear()
+
+    def _keep(self, batch: BatchRecord, group: RolloutGroup) -> None:
+        batch.ready[group.group_id] = group
+        batch.account.kept_groups += 1
+        self._changes.group(group)
+        self._changes.batch(batch)
+        self._actions.append(Deliver(batch.batch_id, group))
+        if batch.account.kept_groups == batch.options.target_groups:
+            self._end(batch, "met")
+
+    def _take_back(self, batch: BatchRecord, group: RolloutGroup) -> None:
+        """A group that was kept has lost rollouts before its client had it: go on with it."""
+        del batch.ready[group.group_id]
+        batch.groups[group.group_id] = group
+        batch.account.kept_groups -= 1
+        if batch.state != "failed":
+            batch.state = "open"
+            self._adopt_carried(batch, self._sessions[batch.session])
+        self._changes.batch(batch)
+        self._judge(batch, group)
+        batch.put_due(group)
+
+    def _lose(self, group: RolloutGroup, job_id: str, reason: str) -> None:
+        """A job brought nothing: replace it, or give its group up."""
+        group.missing.append(group.running.pop(job_id))
+        group.failures[reason] += 1
+        self._changes.group(group)
+        batch = self._batches.get(group.batch_id)
+        if batch is None:
+            return
+        batch.in_flight -= 1
+        batch.account.fail(reason)
+        self._changes.batch(batch)
+        if not self._give_up_if_hopeless(batch, group):
+            if group.verdict != Verdict.DROP:
+                batch.put_due(group)
+            elif not group.running:
+                self._remove(batch, group, Why.NOT_KEPT)
+        self._end_if_short(batch)
+
+    def _give_up_if_hopeless(self, batch: BatchRecord, group: RolloutGroup) -> bool:
+        if group.failures.total() <= batch.options.max_replacements:
+            return False
+        batch.account.give_up(self._name_of(group.prompt), dict(group.failures))
+        self._remove(batch, group, Why.GIVEN_UP)
+        self._actions.append(GiveUp(batch.batch_id, group))
+        in_row = batch.account.given_up_in_row
+        if batch.state == "open" and in_row >= batch.options.max_given_up:
+            reasons = ", ".join(f"{reason} ({count} jobs)" for reason, count in batch.status().failures.items())
+            self._end(batch, "failed", f"{in_row} groups in a row could not be completed: {reasons}")
+        return True
+
+    def _remove(self, batch: BatchRecord, group: RolloutGroup, why: Why) -> None:
+        """Take a group that is not complete out of its batch."""
+        del batch.groups[group.group_id]
+        batch.in_flight -= len(group.running)
+        self._waste(batch, why, [rollout.seconds for rollout in group.rollouts.values()])
+        self._abandon(group, why)
+
+    def _abandon(self, group: RolloutGroup, why: Why) -> None:
+        """Cancel what runs of a group, discard what is in, and forget it."""
+        self._cancel(group, why)
+        if group.rollouts:
+            self._actions.append(Discard(tuple(group.rollouts.values()), why))
+            group.rollouts = {}
+        self._changes.forget_group(group, with_prompt=True)
+
+    def _cancel(self, group: RolloutGroup, why: Why) -> None:
+        stopped = group.stop()
+        for job_id in stopped:
+            del self._owners[job_id]
+        if stopped:
+            seconds = [self._worked_s(job_id, self._now) for job_id in stopped]
+            self._waste(self._batches.get(group.batch_id), why, seconds)
+            self._actions.append(CancelJobs(tuple(stopped), why))
+
+    def _drop_stale(self, group: RolloutGroup, batch: BatchRecord, limit: int | None) -> bool:
+        """Drop rollouts of weights that are too old; say whether there were any, so that the group is judged anew."""
+        dropped = group.drop_older_than(self.version - limit) if limit is not None else []
+        if dropped:
+            group.find_missing()
+            group.verdict = Verdict.OPEN
+            self._changes.group(group)
+            self._waste(batch, Why.STALE, [rollout.seconds for rollout in dropped])
+            self._actions.append(Discard(tuple(dropped), Why.STALE))
+            batch.put_due(group)
+        return bool(dropped)
+
+    def _waste(self, batch: BatchRecord | None, why: Why, seconds: list[float]) -> None:
+        if batch is not None and seconds:
+            batch.account.waste(why, seconds)
+            self._changes.batch(batch)
+
+    # The end of a batch -----------------------------------------------------------------------------------------------
+
+    def _end_if_short(self, batch: BatchRecord) -> None:
+        if batch.state == "open" and batch.stream_ended and not batch.prompts and not batch.groups:
+            self._end(batch, "short")
+
+    def _end(self, batch: BatchRecord, state: BatchState, problem: str = "") -> None:
+        batch.state, batch.problem = state, problem
+        self._changes.batch(batch)
+        self._let_go(batch)
+        self._actions.append(Ended(batch.batch_id, state))
+
+    def _let_go(self, batch: BatchRecord) -> None:
+        """Carry over what a batch has under way, as far as it asked for that."""
+        place = self._sessions[batch.session]
+        fresh: list[Any] = []
+        for group in batch.groups.values():
+            unwanted = group.verdict == Verdict.DROP and not group.is_complete
+            if batch.options.carry == "nothing" or unwanted:
+                self._waste(batch, Why.NOT_NEEDED, [rollout.seconds for rollout in group.rollouts.values()])
+                self._abandon(group, Why.NOT_NEEDED)
+                continue
+            if batch.options.carry == "finished":
+                self._cancel(group, Why.NOT_NEEDED)
+            group.batch_id = ""
+            batch.account.carried += len(group.running) + len(group.rollouts)
+            if group.rollouts or group.running or group.failures:
+                place.carried[group.group_id] = group
+                self._changes.group(group)
+            else:
+                fresh.append(group.prompt)
+                self._changes.forget_group(group, with_prompt=False)
+        place.prompts.extendleft(reversed([*fresh, *batch.prompts]))
+        batch.prompts.clear()
+        batch.groups = {}
+        batch.due = []
+        batch.in_flight = 0
+
+    def _take_actions(self) -> list[SamplerAction]:
+        actions, self._actions = self._actions, []
+        return actions

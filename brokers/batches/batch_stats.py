@@ -1,0 +1,138 @@
+"""What a batch took: how many jobs, what was not used and why, and how kept rollouts compare with dropped ones.
+
+A batch that keeps what ends first would prefer short rollouts. Whether it did is seen by comparing the two spreads.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...wire.messages.base import GIVEN_UP_LIMIT
+from ...wire.messages.batches import BatchReport, Distribution, GivenUpGroup, RolloutDistribution
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .batch_records import Why
+    from .rollout_group import Rollout
+
+
+class _Values(msgspec.Struct, array_like=True):
+    """Some numbers, to two significant digits each; so they take bounded room."""
+
+    total: float = 0.0
+    least: float = math.inf
+    most: float = -math.inf
+    counts: dict[float, int] = {}
+
+    def add(self, value: float) -> None:
+        self.total += value
+        self.least = min(self.least, value)
+        self.most = max(self.most, value)
+        rounded = float(f"{value:.2g}")
+        self.counts[rounded] = self.counts.get(rounded, 0) + 1
+
+    def spread(self) -> Distribution:
+        count = sum(self.counts.values())
+        if not count:
+            return Distribution()
+        shares = {"p50": 0.5, "p90": 0.9}
+        found: dict[str, float] = {}
+        seen = 0
+        for value in sorted(self.counts):
+            seen += self.counts[value]
+            for name, share in shares.items():
+                if name not in found and seen >= share * count:
+                    found[name] = min(max(value, self.least), self.most)
+        return Distribution(count=count, mean=self.total / count, least=self.least, most=self.most, **found)
+
+
+class RolloutCounts(msgspec.Struct, array_like=True):
+    """How some rollouts are spread."""
+
+    reward: _Values = msgspec.field(default_factory=_Values)
+    tokens: _Values = msgspec.field(default_factory=_Values)
+    seconds: _Values = msgspec.field(default_factory=_Values)
+
+    def add(self, rollouts: Iterable[Rollout]) -> None:
+        """Count some more."""
+        for rollout in rollouts:
+            self.reward.add(rollout.reward)
+            self.tokens.add(rollout.tokens)
+            self.seconds.add(rollout.seconds)
+
+    def spread(self) -> RolloutDistribution:
+        """Give it as a client is told."""
+        return RolloutDistribution(
+            reward=self.reward.spread(), tokens=self.tokens.spread(), seconds=self.seconds.spread()
+        )
+
+
+class BatchStats(msgspec.Struct, array_like=True):
+    """Counts for one batch; also how they lie in the journal."""
+
+    launched: int = 0
+    completed: int = 0
+    failed: int = 0
+    adopted: int = 0
+    carried: int = 0
+    withdrawn: int = 0
+    failures: dict[str, int] = {}
+    given_up_in_row: int = 0
+    kept_groups: int = 0
+    dropped_groups: int = 0
+    given_up_groups: int = 0
+    given_up: list[GivenUpGroup] = []
+    wasted: dict[str, int] = {}
+    wasted_s: dict[str, float] = {}
+    kept: RolloutCounts = msgspec.field(default_factory=RolloutCounts)
+    """Those that a client was sent."""
+    dropped: RolloutCounts = msgspec.field(default_factory=RolloutCounts)
+
+    def fail(self, reason: str) -> None:
+        """A job ended without a reward."""
+        self.failed += 1
+        self.failures[reason] = self.failures.get(reason, 0) + 1
+
+    def drop(self, rollouts: Iterable[Rollout]) -> None:
+        """A whole group was not kept."""
+        self.dropped_groups += 1
+        self.dropped.add(rollouts)
+
+    def give_up(self, prompt_id: str, failures: dict[str, int]) -> None:
+        """A group could not be completed."""
+        self.given_up_groups += 1
+        self.given_up_in_row += 1
+        self.given_up.append(GivenUpGroup(prompt_id, failures))
+        del self.given_up[:-GIVEN_UP_LIMIT]
+
+    def waste(self, why: Why, seconds: Iterable[float]) -> None:
+        """Jobs were worked on for so long, and are not used."""
+        for one in seconds:
+            if not one:
+                self.withdrawn += 1
+                continue
+            self.wasted[why] = self.wasted.get(why, 0) + 1
+            self.wasted_s[why] = self.wasted_s.get(why, 0.0) + one
+
+    def report(self) -> BatchReport:
+        """Give it as a client is told."""
+        return BatchReport(
+            launched=self.launched,
+            completed=self.completed,
+            failed=self.failed,
+            adopted=self.adopted,
+            carried=self.carried,
+            withdrawn=self.withdrawn,
+            kept_groups=self.kept_groups,
+            dropped_groups=self.dropped_groups,
+            given_up_groups=self.given_up_groups,
+            given_up=tuple(self.given_up),
+            wasted=dict(self.wasted),
+            wasted_s=dict(self.wasted_s),
+            kept=self.kept.spread(),
+            dropped=self.dropped.spread(),
+        )

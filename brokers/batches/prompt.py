@@ -1,0 +1,34 @@
+"""A prompt of a batch: what was fed, and the jobs that are made from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from ...wire import codec
+
+if TYPE_CHECKING:
+    from ...wire.messages.jobs import Job
+
+SEED_STEP = 0x9E3779B97F4A7C15
+"""An odd number whose multiples are spread over all 63 bits (the golden ratio's)."""
+
+
+class Prompt(NamedTuple):
+    """The template of a group's jobs."""
+
+    number: int
+    """Names its note in the journal."""
+    session: str
+    job: Job
+    size_bytes: int
+
+    def make_job(self, group_id: str, job_id: str) -> tuple[Job, bytes]:
+        """Make one of a group's jobs, and pack it; a seed of the template's is another one in each of them."""
+        sampling = self.job.sampling
+        if sampling.seed is not None:
+            ordinal = int(job_id.rpartition(".")[2])
+            sampling = msgspec.structs.replace(sampling, seed=(sampling.seed + ordinal * SEED_STEP) % 2**63)
+        job = msgspec.structs.replace(self.job, job_id=job_id, group_id=group_id, sampling=sampling)
+        return job, codec.encode(job)

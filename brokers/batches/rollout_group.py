@@ -1,0 +1,85 @@
+"""A group under way: the rollouts of one prompt that are in, those that run, and those that are still to be started."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .group_filters import Verdict
+
+
+class Rollout(NamedTuple):
+    """A completed job of a group."""
+
+    job_id: str
+    reward: float
+    tokens: int
+    version: int
+    """The oldest weight version that one of its tokens was generated with."""
+    seconds: float
+    """From its start to its end."""
+
+
+@dataclass(slots=True, eq=False)
+class RolloutGroup:
+    """The jobs of one prompt."""
+
+    group_id: str
+    prompt: Any
+    """What was fed; the sampler does not look at it."""
+    size: int
+    number: int
+    """Groups are numbered as they are opened, over all batches."""
+    session: str
+    batch_id: str
+    """Empty: it is carried over, and belongs to no batch now."""
+    verdict: Verdict = Verdict.OPEN
+    rollouts: dict[int, Rollout] = field(default_factory=dict)
+    """By place."""
+    running: dict[str, int] = field(default_factory=dict)
+    """The place of each job that runs."""
+    missing: list[int] = field(default_factory=list)
+    """Places to start a job for, the next one last."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Why jobs brought no rollout."""
+    started: int = 0
+    """Jobs so far."""
+    given_to: str = ""
+    """The client that was sent it, and has not acknowledged it."""
+    given_at: float = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Every place is filled."""
+        return len(self.rollouts) == self.size
+
+    @property
+    def rewards(self) -> list[float]:
+        """Of the rollouts that are in."""
+        return [rollout.reward for rollout in self.rollouts.values()]
+
+    def find_missing(self) -> None:
+        """Work out which places are neither filled nor going to be."""
+        taken = {*self.rollouts, *self.running.values()}
+        self.missing = [index for index in range(self.size - 1, -1, -1) if index not in taken]
+
+    def start(self) -> str:
+        """Fill the next place that is missing; give the id of the new job."""
+        job_id = f"{self.group_id}.{self.started}"
+        self.started += 1
+        self.running[job_id] = self.missing.pop()
+        return job_id
+
+    def stop(self) -> list[str]:
+        """Forget all jobs that run, whose places are missing again; give them."""
+        stopped, self.running = self.running, {}
+        self.missing.extend(sorted(stopped.values(), reverse=True))
+        return list(stopped)
+
+    def drop_older_than(self, version: int) -> list[Rollout]:
+        """Forget rollouts with tokens of older weights; give them."""
+        old = {index: rollout for index, rollout in self.rollouts.items() if rollout.version < version}
+        for index in old:
+            del self.rollouts[index]
+        return list(old.values())

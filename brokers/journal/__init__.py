@@ -1,0 +1,1 @@
+"""What the brokers keep on disk."""

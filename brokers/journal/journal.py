@@ -1,0 +1,171 @@
+"""What the rollout broker must remember beyond its own life, behind one interface.
+
+The broker writes down a job before it says `accepted`, where each job is before it tells a stage process, and a result
+before it tells a client; at its start it reads all of it back. `MemoryJournal` lasts as long as its process: a broker
+that is started anew over the same object has lost nothing, one in a new process starts empty. `DiskJournal` lasts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ...wire.messages.base import new_id
+from ...wire.messages.jobs import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ...wire.messages.jobs import SandboxHandle
+    from ...wire.messages.stages import PhaseDone, PhaseFailed
+    from ...wire.sockets import Frame
+    from ..rollout.result_store import Finished
+
+
+class JobState(NamedTuple):
+    """One job that has not ended: all that another job table needs to go on with it."""
+
+    sequence: int
+    """Numbers the jobs of a journal in the order in which they were accepted; never used again."""
+    session: str
+    job_id: str
+    task: str
+    stage_wait_s: float
+    packed: bytes
+    """The job as submitted."""
+    phase: Phase = Phase.INIT
+    stage_id: str = ""
+    """Who holds the phase; empty: it is queued."""
+    attempt: int = 1
+    attempts_given_back: int = 0
+    sandbox: SandboxHandle | None = None
+    carry: dict[str, Any] = {}  # noqa: RUF012 - nobody writes to it
+    run: PhaseDone | PhaseFailed | None = None
+    """RUN's event, once it has come."""
+    block: Any = None
+    """RUN's trajectory: a frame, or a `StoredBlock`."""
+    metrics: dict[str, float] = {}  # noqa: RUF012 - nobody writes to it
+    timings: dict[str, float] = {}  # noqa: RUF012 - nobody writes to it
+    history: bytes = b""
+    """What the job went through (see `JobHistory`)."""
+
+
+class StoredBlock(NamedTuple):
+    """A trajectory's block that is in the journal and not in memory."""
+
+    sequence: int
+    size_bytes: int
+
+    def __len__(self) -> int:
+        return self.size_bytes
+
+
+class Recovered(NamedTuple):
+    """What a journal holds at a broker's start."""
+
+    unfinished: Sequence[JobState]
+    """The jobs that have not ended, oldest first."""
+    uncollected: Sequence[Finished]
+    """The results that were not acknowledged, those of the oldest jobs first."""
+    last_sequence: int
+    """No job of a larger number is here."""
+    notes: Mapping[str, bytes] = {}
+    """What the batches have noted (see `batch_notes`)."""
+
+
+class Journal(Protocol):
+    """The record of jobs accepted, moved, ended and acknowledged. Every method may raise `JournalFailed`."""
+
+    @property
+    def journal_id(self) -> str:
+        """Names this record for as long as it remembers."""
+
+    def check_room(self, size_bytes: int) -> None:
+        """Raise `JournalFailed` unless there is room to begin something new of that size."""
+
+    def accept(self, jobs: Sequence[JobState]) -> None:
+        """Note new jobs, all or none; when this returns they are safe."""
+
+    def write(
+        self,
+        states: Sequence[JobState],
+        ended: Sequence[Finished],
+        acknowledged: Sequence[int],
+        discarded: Sequence[int] = (),
+        notes: Mapping[str, bytes | None] | None = None,
+    ) -> None:
+        """Note a round's changes, all or none; when this returns they are safe.
+
+        Args:
+            states: jobs that have moved.
+            ended: outcomes and trajectories, each in place of its job.
+            acknowledged: numbers of the jobs whose results the client has; they are forgotten.
+            discarded: numbers of jobs that ended and whose results nobody will ask for; they are forgotten too.
+            notes: what the batches note, by name; None: that note is forgotten.
+        """
+
+    def recover(self) -> Recovered:
+        """Give all that there is."""
+
+    def block(self, stored: StoredBlock) -> Frame:
+        """Give a trajectory's block."""
+
+    def unloaded(self, finished: Finished) -> Finished:
+        """Give a result that is safe without its block in memory, if the journal can give that back."""
+
+
+class MemoryJournal:
+    """A journal that lives as long as its process."""
+
+    def __init__(self) -> None:
+        self.journal_id = new_id()
+        """Names this record."""
+        self._jobs: dict[int, JobState] = {}
+        self._results: dict[int, Finished] = {}
+        self._notes: dict[str, bytes] = {}
+        self._last_sequence = 0
+
+    def check_room(self, size_bytes: int) -> None:
+        """Do nothing: there is as much as the process has."""
+
+    def accept(self, jobs: Sequence[JobState]) -> None:
+        """Note new jobs."""
+        for job in jobs:
+            self._jobs[job.sequence] = job
+            self._last_sequence = max(self._last_sequence, job.sequence)
+
+    def write(
+        self,
+        states: Sequence[JobState],
+        ended: Sequence[Finished],
+        acknowledged: Sequence[int],
+        discarded: Sequence[int] = (),
+        notes: Mapping[str, bytes | None] | None = None,
+    ) -> None:
+        """Note a round's changes."""
+        self.accept(states)
+        for finished in ended:
+            self._jobs.pop(finished.sequence, None)
+            self._results[finished.sequence] = finished
+        for sequence in acknowledged:
+            self._results.pop(sequence, None)
+        for sequence in discarded:
+            self._jobs.pop(sequence, None)
+        for name, note in (notes or {}).items():
+            if note is None:
+                self._notes.pop(name, None)
+            else:
+                self._notes[name] = note
+
+    def recover(self) -> Recovered:
+        """Give all that there is."""
+        jobs = [self._jobs[sequence] for sequence in sorted(self._jobs)]
+        results = [self._results[sequence] for sequence in sorted(self._results)]
+        return Recovered(jobs, results, self._last_sequence, dict(self._notes))
+
+    def block(self, stored: StoredBlock) -> Frame:
+        """Not called: this journal gives back the blocks themselves."""
+        raise LookupError(f"the block of job {stored.sequence} is not here")
+
+    def unloaded(self, finished: Finished) -> Finished:
+        """Give the result as it is: its memory is the journal's."""
+        return finished

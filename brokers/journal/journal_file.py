@@ -1,0 +1,268 @@
+"""An SQLite file that one broker owns: locked against a second one, checked before it is written, bounded in size.
+
+WAL mode: a commit is one append to the log beside the file, so whoever is killed leaves the last commit whole.
+`synchronous=NORMAL` never waits for the disk at a commit: a process that dies loses nothing, a machine that loses its
+power may lose the last commits, and never the order between them; `sync` waits each time. Rows that are deleted leave
+room that is used again, so the file grows to the most that was ever held, and not beyond its limit.
+
+The lock is a `flock` on the file itself, which the kernel drops with the process. What cannot be a journal of this kind
+and version is refused before it is touched; nothing is migrated, and a file that SQLite finds damaged is not mended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ConfigError, JournalFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+PAGE_BYTES = 4096
+MIN_LIMIT_BYTES = 2**20
+LOCKED_S = 1.0
+"""How long another program that writes to the file may keep us waiting."""
+CHECKPOINT_PAGES = 16_000
+"""After so many pages (64 MiB) the log is copied into the file."""
+LOG_LIMIT_BYTES = 80 * 2**20
+"""Longest log that is left behind after that."""
+FULL_SHARE = 0.9
+"""How full the file may be before new jobs are refused, so that there is room for what those will bring."""
+
+ROW_ERRORS = (
+    *(OverflowError, TypeError, ValueError),
+    *(sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.IntegrityError),
+)
+"""What a row raises that SQLite cannot hold, on whatever disk."""
+
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_MAGIC = b"SQLite format 3\0"
+_ID_PLACE = 68
+"""Where in the file's header the application id is."""
+
+
+class JournalFile:
+    """The open file; `close` it at the end.
+
+    Args:
+        path: of the file, which is made if there is none (0600).
+        application_id: tells this kind of file from others.
+        schema: the version of its tables.
+        tables: the statements that make them.
+        limit_bytes: largest size.
+        sync: wait for the disk at each commit.
+
+    Raises:
+        ConfigError: it is not a journal of this kind and version, or cannot be opened for writing.
+        JournalFailed: another process has it, or the disk fails.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        application_id: int,
+        schema: int,
+        tables: Sequence[str],
+        limit_bytes: int = 2**34,
+        *,
+        sync: bool = False,
+    ) -> None:
+        self.path = path
+        with contextlib.ExitStack() as stack:
+            self._lock = lock_journal(path, create=True)
+            stack.callback(os.close, self._lock)
+            check_kind(path, self._lock, application_id)
+            with failures(path, "opened", at_start=True):
+                self.connection = sqlite3.connect(
+                    path, timeout=LOCKED_S, isolation_level=None, check_same_thread=False, cached_statements=256
+                )
+                stack.callback(self.connection.close)
+                self._check_schema(schema)
+                self._set_up(application_id, schema, tables, limit_bytes, sync)
+            stack.pop_all()
+
+    def close(self) -> None:
+        """Close it; may be called again."""
+        if self._lock >= 0:
+            self.connection.close()
+            os.close(self._lock)  # after the connection: closing any descriptor of a file drops SQLite's own locks
+            self._lock = -1
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Commit what is executed inside, or nothing of it.
+
+        Raises:
+            JournalFailed: the file could not be written.
+        """
+        with failures(self.path, "written"):
+            try:
+                self.connection.execute("BEGIN IMMEDIATE")
+                yield self.connection
+                self.connection.execute("COMMIT")
+            except BaseException:
+                self._roll_back()
+                raise
+
+    def run(self, *statements: tuple[str, Sequence[Sequence[Any]]]) -> None:
+        """Run each statement for each of its rows, in one transaction: `transaction` in half the time.
+
+        Raises:
+            JournalFailed: the file could not be written; nothing was done.
+            Exception: one of `ROW_ERRORS`: SQLite cannot hold one of the rows; nothing was done.
+        """
+        try:
+            self.connection.execute("BEGIN IMMEDIATE")
+            for statement, rows in statements:
+                if rows:
+                    self.connection.executemany(statement, rows)
+            self.connection.execute("COMMIT")
+        except BaseException as error:
+            self._roll_back()
+            if isinstance(error, sqlite3.Error) and not isinstance(error, ROW_ERRORS):
+                raise _failure(self.path, "written", error) from error
+            raise
+
+    def refused(self, statement: str, rows: Sequence[Sequence[Any]]) -> dict[int, Exception]:
+        """Tell which rows SQLite cannot hold, by their places, and why; changes nothing.
+
+        Raises:
+            JournalFailed: the file could not be written.
+        """
+        refused: dict[int, Exception] = {}
+        with failures(self.path, "written"):
+            try:
+                self.connection.execute("BEGIN IMMEDIATE")
+                for place, row in enumerate(rows):
+                    try:
+                        self.connection.execute(statement, row)
+                    except ROW_ERRORS as error:
+                        refused[place] = error
+            finally:
+                self._roll_back()
+        return refused
+
+    @property
+    def used_bytes(self) -> int:
+        """What the rows take, without the room that deleted ones have left."""
+        return PAGE_BYTES * (self._pragma("page_count") - self._pragma("freelist_count"))
+
+    def check_room(self, more_bytes: int) -> None:
+        """Raise `JournalFailed` if the file is too full to begin something new that takes `more_bytes` at once."""
+        limit = PAGE_BYTES * self._pragma("max_page_count")
+        with failures(self.path, "read"):
+            used = self.used_bytes
+        if used + more_bytes > FULL_SHARE * limit:
+            raise JournalFailed(
+                f"the journal {self.path} is full: it holds {used >> 20} MiB, and its limit (journal_limit_bytes) is "
+                f"{limit >> 20} MiB; collect results, which makes room, or raise the limit",
+                path=str(self.path),
+            )
+
+    def compact(self) -> None:
+        """Give the room that deleted rows have left back to the disk."""
+        with failures(self.path, "compacted"):
+            self.connection.execute("VACUUM")
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _roll_back(self) -> None:
+        if self.connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self.connection.execute("ROLLBACK")
+
+    def _pragma(self, name: str) -> int:
+        return int(self.connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+    def _check_schema(self, schema: int) -> None:
+        found = self._pragma("user_version")
+        if found and found != schema:
+            raise ConfigError(
+                f"{self.path} is a journal of schema version {found}, and this version of prorl-zmq has {schema}: let "
+                "the version that wrote it end its jobs, name another file, or forget what it holds with "
+                f"`prorl journal clear {self.path}`",
+                key="journal",
+            )
+
+    def _set_up(self, application_id: int, schema: int, tables: Sequence[str], limit_bytes: int, sync: bool) -> None:
+        execute = self.connection.execute
+        execute(f"PRAGMA max_page_count = {max(limit_bytes, MIN_LIMIT_BYTES) // PAGE_BYTES}")
+        if self._pragma("user_version") == 0:  # before WAL mode, so that the file's own header says what it is
+            execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            execute("BEGIN IMMEDIATE")
+            execute(f"PRAGMA application_id = {application_id}")
+            for statement in tables:
+                execute(statement)
+            execute(f"PRAGMA user_version = {schema}")
+            execute("COMMIT")
+        execute("PRAGMA journal_mode = WAL")
+        execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
+        execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
+
+
+@contextlib.contextmanager
+def failures(path: Path, what: str, *, at_start: bool = False) -> Iterator[None]:
+    """Turn SQLite's errors into ours; that the file is damaged is a `ConfigError` when a broker starts with it."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if at_start and _is_damage(error):
+            raise ConfigError(_failure(path, what, error).message, key="journal") from error
+        raise _failure(path, what, error) from error
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Tell an error that says what is in the file, from one that says what the disk does."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
+
+
+def _failure(path: Path, what: str, error: sqlite3.Error) -> JournalFailed:
+    if _is_damage(error):
+        message = (
+            f"the journal {path} is damaged ({error}): keep a copy of it and of the files beside it, and make way for "
+            f"a new one with `prorl journal clear {path}`, which forgets what it holds"
+        )
+    else:
+        message = (
+            f"the journal {path} cannot be {what}: {error}; see that its disk has room and can be written to, and that "
+            "journal_limit_bytes is not reached"
+        )
+    return JournalFailed(message, path=str(path))
+
+
+def lock_journal(path: Path, *, create: bool = False) -> int:
+    """Open a journal's file and lock it against brokers; give the descriptor, which holds the lock until it is closed.
+
+    Raises:
+        ConfigError: it cannot be opened for writing.
+        JournalFailed: another process has it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"the journal {path} cannot be opened for writing: {error.strerror}", key="journal"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise JournalFailed(
+            f"the journal {path} is in use by another process; stop that broker, or name another file", path=str(path)
+        ) from None
+    return descriptor
+
+
+def check_kind(path: Path, descriptor: int, *application_ids: int) -> None:
+    """Raise `ConfigError` unless an open file is empty, or was made as a journal of one of these kinds."""
+    header = os.pread(descriptor, _ID_PLACE + 4, 0)
+    found = int.from_bytes(header[_ID_PLACE:], "big")
+    if header and (not header.startswith(_MAGIC) or found not in application_ids):
+        raise ConfigError(
+            f"{path} is not a journal of this broker, and is left as it is; name another file", key="journal"
+        )

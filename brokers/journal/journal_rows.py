@@ -1,0 +1,212 @@
+"""The rows of the rollout broker's journal (see `disk_journal`), to what they stand for, each by itself.
+
+A cell may hold anything: a disk decays, and people edit files. So each row is checked as a message would be, and one
+that does not pass is `Damaged`: it stays in the file, and the others are read. Where it still says whose job it was,
+there is a result that tells the client of the loss, for nothing that was accepted ends without one. Packed jobs are
+only looked at for their structure, since there may be a hundred thousand of them; `JobRecord` decodes them.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from ...errors import JobsLost
+from ...wire.messages.base import ATTEMPT_LIMIT, Attempt, Identifier, JobIdentifier, Seconds
+from ...wire.messages.jobs import Outcome, Phase, Result, SandboxHandle
+from ...wire.messages.stages import PhaseDone, PhaseFailed  # noqa: TC001 - msgspec reads the annotations at run time
+from ..rollout.result_store import Finished, job_digest
+from .journal import JobState, StoredBlock
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator
+
+JOBS = """SELECT sequence, session, job_id, task, stage_wait_s, packed, coalesce(phase, 'init'),
+    coalesce(stage_id, ''), coalesce(attempt, 1), coalesce(attempts_given_back, 0), coalesce(progress, x''),
+    coalesce(history, x''), length(block)
+    FROM jobs LEFT JOIN states USING (sequence) LEFT JOIN blocks USING (sequence) ORDER BY sequence"""
+RESULTS = """SELECT sequence, session, job_id, digest, result, history, length(block)
+    FROM results LEFT JOIN blocks USING (sequence) ORDER BY sequence"""
+
+DAMAGE = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
+"""What a cell raises that is not what was written."""
+
+Sequence = Annotated[int, Meta(ge=1, le=2**62)]
+
+
+class Progress(NamedTuple):
+    """What earlier phases left, in one column."""
+
+    sandbox: SandboxHandle | None = None
+    carry: dict[str, Any] = {}  # noqa: RUF012 - nobody writes to it
+    run: PhaseDone | PhaseFailed | None = None
+    metrics: dict[str, float] = {}  # noqa: RUF012 - nobody writes to it
+    timings: dict[str, float] = {}  # noqa: RUF012 - nobody writes to it
+
+
+class Damaged(NamedTuple):
+    """A row that cannot be read."""
+
+    sequence: int
+    job_id: str
+    """As the row says; empty if it does not."""
+    problem: str
+    loss: Finished | None
+    """Tells the job's client; None: the row does not say whose job it was, or another row is that job's."""
+
+
+SessionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}(?:/batches)?\Z")]
+"""That of a client, or of its batches (see `batch_session`)."""
+
+
+class _JobRow(msgspec.Struct, frozen=True, array_like=True):
+    sequence: Sequence
+    session: SessionName
+    job_id: JobIdentifier
+    task: Identifier
+    stage_wait_s: Seconds
+    packed: bytes
+    phase: Phase
+    stage_id: Annotated[str, Meta(pattern=r"^(?:[A-Za-z0-9_][A-Za-z0-9._:-]{0,127})?\Z")]
+    attempt: Attempt
+    attempts_given_back: Annotated[int, Meta(ge=0, le=ATTEMPT_LIMIT)]
+    progress: bytes
+    history: bytes
+    block_bytes: int | None
+
+
+class _ResultRow(msgspec.Struct, frozen=True, array_like=True):
+    sequence: Sequence
+    session: SessionName
+    job_id: JobIdentifier
+    digest: bytes
+    result: bytes
+    history: bytes
+    block_bytes: int | None
+
+
+class _Owner(msgspec.Struct, frozen=True, array_like=True):
+    sequence: Sequence
+    session: SessionName
+    job_id: JobIdentifier
+
+
+NOTHING = Progress()
+_progress = msgspec.msgpack.Decoder(Progress).decode
+_structure = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
+_result = msgspec.msgpack.Decoder(Result).decode
+
+
+def read_rows(connection: sqlite3.Connection) -> Iterator[JobState | Finished | Damaged]:
+    """Give the results that were not acknowledged, then the jobs that have not ended; of each the oldest first."""
+    seen: set[str] = set()
+    one: JobState | Finished
+    with any_text(connection):
+        for row in connection.execute(RESULTS):
+            try:
+                one = _finished(msgspec.convert(_with_bytes(row, 3, 4, 5), _ResultRow), seen)
+            except DAMAGE as error:
+                yield _damaged(row, error, seen)
+            else:
+                yield one
+        for row in connection.execute(JOBS):
+            try:
+                one = _job(msgspec.convert(_with_bytes(row, 5, 10, 11), _JobRow), seen)
+            except DAMAGE as error:
+                yield _damaged(row, error, seen, row[3], row[5])
+            else:
+                yield one
+
+
+def read_notes(connection: sqlite3.Connection) -> dict[str, bytes]:
+    """Give what the batches have noted, by name; a row that is no note is left out."""
+    with any_text(connection):
+        rows = connection.execute("SELECT name, note FROM notes").fetchall()
+    return {name: note for name, note in rows if isinstance(name, str) and isinstance(note, bytes)}
+
+
+def _job(row: _JobRow, seen: set[str]) -> JobState:
+    sandbox, carry, run, metrics, timings = _progress(row.progress) if row.progress else NOTHING
+    _structure(row.packed)
+    _note(row.job_id, seen)
+    place = (row.phase, row.stage_id, row.attempt, row.attempts_given_back)
+    job = (row.sequence, row.session, row.job_id, row.task, row.stage_wait_s, row.packed)
+    block = _block(row.sequence, row.block_bytes)
+    return JobState(*job, *place, sandbox, carry, run, block, metrics, timings, row.history)
+
+
+def _finished(row: _ResultRow, seen: set[str]) -> Finished:
+    result = _result(row.result)
+    block = _block(row.sequence, row.block_bytes)
+    if result.job_id != row.job_id or (block is None) != (result.tokens == 0):
+        raise ValueError("the result is not that of its row")
+    _note(row.job_id, seen)
+    return Finished(row.session, result, block, row.digest, row.sequence, row.history)
+
+
+def _with_bytes(row: tuple[Any, ...], *places: int) -> tuple[Any, ...]:
+    """Check what `msgspec` does not: it takes text for bytes in base 64."""
+    for place in places:
+        if not isinstance(row[place], bytes):
+            raise TypeError(f"{type(row[place]).__name__} in place of bytes - at `$[{place}]`")
+    return row
+
+
+def _note(job_id: str, seen: set[str]) -> None:
+    if job_id in seen:
+        raise ValueError("another row has this job_id")
+    seen.add(job_id)
+
+
+def _block(sequence: int, size_bytes: int | None) -> StoredBlock | None:
+    return StoredBlock(sequence, size_bytes) if size_bytes is not None else None
+
+
+def _damaged(
+    row: tuple[Any, ...], error: Exception, seen: set[str], task: object = None, packed: object = None
+) -> Damaged:
+    problem = str(error) or type(error).__name__
+    try:
+        owner = msgspec.convert(row[:3], _Owner)
+    except DAMAGE:
+        return Damaged(row[0], str(row[2])[:64], problem, None)
+    if owner.job_id in seen:
+        return Damaged(owner.sequence, owner.job_id, problem, None)
+    seen.add(owner.job_id)
+    message = (
+        f"the rollout broker's journal is damaged where it held job {owner.job_id}, so that it cannot go on; submit it "
+        "again"
+    )
+    result = Result(
+        job_id=owner.job_id,
+        task=_name(task),
+        outcome=Outcome.INFRASTRUCTURE_ERROR,
+        error=JobsLost(message, count=1, job_ids=owner.job_id).info(),
+    )
+    digest = job_digest(packed) if isinstance(packed, bytes) else b""
+    return Damaged(owner.sequence, owner.job_id, problem, Finished(owner.session, result, None, digest, owner.sequence))
+
+
+def _name(task: object) -> str:
+    try:
+        return msgspec.convert(task, Identifier)
+    except msgspec.ValidationError:
+        return "unknown"
+
+
+@contextmanager
+def any_text(connection: sqlite3.Connection) -> Iterator[None]:
+    """Let text be read that is not UTF-8: it would end the whole query."""
+    before, connection.text_factory = connection.text_factory, _text
+    try:
+        yield
+    finally:
+        connection.text_factory = before
+
+
+def _text(cell: bytes) -> str:
+    return cell.decode(errors="replace")

@@ -1,0 +1,161 @@
+"""What is in a rollout broker's journal, in numbers: read beside a living broker, which it does not disturb."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...errors import ConfigError
+from .disk_journal import APPLICATION_ID, SCHEMA_VERSION
+from .journal_file import PAGE_BYTES, check_kind, failures
+from .journal_rows import Damaged, any_text, read_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class SessionSummary(NamedTuple):
+    """What a journal holds of one session."""
+
+    session: str
+    queued: dict[str, int]
+    """Jobs that wait, by phase."""
+    held: dict[str, int]
+    """Jobs that a stage process held when they were last written down, by phase."""
+    results: dict[str, int]
+    """Results that were not acknowledged, by outcome."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalSummary:
+    """What a journal holds."""
+
+    path: Path
+    journal_id: str
+    schema: int
+    in_use: bool
+    """A broker has it open."""
+    size_bytes: int
+    """Of the file and its log."""
+    free_bytes: int
+    """Of these, what rows that were deleted have left; it is used again."""
+    jobs: int
+    results: int
+    trajectory_bytes: int
+    oldest_job_at: float | None
+    """When it was accepted, in seconds since 1970."""
+    oldest_result_at: float | None
+    """When that job ended."""
+    sessions: tuple[SessionSummary, ...]
+
+
+def read_summary(path: Path) -> JournalSummary:
+    """Describe a journal.
+
+    Raises:
+        ConfigError: the file is not there, damaged, or not a journal of this version.
+        JournalFailed: it cannot be read.
+    """
+    in_use = _check(path)
+    with failures(path, "read", at_start=True), contextlib.closing(_open(path)) as connection:
+        connection.execute("BEGIN")  # all of one moment
+        ask = connection.execute
+        schema = int(ask("PRAGMA user_version").fetchone()[0])
+        if schema != SCHEMA_VERSION:
+            raise ConfigError(
+                f"{path} is a journal of schema version {schema}, and this version of prorl-zmq has {SCHEMA_VERSION}: "
+                "let the version that wrote it end its jobs, or forget what it holds with "
+                f"`prorl journal clear {path}`",
+                key="journal",
+            )
+        jobs, oldest_job_at = ask(
+            "SELECT count(*), min(CASE WHEN typeof(accepted_at) = 'real' THEN accepted_at END) FROM jobs"
+        ).fetchone()
+        results, oldest_result_at = ask(
+            "SELECT count(*), min(CASE WHEN typeof(ended_at) = 'real' THEN ended_at END) FROM results"
+        ).fetchone()
+        return JournalSummary(
+            path=path,
+            journal_id=next((row[0] for row in ask("SELECT value FROM meta WHERE key = 'journal_id'")), ""),
+            schema=schema,
+            in_use=in_use,
+            size_bytes=sum(_size(part) for part in parts(path)),
+            free_bytes=PAGE_BYTES * int(ask("PRAGMA freelist_count").fetchone()[0]),
+            jobs=jobs,
+            results=results,
+            trajectory_bytes=ask("SELECT coalesce(sum(length(block)), 0) FROM blocks").fetchone()[0],
+            oldest_job_at=oldest_job_at,
+            oldest_result_at=oldest_result_at,
+            sessions=tuple(_sessions(connection)),
+        )
+
+
+def count_damaged(path: Path) -> int:
+    """Tell how many rows of a journal cannot be read; it reads all of them.
+
+    Raises:
+        ConfigError: the file is not there, damaged, or not a journal.
+        JournalFailed: it cannot be read.
+    """
+    _check(path)
+    with failures(path, "read", at_start=True), contextlib.closing(_open(path)) as connection:
+        return sum(isinstance(row, Damaged) for row in read_rows(connection))
+
+
+def parts(path: Path) -> tuple[Path, ...]:
+    """Give the files of a journal: itself, and what SQLite keeps beside it."""
+    return (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal")))
+
+
+def _check(path: Path) -> bool:
+    """Tell whether a broker has a journal open."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"the journal {path} cannot be read: {error.strerror}", key="journal") from error
+    try:
+        if os.fstat(descriptor).st_size == 0:
+            raise ConfigError(f"{path} is empty: no broker has begun a journal there", key="journal")
+        check_kind(path, descriptor, APPLICATION_ID)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        raise ConfigError(f"the journal {path} cannot be read: {error.strerror}", key="journal") from error
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+
+
+def _sessions(connection: sqlite3.Connection) -> list[SessionSummary]:
+    sessions: dict[str, SessionSummary] = {}
+
+    def of(session: object) -> SessionSummary:
+        name = str(session)  # of a damaged row it may be anything
+        return sessions.setdefault(name, SessionSummary(name, {}, {}, {}))
+
+    query = """SELECT session, coalesce(phase, 'init'), coalesce(stage_id, '') != '', count(*)
+        FROM jobs LEFT JOIN states USING (sequence) GROUP BY 1, 2, 3"""
+    with any_text(connection):
+        for session, phase, held, count in connection.execute(query):
+            (of(session).held if held else of(session).queued)[str(phase)] = count
+        for session, outcome, count in connection.execute(
+            "SELECT session, outcome, count(*) FROM results GROUP BY 1, 2"
+        ):
+            of(session).results[str(outcome)] = count
+    return list(sessions.values())
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

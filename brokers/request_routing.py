@@ -1,0 +1,53 @@
+"""Which of a service's sockets each kind of request is for: who asks the wrong one is told the right one.
+
+Owns nothing. What is no request of any socket is left to the decoder's own error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from ..errors import MalformedMessage
+from ..wire import codec
+from ..wire.messages.backends import AnyBackendRequest
+from ..wire.messages.engines import AnyEngineRequest
+from ..wire.messages.front_door import FrontDoorRequest
+
+FRONT_DOOR = "the front door (`rollout_broker.front_door`)"
+BACKEND_BROKER = "the backend broker (`backend_broker.endpoint`)"
+ENGINE_HOST = "an engine host"
+
+ASKED_OF: dict[str, str] = {
+    str(kind.__struct_config__.tag): place
+    for place, kinds in (
+        (FRONT_DOOR, FrontDoorRequest),
+        (BACKEND_BROKER, AnyBackendRequest),
+        (ENGINE_HOST, AnyEngineRequest),
+    )
+    for kind in get_args(kinds)
+}
+"""The place of each request, by its tag."""
+
+
+def convert_request(content: Any, kinds: Any, here: str) -> Any:
+    """Give the request that an unpacked header is.
+
+    Args:
+        content: the header.
+        kinds: the union of what is asked here.
+        here: one of `FRONT_DOOR`, `BACKEND_BROKER`.
+
+    Raises:
+        MalformedMessage: it is none, or one for another socket.
+    """
+    try:
+        return codec.convert(content, kinds)
+    except MalformedMessage:
+        tag = content.get("type") if isinstance(content, dict) else None
+        place = ASKED_OF.get(tag, here) if isinstance(tag, str) else here
+        if place == here:
+            raise
+        raise MalformedMessage(
+            f"`{tag}` is asked of {place}, and this is {here}; connect to the former, as the topology file has it",
+            field="type",
+        ) from None

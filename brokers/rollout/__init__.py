@@ -1,0 +1,1 @@
+"""The rollout broker: jobs, stage processes, results."""

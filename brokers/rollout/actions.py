@@ -1,0 +1,58 @@
+"""What the job table decides: the actions that its events give, for the broker to do in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ...errors import ErrorInfo
+    from ...wire.messages.jobs import Phase, SandboxHandle
+    from ...wire.messages.stages import StartPhase
+    from .result_store import Finished
+    from .stage_pool import SlotClaim
+
+
+class Queued(NamedTuple):
+    """A job waits for a phase. Nothing is to be done; its history and the log tell of it."""
+
+    job_id: str
+    attempt: int
+    phase: Phase
+    error: ErrorInfo | None
+    """What the attempt before was lost to."""
+
+
+class Start(NamedTuple):
+    """Send a phase to a stage process."""
+
+    stage_id: str
+    command: StartPhase
+    packed_job: bytes
+
+
+class Stop(NamedTuple):
+    """Tell a stage process to end a phase whose result nobody wants."""
+
+    stage_id: str
+    hold: SlotClaim
+
+
+class Close(NamedTuple):
+    """Have some stage process of the sandbox's node remove it."""
+
+    sandbox: SandboxHandle
+
+
+class Unassign(NamedTuple):
+    """Have the backend broker release the assignment that an attempt may hold."""
+
+    hold: SlotClaim
+
+
+class End(NamedTuple):
+    """The job ended; this is its one outcome."""
+
+    finished: Finished
+
+
+Action = Queued | Start | Stop | Close | Unassign | End

@@ -1,0 +1,348 @@
+"""What each job went through, for `prorl job`: the states it was in, where, how long, and what ended each attempt.
+
+Fed with the job table's actions and the time of the broker's own wall clock; decides nothing. A history is one value of
+bytes that only grows, MessagePack items one behind another: cheap to add to (measured: 1 to 3 µs), and kept by the
+journal as it is. It is read only when somebody asks. Histories of jobs that have not ended are as many as those; of
+ended ones the newest are kept, bounded in number and bytes. A history that grows too long loses its middle.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import msgspec
+
+from ...errors import ErrorInfo, UnknownJob
+from ...wire.messages.base import Attempt  # noqa: TC001 - msgspec reads the annotations at run time
+from ...wire.messages.front_door import JobTrace, Span
+from ...wire.messages.jobs import Outcome, Phase
+from .actions import End, Queued, Start
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from .actions import Action
+
+ENDED_LIMIT = 10_000
+"""Histories of ended jobs that are kept."""
+ENDED_LIMIT_BYTES = 16 * 2**20
+"""How much memory those may take, about."""
+JOB_LIMIT_BYTES = 8192
+"""Longest history of one job; its middle goes."""
+READ_BYTES = 1024
+"""First buffer of an unpacker; `msgpack` would take a new megabyte for each history."""
+MESSAGE_LIMIT = 300
+"""Most characters of an error's message in a history."""
+NAME_LIMIT = 128
+ENTRY_BYTES = 300
+"""What an ended job's history takes beside its bytes: its id, and its place in the table."""
+MATCHES = 4
+"""Most ids that an ambiguous request is answered with."""
+
+
+class _Item(msgspec.Struct, frozen=True, array_like=True):
+    at: float
+
+
+class _Queued(_Item, frozen=True, tag=0):
+    attempt: Attempt
+    phase: Phase
+    code: str = ""
+    """Of the error that ended the attempt before."""
+    message: str = ""
+
+
+class _Held(_Item, frozen=True, tag=1):
+    attempt: Attempt
+    phase: Phase
+    stage_id: str
+    node: str
+
+
+class _Assigned(_Item, frozen=True, tag=2):
+    attempt: Attempt
+    backend: str
+
+
+class _Ended(_Item, frozen=True, tag=3):
+    task: str
+    group_id: str
+    outcome: Outcome
+    reward: float | None
+    stop_reason: str
+    tokens: int
+    turns: int
+    backend: str
+    code: str = ""
+    message: str = ""
+
+
+class _Collected(_Item, frozen=True, tag=4):
+    pass
+
+
+class _TakenUp(_Item, frozen=True, tag=5):
+    """The broker was started anew."""
+
+
+class _LeftOut(_Item, frozen=True, tag=6):
+    items: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class JobHistory:
+    """The histories of the jobs that have not ended, and of those that ended last.
+
+    Args:
+        ended_limit: how many ended jobs to remember.
+        ended_limit_bytes: and how much of them, about.
+    """
+
+    def __init__(self, ended_limit: int = ENDED_LIMIT, ended_limit_bytes: int = ENDED_LIMIT_BYTES) -> None:
+        self._ended_limit = ended_limit
+        self._ended_limit_bytes = ended_limit_bytes
+        self._live: dict[str, bytes] = {}
+        self._ended: OrderedDict[str, bytes] = OrderedDict()
+        self._ended_bytes = 0
+        self._backends: dict[str, tuple[int, str]] = {}
+        """What was last noted of jobs in RUN, since each report says it again."""
+
+    def __len__(self) -> int:
+        return len(self._live) + len(self._ended)
+
+    def packed(self, job_id: str) -> bytes:
+        """Give a job's history as the journal keeps it; nothing if it is not known."""
+        return self._live.get(job_id) or self._ended.get(job_id, b"")
+
+    def restore(self, job_id: str, packed: bytes, at: float) -> None:
+        """Take up what the journal kept of a job that has not ended, and note that the broker was started anew."""
+        self._live[job_id] = _undamaged(packed, at) + _encode(_TakenUp(at))
+
+    def restore_ended(self, job_id: str, packed: bytes) -> None:
+        """Take up what the journal kept of a job that has ended, if that can be read."""
+        if packed := _undamaged(packed, None):
+            self._live[job_id] = packed
+            self._end(job_id)
+
+    # Events -----------------------------------------------------------------------------------------------------------
+
+    def note(self, action: Action, at: float, node: str = "") -> None:
+        """Note what the job table decided; `node` is that of the stage process which a phase was given to."""
+        match action:
+            case Queued():
+                code, message = _error(action.error)
+                self._add(action.job_id, _Queued(at, action.attempt, action.phase, code, message))
+            case Start():
+                command = action.command
+                self._add(command.job_id, _Held(at, command.attempt, command.phase, action.stage_id, node))
+            case End():
+                result = action.finished.result
+                code, message = _error(result.error)
+                ended = _Ended(
+                    at,
+                    result.task,
+                    result.group_id,
+                    result.outcome,
+                    result.reward,
+                    result.stop_reason[:NAME_LIMIT],
+                    result.tokens,
+                    result.turns,
+                    result.backend[:NAME_LIMIT],
+                    code,
+                    message,
+                )
+                self._add(result.job_id, ended)
+                self._end(result.job_id)
+
+    def assigned(self, job_id: str, attempt: int, backend: str, at: float) -> None:
+        """Note the backend of an attempt's RUN; said again, it changes nothing."""
+        if job_id in self._live and self._backends.get(job_id) != (attempt, backend):
+            self._backends[job_id] = (attempt, backend)
+            self._add(job_id, _Assigned(at, attempt, backend[:NAME_LIMIT]))
+
+    def collected(self, job_ids: Iterable[str], at: float) -> None:
+        """Note that clients have acknowledged results."""
+        added = _encode(_Collected(at))
+        for job_id in job_ids:
+            if job_id in self._ended:
+                self._ended[job_id] += added
+                self._ended_bytes += len(added)
+
+    def _add(self, job_id: str, item: _Item) -> None:
+        before = self._live.get(job_id)
+        if before is None:
+            self._forget(job_id)  # the id of an ended job may come again
+            self._live[job_id] = _encode(item)
+        elif len(before) < JOB_LIMIT_BYTES:
+            self._live[job_id] = before + _encode(item)
+        else:
+            self._live[job_id] = _without_middle(before) + _encode(item)
+
+    def _end(self, job_id: str) -> None:
+        self._forget(job_id)
+        packed = self._live.pop(job_id)
+        self._backends.pop(job_id, None)
+        self._ended[job_id] = packed
+        self._ended_bytes += len(packed) + ENTRY_BYTES
+        while len(self._ended) > self._ended_limit or self._ended_bytes > self._ended_limit_bytes:
+            self._forget(next(iter(self._ended)))
+
+    def _forget(self, job_id: str) -> None:
+        packed = self._ended.pop(job_id, None)
+        if packed is not None:
+            self._ended_bytes -= len(packed) + ENTRY_BYTES
+
+    # Questions --------------------------------------------------------------------------------------------------------
+
+    def find(self, beginning: str) -> str:
+        """Give the id of the one job whose id is `beginning`, or begins so.
+
+        Raises:
+            UnknownJob: there is none, or more than one.
+        """
+        if beginning in self._live or beginning in self._ended:
+            return beginning
+        found = [job_id for ids in (self._live, self._ended) for job_id in ids if job_id.startswith(beginning)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            some = ", ".join(found[:MATCHES]) + (", …" if len(found) > MATCHES else "")
+            message = f"{len(found)} jobs have an id that begins with {beginning}: {some}; give more of it"
+        else:
+            message = (
+                f"no job {beginning}: it was never submitted here, or it ended so long ago that it is forgotten "
+                f"(the newest {self._ended_limit} are remembered, and none over a restart once they were collected)"
+            )
+        raise UnknownJob(message, job_id=beginning, matches=len(found))
+
+    def trace(self, request_id: str, job_id: str, at: float) -> JobTrace:
+        """Tell what a known job went through until now."""
+        items = list(_items(self.packed(job_id))) or [_LeftOut(at, 1)]
+        return _trace(request_id, job_id, items, at)
+
+
+class _Story:
+    """Builds the spans of a trace from the items of a history."""
+
+    def __init__(self, began: float) -> None:
+        self.spans: list[Span] = []
+        self._began = began
+        self._last_s = 0.0
+
+    def seconds(self, at: float) -> float:
+        """Give how long after the job's acceptance something was; a clock that was set back stands still here."""
+        self._last_s = max(self._last_s, at - self._began)
+        return self._last_s
+
+    def enter(self, now_s: float, error: ErrorInfo | None, /, **state: Any) -> None:
+        self.leave(now_s, error)
+        self.spans.append(Span(start_s=now_s, **state))
+
+    def leave(self, now_s: float, error: ErrorInfo | None = None) -> None:
+        if self.spans and self.spans[-1].end_s is None:
+            self.spans[-1] = msgspec.structs.replace(self.spans[-1], end_s=now_s, error=error)
+
+    def assign(self, backend: str, attempt: int | None = None) -> None:
+        """Add a backend to the last span in RUN, if that is of the attempt."""
+        for index in reversed(range(len(self.spans))):
+            span = self.spans[index]
+            if span.phase == Phase.RUN and span.place == "held":
+                if attempt in (None, span.attempt) and backend not in span.backends:
+                    self.spans[index] = msgspec.structs.replace(span, backends=(*span.backends, backend))
+                return
+
+
+def _trace(request_id: str, job_id: str, items: list[Any], at: float) -> JobTrace:
+    story = _Story(items[0].at)
+    told: dict[str, Any] = {}
+    restarts: list[float] = []
+    left_out = 0
+    for item in items:
+        now_s = story.seconds(item.at)
+        match item:
+            case _Queued():
+                story.enter(now_s, _info(item), phase=item.phase, place="queued", attempt=item.attempt)
+            case _Held():
+                where = {"stage_id": item.stage_id, "node": item.node}
+                story.enter(now_s, None, phase=item.phase, place="held", attempt=item.attempt, **where)
+            case _Assigned():
+                story.assign(item.backend, item.attempt)
+            case _Ended():
+                error = _info(item)
+                if item.backend:
+                    story.assign(item.backend)
+                story.leave(now_s, error)
+                names = ("task", "group_id", "outcome", "reward", "stop_reason", "tokens", "turns")
+                told |= {name: getattr(item, name) for name in names}
+                told |= {"error": error, "ended_s": now_s}
+            case _Collected():
+                told["collected_s"] = now_s
+            case _TakenUp():
+                restarts.append(now_s)
+            case _LeftOut():
+                left_out = item.items
+                story.leave(now_s)
+    return JobTrace(
+        request_id,
+        job_id=job_id,
+        accepted_at=items[0].at,
+        age_s=story.seconds(at),
+        spans=tuple(story.spans),
+        restarts=tuple(restarts),
+        left_out=left_out,
+        **told,
+    )
+
+
+def _items(packed: bytes) -> Iterator[Any]:
+    kinds = _Queued | _Held | _Assigned | _Ended | _Collected | _TakenUp | _LeftOut
+    unpacker = msgpack.Unpacker(read_size=READ_BYTES, max_buffer_size=0, unicode_errors="replace")
+    unpacker.feed(packed)
+    with suppress(ValueError, TypeError, msgpack.UnpackException):  # of a damaged journal, as below
+        for item in unpacker:
+            with suppress(msgspec.ValidationError):
+                yield msgspec.convert(item, kinds)
+
+
+def _undamaged(packed: bytes, at: float | None) -> bytes:
+    """Give a history as it is, or up to where it cannot be read, with a mark of that time behind it."""
+    unpacker = msgpack.Unpacker(read_size=READ_BYTES, max_buffer_size=0)
+    unpacker.feed(packed)
+    whole = 0
+    try:
+        while whole < len(packed):
+            unpacker.skip()
+            whole = unpacker.tell()
+    except (ValueError, msgpack.UnpackException):
+        return packed[:whole] + (_encode(_LeftOut(at, 1)) if at is not None else b"")
+    return packed
+
+
+def _without_middle(packed: bytes) -> bytes:
+    """Keep the first and the last items of a history, a quarter of the limit each."""
+    items = list(_items(packed))
+    sizes = [len(_encode(item)) for item in items]
+    head, tail = 0, len(items)
+    while head < tail and not isinstance(items[head], _LeftOut) and sum(sizes[: head + 1]) <= JOB_LIMIT_BYTES // 4:
+        head += 1
+    while head < tail and sum(sizes[tail - 1 :]) <= JOB_LIMIT_BYTES // 4:
+        tail -= 1
+    gone = items[head:tail]
+    if not gone:  # most of it cannot be read
+        return b"".join(map(_encode, items))
+    left_out = sum(item.items if isinstance(item, _LeftOut) else 1 for item in gone)
+    kept = [*items[:head], _LeftOut(gone[-1].at, left_out), *items[tail:]]
+    return b"".join(map(_encode, kept))
+
+
+def _error(error: ErrorInfo | None) -> tuple[str, str]:
+    return ("", "") if error is None else (error.code[:NAME_LIMIT], error.message[:MESSAGE_LIMIT])
+
+
+def _info(item: _Queued | _Ended) -> ErrorInfo | None:
+    return ErrorInfo(item.code, item.message) if item.code else None

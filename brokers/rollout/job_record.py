@@ -1,0 +1,154 @@
+"""What the job table knows of one job, and what of that outlives the table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Self
+
+from ...errors import MalformedMessage
+from ...wire import codec
+from ...wire.messages.jobs import Job, Phase, Result
+from ..journal.journal import JobState
+from .stage_pool import Requirement, SlotClaim
+
+if TYPE_CHECKING:
+    from ...errors import ErrorInfo
+    from ...wire.messages.jobs import Outcome, SandboxHandle
+    from ...wire.messages.stages import PhaseDone, PhaseFailed
+
+QUEUE_TIMINGS = frozenset(f"{phase}_queue" for phase in Phase)
+"""What is known of an attempt's time although its phases are not."""
+
+
+class Place(StrEnum):
+    """Where a job is within its phase."""
+
+    QUEUED = "queued"
+    HELD = "held"
+    MOVING = "moving"
+    """Between two of the others, within one event."""
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """All that is known of one job that has not ended."""
+
+    sequence: int
+    session: str
+    job_id: str
+    task: str
+    stage_wait_s: float
+    packed: bytes
+    decoded: Job | None
+    """None: not needed since a journal gave the job back."""
+    phase: Phase = Phase.INIT
+    place: Place = Place.MOVING
+    attempt: int = 1
+    attempts_given_back: int = 0
+    stage_id: str = ""
+    """Who holds the phase."""
+    since: float = 0.0
+    """When it was queued, or held."""
+    lease_until: float = 0.0
+    sandbox: SandboxHandle | None = None
+    carry: dict[str, Any] = field(default_factory=dict)
+    run: PhaseDone | PhaseFailed | None = None
+    block: Any = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def job(self) -> Job:
+        """The job, decoded when it is first needed: a journal may give back a hundred thousand of them."""
+        if self.decoded is None:
+            try:
+                self.decoded = codec.decode(self.packed, Job, limit_bytes=len(self.packed))
+            except MalformedMessage:  # of a damaged journal; no stage process can read it either
+                self.decoded = Job(task=self.task, instance={}, job_id=self.job_id, max_attempts=1)
+        return self.decoded
+
+    @property
+    def hold(self) -> SlotClaim:
+        """What it takes of a stage process."""
+        return SlotClaim(self.job_id, self.attempt)
+
+    @property
+    def need(self) -> Requirement:
+        """What it needs of one."""
+        return Requirement(self.phase, self.task, self.sandbox.node if self.sandbox is not None else None)
+
+    def worked_s(self, now: float) -> float:
+        """Give for how many seconds stage processes have worked on it, in this attempt."""
+        ended = sum(self.timings.get(phase, 0.0) for phase in Phase)
+        return ended + (now - self.since if self.place == Place.HELD else 0.0)
+
+    def is_held_by(self, stage_id: str, attempt: int) -> bool:
+        """Tell whether this attempt is the one under way there."""
+        return self.place == Place.HELD and self.stage_id == stage_id and self.attempt == attempt
+
+    @classmethod
+    def restored(cls, state: JobState) -> Self:
+        """Give the record of what a journal has kept, not yet in its place."""
+        return cls(
+            *state[:6],
+            None,
+            state.phase,
+            attempt=state.attempt,
+            attempts_given_back=state.attempts_given_back,
+            sandbox=state.sandbox,
+            carry=state.carry,
+            run=state.run,
+            block=state.block,
+            metrics=dict(state.metrics),
+            timings=dict(state.timings),
+        )
+
+    def state(self) -> JobState:
+        """Give what a journal must keep of it."""
+        return JobState(
+            self.sequence,
+            self.session,
+            self.job_id,
+            self.task,
+            self.stage_wait_s,
+            self.packed,
+            self.phase,
+            self.stage_id if self.place == Place.HELD else "",
+            self.attempt,
+            self.attempts_given_back,
+            self.sandbox,
+            self.carry,
+            self.run,
+            self.block,
+            dict(self.metrics),
+            dict(self.timings),
+        )
+
+    def forget_phases(self) -> None:
+        """Forget what its phases brought: it begins anew."""
+        self.sandbox = self.run = self.block = None
+        self.carry, self.metrics = {}, {}
+        self.timings = {name: value for name, value in self.timings.items() if name in QUEUE_TIMINGS}
+
+    def result(self, outcome: Outcome, error: ErrorInfo | None, evaluated: PhaseDone | None) -> Result:
+        """Give what its client is told of its end; `evaluated` is EVAL's event, of a job that is completed."""
+        run = self.run
+        return Result(
+            job_id=self.job_id,
+            task=self.task,
+            outcome=outcome,
+            group_id=self.job.group_id,
+            attempt=self.attempt,
+            reward=evaluated.reward if evaluated is not None else None,
+            error=error,
+            stop_reason=run.stop_reason if run is not None else "",
+            backend=run.backend if run is not None else "",
+            metrics=self.metrics,
+            timings=self.timings,
+            notes=evaluated.notes if evaluated is not None else {},
+            tokens=run.tokens if run is not None else 0,
+            turns=run.turns if run is not None else 0,
+            segments=run.segments if run is not None else (),
+            logprobs_mode=run.logprobs_mode if run is not None else "",
+        )

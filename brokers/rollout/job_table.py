@@ -1,0 +1,506 @@
+"""The life of every job: a state machine without sockets, clocks or files. Events and the time go in, actions come out.
+
+A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stage process under a lease.
+
+    event                        queued              held by the sender, same attempt       held, else (stale)
+    ---------------------------  ------------------  -------------------------------------  ----------------------------
+    credit for the phase         → held, Start
+    PhaseDone                    stale               → next phase queued, or ended          drop; Close its sandbox
+    PhaseFailed, no retry        stale               → ended                                drop
+    PhaseFailed, retry           stale               → lost                                 drop
+    lease lapsed                                     → lost
+    its line broke                                   as if not heard of since `quiet_s` before the lease's end
+    limit + grace passed                             Stop → ended, `timeout`
+    stage process leaves                             → given back: lost, attempt not spent
+    cancel                       → ended             Stop → ended
+    no live process for it       → ended, `no_stage`, or lost if it waits for its sandbox's node
+
+    lost in INIT or RUN → INIT queued under the next attempt (RUN in a fresh sandbox: nothing of the first was observed)
+    lost in EVAL        → EVAL queued under the next attempt (from RUN's recorded result, in the same sandbox; where the
+                          holder says that this is gone, INIT is)
+    lost, none left     → ended, `infrastructure_error`
+
+    waits for its node in vain → INIT queued under the next attempt (the sandbox went with the node)
+    EVAL, then its sandbox     → one loss, which spends one attempt
+
+    in a table that was restored, until the lease is over:
+    its holder's first report names it, or that its phase ended   → held, with a fresh lease
+    its holder's first report does not                            → given back (it may never have been sent)
+
+The attempt is the fence: it rises with every loss, and a message that carries an older one changes nothing. Whoever
+holds INIT or RUN closes the job's sandbox unless `PhaseDone` hands it on. The table closes it after EVAL, so that a
+lost EVAL finds it as RUN left it, and for every job that it ends or starts again without a word from the holder
+(closing twice does no harm).
+
+`take_changes` gives what a journal must keep of the jobs that moved, and `restore` takes it up in a new table.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from ...errors import Cancelled, ErrorInfo, NoStage, PhaseTimeout
+from ...wire.messages.base import ATTEMPT_LIMIT
+from ...wire.messages.jobs import Outcome, Phase, SandboxHandle
+from ...wire.messages.stages import PhaseDone, PhaseFailed, StartPhase
+from ..batches.batch_session import is_stream
+from .actions import Action, Close, End, Queued, Start, Stop, Unassign
+from .job_queues import JobQueues
+from .job_record import JobRecord, Place
+from .lease_expired import lease_lost
+from .result_store import Finished, job_digest
+from .stage_pool import Requirement, SlotClaim, StagePool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ...wire.messages.jobs import Job
+    from ...wire.messages.stages import StageReport
+    from ..journal.journal import JobState
+    from .lease_expired import LossCause
+    from .stage_pool import StageProcess
+
+STOP_GRACE_S = 15.0
+"""How far beyond a phase's limit a stage process may be before the table ends the job without it."""
+
+SKIP_LIMIT = ATTEMPT_LIMIT // 2
+"""Attempts that a table goes on behind are smaller, so that none grows beyond what messages carry."""
+
+NEXT_PHASE = {Phase.INIT: Phase.RUN, Phase.RUN: Phase.EVAL}
+RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phase.EVAL}
+
+
+class JobTable:
+    """The jobs that have not ended, and the stage processes that work on them.
+
+    Args:
+        lease_s: how long a job stays with a stage process that does not report it.
+        ready_limit: how many jobs may be in INIT or wait for RUN together, so that sandboxes do not pile up.
+        quiet_s: after how long without a report a stage process is given nothing new, and how long one has to report
+            whose line broke; less than the lease.
+    """
+
+    def __init__(self, lease_s: float, ready_limit: int, quiet_s: float) -> None:
+        self.stages = StagePool()
+        self.redelivered = 0
+        """Phases queued again after a loss."""
+        self.outcomes: Counter[Outcome] = Counter()
+        self._lease_s = lease_s
+        self._quiet_s = quiet_s
+        self._ready_limit = ready_limit
+        self._records: dict[str, JobRecord] = {}
+        self._unfinished: Counter[str] = Counter()
+        self.queues = JobQueues(self._records)
+        self._counts: Counter[tuple[Phase, Place]] = Counter()
+        self._batched: Counter[tuple[Phase, str]] = Counter()
+        """Jobs of batches, by phase and task."""
+        self.last_sequence = 0
+        """The number of the job that was accepted last; the next one gets the next."""
+        self._changed: dict[int, JobRecord] = {}
+        self._stopping: dict[str, tuple[str, SlotClaim]] = {}
+        """Jobs that ended while a stage process held them, until it lets go: who, and which attempt."""
+        self._actions: list[Action] = []
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._records
+
+    def packed(self, job_id: str) -> bytes:
+        """Give a job that has not ended, as submitted."""
+        return self._records[job_id].packed
+
+    def session(self, job_id: str) -> str:
+        """Give the session of a job that has not ended."""
+        return self._records[job_id].session
+
+    def unfinished(self, session: str) -> int:
+        """Give the number of a session's jobs that have not ended."""
+        return self._unfinished[session]
+
+    def working_slots(self) -> int:
+        """Give how many jobs INIT and RUN can work on at once."""
+        return sum(stage.working_slots for stage in self.stages if stage.role != Phase.EVAL)
+
+    def room(self, task: str) -> int:
+        """Give how many more jobs of a task batches may submit now: as many are in INIT and RUN as both have slots.
+
+        So no slot of RUN waits for INIT, few sandboxes wait for RUN, and none is chosen before its time. What piles up
+        before EVAL counts too. Without any slot it is one, whose end tells of that.
+        """
+        init, run, evaluate = (self.stages.slots(Requirement(phase, task, None)) for phase in Phase)
+        waiting = max(0, self._batched[Phase.EVAL, task] - evaluate)
+        return max(1, init + run) - self._batched[Phase.INIT, task] - self._batched[Phase.RUN, task] - waiting
+
+    def worked_s(self, job_id: str, now: float) -> float:
+        """Give for how many seconds stage processes have worked on a job that has not ended; 0 if it is not here."""
+        record = self._records.get(job_id)
+        return record.worked_s(now) if record is not None else 0.0
+
+    def count(self, place: Place) -> dict[Phase, int]:
+        """Give the number of jobs of each phase that are queued, or held."""
+        return {phase: self._counts[phase, place] for phase in Phase}
+
+    # What outlives the table ------------------------------------------------------------------------------------------
+
+    def take_changes(self) -> list[JobState]:
+        """Give the jobs that have moved since the last call and have not ended, as they are now."""
+        changed, self._changed = self._changed, {}
+        return [record.state() for record in changed.values()]
+
+    def restore(self, states: Iterable[JobState], last_sequence: int, now: float) -> None:
+        """Take up the jobs of an earlier table, oldest first, before any event. What is held stays so for a lease.
+
+        Args:
+            states: the jobs, in the order of their numbers.
+            last_sequence: the largest number that was given.
+            now: the time.
+        """
+        self.last_sequence = last_sequence
+        for state in states:
+            record = JobRecord.restored(state)
+            self._records[record.job_id] = record
+            self._unfinished[record.session] += 1
+            if state.stage_id:
+                self._enter(record, Place.HELD, now)
+                record.stage_id, record.lease_until = state.stage_id, now + self._lease_s
+                self.stages.expect(state.stage_id, record.hold)
+            else:
+                self._enter(record, Place.QUEUED, now)
+                self.queues.append(record)
+        self._changed.clear()
+
+    # Events -----------------------------------------------------------------------------------------------------------
+
+    def submit(self, session: str, job: Job, packed: bytes, now: float) -> list[Action]:
+        """Accept a job whose id is new."""
+        self.last_sequence += 1
+        # An ended job's id may come again while its last attempt still stops; the new job's attempts go on from there.
+        before = self._last_attempt(job.job_id)
+        record = JobRecord(
+            self.last_sequence,
+            session,
+            job.job_id,
+            job.task,
+            job.stage_wait_s,
+            packed,
+            job,
+            attempt=before + 1,
+            attempts_given_back=before,
+        )
+        self._records[job.job_id] = record
+        self._unfinished[session] += 1
+        self._queue(record, now)
+        return self._take_actions(now)
+
+    def stage_reported(self, report: StageReport, now: float) -> list[Action]:
+        """A stage process lives: renew the leases of the jobs that it names, and stop those that are not its own."""
+        anew = self.stages.is_expected(report.stage_id)
+        stage = self.stages.heard(report, now)
+        for job_id, attempt in (*report.running.items(), *report.ended.items()):
+            record = self._records.get(job_id)
+            if record is not None and record.is_held_by(report.stage_id, attempt):
+                record.lease_until = now + self._lease_s
+                continue
+            at_work = report.running.get(job_id) == attempt
+            if at_work:
+                self._actions.append(Stop(report.stage_id, SlotClaim(job_id, attempt)))
+            if (
+                record is not None
+                and record.place == Place.QUEUED
+                and attempt >= record.attempt
+                and (at_work or record.phase == report.role)
+            ):
+                self._skip_attempts(record, attempt)
+        for hold in sorted(
+            stage.holds - {SlotClaim(*item) for item in (*report.running.items(), *report.ended.items())}
+        ):
+            # A slot that is not reported stays taken while its phase may still be on the way there.
+            record = self._records.get(hold.job_id)
+            if record is None or not record.is_held_by(stage.stage_id, hold.attempt):
+                self.stages.give_back(stage.stage_id, hold)
+            elif anew:
+                self.stages.give_back(stage.stage_id, hold)
+                record.attempts_given_back += 1
+                self._restart(record, RESTART_PHASE[record.phase], lease_lost(record, "unreported"), now)
+        self._employ(stage, now)
+        return self._take_actions(now)
+
+    def begin_leases_anew(self, now: float) -> None:
+        """Time stood still: nothing was sent, and nothing that was held is overdue."""
+        for stage in self.stages:
+            stage.heard_at = max(stage.heard_at, now - self._quiet_s)
+        for record in self._records.values():
+            if record.place == Place.HELD:
+                record.since, record.lease_until = now, now + self._lease_s
+
+    def line_broke(self, stage_id: str, now: float) -> None:
+        """The connection to a stage process has ended, so that it has died or will report over another one soon."""
+        stage = self.stages.get(stage_id)
+        if stage is not None:
+            until = now + self._quiet_s
+            stage.disconnected = True
+            stage.heard_at = min(stage.heard_at, until - self._lease_s)
+            self.stages.set_quiet(stage, quiet=True)
+            for hold in stage.holds:
+                record = self._records.get(hold.job_id)
+                if record is not None and record.is_held_by(stage_id, hold.attempt):
+                    record.lease_until = min(record.lease_until, until)
+
+    def stage_left(self, stage_id: str, now: float) -> list[Action]:
+        """A stage process ends in good order: give its jobs to others without spending their attempts."""
+        for hold in sorted(self.stages.remove(stage_id)):
+            record = self._records.get(hold.job_id)
+            if record is not None and record.is_held_by(stage_id, hold.attempt):
+                record.attempts_given_back += 1
+                self._restart(record, RESTART_PHASE[record.phase], lease_lost(record, "left"), now)
+        return self._take_actions(now)
+
+    def phase_done(self, done: PhaseDone, block: Any, now: float) -> list[Action]:
+        """A phase ended well; `block` is RUN's trajectory."""
+        stage = self.stages.give_back(done.stage_id, SlotClaim(done.job_id, done.attempt))
+        record = self._current(done)
+        if record is None:
+            job = self._records.get(done.job_id)
+            if job is None or job.sandbox != done.sandbox:
+                self._close(done.sandbox)
+        else:
+            self._note(record, done, block)
+            if done.phase == Phase.EVAL:
+                self._end(record, Outcome.COMPLETED, None, done)
+            else:
+                record.sandbox, record.carry = done.sandbox, done.carry
+                self._leave(record)
+                record.phase = NEXT_PHASE[done.phase]
+                self._queue(record, now)
+        if stage is not None:
+            self._employ(stage, now)
+        return self._take_actions(now)
+
+    def phase_failed(self, failed: PhaseFailed, block: Any, now: float) -> list[Action]:
+        """A phase ended badly; `block` is what there is of RUN's trajectory."""
+        stage = self.stages.give_back(failed.stage_id, SlotClaim(failed.job_id, failed.attempt))
+        record = self._current(failed)
+        if record is not None and failed.retry:
+            phase = Phase.INIT if failed.sandbox_gone else RESTART_PHASE[record.phase]
+            self._restart(record, phase, failed.error, now)
+        elif record is not None:
+            self._note(record, failed, block)
+            if failed.phase != Phase.EVAL:
+                record.sandbox = None
+            self._end(record, failed.outcome, failed.error)
+        if stage is not None:
+            self._employ(stage, now)
+        return self._take_actions(now)
+
+    def cancel(self, job_id: str, now: float) -> list[Action]:
+        """End a job that has not ended, with outcome `cancelled`."""
+        record = self._records[job_id]
+        self._stop_holder(record)
+        self._end(record, Outcome.CANCELLED, Cancelled("the job was cancelled on request").info())
+        return self._take_actions(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed: look for lapsed leases, overdue phases, and queues that no live stage process serves."""
+        died = set()
+        for stage in tuple(self.stages):
+            if stage.heard_at + self._lease_s <= now:
+                self.stages.remove(stage.stage_id)
+                if stage.disconnected:
+                    died.add(stage.stage_id)
+            elif stage.heard_at + self._quiet_s <= now:
+                self.stages.set_quiet(stage, quiet=True)
+        held = [record for record in self._records.values() if record.place == Place.HELD]
+        self.stages.expect_only({record.stage_id for record in held if record.lease_until > now})
+        for record in held:
+            limit_s = record.job.limits.of(record.phase)
+            is_there = record.stage_id in self.stages or self.stages.is_expected(record.stage_id)
+            if record.lease_until <= now or not is_there:
+                self._stop_holder(record)
+                cause: LossCause = "unreported" if record.stage_id in self.stages else "silent"
+                lost = lease_lost(record, "died" if record.stage_id in died else cause)
+                self._restart(record, RESTART_PHASE[record.phase], lost, now)
+            elif record.since + limit_s + STOP_GRACE_S <= now:
+                self._stop_holder(record)
+                message = f"{record.phase} took longer than its limit of {limit_s:g} s and could not be stopped"
+                error = PhaseTimeout(message, phase=record.phase, limit_s=limit_s)
+                self._end(record, Outcome.TIMEOUT, error.info())
+        self._stopping = {job_id: held for job_id, held in self._stopping.items() if self.stages.holds(*held)}
+        self.queues.look_at_sessions_again()
+        for phase in Phase:
+            for need in tuple(self.queues.needs(phase)):
+                self._check_served(need, now)
+        return self._take_actions(now)
+
+    # Queues and credit ------------------------------------------------------------------------------------------------
+
+    def _queue(self, record: JobRecord, now: float, lost_to: ErrorInfo | None = None) -> None:
+        self._enter(record, Place.QUEUED, now)
+        self._actions.append(Queued(record.job_id, record.attempt, record.phase, lost_to))
+        self.queues.push(record)
+        if record.phase != Phase.INIT:
+            self._start_oldest([record.need], now)
+
+    def _employ(self, stage: StageProcess, now: float) -> None:
+        if stage.role != Phase.INIT:
+            while stage.credit > 0 and self._start_oldest(stage.needs, now):
+                pass
+
+    def _may_init(self) -> bool:
+        ready = self._counts[Phase.INIT, Place.HELD] + self._counts[Phase.RUN, Place.QUEUED]
+        return ready < self._ready_limit
+
+    def _start_oldest(self, needs: Iterable[Requirement], now: float) -> bool:
+        """Start the oldest job that waits with one of these needs; false if none waits or nobody has credit for it."""
+        heads = [(record.sequence, need, record) for need in needs if (record := self.queues.head(need)) is not None]
+        for _, need, record in sorted(heads):
+            stage_id = self.stages.take(need, record.hold)
+            if stage_id is not None:
+                self.queues.pop(need)
+                self._start(record, stage_id, now)
+                return True
+        return False
+
+    def _check_served(self, need: Requirement, now: float) -> None:
+        if self.queues.head(need) is None or self.stages.can_serve(need):
+            self.queues.served(need)
+            return
+        where = "" if need.node is None else f" on node {need.node}, where its sandbox is,"
+        for record, since in self.queues.unserved(need, now):
+            if now - since < record.stage_wait_s:
+                continue
+            message = f"no live {need.role} process{where} took the job within {record.stage_wait_s:g} s"
+            error = NoStage(message, role=need.role, waited_s=now - since).info()
+            if need.node is None:
+                self._end(record, Outcome.INFRASTRUCTURE_ERROR, error)
+            else:
+                self._restart(record, Phase.INIT, error, now)
+
+    # Transitions ------------------------------------------------------------------------------------------------------
+
+    def _enter(self, record: JobRecord, place: Place, now: float) -> None:
+        record.place = place
+        record.since = now
+        self._counts[record.phase, place] += 1
+        self._count_batched(record, 1)
+        self._count_on_node(record, 1)
+        self._changed[record.sequence] = record
+
+    def _leave(self, record: JobRecord) -> None:
+        self._counts[record.phase, record.place] -= 1
+        self._count_batched(record, -1)
+        self._count_on_node(record, -1)
+        record.place = Place.MOVING
+
+    def _count_batched(self, record: JobRecord, change: int) -> None:
+        if is_stream(record.session):
+            self._batched[record.phase, record.task] += change
+            if not self._batched[record.phase, record.task]:
+                del self._batched[record.phase, record.task]
+
+    def _count_on_node(self, record: JobRecord, change: int) -> None:
+        if record.place == Place.QUEUED and record.sandbox is not None:
+            self.stages.wait_on(record.sandbox.node, record.task, change)
+
+    def _start(self, record: JobRecord, stage_id: str, now: float) -> None:
+        waited = f"{record.phase}_queue"
+        record.timings[waited] = record.timings.get(waited, 0.0) + now - record.since
+        self._leave(record)
+        self._enter(record, Place.HELD, now)
+        record.stage_id = stage_id
+        record.lease_until = now + self._lease_s
+        command = StartPhase(
+            job_id=record.job_id,
+            attempt=record.attempt,
+            phase=record.phase,
+            sandbox=record.sandbox,
+            carry=record.carry,
+        )
+        self._actions.append(Start(stage_id, command, record.packed))
+
+    def _restart(self, record: JobRecord, phase: Phase, error: ErrorInfo, now: float) -> None:
+        """The job's phase was lost: start again with `phase` under the next attempt, or end with `error`."""
+        if phase == Phase.INIT and record.run is not None and record.run.attempt < record.attempt:
+            record.attempts_given_back += (
+                1  # what took EVAL's holder before took the sandbox too: one loss, one attempt
+            )
+        spent = record.attempt - record.attempts_given_back
+        if spent >= record.job.max_attempts or record.attempt >= ATTEMPT_LIMIT:
+            self._end(record, Outcome.INFRASTRUCTURE_ERROR, error)
+            return
+        self._unassign(record)
+        self._leave(record)
+        if phase == Phase.INIT:
+            self._close(record.sandbox)
+            record.forget_phases()
+        self.redelivered += 1
+        record.attempt += 1
+        record.phase = phase
+        self._queue(record, now, error)
+
+    def _end(
+        self, record: JobRecord, outcome: Outcome, error: ErrorInfo | None, evaluated: PhaseDone | None = None
+    ) -> None:
+        self._unassign(record)
+        if record.place == Place.HELD and self.stages.holds(record.stage_id, record.hold):
+            self._stopping[record.job_id] = (record.stage_id, record.hold)
+        self._leave(record)
+        self._close(record.sandbox)
+        del self._records[record.job_id]
+        self._changed.pop(record.sequence, None)
+        self._unfinished[record.session] -= 1
+        if not self._unfinished[record.session]:
+            del self._unfinished[record.session]
+        self.outcomes[outcome] += 1
+        result = record.result(outcome, error, evaluated)
+        digest = job_digest(record.packed)
+        self._actions.append(End(Finished(record.session, result, record.block, digest, record.sequence)))
+
+    def _skip_attempts(self, record: JobRecord, attempt: int) -> None:
+        """Go on behind an attempt of an earlier job of this id, which a process that was silent still works on."""
+        if attempt >= SKIP_LIMIT:
+            return  # nobody has made so many: the process lies
+        skipped = attempt + 1 - record.attempt
+        record.attempt += skipped
+        record.attempts_given_back += skipped
+        self._changed[record.sequence] = record
+        self.queues.push(record)
+
+    def _last_attempt(self, job_id: str) -> int:
+        """Give the attempt under which a stage process still stops an ended job of this id; 0 if there is none."""
+        stage_id, hold = self._stopping.pop(job_id, ("", SlotClaim(job_id, 0)))
+        return hold.attempt if self.stages.holds(stage_id, hold) else 0
+
+    def _current(self, event: PhaseDone | PhaseFailed) -> JobRecord | None:
+        """Give the job of an event; None if the event is stale."""
+        record = self._records.get(event.job_id)
+        if record is None or not record.is_held_by(event.stage_id, event.attempt) or record.phase != event.phase:
+            return None
+        return record
+
+    def _note(self, record: JobRecord, event: PhaseDone | PhaseFailed, block: Any) -> None:
+        record.metrics.update(event.metrics)
+        record.timings.update(event.timings)
+        if event.phase == Phase.RUN:
+            record.run, record.block = event, block
+
+    def _stop_holder(self, record: JobRecord) -> None:
+        if record.place == Place.HELD and record.stage_id in self.stages:
+            self._actions.append(Stop(record.stage_id, record.hold))
+
+    def _unassign(self, record: JobRecord) -> None:
+        if record.place == Place.HELD and record.phase == Phase.RUN:
+            self._actions.append(Unassign(record.hold))
+
+    def _close(self, sandbox: SandboxHandle | None) -> None:
+        if sandbox is not None:
+            self._actions.append(Close(sandbox))
+
+    def _take_actions(self, now: float) -> list[Action]:
+        """Let INIT prepare what it may, now that an event has moved jobs, and give all that is to be done."""
+        while self._may_init() and self._start_oldest(self.queues.needs(Phase.INIT), now):
+            pass
+        actions, self._actions = self._actions, []
+        return actions

@@ -1,0 +1,120 @@
+"""How much each session may leave here: jobs and results, and the bytes of both. Pure: it counts, others ask.
+
+A submission is refused as `busy` once its session holds too much. A session may take only a share of what the others
+leave, so that a client that submits and never fetches fills its own quota and others go on, however many such clients
+there are. What it has submitted already does not make the service grow either: while a session's uncollected
+trajectories take more than it may hold, INIT starts none of its jobs. So the bound may be passed by the jobs that are
+in RUN and EVAL then, and by those that INIT has prepared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ...errors import Busy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .result_store import Finished
+
+ALL = ""
+"""In place of a session, which has a name: all of them together."""
+RETRY_AFTER_S = 1.0
+
+
+class Quota:
+    """Counts what sessions hold.
+
+    Args:
+        max_jobs: most jobs and uncollected results of all sessions.
+        max_held_bytes: most bytes of jobs, and most of uncollected trajectories.
+        session_share: the part of what other sessions leave of each that a session may take.
+    """
+
+    def __init__(self, max_jobs: int, max_held_bytes: int, session_share: float) -> None:
+        self._max_jobs = max_jobs
+        self._max_bytes = max_held_bytes
+        self._share = session_share
+        self._packed_bytes: dict[str, int] = {}
+        """Of each job that has not ended."""
+        self._jobs: Counter[str] = Counter()
+        self._job_bytes: Counter[str] = Counter()
+        self._trajectory_bytes: Counter[str] = Counter()
+
+    def check(self, session: str, jobs: int, size_bytes: int) -> None:
+        """Raise unless a session may submit so many jobs of so many bytes together.
+
+        Raises:
+            Busy: it would hold too much.
+        """
+        for held, new, limit, what in (
+            (self._jobs, jobs, self._max_jobs, "jobs and uncollected results"),
+            (self._job_bytes, size_bytes, self._max_bytes, "bytes of jobs"),
+            (self._trajectory_bytes, 0, self._max_bytes, "bytes of uncollected trajectories"),
+        ):
+            most = self._most(held, session, limit)
+            if held[session] + new > most:
+                raise Busy(
+                    f"the session holds {held[session]} {what}, and may hold {most} ({self._share:.0%} of what other "
+                    f"sessions leave of {limit}); collect results, or submit later",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+
+    def room(self, session: str) -> int:
+        """Give how many more jobs a session may submit; none while it holds too many bytes."""
+        try:
+            self.check(session, 0, 0)
+        except Busy:
+            return 0
+        return self.most_jobs(session) - self._jobs[session]
+
+    def most_jobs(self, session: str) -> int:
+        """Give how many jobs and results a session may hold now."""
+        return self._most(self._jobs, session, self._max_jobs)
+
+    def prompts(self, session: str, size_bytes: int) -> None:
+        """A session has more bytes of prompts that wait for their jobs, or fewer."""
+        _add(self._job_bytes, session, size_bytes)
+
+    def may_start(self, session: str) -> bool:
+        """Say whether INIT may start jobs of a session: there is room for what they will bring."""
+        held = self._trajectory_bytes
+        return held[ALL] <= self._max_bytes and held[session] <= self._most(held, session, self._max_bytes)
+
+    def submitted(self, session: str, job_id: str, size_bytes: int) -> None:
+        """A job was accepted, or found in the journal."""
+        self._packed_bytes[job_id] = size_bytes
+        _add(self._jobs, session, 1)
+        _add(self._job_bytes, session, size_bytes)
+
+    def ended(self, finished: Finished) -> None:
+        """A job has become a result."""
+        _add(self._job_bytes, finished.session, -self._packed_bytes.pop(finished.result.job_id))
+        _add(self._trajectory_bytes, finished.session, _size(finished))
+
+    def recovered(self, finished: Finished) -> None:
+        """A result was found in the journal."""
+        _add(self._jobs, finished.session, 1)
+        _add(self._trajectory_bytes, finished.session, _size(finished))
+
+    def collected(self, results: Iterable[Finished]) -> None:
+        """Results were acknowledged."""
+        for finished in results:
+            _add(self._jobs, finished.session, -1)
+            _add(self._trajectory_bytes, finished.session, -_size(finished))
+
+    def _most(self, held: Counter[str], session: str, limit: int) -> int:
+        return int(self._share * max(0, limit - (held[ALL] - held[session])))
+
+
+def _add(held: Counter[str], session: str, more: int) -> None:
+    for key in (session, ALL):
+        held[key] += more
+        if not held[key]:
+            del held[key]
+
+
+def _size(finished: Finished) -> int:
+    return len(finished.block) if finished.block is not None else 0

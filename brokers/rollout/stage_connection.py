@@ -1,0 +1,88 @@
+"""The rollout broker's way to one stage process: a PUSH socket, and what libzmq says of its connection.
+
+Where a process has died, its connection ends and another one is refused. One that was stopped loses its connection too
+(libzmq's heartbeats end it), but the system still takes another one for it; where a link is cut, nothing is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import zmq
+
+from ...errors import MalformedMessage, ProrlError
+from ...security.handshake import Handshake
+from ...security.keyring import Keyring, connect_to_peer
+from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, check_numeric, open_socket, send
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...wire.messages.stages import StageReport
+    from ...wire.sockets import Frame
+
+
+class StageConnection:
+    """A line to where a stage process said that it listens.
+
+    Args:
+        context: the broker's.
+        report: of the process.
+        key: what the process has proved (see `Sender.user_id`).
+        keyring: the broker's; None: plaintext.
+        now: the time.
+
+    Raises:
+        MalformedMessage: the process cannot be reached where it says; a host's name is never looked up, since that
+            would hold up all of libzmq's sockets.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        report: StageReport,
+        key: str,
+        keyring: Keyring | None,
+        now: float,
+    ) -> None:
+        self.key = key
+        self.since = now
+        self._is_cut = False
+        check_numeric(report.endpoint)
+        try:
+            self._socket = open_socket(context, zmq.PUSH, CONTROL_FRAME_BYTES)
+        except zmq.ZMQError as error:
+            raise MalformedMessage(f"no socket for {report.endpoint}: {error.strerror}") from error
+        self._handshake = Handshake(self._socket, report.endpoint, keyring)
+        try:
+            self._handshake.watch()
+            connect_to_peer(self._socket, report.endpoint, report.curve_key, keyring)
+        except (ProrlError, zmq.ZMQError) as error:
+            self.close()
+            raise MalformedMessage(f"{report.endpoint} cannot be reached: {error}") from error
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Send a message; false if the process takes none."""
+        try:
+            send(self._socket, frames, NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def has_died(self) -> bool:
+        """Tell whether, since the last call, the connection was found to have ended and another one to be refused."""
+        died = False
+        for event in self._handshake.drain():
+            match event:
+                case zmq.Event.DISCONNECTED:
+                    self._is_cut = True
+                case zmq.Event.CONNECTED:
+                    self._is_cut = False
+                case zmq.Event.CLOSED if self._is_cut:
+                    died, self._is_cut = True, False
+        return died
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close it; what was sent has `linger_ms` to leave."""
+        self._handshake.close()
+        self._socket.close(linger_ms)

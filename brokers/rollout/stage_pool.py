@@ -1,0 +1,250 @@
+"""The stage processes and their credit: who could take a job now, and who takes it. Pure: no sockets, no clock.
+
+A stage process has as many credits as slots. A phase given to it takes one, and only its own word (the phase ended) or
+the end of its lease gives the credit back; so a process that is still busy stopping a cancelled job is not sent
+another. One that is quiet, though its lease is not over, is given nothing new.
+
+Sandboxes stay on their node, so a node is one line of work: INIT prepares none there for a task of which as many jobs
+wait on it as its RUN and EVAL processes have slots. A node where RUN or EVAL stands still keeps few jobs from others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...wire.messages.front_door import StageStatus
+from ...wire.messages.jobs import Phase
+from .least_loaded import LeastLoaded
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+
+    from ...wire.messages.stages import StageReport
+
+
+class Requirement(NamedTuple):
+    """What a phase of a job needs of a stage process."""
+
+    role: Phase
+    task: str
+    node: str | None
+    """The node of its sandbox; None: any."""
+
+
+class SlotClaim(NamedTuple):
+    """A job's attempt that takes one slot of a stage process."""
+
+    job_id: str
+    attempt: int
+
+
+@dataclass
+class StageProcess:
+    """One live stage process."""
+
+    stage_id: str
+    role: Phase
+    node: str
+    slots: int
+    tasks: frozenset[str]
+    heard_at: float
+    leaving: bool = False
+    quiet: bool = False
+    """It has not reported for a while."""
+    disconnected: bool = False
+    """Its connection has ended since it reported."""
+    holds: set[SlotClaim] = field(default_factory=set)
+
+    @property
+    def working_slots(self) -> int:
+        """Slots, busy or not, that jobs may be given."""
+        return 0 if self.leaving or self.quiet else self.slots
+
+    @property
+    def credit(self) -> int:
+        """Free slots; never negative."""
+        return max(0, self.working_slots - len(self.holds))
+
+    @cached_property
+    def needs(self) -> tuple[Requirement, ...]:
+        """The needs that this process meets."""
+        return tuple(Requirement(self.role, task, node) for task in self.tasks for node in (None, self.node))
+
+
+@dataclass
+class _Node:
+    """What the stage processes of one node have to do, by task."""
+
+    stages: dict[str, StageProcess] = field(default_factory=dict)
+    slots: Counter[str] = field(default_factory=Counter)
+    """Of RUN and EVAL processes that serve a task."""
+    waiting: Counter[str] = field(default_factory=Counter)
+    """Jobs whose sandbox is here and that wait for RUN or EVAL."""
+
+    def is_full(self, task: str) -> bool:
+        """As many jobs of a task wait here as can be worked on at once, or one if none can."""
+        return self.waiting[task] >= max(1, self.slots[task])
+
+
+class StagePool:
+    """All live stage processes."""
+
+    def __init__(self) -> None:
+        self._stages: dict[str, StageProcess] = {}
+        self._free: dict[Requirement, LeastLoaded[str]] = {}
+        self._serving: Counter[Requirement] = Counter()
+        self._nodes: defaultdict[str, _Node] = defaultdict(_Node)
+        self._expected: dict[str, set[SlotClaim]] = {}
+        """Processes that held jobs when the broker was started anew, until they report."""
+
+    def __contains__(self, stage_id: str) -> bool:
+        return stage_id in self._stages
+
+    def __iter__(self) -> Iterator[StageProcess]:
+        return iter(self._stages.values())
+
+    def get(self, stage_id: str) -> StageProcess | None:
+        """Give a live stage process."""
+        return self._stages.get(stage_id)
+
+    def expect(self, stage_id: str, hold: SlotClaim) -> None:
+        """Take a slot of a process that has not reported to this broker yet."""
+        self._expected.setdefault(stage_id, set()).add(hold)
+
+    def is_expected(self, stage_id: str) -> bool:
+        """Tell whether a process may still report that it has what an earlier broker gave it."""
+        return stage_id in self._expected
+
+    def expect_only(self, stage_ids: Container[str]) -> None:
+        """Expect no others any more: their jobs are lost."""
+        if self._expected:
+            self._expected = {key: holds for key, holds in self._expected.items() if key in stage_ids}
+
+    def heard(self, report: StageReport, now: float) -> StageProcess:
+        """Add the process of a report, or note that it lives."""
+        stage = self._stages.get(report.stage_id)
+        if stage is None:
+            tasks = frozenset(task.name for task in report.tasks)
+            stage = StageProcess(report.stage_id, report.role, report.node, report.slots, tasks, now)
+            stage.holds = self._expected.pop(report.stage_id, set())
+            self._stages[report.stage_id] = stage
+            self._nodes[stage.node].stages[stage.stage_id] = stage
+            self._serving.update(stage.needs)
+            self._offer_node(stage.node)
+        stage.heard_at = now
+        stage.disconnected = False
+        self.set_quiet(stage, quiet=False)
+        return stage
+
+    def set_quiet(self, stage: StageProcess, *, quiet: bool) -> None:
+        """Note that a process has not reported for a while and is to be given nothing new, or that it has again."""
+        if stage.quiet != quiet:
+            stage.quiet = quiet
+            self._offer_node(stage.node)
+
+    def wait_on(self, node: str, task: str, jobs: int) -> None:
+        """Note that more jobs of a task wait on a node for RUN or EVAL, or fewer."""
+        place = self._nodes[node]
+        was_full = place.is_full(task)
+        place.waiting[task] += jobs
+        if place.is_full(task) != was_full:
+            self._offer_node(node)
+        if not place.waiting[task]:
+            del place.waiting[task]
+        self._forget_if_idle(node)
+
+    def leave(self, stage_id: str) -> None:
+        """Give no more jobs to a process that is ending; it keeps what it holds."""
+        stage = self._stages.get(stage_id)
+        if stage is not None and not stage.leaving:
+            stage.leaving = True
+            self._serving.subtract(stage.needs)
+            self._offer_node(stage.node)
+
+    def remove(self, stage_id: str) -> set[SlotClaim]:
+        """Forget a process, and give what it held."""
+        self.leave(stage_id)
+        stage = self._stages.pop(stage_id, None)
+        if stage is None:
+            return self._expected.pop(stage_id, set())
+        del self._nodes[stage.node].stages[stage_id]
+        self._forget_if_idle(stage.node)
+        for need in stage.needs:
+            if not self._serving[need]:
+                del self._serving[need]
+                self._free.pop(need, None)
+        return stage.holds
+
+    def can_serve(self, need: Requirement) -> bool:
+        """Tell whether some live process meets the need, busy or not."""
+        return self._serving[need] > 0
+
+    def slots(self, need: Requirement) -> int:
+        """Give how many slots, busy or not, there are for a need."""
+        fitting = (s for s in self if s.role == need.role and need.task in s.tasks and need.node in (None, s.node))
+        return sum(stage.working_slots for stage in fitting)
+
+    def take(self, need: Requirement, hold: SlotClaim) -> str | None:
+        """Give a slot of the least loaded process that meets the need and has credit; None if there is none."""
+        free = self._free.get(need)
+        stage_id = free.first() if free is not None else None
+        if stage_id is not None:
+            stage = self._stages[stage_id]
+            stage.holds.add(hold)
+            self._offer(stage)
+        return stage_id
+
+    def holds(self, stage_id: str, hold: SlotClaim) -> bool:
+        """Tell whether a live process still has a slot taken by a hold."""
+        stage = self._stages.get(stage_id)
+        return stage is not None and hold in stage.holds
+
+    def give_back(self, stage_id: str, hold: SlotClaim) -> StageProcess | None:
+        """Free the slot that a hold takes; the process if that gave a credit back."""
+        stage = self._stages.get(stage_id)
+        if stage is None:
+            self._expected.get(stage_id, set()).discard(hold)
+        if stage is None or hold not in stage.holds:
+            return None
+        stage.holds.discard(hold)
+        self._offer(stage)
+        return stage
+
+    def status(self) -> tuple[StageStatus, ...]:
+        """Describe the processes, in the order in which they came."""
+        return tuple(
+            StageStatus(stage.stage_id, stage.role, stage.node, stage.slots, len(stage.holds)) for stage in self
+        )
+
+    def tasks(self) -> frozenset[str]:
+        """Give the tasks that some live process serves."""
+        return frozenset(task for stage in self if not stage.leaving for task in stage.tasks)
+
+    def on_node(self, node: str) -> str | None:
+        """Give some live process of a node, for an errand there."""
+        return next((stage.stage_id for stage in self if stage.node == node and not stage.leaving), None)
+
+    def _offer_node(self, node: str) -> None:
+        place = self._nodes[node]
+        place.slots = Counter()
+        for stage in place.stages.values():
+            if stage.role != Phase.INIT:
+                place.slots.update(dict.fromkeys(stage.tasks, stage.working_slots))
+        for stage in place.stages.values():
+            self._offer(stage)
+
+    def _forget_if_idle(self, node: str) -> None:
+        if not self._nodes[node].stages and not self._nodes[node].waiting:
+            del self._nodes[node]
+
+    def _offer(self, stage: StageProcess) -> None:
+        place = self._nodes[stage.node] if stage.role == Phase.INIT else None
+        has_credit, load = stage.credit > 0, len(stage.holds) / stage.slots
+        for need in stage.needs:
+            if has_credit and not (place is not None and place.is_full(need.task)):
+                self._free.setdefault(need, LeastLoaded()).set(stage.stage_id, load)
+            elif need in self._free:
+                self._free[need].discard(stage.stage_id)

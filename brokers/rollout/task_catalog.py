@@ -1,0 +1,87 @@
+"""The tasks that stage processes serve, and the check of a job's instance against them at the front door. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...errors import Busy, InvalidJob, UnknownTask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ...wire.messages.jobs import Job
+    from ...wire.messages.stages import Task
+
+FIELD_TYPES: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "list[str]": list[str],
+    "dict[str, str]": dict[str, str],
+    "any": Any,
+}
+"""The types that a task may name for the fields of its instances."""
+
+
+KNOWN_LIMIT = 4096
+"""Most tasks that are known; beyond it the one goes that was announced longest ago."""
+
+
+class TaskCatalog:
+    """What is known of the tasks; one that was served once stays known, since its processes may be starting again."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Task] = {}
+        """The one that was announced last comes last."""
+        self._instances: dict[str, type[msgspec.Struct]] = {}
+        """Made with a task's first job: reports come often, and may name many tasks."""
+
+    def add(self, tasks: Iterable[Task]) -> None:
+        """Note the tasks of a stage process."""
+        for task in tasks:
+            if self._tasks.pop(task.name, None) != task:
+                self._instances.pop(task.name, None)
+            self._tasks[task.name] = task
+        while len(self._tasks) > KNOWN_LIMIT:
+            oldest = next(iter(self._tasks))
+            del self._tasks[oldest]
+            self._instances.pop(oldest, None)
+
+    def check(self, job: Job) -> None:
+        """Check a job before it is accepted.
+
+        Raises:
+            Busy: no stage process has announced any task yet.
+            UnknownTask: none has announced this one.
+            InvalidJob: the instance lacks a field, has an unknown one, or one of a wrong type; `field` names it.
+        """
+        if not self._tasks:
+            raise Busy("no stage process has reported yet; the service is starting", retry_after_s=0.2)
+        if job.task not in self._tasks:
+            served = ", ".join(sorted(self._tasks))
+            raise UnknownTask(f"no stage process serves task {job.task!r}; served: {served}", task=job.task)
+        if job.task not in self._instances:
+            self._instances[job.task] = _instance_type(self._tasks[job.task])
+        try:
+            msgspec.convert(job.instance, self._instances[job.task])
+        except msgspec.ValidationError as error:
+            what, _, where = str(error).partition(" - at `$.")
+            field = where.rstrip("`") or what.partition("field `")[2].rstrip("`")
+            raise InvalidJob(
+                f"job {job.job_id}: the instance of task {job.task} is wrong: {what}"
+                + (f" in {field}" if where else ""),
+                job_id=job.job_id,
+                field=field,
+            ) from error
+
+
+def _instance_type(task: Task) -> type[msgspec.Struct]:
+    names = {f"field_{index}": name for index, name in enumerate(task.fields)}  # a name may be no Python identifier
+    fields = [
+        (attribute, FIELD_TYPES.get(task.fields[name], Any), *((None,) if name in task.optional else ()))
+        for attribute, name in names.items()
+    ]
+    return msgspec.defstruct(f"Instance_{task.name}", fields, kw_only=True, forbid_unknown_fields=True, rename=names)

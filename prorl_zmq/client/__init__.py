@@ -1,0 +1,1 @@
+"""A trainer's clients of the service."""

@@ -1,0 +1,458 @@
+"""`RolloutClient`: a trainer's line to the service, on blocking REQ sockets.
+
+    with RolloutClient() as client:
+        client.submit(jobs)
+        for trajectory in client.stream():
+            learn(trajectory.token_ids, trajectory.reward)
+
+Every request may be sent twice: if no reply comes (the broker was restarted), the same request goes out again until the
+call's time is up. Results belong to the client's session and stay at the service until they are acknowledged, which
+happens with the next `collect` after the one that gave them, or at `close`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+import zmq
+
+from ..config import default_run_dir
+from ..errors import Busy, ProrlError, RequestTimeout
+from ..security.keyring import CLIENT, Keyring
+from ..wire import codec
+from ..wire.messages.base import new_id
+from ..wire.messages.front_door import Cancel, Hello, NoteWeights, Status, Trace
+from ..wire.messages.jobs import Job
+from .backends import Backends
+from .batch import Batch
+from .batch_progress import BatchProgress, batch_options
+from .keep_alive import KeepAlive
+from .request_connection import RequestConnection
+from .requests import IDS_PER_REQUEST, POLL_S, CollectState, check_job_ids, read_reply, submissions
+from .weights import UPDATE_LIMIT_S, Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from ..data.trajectory import Trajectory
+    from ..wire.messages.backends import Backend
+    from ..wire.messages.batches import CarryOver, GroupFilter
+    from ..wire.messages.engines import UpdateMode
+    from ..wire.messages.front_door import Accepted, Cancelled, JobTrace, ServiceStatus, Welcome
+    from .requests import Received
+
+
+def default_front_door() -> str:
+    """Give the front door of a service that was started without a topology file on this machine."""
+    return f"ipc://{default_run_dir()}/front_door"
+
+
+class RolloutClient:
+    """Submits jobs and collects trajectories. For one thread; two threads take two clients.
+
+    Args:
+        endpoint: the service's front door; None: that of `prorl serve` without a topology file.
+        session: the name under which jobs and results are kept apart from other trainers'; None: a new one. A trainer
+            that was restarted names its old session to collect what it had submitted.
+        timeout_s: longest time, in seconds, that a call waits for the service if it is not told otherwise.
+        keys: for a service over TCP with keys: the folder that has ours and the service's public one, or our secret
+            file in it (see SECURITY.md). None: `$PRORL_KEYS`, and without it no keys.
+
+    Raises:
+        ConfigError: the key folder is not private, or lacks a key.
+        InvalidEndpoint: the endpoint is malformed.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        session: str | None = None,
+        timeout_s: float = 30.0,
+        keys: str | Path | None = None,
+    ) -> None:
+        self.session = session if session is not None else new_id()
+        self.timeout_s = timeout_s
+        self._keyring = Keyring.load(keys, CLIENT)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._endpoint = endpoint if endpoint is not None else default_front_door()
+        self._door = RequestConnection.to_service(self._context, self._endpoint, self._keyring)
+        self._collecting = CollectState(self.session, new_id())
+        self._welcome: Welcome | None = None
+        self._keep_alive: KeepAlive | None = None
+        self.backends = Backends(self)
+        """The inference backends: add, drain, remove, clear, list."""
+        self.weight_version: int | None = None
+        """What this client said last that the backends serve; None: nothing yet."""
+        self._weights = Weights(self.backends)
+
+    def submit(
+        self, jobs: Job | Iterable[Job], *, timeout_s: float | None = None, busy_s: float | None = None
+    ) -> list[str]:
+        """Hand jobs over; when this returns, the service will end each in exactly one outcome. Returns their ids.
+
+        While the service is full or starting, the call tries again until its time is up. All jobs of one call must
+        find room; a session that has more than the service takes at once (`max_jobs`, `max_session_share`) submits
+        them in parts, and collects in between.
+
+        Args:
+            jobs: those to submit.
+            timeout_s: longest time in seconds for all of it; None: the client's `timeout_s`.
+            busy_s: longest time to try again while the service is full; None: as long as there is time.
+
+        Raises:
+            UnknownTask, InvalidJob, JobTooLarge, DuplicateJob: a job was refused; of its request none was accepted.
+            Busy: the service stayed full.
+            RequestTimeout: it did not answer.
+        """
+        until = self._until(timeout_s)
+        limit_bytes = self._hello(until).job_limit_bytes
+        busy_until = until if busy_s is None else min(until, time.monotonic() + busy_s)
+        accepted: list[str] = []
+        for frames, ids in submissions(self.session, [jobs] if isinstance(jobs, Job) else jobs, limit_bytes):
+            reply = self._submit(frames, until, busy_until)
+            self._collecting.expect(ids, reply.journal_id)
+            accepted += ids
+        return accepted
+
+    def collect(self, max_results: int = 64, *, wait_s: float | None = None) -> list[Trajectory]:
+        """Take up to `max_results` finished jobs of the session; wait up to `wait_s` seconds for the first.
+
+        Results of earlier calls are acknowledged by this one. An empty list means that the time is up.
+
+        Raises:
+            JobsLost: the rollout broker was started anew without its journal.
+            RequestTimeout: the service did not answer.
+        """
+        until = time.monotonic() + (self.timeout_s if wait_s is None else wait_s)
+        while not self._collecting.waiting:
+            self._collect(max_results, min(max(0.0, until - time.monotonic()), POLL_S))
+            self._collecting.check_lost()
+            if time.monotonic() >= until:
+                break
+        return self._collecting.take(max_results)
+
+    def stream(self, *, timeout_s: float | None = None) -> Iterator[Trajectory]:
+        """Give the session's trajectories as they finish, until every job that was submitted has ended.
+
+        Each is acknowledged when the next are asked for, so what a consumer dies over is given again to its session.
+
+        Args:
+            timeout_s: longest time in seconds without a new trajectory; None: no limit, since jobs have their own.
+
+        Raises:
+            JobsLost: the rollout broker was started anew without its journal.
+            RequestTimeout: nothing finished for that time, or the service did not answer.
+        """
+        last = time.monotonic()
+        wait = 0.0
+        while True:
+            self._collect(64, wait)
+            self._collecting.check_lost()
+            if self._collecting.waiting:
+                while self._collecting.waiting:
+                    yield self._collecting.take(1)[0]
+                last = time.monotonic()
+            elif not self._collecting.remaining:
+                return
+            elif timeout_s is not None and time.monotonic() - last >= timeout_s:
+                raise RequestTimeout(
+                    f"no job ended for {timeout_s:g} s; {self._collecting.remaining} are still going on",
+                    timeout_s=timeout_s,
+                )
+            left = POLL_S if timeout_s is None else timeout_s - (time.monotonic() - last)
+            wait = max(0.0, min(left, POLL_S)) if self._collecting.remaining else 0.0
+
+    def cancel(self, job_ids: str | Iterable[str], *, timeout_s: float | None = None) -> dict[str, str]:
+        """End jobs with outcome `cancelled`. Returns `cancelled`, `finished` or `unknown` for each id.
+
+        Raises:
+            UnknownJob: one of these cannot be a job's id at all.
+            RequestTimeout: the service did not answer.
+        """
+        ids = (job_ids,) if isinstance(job_ids, str) else tuple(job_ids)
+        check_job_ids(ids)
+        until = self._until(timeout_s)
+        fates: dict[str, str] = {}
+        for start in range(0, len(ids), IDS_PER_REQUEST):
+            reply: Cancelled = self._ask(Cancel(new_id(), ids[start : start + IDS_PER_REQUEST]), until)
+            fates.update(reply.jobs)
+        return fates
+
+    def status(self, *, timeout_s: float | None = None) -> ServiceStatus:
+        """Describe the service: stage processes, queues, outcomes.
+
+        Raises:
+            RequestTimeout: it did not answer.
+        """
+        reply: ServiceStatus = self._ask(Status(new_id()), self._until(timeout_s))
+        return reply
+
+    def trace(self, job_id: str, *, timeout_s: float | None = None) -> JobTrace:
+        """Tell what a job went through: each state, where, how long, and what ended it.
+
+        Args:
+            job_id: its id, or a beginning that no other job's has.
+            timeout_s: longest wait for the answer; None: the client's `timeout_s`.
+
+        Raises:
+            UnknownJob: no such job is known (any more), or several ids begin so.
+            RequestTimeout: the service did not answer.
+        """
+        check_job_ids((job_id,))
+        reply: JobTrace = self._ask(Trace(new_id(), job_id), self._until(timeout_s))
+        return reply
+
+    def open_batch(
+        self,
+        target_groups: int,
+        group_size: int,
+        *,
+        keep: str | GroupFilter = "informative",
+        carry: CarryOver = "running",
+        weight: float = 1.0,
+        max_staleness: int | None = None,
+        max_replacements: int = 4,
+        stop_early: bool = True,
+        adopt: bool = True,
+        max_given_up: int = 32,
+        lease_s: float = 60.0,
+        batch_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Batch:
+        """Ask for groups of rollouts, as soon as possible: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2).
+
+        The service runs as many rollouts as its slots can carry, prompt by prompt, until enough groups are kept. What
+        is then under way goes on into the session's next batch of the same group size.
+
+        Args:
+            target_groups: how many groups to keep.
+            group_size: rollouts of each prompt.
+            keep: which: `informative` (not all rewards equal), `all`, what `prorl_zmq.mean_reward` gives, or the name
+                of a function that the service's environment registers as an entry point in `prorl_zmq.keep_policies`.
+            carry: what of unneeded groups goes on into the next batch: `nothing`, rollouts that are `finished`, or
+                those `running` too.
+            weight: its share of the slots, beside those of other batches.
+            max_staleness: weight versions that a rollout's oldest token may be behind the current one; what is older is
+                dropped, counted, and made again. None: any number.
+            max_replacements: jobs of a group that may end without a reward and are replaced; beyond it the group is
+                given up, and `report.given_up` says why.
+            stop_early: cancel the running jobs of a group that can no longer be kept.
+            adopt: begin with what earlier batches of this session carried over; False, for an evaluation, say: with
+                nothing but its own prompts.
+            max_given_up: groups given up in a row, with none completed between them, at which the batch fails.
+            lease_s: how long the service may hear nothing of this client before it stops its batches' jobs. A thread of
+                the client speaks for it, however long the trainer computes.
+            batch_id: names it, so that another client of this session can take it up with the same options; None: a
+                new name.
+            timeout_s: longest wait until it is open; None: the client's `timeout_s`.
+
+        Raises:
+            InvalidBatch: no batch can be that (`field`), or another one has this name.
+            Busy: too many batches are open.
+            RequestTimeout: the service did not answer.
+        """
+        options = batch_options(
+            keep,
+            target_groups=target_groups,
+            group_size=group_size,
+            carry=carry,
+            weight=weight,
+            max_staleness=max_staleness,
+            max_replacements=max_replacements,
+            stop_early=stop_early,
+            adopt=adopt,
+            max_given_up=max_given_up,
+            lease_s=lease_s,
+        )
+        until = self._until(timeout_s)
+        name = batch_id if batch_id is not None else new_id()
+        progress = BatchProgress(self.session, name, options, self._hello(until).job_limit_bytes)
+        progress.opened(self._ask(progress.open_request(), until))
+        if self._keep_alive is None:
+            self._keep_alive = KeepAlive(self._endpoint, self._keyring, self.session, lease_s)
+        self._keep_alive.shorten(lease_s)
+        return Batch(self, name, progress)
+
+    def begin_weights(
+        self,
+        version: int,
+        mode: UpdateMode = "keep",
+        *,
+        update_limit_s: float = UPDATE_LIMIT_S,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Stop all generating, so that you can change the engines' weights yourself: by NCCL, a folder, your own RPC.
+
+        When this returns nothing is generated, and until `end_weights` nothing will be. From the call on, jobs get no
+        backend that does not serve the new version; those that need one wait, as long as their `backend_wait_s` lets
+        them, and a generation that is paused spends its `generation_s`. Begun again for the same version, only the
+        limit begins anew.
+
+        Args:
+            version: what the new weights will be called.
+            mode: what becomes of running generations. `keep`: they pause between two tokens, and go on with the new
+                weights. `drain`: they end first, with the old ones. `abort`: they are ended, and the rest of their
+                turns is generated anew, by the new ones.
+            update_limit_s: if neither `end_weights` nor `cancel_weights` follows within so long, engines go on with
+                the version that they had. What `drain` waits for is part of it.
+            timeout_s: longest wait until nothing is generated any more; None: the client's `timeout_s`. With `drain`,
+                allow for the longest turn. If it passes, all is taken back.
+
+        Raises:
+            NoBackend: there is none.
+            UpdateInProgress: another version was begun; its update is not touched.
+            EngineFailed: an engine could not be stopped; `backend` names it, and all go on as they were.
+            RequestTimeout: the backend broker or an engine did not answer in time; so here.
+        """
+        self._weights.begin(version, mode, update_limit_s, self._until(timeout_s))
+
+    def end_weights(self, version: int, *, timeout_s: float | None = None) -> None:
+        """Say that the engines have the weights that `begin_weights` named: they generate again, with these.
+
+        Backends that came after the begin and do not serve them, get no jobs until they do. Ended again, it does
+        nothing.
+
+        Args:
+            version: what `begin_weights` said.
+            timeout_s: longest wait for all engines; None: the client's `timeout_s`.
+
+        Raises:
+            NoBackend: there is none.
+            UpdateNotBegun: this version was not begun, or the engines have gone on since their limit had passed.
+            UpdateInProgress: it is another version that was begun.
+            EngineFailed: an engine could not go on; `backend` names it, the others have.
+            RequestTimeout: it did not answer; so here.
+        """
+        self._weights.end(version, self._until(timeout_s))
+        self._note_weights(version)
+
+    def cancel_weights(self, version: int, *, timeout_s: float | None = None) -> None:
+        """Take `begin_weights` back: the weights have not changed, and the engines go on with those that they have.
+
+        Raises:
+            NoBackend: there is none.
+            UpdateInProgress: it is another version that was begun.
+            RequestTimeout: the backend broker or an engine did not answer.
+        """
+        self._weights.cancel(version, self._until(timeout_s))
+
+    def update_weights(
+        self, path: str | Path, weight_version: int, *, mode: UpdateMode = "keep", timeout_s: float | None = None
+    ) -> None:
+        """Have every backend load the weights at `path` (seen from the engine hosts): begin, load and end in one.
+
+        Each engine goes on as soon as it has them. If one fails and others do not, it gets no jobs until it serves the
+        version, or others serve what it does.
+
+        Args:
+            path: for vLLM a directory with safetensors of the model's own names and shapes; for the embedded engine an
+                .npz file.
+            weight_version: what to call them; every token that they generate carries it.
+            mode: what becomes of running generations; see `begin_weights`.
+            timeout_s: longest wait for all backends; None: the client's `timeout_s`. With `drain`, allow for the
+                longest turn.
+
+        Raises:
+            NoBackend: there is none.
+            UpdateInProgress: another version was begun.
+            InvalidWeights: an engine refused them and serves what it served; `backend` names it.
+            RequestTimeout: an engine did not answer; `backend` names it.
+        """
+        self._weights.update(path, weight_version, mode, self._until(timeout_s))
+        self._note_weights(weight_version)
+
+    def set_weight_version(self, weight_version: int, *, timeout_s: float | None = None) -> None:
+        """Say that all backends serve these weights from now on; for engines that were updated while they generated.
+
+        Every token that they generate from now on carries the version, but where a server says another one itself.
+
+        Raises:
+            NoBackend: there is none.
+            UpdateInProgress: an update was begun; end or cancel it.
+            RequestTimeout: the backend broker, or an engine host, did not answer; `backend` names it.
+        """
+        self._weights.set_version(weight_version, self._until(timeout_s))
+        self._note_weights(weight_version)
+
+    def close(self) -> None:
+        """Acknowledge what was collected, give back the rest (if the service answers in a second), and close."""
+        if self._context.closed:
+            return
+        if self._keep_alive is not None:
+            self._keep_alive.close()
+        try:
+            if self._welcome is not None:
+                self._collect(0, 0.0, timeout_s=1.0, goodbye=True)
+        except ProrlError:
+            pass  # unacknowledged results stay with the session, where its next client finds them
+        finally:
+            self._context.destroy(linger=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Requests ---------------------------------------------------------------------------------------------------------
+
+    def _until(self, timeout_s: float | None) -> float:
+        return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+
+    def _hello(self, until: float) -> Welcome:
+        if self._welcome is None:
+            hello = Hello(new_id())
+            self._welcome = self._door.ask([codec.encode(hello)], hello.request_id, until)
+        return self._welcome
+
+    def _ask(self, request: Any, until: float) -> Any:
+        return read_reply(self.ask_frames(request, [codec.encode(request)], until))
+
+    def ask_frames(self, request: Any, frames: list[bytes], until: float, held_s: float = 0.0) -> list[Received]:
+        """Send a request to the front door, and give its reply's frames; for the parts of this client.
+
+        Args:
+            request: what the first frame holds.
+            frames: the message.
+            until: when to give up, by `time.monotonic`.
+            held_s: how long the service may hold the reply.
+        """
+        self._hello(until)
+        return self._door.ask_frames(frames, request.request_id, until, held_s=held_s)
+
+    def _submit(self, frames: list[bytes], until: float, busy_until: float) -> Accepted:
+        request_id = codec.request_id(codec.unpack(frames[0]))
+        while True:
+            try:
+                reply: Accepted = self._door.ask(frames, request_id, until)
+            except Busy as error:
+                pause = float(error.fields.get("retry_after_s") or 1.0)
+                if time.monotonic() + pause > busy_until:
+                    raise
+                time.sleep(pause)
+            else:
+                return reply
+
+    def _collect(
+        self, max_results: int, wait_s: float, timeout_s: float | None = None, *, goodbye: bool = False
+    ) -> None:
+        if self._collecting.waiting and max_results:
+            return
+        until = self._until(timeout_s) + wait_s
+        request = self._collecting.request(max_results, wait_s, goodbye=goodbye)
+        frames = self.ask_frames(request, [codec.encode(request)], until, held_s=wait_s)
+        self._collecting.receive(request, frames)
+
+    def _note_weights(self, version: int) -> None:
+        """Tell the batches, which may drop what is too old now."""
+        self.weight_version = version
+        self._ask(NoteWeights(new_id(), version), self._until(None))
+
+    def _backend_broker(self, until: float) -> RequestConnection:
+        return RequestConnection.to_service(self._context, self._hello(until).backend_broker, self._keyring)
+
+    def _engine_line(self, backend: Backend) -> RequestConnection:
+        return RequestConnection.to_engine(self._context, backend, self._keyring)

@@ -1,0 +1,136 @@
+"""A file's jobs on their way through a service: submitted in parts as it takes them, collected meanwhile, cancelled.
+
+A part that the service has no room for is tried again in half; one job alone is tried again when a result has been
+collected, which makes room. So a file may have any number of jobs, whatever share of the service a session may hold.
+Owns no client: `run` and `end` may be cancelled at any await, and a result is either handed over or still the
+service's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from ..errors import Busy, ProrlError, RequestTimeout
+from ..wire import codec
+from .requests import JOBS_PER_REQUEST, REQUEST_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ..data.trajectory import Trajectory
+    from ..wire.messages.jobs import Job
+    from .async_client import AsyncRolloutClient
+
+RETRY_S = 1.0
+"""How long to wait for a result before the service is asked again whether it has room."""
+
+
+class Submission:
+    """Jobs of one session.
+
+    Args:
+        client: the session's.
+        jobs: those to submit; none: only collect what the session has.
+        on_result: called with each result, once.
+    """
+
+    def __init__(
+        self, client: AsyncRolloutClient, jobs: Iterable[Job], on_result: Callable[[Trajectory], None]
+    ) -> None:
+        self._client = client
+        self._on_result = on_result
+        self._unsent = list(jobs)
+        self._unsent.reverse()  # the next one is at the end
+        self._waiting: set[str] = set()
+
+    @property
+    def unsent(self) -> int:
+        """Jobs that the service does not have."""
+        return len(self._unsent)
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that the service has, or may have, and whose results have not come."""
+        return len(self._waiting)
+
+    async def run(self) -> None:
+        """Submit all, and collect until the session has nothing left.
+
+        Raises:
+            Busy: the service took no job for the client's `timeout_s`, though none of ours was in flight.
+            ProrlError: a job was refused, or the service did not answer.
+        """
+        most = JOBS_PER_REQUEST
+        refused_at: float | None = None
+        while self._unsent:
+            part = self._part(most)
+            try:
+                await self._submit(part)
+            except Busy as error:
+                most = max(1, len(part) // 2)
+                if len(part) > 1:
+                    continue
+                came = await self._collect(RETRY_S)
+                now = time.monotonic()
+                if came or self._waiting:
+                    refused_at = None
+                elif refused_at is None:
+                    refused_at = now
+                elif now - refused_at >= self._client.timeout_s:
+                    raise error from None
+            else:
+                most, refused_at = min(2 * most, JOBS_PER_REQUEST), None
+        async for trajectory in self._client.stream():
+            self._take(trajectory)
+
+    async def end(self, limit_s: float) -> None:
+        """Cancel what has not ended, and collect what became of it, as far as that goes within `limit_s`."""
+        try:
+            async with asyncio.timeout(limit_s):
+                fates = await self._client.cancel(self._waiting)
+                self._waiting -= {job_id for job_id, fate in fates.items() if fate == "unknown"}
+                while self._waiting:
+                    await self._collect(limit_s)
+                await self._collect(0.0)
+        except (TimeoutError, ProrlError):
+            return  # what is left stays with the session
+
+    def _part(self, most: int) -> list[Job]:
+        """Give the next jobs, as many as go into one request: of several, some could be refused and others not."""
+        part: list[Job] = []
+        size = 0
+        while len(part) < min(most, len(self._unsent)):
+            job = self._unsent[-1 - len(part)]
+            size += len(codec.encode(job))
+            if part and size > REQUEST_BYTES:
+                break
+            part.append(job)
+        return part
+
+    async def _submit(self, part: list[Job]) -> None:
+        job_ids = {job.job_id for job in part}
+        self._waiting |= job_ids  # if this is cancelled here, the service may have them all the same
+        try:
+            await self._client.submit(part, busy_s=0.0)
+        except RequestTimeout:
+            raise  # so it may after this
+        except ProrlError:
+            self._waiting -= job_ids
+            raise
+        del self._unsent[-len(part) :]
+
+    async def _collect(self, wait_s: float) -> bool:
+        """Take all results that there are, once there is one; say whether there was. All are acknowledged then."""
+        found = await self._client.collect(wait_s=wait_s)
+        came = bool(found)
+        while found:
+            for trajectory in found:
+                self._take(trajectory)
+            found = await self._client.collect(wait_s=0.0)
+        return came
+
+    def _take(self, trajectory: Trajectory) -> None:
+        self._waiting.discard(trajectory.job_id)
+        self._on_result(trajectory)

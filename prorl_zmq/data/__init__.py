@@ -1,0 +1,1 @@
+"""What a trainer receives: trajectories, groups, and arrays of them."""

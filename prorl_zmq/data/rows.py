@@ -1,0 +1,151 @@
+"""Rows: what a trainer learns from, one for each segment of each trajectory of a batch's groups.
+
+A row is split where the policy first spoke: the tokens before its first trained one are the prompt, all from there on
+are the response, tools' answers included. `collate` and all of `integrations` take this split, and refuse here what
+none of them could use: trainers take a missing reward for a number and a missing token for padding, and say nothing.
+
+Everything in a row is a view of its trajectory. A segment in which the policy generated nothing gives no row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import NotTrainable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .group import Group
+    from .trajectory import TokenArrays, Trajectory
+
+TRUNCATING = frozenset({"max_turns", "max_tokens", "context_length", "turn_length"})
+"""Reasons to stop (see `stages.agent_loop.StopReason`) that are limits: the policy had not come to its end."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One segment of one trajectory."""
+
+    arrays: TokenArrays
+    """Over the segment's T tokens."""
+    prompt_tokens: int
+    """Tokens before the first trained one."""
+    trajectory: Trajectory
+    group_id: str
+    group: int
+    """Its group's index in the batch."""
+    place: int
+    """Its trajectory's index in the group."""
+    index: int
+    """Its trajectory's index in the batch."""
+    is_last: bool
+    """It is the last row of its trajectory."""
+
+    def __len__(self) -> int:
+        return len(self.arrays.token_ids)
+
+    @property
+    def reward(self) -> float:
+        """The trajectory's reward, on each of its rows."""
+        return float(self.trajectory.reward or 0.0)
+
+    @property
+    def truncated(self) -> bool:
+        """A limit ended the trajectory."""
+        return self.trajectory.result.stop_reason in TRUNCATING
+
+    @property
+    def versions(self) -> list[int]:
+        """The weight versions of its trained tokens, ascending."""
+        versions = self.arrays.weight_versions[self.arrays.loss_mask]
+        changed = np.flatnonzero(np.diff(versions))  # a few places: sorting them is nothing, sorting all tokens is not
+        return sorted({int(versions[0]), *versions[changed + 1].tolist()})
+
+    @property
+    def seconds(self) -> float:
+        """How long the trajectory's phases took, time in queues excluded."""
+        timings = self.trajectory.result.timings
+        return sum(timings.get(phase, 0.0) for phase in ("init", "run", "eval"))
+
+
+def rows_of(groups: Sequence[Group]) -> list[Row]:
+    """Give the rows of all groups, in order: by group, by place in it, by segment.
+
+    Raises:
+        NotTrainable: there is nothing to learn from, or something that is no sample; `group_id` and `job_id` name it.
+    """
+    if not groups:
+        raise NotTrainable("there are no groups; ask the batch why (`batch.state`, `batch.report`)")
+    rows: list[Row] = []
+    seen: set[str] = set()
+    index = 0
+    for number, group in enumerate(groups):
+        if group.group_id in seen:
+            raise NotTrainable(f"group {group.group_id} is there twice", group_id=group.group_id)
+        if not group.trajectories:
+            raise NotTrainable(f"group {group.group_id} has no trajectories", group_id=group.group_id)
+        seen.add(group.group_id)
+        for place, trajectory in enumerate(group.trajectories):
+            _check(trajectory, group, rows[0].trajectory if rows else trajectory)
+            segments = [arrays for arrays in trajectory.segments() if arrays.loss_mask.any()]
+            for position, arrays in enumerate(segments, 1):
+                prompt_tokens = int(arrays.loss_mask.argmax())
+                is_last = position == len(segments)
+                rows.append(Row(arrays, prompt_tokens, trajectory, group.group_id, number, place, index, is_last))
+            index += 1
+    return rows
+
+
+def single_rows_of(groups: Sequence[Group], framework: str, remedy: str) -> list[Row]:
+    """Give the rows of groups whose trajectories have one each, for a framework that knows no others.
+
+    Raises:
+        NotTrainable: as `rows_of`; or a trajectory has several rows, each of which would count as a rollout of its own.
+    """
+    rows = rows_of(groups)
+    for row in rows:
+        if not row.is_last:
+            raise NotTrainable(
+                f"job {row.trajectory.job_id} has several segments, each of which {framework} would take for a rollout "
+                f"of its own; {remedy}",
+                group_id=row.group_id,
+                job_id=row.trajectory.job_id,
+            )
+    return rows
+
+
+def check_sizes(groups: Sequence[Group], size: int, framework: str) -> None:
+    """Refuse groups of other sizes, for a framework that finds a group's members by counting.
+
+    Raises:
+        NotTrainable: a group has more or fewer trajectories; `group_id` names it.
+    """
+    for group in groups:
+        if len(group) != size:
+            raise NotTrainable(
+                f"group {group.group_id} has {len(group)} trajectories, and {framework} counts on {size} in each",
+                group_id=group.group_id,
+            )
+
+
+def _check(trajectory: Trajectory, group: Group, first: Trajectory) -> None:
+    reward = trajectory.reward
+    if reward is None or not math.isfinite(reward):
+        problem = f"ended as {trajectory.outcome} with reward {reward}; only a finite reward can be learned from"
+    elif not trajectory.loss_mask.any():
+        problem = "has no token that the policy generated"
+    elif not np.isfinite(trajectory.logprobs[trajectory.loss_mask]).all():
+        problem = "has log-probs that are not finite: its engine did not give them for all tokens"
+    elif trajectory.logprobs_mode != first.logprobs_mode:
+        problem = (
+            f"has {trajectory.logprobs_mode or 'unnamed log-probs'}, and job {first.job_id} "
+            f"{first.logprobs_mode or 'unnamed ones'}; give all engines one --logprobs-mode"
+        )
+    else:
+        return
+    raise NotTrainable(f"job {trajectory.job_id} {problem}", group_id=group.group_id, job_id=trajectory.job_id)

@@ -1,0 +1,264 @@
+"""Trajectories: five arrays over the tokens of one conversation, in one block of memory.
+
+A trajectory crosses every socket as one frame, laid out so that each array is a view of it:
+
+    token_ids int32[T] | logprobs float32[T] | weight_versions int32[T] | turns int32[n, 3] | loss_mask bool[T]
+
+`Trajectory` is what a trainer gets; `TrajectoryBuilder` is what the agent loop writes. Ids are appended as the engine
+produced them and are never tokenised again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..errors import MalformedMessage
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..errors import ErrorInfo
+    from ..wire.messages.jobs import Result
+
+TOKEN_BYTES = 13
+"""Bytes per token: three 4-byte values and one bool."""
+TURN_BYTES = 12
+"""Bytes per turn: three int32."""
+FIRST_ROOM = 1024
+"""Tokens that a builder has room for at first; the room doubles when it is full."""
+
+
+class Role(IntEnum):
+    """Who wrote a turn; the third column of `turns`."""
+
+    SYSTEM = 0
+    USER = 1
+    ASSISTANT = 2
+    TOOL = 3
+
+
+class TokenArrays(NamedTuple):
+    """The five arrays of a trajectory of T tokens in n turns."""
+
+    token_ids: NDArray[np.int32]
+    """int32 [T]: the whole conversation, exactly as the engine saw and produced it."""
+    loss_mask: NDArray[np.bool_]
+    """bool [T]: true where the policy generated the token."""
+    logprobs: NDArray[np.float32]
+    """float32 [T]: the engine's log-prob of each generated token; 0.0 where the mask is false."""
+    weight_versions: NDArray[np.int32]
+    """int32 [T]: the weight version that generated each token; -1 where the mask is false."""
+    turns: NDArray[np.int32]
+    """int32 [n, 3]: per turn its first token, the token after its last, and its `Role`."""
+
+
+def block_bytes(tokens: int, turns: int) -> int:
+    """Give the size in bytes of the block that holds a trajectory of that many tokens and turns."""
+    return tokens * TOKEN_BYTES + turns * TURN_BYTES
+
+
+def array_views(block: Any, tokens: int, turns: int) -> TokenArrays:
+    """Give the five arrays as views of `block` (any buffer); nothing is copied if the block is 4-byte aligned.
+
+    libzmq does not align small received frames, so such a block (always under 8 KB) is copied once.
+
+    Raises:
+        MalformedMessage: the block's size is not that of so many tokens and turns.
+    """
+    flat = np.frombuffer(block, np.uint8)
+    if flat.size != block_bytes(tokens, turns):
+        raise MalformedMessage(
+            f"{tokens} tokens in {turns} turns take {block_bytes(tokens, turns)} bytes, not {flat.size}"
+        )
+    if flat.ctypes.data % 4:
+        flat = flat.copy()
+    word = 4 * tokens
+    turns_end = 3 * word + turns * TURN_BYTES
+    return TokenArrays(
+        token_ids=flat[:word].view(np.int32),
+        logprobs=flat[word : 2 * word].view(np.float32),
+        weight_versions=flat[2 * word : 3 * word].view(np.int32),
+        turns=flat[3 * word : turns_end].view(np.int32).reshape(turns, 3),
+        loss_mask=flat[turns_end:].view(np.bool_),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """One finished job, as the trainer gets it: five arrays (see `TokenArrays`) and what became of the job.
+
+    The arrays are views of the frame that came off the socket, which is this trajectory's own. A job that ended before
+    its first token has arrays of length zero.
+    """
+
+    token_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    weight_versions: NDArray[np.int32]
+    turns: NDArray[np.int32]
+    result: Result
+    """Everything about the job that is not an array."""
+
+    @property
+    def job_id(self) -> str:
+        """The job's id, as submitted."""
+        return self.result.job_id
+
+    @property
+    def group_id(self) -> str:
+        """The id that the jobs of one prompt share, as submitted."""
+        return self.result.group_id
+
+    @property
+    def outcome(self) -> str:
+        """`completed`, `failed`, `infrastructure_error`, `timeout` or `cancelled`."""
+        return self.result.outcome
+
+    @property
+    def reward(self) -> float | None:
+        """The reward; None unless the outcome is `completed`."""
+        return self.result.reward
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        """What went wrong; None if the outcome is `completed`."""
+        return self.result.error
+
+    @property
+    def logprobs_mode(self) -> str:
+        """Which distribution the log-probs are of (see `messages.LogprobsMode`); empty if nothing was generated."""
+        return self.result.logprobs_mode
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The weight versions that generated its tokens, ascending; several if weights changed on the way."""
+        return tuple(np.unique(self.weight_versions[self.loss_mask]).tolist())
+
+    def segments(self) -> list[TokenArrays]:
+        """Give the arrays of each segment, as views; nearly all trajectories have one.
+
+        A segment is a prompt as the engine saw it, with what was generated from it: where a chat template changes
+        earlier turns, the next prompt does not begin with the last one, and a new segment begins. `turns` count from
+        the segment's first token.
+        """
+        edges = [0, *self.result.segments, len(self.token_ids)]
+        return [self._segment(start, end) for start, end in pairwise(edges)]
+
+    def _segment(self, start: int, end: int) -> TokenArrays:
+        turns = self.turns[(self.turns[:, 0] >= start) & (self.turns[:, 1] <= end)]
+        return TokenArrays(
+            self.token_ids[start:end],
+            self.loss_mask[start:end],
+            self.logprobs[start:end],
+            self.weight_versions[start:end],
+            turns - np.array([start, start, 0], np.int32),
+        )
+
+    @classmethod
+    def from_frame(cls, result: Result, block: Any) -> Trajectory:
+        """Lay the views over one received frame.
+
+        Raises:
+            MalformedMessage: the frame's size is not what `result` says, or its segments cannot be.
+        """
+        if list(result.segments) != sorted(set(result.segments)) or result.segments[-1:] >= (result.tokens or 1,):
+            raise MalformedMessage(f"segments cannot begin at {result.segments} in {result.tokens} tokens")
+        arrays = array_views(block, result.tokens, result.turns)
+        return cls(**arrays._asdict(), result=result)
+
+
+class TrajectoryBuilder:
+    """Collects the tokens of one conversation, turn by turn, as the agent loop makes them."""
+
+    def __init__(self) -> None:
+        self._room = _arrays(FIRST_ROOM)
+        """Arrays over tokens, of which the first `tokens` are written."""
+        self._turns: list[list[int]] = []
+        self._segments = [0]
+        self.tokens = 0
+        """Tokens so far."""
+
+    def begin_segment(self) -> None:
+        """Start a new segment: what is added next is a prompt of its own."""
+        if self.tokens > self._segments[-1]:
+            self._segments.append(self.tokens)
+
+    def begin_turn(self, role: Role) -> None:
+        """Start a new turn; what is added next belongs to it."""
+        self._turns.append([self.tokens, self.tokens, int(role)])
+
+    def add_context(self, token_ids: NDArray[np.int32]) -> None:
+        """Append tokens to the turn that the policy did not generate: a prompt, a template's text, a tool's answer."""
+        self._add(token_ids, False, 0.0, -1)
+
+    def add_generated(
+        self, token_ids: NDArray[np.int32], logprobs: NDArray[np.float32], weight_versions: NDArray[np.int32]
+    ) -> None:
+        """Append tokens to the turn that the policy generated (three arrays of one length), as the engine gave them."""
+        if not len(token_ids) == len(logprobs) == len(weight_versions):
+            raise ValueError("token ids, log-probs and weight versions differ in length")
+        self._add(token_ids, True, logprobs, weight_versions)
+
+    def prompt(self) -> NDArray[np.int32]:
+        """Give all ids of the segment so far, int32: the next prompt for the engine. A view, which stays as it is."""
+        return self._room.token_ids[self._segments[-1] : self.tokens]
+
+    @property
+    def turns(self) -> int:
+        """Turns so far."""
+        return len(self._turns)
+
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """Where each segment but the first begins."""
+        return tuple(start for start in self._segments[1:] if start < self.tokens)
+
+    @property
+    def segment_tokens(self) -> int:
+        """Tokens of the segment so far."""
+        return self.tokens - self._segments[-1]
+
+    def block(self) -> NDArray[np.uint8]:
+        """Write everything into one new block, uint8 [`block_bytes(tokens, turns)`]."""
+        block = np.empty(block_bytes(self.tokens, self.turns), np.uint8)
+        views = array_views(block, self.tokens, self.turns)
+        for view, room in zip(views[:4], self._room[:4], strict=True):
+            view[:] = room[: self.tokens]
+        if self._turns:
+            views.turns[:] = self._turns
+        return block
+
+    def _add(
+        self,
+        token_ids: NDArray[np.int32],
+        loss_mask: bool,
+        logprobs: NDArray[np.float32] | float,
+        weight_versions: NDArray[np.int32] | int,
+    ) -> None:
+        if not self._turns:
+            raise ValueError("tokens belong to a turn; begin one first")
+        end = self.tokens + len(token_ids)
+        if end > len(self._room.token_ids):
+            larger = _arrays(max(end, 2 * len(self._room.token_ids)))
+            for new, old in zip(larger[:4], self._room[:4], strict=True):
+                new[: self.tokens] = old[: self.tokens]
+            self._room = larger
+        for room, values in zip(self._room[:4], (token_ids, loss_mask, logprobs, weight_versions), strict=True):
+            room[self.tokens : end] = values
+        self.tokens = end
+        self._turns[-1][1] = end
+
+
+def _arrays(count: int) -> TokenArrays:
+    return TokenArrays(
+        np.empty(count, np.int32),
+        np.empty(count, np.bool_),
+        np.empty(count, np.float32),
+        np.empty(count, np.int32),
+        np.empty((0, 3), np.int32),
+    )

@@ -1,0 +1,100 @@
+"""A line to another process on an asyncio loop: an `AsyncSocket` that connects, says why it cannot, and keeps trying.
+
+libzmq gives a connection up once the other side has refused its key; this one is begun anew after `RENEW_S`, so that a
+process whose key is let in later, or again, need not be started anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ..wire.async_socket import AsyncSocket
+from ..wire.sockets import open_socket
+from .handshake import Handshake
+from .keyring import connect_to_peer, connect_to_service
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    import zmq
+
+    from .keyring import Keyring
+
+RENEW_S = 1.0
+
+log = logging.getLogger("prorl.security")
+
+
+class Line(AsyncSocket):
+    """A socket that connects to a broker, or to a peer that announced itself to one.
+
+    Args:
+        context: the process's ZeroMQ context.
+        kind: of the socket, such as `zmq.DEALER`.
+        endpoint: the other side's.
+        keyring: ours; None: plaintext.
+        on_message: see `AsyncSocket`.
+        copied: see `AsyncSocket`.
+        curve_key: what a peer announced (see `connect_to_peer`); None: it is a broker.
+        on_refused: called when the other side has refused us for good; without it, the log says so.
+        limit_bytes: largest frame that it takes.
+
+    Raises:
+        InvalidEndpoint: the endpoint is malformed; or only one of us and a peer has keys.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        kind: int,
+        endpoint: str,
+        keyring: Keyring | None,
+        on_message: Callable[[list[bytes | zmq.Frame]], None] | None,
+        *,
+        curve_key: str | None = None,
+        copied: int = 1,
+        on_refused: Callable[[], None] | None = None,
+        limit_bytes: int,
+    ) -> None:
+        socket = open_socket(context, kind, limit_bytes)
+        self.handshake = Handshake(socket, endpoint, keyring)
+        """What is known of the connection."""
+        monitor = self.handshake.watch() if endpoint.startswith("tcp://") else None
+        try:
+            if curve_key is None:
+                connect_to_service(socket, endpoint, keyring)
+            else:
+                connect_to_peer(socket, endpoint, curve_key, keyring)
+        except BaseException:
+            self.handshake.close()
+            socket.close()
+            raise
+        super().__init__(socket, on_message, copied)
+        self._on_refused = on_refused
+        self._renewal: asyncio.TimerHandle | None = None
+        self._events = AsyncSocket(monitor, self._changed, copied=2) if monitor is not None else None
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Stop receiving and close; what was sent has `linger_ms` to leave. May be called again."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+        self.handshake.stop()
+        if self._events is not None:
+            self._events.close()
+        super().close(linger_ms)
+
+    def _changed(self, frames: list[bytes | zmq.Frame]) -> None:
+        before = self.handshake.problem
+        self.handshake.note([frame if isinstance(frame, bytes) else frame.bytes for frame in frames])
+        if self.handshake.problem and self.handshake.problem != before and self._on_refused is None:
+            log.warning("%s", self.handshake.problem)
+        if self.handshake.refused and self._renewal is None:
+            self._renewal = self._loop.call_later(RENEW_S, self._renew)
+            if self._on_refused is not None:
+                self._on_refused()
+
+    def _renew(self) -> None:
+        self._renewal = None
+        self.handshake.renew()

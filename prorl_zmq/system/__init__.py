@@ -1,0 +1,1 @@
+"""Processes, memory, threads and logs of the machine."""

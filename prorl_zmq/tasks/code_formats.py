@@ -1,0 +1,375 @@
+"""The forms of programming problems: DeepCoder, CodeContests, APPS, TACO, LiveCodeBench, and our own.
+
+They name the same things in other words, and write tests in four ways: a list of tests, lists of inputs and outputs
+beside each other, either of them for programs or for functions. Here all become `CodeTest`s, text in and text out. Of a
+problem with many tests a job takes those with the longest inputs (`code.chosen_tests`), and what a job can carry.
+
+Left out on purpose: problems that are read from and written to files, solutions in other languages, and checkers of
+problems with several right answers, which no published set has in a form that can be run.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import json
+import math
+import pickletools
+import re
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ..errors import InvalidRecord
+from .code import (
+    DEFAULT_TIME_S,
+    IDENTIFIER,
+    TESTS_LIMIT,
+    TESTS_LIMIT_BYTES,
+    CodeInstance,
+    CodeTest,
+    chosen_tests,
+)
+from .math import chat_problem, rule_answer
+from .row_format import RowFormat, filled, native, parsed_json, text
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from .row_format import Record
+
+DEEPCODER_TIME_S = 12.0
+"""What DeepCoder's own reward gives each test."""
+APPS_TIME_S = 4.0
+"""What the graders of APPS and TACO give each test, where a row has no limit of its own."""
+PYTHON_FACTOR = 5.0
+"""A judge's own limit is one for C++: a solution in Python gets so many times as much, and never less than where a row
+has none. Those who train on these sets give it more still: 12 s, whatever the row says."""
+LEAST_TIME_S, MOST_TIME_S = APPS_TIME_S, 600.0
+ABILITIES = frozenset({"code", "coding", "programming"})
+"""What the column `ability` says of a programming problem in verl's form."""
+CALLS = frozenset({"functional", "function_call"})
+"""How tests say that they call a function (LiveCodeBench, PrimeIntellect)."""
+PROGRAMS = frozenset({"stdin", "stdin_stdout"})
+INFLATED_LIMIT_BYTES = 256 * 2**20
+"""Largest pack of private tests, unpacked."""
+TEXT_OPERATIONS = frozenset({"BINUNICODE", "BINUNICODE8", "SHORT_BINUNICODE", "UNICODE"})
+HARMLESS_OPERATIONS = frozenset({"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"})
+"""What the pickle of one text is made of."""
+DURATION = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(?:s|sec|secs|second|seconds)?\.?\s*", re.IGNORECASE)
+
+
+# How each set's rows become instances ---------------------------------------------------------------------------------
+
+
+def _deepcoder(record: Record) -> Any:
+    tests = record.get("tests")
+    plain = isinstance(tests, list) and all(isinstance(each, Mapping) and each.keys() <= TEST_FIELDS for each in tests)
+    if plain and record.keys() <= NATIVE_FIELDS:
+        return NATIVE.convert(record)
+    found = _found(parsed_json(record, "tests"), "tests", _function(record))
+    return _instance(record, "tests", found, filled(record, "problem"), time_s=DEEPCODER_TIME_S)
+
+
+def _live_code_bench(record: Record) -> CodeInstance:
+    column, function = "private_test_cases", _function(record)
+    data = [parsed_json(record, "public_test_cases"), _private(record)]
+    if not all(isinstance(each, list) for each in data):
+        raise InvalidRecord(f"public_test_cases and {column} must be lists of tests", field=column)
+    found = _found([*data[0], *data[1]], column, function)
+    # The benchmark runs all tests, so all that a job can carry are kept.
+    return _instance(record, column, found, filled(record, "question_content"), most=0, comparison="exact")
+
+
+def _code_contests(record: Record) -> CodeInstance:
+    for column in ("input_file", "output_file"):
+        if text(record, column, ""):
+            message = f"{column} is set: the problem is read from and written to files, which is not supported"
+            raise InvalidRecord(message, field=column)
+    tests: list[CodeTest] = []
+    for column in ("public_tests", "private_tests", "generated_tests"):
+        if record.get(column) is not None:
+            data = parsed_json(record, column)
+            if not isinstance(data, Mapping):
+                raise InvalidRecord(f"{column} must be a map of input and output", field=column)
+            tests += _found({"inputs": data.get("input"), "outputs": data.get("output")}, column).tests
+    limit = record.get("time_limit")
+    time_s = 0.0
+    if isinstance(limit, Mapping):
+        time_s = _number(limit.get("seconds") or 0, "time_limit") + _number(limit.get("nanos") or 0, "time_limit") / 1e9
+    elif limit is not None:
+        time_s = _number(limit, "time_limit")
+    return _instance(
+        record,
+        "private_tests",
+        _Found(tests),
+        filled(record, "description"),
+        time_s=_for_python(time_s),
+        comparison="any_case",
+    )
+
+
+def _apps(record: Record) -> CodeInstance:
+    """Convert APPS and TACO: the latter has a limit on time."""
+    if isinstance(record.get("input_output"), str):
+        filled(record, "input_output")  # APPS has some problems without tests
+    data = parsed_json(record, "input_output")
+    if not isinstance(data, Mapping):
+        raise InvalidRecord("input_output must be a map of inputs and outputs", field="input_output")
+    found = _found(data, "input_output")
+    limit, time_s = record.get("time_limit"), 0.0
+    if isinstance(limit, str) and limit.strip():
+        if not (match := DURATION.fullmatch(limit)):
+            raise InvalidRecord(f"time_limit must be a number of seconds, and is {limit[:40]!r}", field="time_limit")
+        time_s = float(match[1])
+    elif limit is not None and not isinstance(limit, str):
+        time_s = _number(limit, "time_limit")
+    time_s = _for_python(time_s) or APPS_TIME_S
+    return _instance(record, "input_output", found, filled(record, "question"), time_s=time_s)
+
+
+def _chat(record: Record) -> CodeInstance:
+    try:
+        data = json.loads(rule_answer(record))
+    except (ValueError, RecursionError) as error:
+        message = f"reward_model.ground_truth is no JSON of tests: {error}"
+        raise InvalidRecord(message, field="reward_model.ground_truth") from error
+    found = _found(data, "reward_model.ground_truth")
+    return _instance(record, "reward_model.ground_truth", found, chat_problem(record), time_s=DEEPCODER_TIME_S)
+
+
+def _is_code(record: Record) -> bool:
+    return str(record["ability"]).casefold() in ABILITIES
+
+
+def _native(record: Record) -> msgspec.Struct:
+    instance = GENERIC.convert(record)
+    assert isinstance(instance, CodeInstance)
+    if instance.entry_point:
+        for number, test in enumerate(instance.tests, start=1):
+            _call(test.input, test.output, "tests", number, whole=True)
+    return instance
+
+
+GENERIC = native("code", CodeInstance)
+NATIVE = dataclasses.replace(GENERIC, convert=_native)
+NATIVE_FIELDS = frozenset(CodeInstance.__struct_fields__)
+TEST_FIELDS = frozenset(CodeTest.__struct_fields__)
+FORMS: tuple[RowFormat, ...] = (
+    RowFormat(
+        "livecodebench",
+        "code",
+        "LiveCodeBench (livecodebench/code_generation and code_generation_lite)",
+        frozenset({"question_content", "public_test_cases", "private_test_cases"}),
+        _live_code_bench,
+    ),
+    RowFormat(
+        "codecontests",
+        "code",
+        "CodeContests (deepmind/code_contests)",
+        frozenset({"description", "public_tests", "private_tests"}),
+        _code_contests,
+    ),
+    RowFormat("taco", "code", "TACO (BAAI/TACO)", frozenset({"question", "input_output", "time_limit"}), _apps),
+    RowFormat("apps", "code", "APPS (codeparrot/apps)", frozenset({"question", "input_output"}), _apps),
+    RowFormat(
+        "deepcoder",
+        "code",
+        "DeepCoder (agentica-org/DeepCoder-Preview-Dataset, all four subsets)",
+        frozenset({"problem", "tests"}),
+        _deepcoder,
+    ),
+    RowFormat(
+        "code-chat",
+        "code",
+        "programming problems in verl's form, such as those of Eurus-2: `ability` says so",
+        frozenset({"prompt", "reward_model", "ability"}),
+        _chat,
+        _is_code,
+    ),
+    NATIVE,
+)
+
+
+# What they share ------------------------------------------------------------------------------------------------------
+
+
+class _Found(NamedTuple):
+    """The tests of one row."""
+
+    tests: list[CodeTest]
+    function: str = ""
+    """What they call; empty: they run a program."""
+    wrapped: bool = False
+    """Each result is in a list of its own."""
+
+
+def _instance(
+    record: Record,
+    column: str,
+    found: _Found,
+    problem: str,
+    *,
+    time_s: float = 0.0,
+    most: int = TESTS_LIMIT,
+    comparison: Literal["close", "any_case", "exact"] = "close",
+) -> CodeInstance:
+    if not found.tests:
+        raise InvalidRecord(f"there is no test in {column}", field=column)
+    kept = chosen_tests(found.tests, most, TESTS_LIMIT_BYTES)
+    if not kept:
+        raise InvalidRecord(f"each test of {column} is larger than {TESTS_LIMIT_BYTES} bytes", field=column)
+    if not re.fullmatch(IDENTIFIER, found.function):
+        raise InvalidRecord(f"{found.function[:80]!r} is no name of a function", field=column)
+    return CodeInstance(
+        problem,
+        kept,
+        entry_point=found.function,
+        starter_code=text(record, "starter_code", "").rstrip(),
+        wrapped_outputs=found.wrapped,
+        comparison=comparison,
+        time_s=time_s or DEFAULT_TIME_S,
+        max_tests=most,
+        left_out=len(found.tests) - len(kept),
+    )
+
+
+def _found(data: Any, column: str, function: str = "") -> _Found:
+    """Read tests of either shape.
+
+    Args:
+        data: a list of tests, or a map of inputs and outputs.
+        column: where they are.
+        function: what the row says that its tests call, if they call something.
+
+    Raises:
+        InvalidRecord: they are of neither shape, have not as many inputs as outputs, are of both kinds, or call what
+            nothing names.
+    """
+    kinds: set[str] = set()
+    if isinstance(data, Mapping):
+        inputs, outputs = data.get("inputs"), data.get("outputs")
+        named = str(data.get("fn_name") or "")
+        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+            raise InvalidRecord(f"{column} must have a list of inputs, and one of as many outputs", field=column)
+        pairs = list(zip(inputs, outputs, strict=True))
+    elif isinstance(data, list) and all(isinstance(each, Mapping) and {*each} >= {"input", "output"} for each in data):
+        kinds = {str(each.get("testtype") or each.get("type") or "") for each in data}
+        named = next(filter(None, map(_named_by_test, data)), "")
+        pairs = [(each["input"], each["output"]) for each in data]
+    else:
+        raise InvalidRecord(f"{column} must be a list of tests, each with input and output", field=column)
+    calls = bool(kinds & CALLS or named or (function and kinds == {""}))
+    function = named or function
+    if not calls:
+        return _Found([_program(*pair, column, number) for number, pair in enumerate(pairs, start=1)])
+    if kinds & PROGRAMS:
+        raise InvalidRecord(f"{column} has tests of programs and of functions together", field=column)
+    if not function:
+        raise InvalidRecord(f"the tests of {column} call a function, and nothing names it", field=column)
+    tests = [_call(*pair, column, number) for number, pair in enumerate(pairs, start=1)]
+    return _Found(tests, function, all(isinstance(expected, list) and len(expected) == 1 for _, expected in pairs))
+
+
+def _named_by_test(test: Mapping[str, Any]) -> str:
+    """Give the function that a test says it calls: PrimeIntellect has it in each, LiveCodeBench's kin in metadata."""
+    metadata = test.get("metadata")
+    named = metadata.get("func_name") if isinstance(metadata, Mapping) else None
+    return str(test.get("fn_name") or named or "")
+
+
+def _function(record: Record) -> str:
+    if record.get("metadata") in (None, ""):
+        return ""
+    metadata = parsed_json(record, "metadata")
+    if not isinstance(metadata, Mapping):
+        raise InvalidRecord("metadata must be a map", field="metadata")
+    return str(metadata.get("func_name") or "")
+
+
+def _program(given: Any, expected: Any, column: str, number: int) -> CodeTest:
+    """Make the test of a program: texts, or lists of lines, of which some may be numbers."""
+    parts = [given, expected]
+    for index, what in enumerate(parts):
+        if isinstance(what, list) and all(isinstance(line, str | int | float) for line in what):
+            parts[index] = "\n".join(map(str, what))
+        elif not isinstance(what, str):
+            raise InvalidRecord(f"{column}: test {number} must be of text, or lists of lines", field=column)
+    return CodeTest(*parts)
+
+
+def _call(given: Any, expected: Any, column: str, number: int, *, whole: bool = False) -> CodeTest:
+    """Make the test of a function: a list of arguments, or (LiveCodeBench) their JSON line by line, or as a `whole`."""
+    try:
+        if whole:
+            arguments, expected = json.loads(given), json.loads(expected)
+        elif isinstance(given, str):
+            arguments = [json.loads(line) for line in given.split("\n") if line.strip()]
+            expected = json.loads(expected) if isinstance(expected, str) else expected
+        else:
+            arguments = given
+        if not isinstance(arguments, list):
+            raise InvalidRecord(f"{column}: test {number} must have a list of arguments", field=column)
+        return CodeTest(_json(arguments), _json(expected))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRecord(f"{column}: test {number} is not JSON: {error}", field=column) from error
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _private(record: Record) -> Any:
+    """Read LiveCodeBench's private tests: JSON, or a pickle of JSON's text, compressed, in base64.
+
+    Raises:
+        InvalidRecord: it is neither; a pickle of anything but text is refused before it can do something.
+    """
+    column = "private_test_cases"
+    packed = record.get(column)
+    if not isinstance(packed, str) or packed.lstrip()[:1] in ("[", ""):
+        return parsed_json(record, column)
+    try:
+        inflater = zlib.decompressobj()
+        pickled = inflater.decompress(base64.b64decode(packed, validate=True), INFLATED_LIMIT_BYTES)
+        if inflater.unconsumed_tail:
+            raise InvalidRecord(f"{column} is larger than {INFLATED_LIMIT_BYTES} bytes when unpacked", field=column)
+        return json.loads(_pickled_text(pickled))
+    except _DAMAGE as error:
+        raise InvalidRecord(f"{column} cannot be unpacked: {error}", field=column) from error
+
+
+def _pickled_text(pickled: bytes) -> str:
+    """Give the text that a pickle consists of, without unpickling it: whatever else it does is not done.
+
+    Raises:
+        ValueError: it is no pickle, or of anything else.
+    """
+    found: list[str] = []
+    for operation, argument, _ in pickletools.genops(pickled):
+        if operation.name in TEXT_OPERATIONS:
+            found.append(str(argument))
+        elif operation.name not in HARMLESS_OPERATIONS:
+            raise ValueError(f"it is a pickle of more than one text ({operation.name})")
+    if len(found) != 1:
+        raise ValueError(f"it is a pickle of {len(found)} texts")
+    return found[0]
+
+
+_DAMAGE = (
+    *(binascii.Error, zlib.error, ValueError, EOFError, LookupError, TypeError),
+    *(OverflowError, MemoryError, RecursionError),
+)
+"""What a damaged pack raises."""
+
+
+def _for_python(limit_s: float) -> float:
+    """Give the limit of a solution in Python for a judge's own; 0: it has none."""
+    return min(max(limit_s * PYTHON_FACTOR, LEAST_TIME_S), MOST_TIME_S) if limit_s else 0.0
+
+
+def _number(value: Any, column: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise InvalidRecord(f"{column} must be a number of seconds, and is {str(value)[:40]!r}", field=column)
+    return float(value)

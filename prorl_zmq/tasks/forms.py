@@ -1,7 +1,0 @@
-"""The forms of all tasks that come with the package, the most special ones first."""
-
-from __future__ import annotations
-
-from . import code_forms, math, stem, swe_forms
-
-FORMS = (*swe_forms.FORMS, *code_forms.FORMS, *math.FORMS, *stem.FORMS)

@@ -1,0 +1,1 @@
+"""What crosses sockets: messages, their encoding, and the sockets themselves."""

@@ -1,0 +1,117 @@
+"""A ZeroMQ socket on an asyncio loop: callbacks on the socket's file descriptor, and no polling.
+
+The descriptor is edge-triggered and also stands for changes that a send caused, so everything is drained on each event
+and once more after each send; reading one message per event loses the stream. Measured at 2.5 times the rate of
+`zmq.asyncio` (bench notes: a 200-byte round trip costs 2.9 against 4.6 times C libzmq's).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+import zmq
+
+from ..errors import Busy, Closed, MalformedMessage
+from .sockets import NOBLOCK, receive, send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .sockets import Frame
+
+BACKLOG_LIMIT = 100_000
+"""Messages that wait here while the socket is full."""
+BATCH = 256
+"""Messages handled before the loop's other callbacks get their turn."""
+
+log = logging.getLogger("prorl.socket")
+
+
+class AsyncSocket:
+    """Owns a socket: gives each received message to `on_message`, sends without blocking, closes once.
+
+    Args:
+        socket: an opened socket, bound or connected by the caller.
+        on_message: called on the loop with each message's frames; must not block. None for a socket that only sends.
+        copied: how many leading frames of a message come as bytes (the others are views).
+    """
+
+    def __init__(
+        self, socket: zmq.Socket[bytes], on_message: Callable[[list[bytes | zmq.Frame]], None] | None, copied: int = 1
+    ) -> None:
+        self._socket = socket
+        self._on_message = on_message
+        self._copied = copied
+        self._backlog: deque[Sequence[Frame]] = deque()
+        self._drain_scheduled = False
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = int(socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._drain)
+        self._schedule_drain()
+
+    def send(self, frames: Sequence[Frame]) -> None:
+        """Send one message, or keep it while the socket is full.
+
+        Raises:
+            Busy: too many messages wait already.
+            Closed: the socket was closed.
+        """
+        if self._socket.closed:
+            raise Closed("the socket is closed")
+        if self._backlog or not self._try_send(frames):
+            if len(self._backlog) >= BACKLOG_LIMIT:
+                raise Busy("too many messages wait for a peer that does not take them", retry_after_s=1.0)
+            self._backlog.append(frames)
+        self._schedule_drain()
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Stop receiving and close the socket; what was sent has `linger_ms` to leave. May be called again."""
+        if not self._socket.closed:
+            self._loop.remove_reader(self._descriptor)
+            self._backlog.clear()
+            self._socket.close(linger=linger_ms)
+
+    def _try_send(self, frames: Sequence[Frame]) -> bool:
+        try:
+            send(self._socket, frames, NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _schedule_drain(self) -> None:
+        if not self._drain_scheduled:
+            self._drain_scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._drain_scheduled = False
+        if self._socket.closed:
+            return
+        if self._on_message is None:
+            self._socket.getsockopt(zmq.EVENTS)  # lets libzmq see to what the descriptor stood for
+        else:
+            self._receive(self._on_message)
+        while self._backlog and not self._socket.closed and self._try_send(self._backlog[0]):
+            self._backlog.popleft()
+            self._schedule_drain()
+
+    def _receive(self, on_message: Callable[[list[bytes | zmq.Frame]], None]) -> None:
+        for _ in range(BATCH):
+            if self._socket.closed:
+                return
+            try:
+                frames = receive(self._socket, self._copied)
+            except zmq.Again:
+                return
+            except MalformedMessage as error:
+                log.warning("dropped a message: %s", error.message)
+                continue
+            try:
+                on_message(frames)
+            except BaseException:
+                self._schedule_drain()  # the descriptor has told already of the messages behind this one
+                raise
+        self._schedule_drain()

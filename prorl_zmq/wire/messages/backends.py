@@ -1,0 +1,300 @@
+"""The backend broker: what stage processes, engine hosts and clients ask it, and its replies."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from ...errors import ErrorInfo
+from .base import (
+    AnnouncedKey,
+    Attempt,
+    Count,
+    CurveKey,
+    Identifier,
+    JobIdentifier,
+    KeyRole,
+    Message,
+    Part,
+    Seconds,
+    WeightVersion,
+)
+from .jobs import LogprobsMode
+
+ToolCallFormatName = Literal["", "hermes", "llama3", "mistral", "fenced"]
+History = Literal["template", "append"]
+
+
+class ChatSettings(Part, frozen=True):
+    """How conversations become tokens for a model (see `prorl_zmq.inference.chat`)."""
+
+    kind: Literal["embedded", "transformers"] = "embedded"
+    """`transformers`: by the chat template of the model's tokenizer."""
+    tokenizer: str = ""
+    """A directory as the stage processes see it, or a hub name; for kind `transformers`."""
+    tool_calls: ToolCallFormatName = ""
+    """How the model writes tool calls; empty: as its template does."""
+    history: History = "template"
+    """Where the template changes earlier turns (as those do that drop old reasoning): `template` follows it and begins
+    a new segment of the trajectory; `append` keeps what the engine saw, so that there is always one segment."""
+
+
+class Backend(Part, frozen=True, kw_only=True):
+    """An inference engine that answers token ids with token ids."""
+
+    backend_id: Identifier
+    endpoint: str
+    """Where the engine host's ROUTER is bound."""
+    curve_key: AnnouncedKey = ""
+    model: str = ""
+    """What the engine says that it serves."""
+    chat: ChatSettings = ChatSettings()
+    weight_version: WeightVersion = 0
+    node: Identifier = "local"
+    """Jobs whose RUN is on this node are preferred."""
+    weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
+    """How much it takes beside others: one of weight 2 gets twice the jobs."""
+    max_in_flight: Count = 256
+    """Jobs at once beyond which it counts as full: others are preferred, and a group is split."""
+    context_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Most tokens of a prompt and its answer together; 0: it did not say."""
+    logprobs_mode: LogprobsMode = "processed_logprobs"
+
+
+class EngineLoad(Part, frozen=True):
+    """What an engine host is doing, as of its last heartbeat."""
+
+    running: Annotated[int, Meta(ge=0)] = 0
+    """Generations going on."""
+    tokens_per_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Generated tokens per second since the heartbeat before."""
+    prompt_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Of all prompts since the host started."""
+    cached_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Those of them that were found in the prefix cache."""
+    generated_tokens: Annotated[int, Meta(ge=0)] = 0
+
+
+class BackendStatus(Part, frozen=True, kw_only=True):
+    """One backend, as the backend broker sees it."""
+
+    backend: Backend
+    state: Literal["ready", "draining", "updating", "probation", "unwell"]
+    """`updating`: new weights are on their way and it does not serve them yet, so it gets no jobs.
+    `probation`: a job could not reach it, or its generation failed there; single jobs try it, at growing intervals,
+    until one is served. `unwell`: its host says that the engine cannot serve now, so it gets none."""
+    problem: str = ""
+    """What is the matter with one that is unwell or on probation."""
+    next_try_s: float | None = None
+    """How soon a job may try one on probation; 0: the next one does."""
+    in_flight: int
+    """Assignments held now."""
+    assigned: int
+    """Assignments ever made."""
+    load: EngineLoad | None = None
+    """None: it sends no heartbeats."""
+
+
+class BackendRequest(Message, frozen=True):
+    """Base of what the backend broker is asked."""
+
+    request_id: Identifier
+
+
+class Assign(BackendRequest, frozen=True, kw_only=True):
+    """Give the job a backend; a job that holds one gets the same. The reply waits while there is none."""
+
+    owner: Identifier
+    """The stage process that holds the job: when it falls silent its assignments are released."""
+    job_id: JobIdentifier
+    attempt: Attempt
+    wait_s: Seconds
+    group_id: Identifier | Literal[""] = ""
+    """The job's group, for `affinity = "group"`."""
+    node: Identifier = "local"
+    """Where the job's RUN is."""
+    leaving: Identifier | Literal[""] = ""
+    """The backend that the job holds and cannot go on with: give it another one, or wait until that may be tried."""
+
+
+class GenerationFailed(BackendRequest, frozen=True):
+    """A backend could not be reached by a job, or failed its generation: put it on probation."""
+
+    job_id: JobIdentifier
+    backend_id: Identifier
+    problem: Annotated[str, Meta(min_length=1, max_length=1000)]
+
+
+class Release(BackendRequest, frozen=True):
+    """End a job's assignment. Of an older attempt than the one that holds it: do nothing."""
+
+    job_id: JobIdentifier
+    attempt: Attempt
+    served: Annotated[int, Meta(ge=0)] = 0
+    """As in `HeldAssignment`."""
+
+
+class HeldAssignment(Part, frozen=True, array_like=True):
+    """An assignment, as the stage process knows it that holds its job."""
+
+    attempt: Attempt
+    backend_id: Identifier | None = None
+    """None: it waits for one."""
+    served: Annotated[int, Meta(ge=0)] = 0
+    """Generations that the backend has done for the job, failed ones not counted."""
+
+
+class OwnerAlive(BackendRequest, frozen=True):
+    """Keep the assignments of a stage process, and name those it still wants.
+
+    A broker that was started anew learns from it which jobs are where.
+    """
+
+    owner: Identifier
+    jobs: dict[JobIdentifier, HeldAssignment] = {}
+
+
+class AddBackend(BackendRequest, frozen=True):
+    """Register a backend. Under the id of a live one at another endpoint it is refused."""
+
+    backend: Backend
+    heartbeats: bool = False
+    """The backend will send `BackendAlive`, and is removed when it falls silent."""
+
+
+class BackendAlive(BackendRequest, frozen=True):
+    """Heartbeat of an engine host. It is told `unknown_backend` if it has to register (again)."""
+
+    backend_id: Identifier
+    weight_version: WeightVersion
+    load: EngineLoad = EngineLoad()
+    problem: Annotated[str, Meta(max_length=1000)] = ""
+    """Why the engine cannot serve now; empty: it can."""
+
+
+class DrainBackend(BackendRequest, frozen=True):
+    """Assign no more jobs to a backend; those that hold it keep it."""
+
+    backend_id: Identifier
+
+
+class RemoveBackend(BackendRequest, frozen=True):
+    """Forget a backend and the assignments on it."""
+
+    backend_id: Identifier
+
+
+class ClearBackends(BackendRequest, frozen=True):
+    """Forget all backends."""
+
+
+class ListBackends(BackendRequest, frozen=True):
+    """Describe all backends."""
+
+
+class SetWeightVersion(BackendRequest, frozen=True):
+    """Note which weights a backend (None: each) serves from now on.
+
+    It holds until a heartbeat reports another version than the host's heartbeat before: engines that were updated by
+    other means go on reporting what they know.
+    """
+
+    weight_version: WeightVersion
+    backend_id: Identifier | None = None
+
+
+class BeginWeights(BackendRequest, frozen=True):
+    """Weights of this version are on their way: assign no job to a backend that does not serve them.
+
+    Begun again for the same version, only the limit begins anew.
+    """
+
+    weight_version: WeightVersion
+    limit_s: Seconds
+    """If neither end nor cancel comes for so long, jobs get any backend again."""
+
+
+class EndWeights(BackendRequest, frozen=True):
+    """Engines serve these weights now: those that do not, get no jobs until they do."""
+
+    weight_version: WeightVersion
+
+
+class CancelWeights(BackendRequest, frozen=True):
+    """The weights that were on their way will not come: jobs get any backend again."""
+
+    weight_version: WeightVersion
+
+
+class ListKeys(BackendRequest, frozen=True):
+    """Tell an engine host which keys the service lets in; it has the list of that state."""
+
+    state: str = ""
+
+
+class BackendReply(Message, frozen=True):
+    """Base of the backend broker's answers."""
+
+    request_id: Identifier
+
+
+class Assigned(BackendReply, frozen=True):
+    """Answer to `Assign`."""
+
+    backend: Backend
+
+
+class Done(BackendReply, frozen=True):
+    """The request was done."""
+
+
+class BackendList(BackendReply, frozen=True):
+    """Answer to `ListBackends`."""
+
+    backends: tuple[BackendStatus, ...] = ()
+    waiting: int = 0
+    """Jobs that wait for a backend."""
+
+
+class AllowedKey(Part, frozen=True):
+    """A key that the service lets in."""
+
+    name: Identifier
+    role: KeyRole
+    public_key: CurveKey
+
+
+class KeyList(BackendReply, frozen=True):
+    """Answer to `ListKeys`."""
+
+    state: str
+    """Names what the list holds."""
+    keys: tuple[AllowedKey, ...] | None = None
+    """None: the list has not changed since the state that was named."""
+
+
+class BackendRefused(BackendReply, frozen=True):
+    """The request was not done, and changed nothing."""
+
+    error: ErrorInfo
+
+
+AnyBackendRequest = (
+    Assign
+    | GenerationFailed
+    | Release
+    | OwnerAlive
+    | AddBackend
+    | BackendAlive
+    | DrainBackend
+    | RemoveBackend
+    | ClearBackends
+    | ListBackends
+    | SetWeightVersion
+    | BeginWeights
+    | EndWeights
+    | CancelWeights
+    | ListKeys
+)
+AnyBackendReply = Assigned | Done | BackendList | KeyList | BackendRefused

@@ -1,0 +1,105 @@
+"""What all messages share: limits, field types, and the bases of messages and of their parts."""
+
+from __future__ import annotations
+
+import os
+import re
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+PROTOCOL_VERSION = 1
+"""Raised with every incompatible change; the hello of a peer with another one is refused."""
+JOB_LIMIT_BYTES = 4 * 2**20
+"""Default limit on one packed job."""
+MAX_FRAMES = 4096
+"""Most frames of one message."""
+ATTEMPT_LIMIT = 2**20
+"""Largest attempt: every attempt crosses the wire and lies in the journal."""
+TASK_LIMIT = 256
+"""Most tasks of one stage process, and most fields of one task."""
+METRICS_LIMIT = 512
+"""Most metrics of one phase: a result carries those of three, and must fit into one header with its error."""
+NOTES_LIMIT = 16
+"""Most notes of one job."""
+NOTE_LIMIT = 16_000
+"""Most characters of one note, beside what says how many were left out."""
+TIMINGS_LIMIT = 64
+"""Most timings of one phase."""
+SEGMENTS_LIMIT = 16_384
+"""Most segments of one trajectory."""
+GROUP_LIMIT = 1024
+"""Most rollouts of a group, which crosses the wire in one message of two frames each."""
+GIVEN_UP_LIMIT = 32
+"""Most given-up groups that a report names."""
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of what messages are made of."""
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag=_snake):
+    """Base of all messages."""
+
+
+Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}\Z")]
+"""The name of a job, group, session, stage process or backend: it may become part of a file's name."""
+JobIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")]
+BatchIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,39}\Z")]
+"""The ids of its groups and jobs begin with it."""
+GroupIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,51}\Z")]
+FieldName = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\"\\]{1,256}\Z")]
+Seconds = Annotated[float, Meta(gt=0, le=7 * 86400)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Attempt = Annotated[int, Meta(ge=1, le=ATTEMPT_LIMIT)]
+MeasureName = Annotated[str, Meta(max_length=128)]
+Metrics = Annotated[dict[MeasureName, float], Meta(max_length=METRICS_LIMIT)]
+Note = Annotated[str, Meta(max_length=NOTE_LIMIT + 96)]
+Notes = Annotated[dict[MeasureName, Note], Meta(max_length=NOTES_LIMIT)]
+Timings = Annotated[dict[MeasureName, float], Meta(max_length=TIMINGS_LIMIT)]
+Segments = Annotated[tuple[Count, ...], Meta(max_length=SEGMENTS_LIMIT)]
+ShortText = Annotated[str, Meta(max_length=128)]
+PathText = Annotated[str, Meta(max_length=4096)]
+WeightVersion = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+CurveKey = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z")]
+"""32 bytes as ZeroMQ writes keys; there are neither quotes nor backslashes in it."""
+AnnouncedKey = Annotated[str, Meta(pattern=r"^(?:[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40})?\Z")]
+"""The public key that a socket proves; empty: it takes plaintext."""
+
+
+def new_id() -> str:
+    """Give a fresh random identifier: 32 hexadecimal digits."""
+    return os.urandom(16).hex()
+
+
+class KeyRole(StrEnum):
+    """What a key is for (see `security.rights`)."""
+
+    TRAINER = "trainer"
+    """Submits jobs, collects trajectories, gives engines new weights."""
+    STAGE = "stage"
+    """A node's stage processes and engine hosts."""
+    OPERATOR = "operator"
+    """Looks at the service, cancels jobs, manages backends; neither submits jobs nor sees trajectories."""
+    SERVICE = "service"
+    """The brokers themselves."""
+
+
+class Request(Message, frozen=True):
+    """Base of what a client asks; `request_id` comes back in the reply."""
+
+    request_id: Identifier
+
+
+class Reply(Message, frozen=True):
+    """Base of the answers to a client."""
+
+    request_id: Identifier

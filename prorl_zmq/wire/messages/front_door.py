@@ -1,0 +1,235 @@
+"""The front door: what trainers ask the rollout broker, and its replies."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from ...errors import ErrorInfo
+from .base import (
+    PROTOCOL_VERSION,
+    Attempt,
+    Count,
+    Identifier,
+    JobIdentifier,
+    Part,
+    Reply,
+    Request,
+    WeightVersion,
+)
+from .batches import (
+    BatchClosed,
+    BatchOpened,
+    BatchStatus,
+    CloseBatch,
+    Fed,
+    Feed,
+    GroupGiven,
+    NextGroup,
+    OpenBatch,
+    SessionAlive,
+)
+from .jobs import Outcome, Phase, Result
+
+
+class Hello(Request, frozen=True):
+    """First request of a client."""
+
+    protocol: int = PROTOCOL_VERSION
+
+
+class Submit(Request, frozen=True):
+    """Accept these jobs, all or none. Further frames: one packed `Job` each. A job already here is not added twice."""
+
+    session: Identifier
+
+
+class Collect(Request, frozen=True):
+    """Wait for finished jobs of a session and take them; the results of earlier replies are acknowledged first.
+
+    A result that was sent to this client and is not among `acknowledge` was lost on the way, and is sent again.
+    """
+
+    session: Identifier
+    client_id: Identifier
+    acknowledge: tuple[JobIdentifier, ...] = ()
+    max_results: Annotated[int, Meta(ge=0, le=1024)] = 64
+    """0 only acknowledges."""
+    goodbye: bool = False
+    """The client will not ask again: what it was given and did not acknowledge is for the session's next client."""
+    wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    """Hold the reply for so long while there is nothing to give."""
+
+
+class Cancel(Request, frozen=True):
+    """End these jobs with outcome `cancelled`."""
+
+    job_ids: tuple[JobIdentifier, ...]
+
+
+class NoteWeights(Request, frozen=True):
+    """These weights are the current ones: batches drop what is too old beside them."""
+
+    weight_version: WeightVersion
+
+
+class Status(Request, frozen=True):
+    """Describe the service."""
+
+
+class Trace(Request, frozen=True):
+    """Tell what a job went through; `job_id` is its id, or a beginning that no other job's has."""
+
+    job_id: JobIdentifier
+
+
+class Welcome(Reply, frozen=True, kw_only=True):
+    """Answer to `Hello`."""
+
+    protocol: int
+    version: str
+    """The version of the service's package."""
+    backend_broker: str
+    """The backend broker's endpoint."""
+    job_limit_bytes: Count
+
+
+class Accepted(Reply, frozen=True):
+    """Answer to `Submit`: the jobs are the service's now, and each will end in exactly one outcome."""
+
+    new: int = 0
+    """How many of them were not here before."""
+    journal_id: str = ""
+    """The journal that has them now; jobs that went into another one, which is gone, are lost."""
+
+
+class Collected(Reply, frozen=True):
+    """Answer to `Collect`. Further frames: one trajectory block for each result whose `tokens` is not 0, in order."""
+
+    results: tuple[Result, ...] = ()
+    remaining: int = 0
+    """Jobs of the session that have not ended, or whose results are neither in this reply nor acknowledged."""
+    journal_id: str = ""
+    """As in `Accepted`."""
+
+
+class Cancelled(Reply, frozen=True):
+    """Answer to `Cancel`: what became of each id."""
+
+    jobs: dict[str, Literal["cancelled", "finished", "unknown"]] = {}
+
+
+class Noted(Reply, frozen=True):
+    """Answer to `SessionAlive` and `NoteWeights`."""
+
+
+class StageStatus(Part, frozen=True):
+    """One stage process, as the rollout broker sees it."""
+
+    stage_id: str
+    role: Phase
+    node: str
+    slots: int
+    busy: int
+
+
+class ServiceStatus(Reply, frozen=True, kw_only=True):
+    """Answer to `Status`."""
+
+    stages: tuple[StageStatus, ...] = ()
+    queued: dict[Phase, int] = {}
+    """Jobs that wait for each stage."""
+    running: dict[Phase, int] = {}
+    """Jobs that hold a slot of each stage."""
+    outcomes: dict[Outcome, int] = {}
+    """Jobs ended since the broker started."""
+    uncollected: int = 0
+    """Results that no client has acknowledged yet."""
+    redelivered: int = 0
+    """Phases started again after a loss."""
+    tasks: tuple[str, ...] = ()
+    """Tasks that some stage process serves."""
+    batches: tuple[BatchStatus, ...] = ()
+    uptime_s: float = 0.0
+
+
+class Span(Part, frozen=True, kw_only=True):
+    """A job's stay in one state."""
+
+    phase: Phase
+    place: Literal["queued", "held"]
+    attempt: Attempt
+    start_s: float
+    """Seconds after the job was accepted."""
+    end_s: float | None = None
+    """None: it is there still."""
+    stage_id: str = ""
+    """The stage process that held it."""
+    node: str = ""
+    backends: tuple[str, ...] = ()
+    """Those that RUN was assigned to, one after the other."""
+    error: ErrorInfo | None = None
+    """What ended it badly, in short."""
+
+
+class JobTrace(Reply, frozen=True, kw_only=True):
+    """Answer to `Trace`. All times but one are seconds after the job was accepted."""
+
+    job_id: str
+    accepted_at: float
+    """For people: the broker's wall clock, in seconds since 1970."""
+    age_s: float
+    spans: tuple[Span, ...]
+    left_out: int = 0
+    """Events that a very long history has lost in its middle."""
+    restarts: tuple[float, ...] = ()
+    """When the broker was started anew."""
+    outcome: Outcome | None = None
+    """None: the job has not ended; then what follows is not known either."""
+    ended_s: float | None = None
+    collected_s: float | None = None
+    """When a client acknowledged the result."""
+    task: str = ""
+    group_id: str = ""
+    reward: float | None = None
+    stop_reason: str = ""
+    tokens: int = 0
+    turns: int = 0
+    error: ErrorInfo | None = None
+
+
+class Refused(Reply, frozen=True):
+    """The request was not done, and changed nothing."""
+
+    error: ErrorInfo
+
+
+FrontDoorRequest = (
+    Hello
+    | Submit
+    | Collect
+    | Cancel
+    | OpenBatch
+    | Feed
+    | NextGroup
+    | CloseBatch
+    | SessionAlive
+    | NoteWeights
+    | Status
+    | Trace
+)
+FrontDoorReply = (
+    Welcome
+    | Accepted
+    | Collected
+    | Cancelled
+    | BatchOpened
+    | Fed
+    | GroupGiven
+    | BatchClosed
+    | Noted
+    | ServiceStatus
+    | JobTrace
+    | Refused
+)

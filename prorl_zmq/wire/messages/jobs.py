@@ -1,0 +1,159 @@
+"""Jobs and what they end in: what a client submits, and the result that comes back with its trajectory."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ...errors import ErrorInfo
+from .base import (
+    Attempt,
+    Count,
+    Identifier,
+    JobIdentifier,
+    MeasureName,
+    Part,
+    PathText,
+    Seconds,
+    Segments,
+    StopText,
+    TokenId,
+    new_id,
+)
+
+
+class Phase(StrEnum):
+    """A job's passage through a stage; also the role of the stage's processes."""
+
+    INIT = "init"
+    RUN = "run"
+    EVAL = "eval"
+
+
+class Outcome(StrEnum):
+    """How a job ended. Only `completed` carries a reward."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    INFRASTRUCTURE_ERROR = "infrastructure_error"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+
+class Sampling(Part, frozen=True):
+    """How the policy's tokens are drawn. The names and meanings are vLLM's."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    """0 takes the likeliest token, whose log-prob is then that at temperature 1."""
+    max_tokens: Count = 1024
+    """Most tokens of one turn."""
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    """The job's random seed; each turn derives its own from it. None: the engine's own randomness."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Draw from the likeliest tokens that have this share of the probability together."""
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    """Draw from so many of the likeliest tokens; 0: from all."""
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Draw from tokens at least this share as likely as the likeliest."""
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] = ()
+    """A turn ends after any of these, beside those of the chat format; the one that ended it is part of the turn."""
+    stop: Annotated[tuple[StopText, ...], Meta(max_length=16)] = ()
+    """A turn ends with the token that completes any of these texts."""
+
+
+class EpisodeLimits(Part, frozen=True):
+    """Where an episode stops if the policy does not."""
+
+    max_turns: Count = 16
+    """Most turns of the policy."""
+    max_tokens: Count = 32_768
+    """Most tokens of the whole conversation, prompt included."""
+    tool_call_s: Seconds = 60.0
+    """Longest single tool call."""
+    generation_s: Seconds = 600.0
+    """Longest that an engine may take for one turn; beyond it the engine hangs, and the turn is asked of another."""
+
+
+class PhaseLimits(Part, frozen=True):
+    """Longest time in each phase, queue time excluded."""
+
+    init_s: Seconds = 120.0
+    run_s: Seconds = 1800.0
+    eval_s: Seconds = 600.0
+
+    def of(self, phase: Phase) -> float:
+        """Give the limit of one phase in seconds."""
+        return float(getattr(self, f"{phase}_s"))
+
+
+class Job(Part, frozen=True, kw_only=True):
+    """One rollout of one task instance."""
+
+    task: Identifier
+    """Names the `AgentHandler`."""
+    instance: dict[str, Any]
+    """The handler's own fields: plain data."""
+    job_id: JobIdentifier = msgspec.field(default_factory=new_id)
+    group_id: Identifier | Literal[""] = ""
+    """Shared by the jobs of one prompt."""
+    sampling: Sampling = Sampling()
+    episode: EpisodeLimits = EpisodeLimits()
+    limits: PhaseLimits = PhaseLimits()
+    backend_wait_s: Seconds = 60.0
+    """How long RUN may wait for an inference backend before the job ends with `no_backend`."""
+    stage_wait_s: Seconds = 60.0
+    """How long a phase may wait while no live stage process could take it before the job ends with `no_stage`."""
+    max_attempts: Annotated[int, Meta(ge=1, le=100)] = 3
+    """How many times the job is started before a loss is final."""
+
+
+SandboxKind = Literal["apptainer", "bubblewrap", "process"]
+"""What a sandbox is made of; `process` is no isolation at all."""
+
+
+class SandboxHandle(Part, frozen=True):
+    """Where a sandbox lives, as plain data: enough for another process of the same node to attach to it."""
+
+    kind: SandboxKind
+    path: PathText
+    """The sandbox's own directory on its node."""
+    node: Identifier = "local"
+
+
+LogprobsMode = Literal["processed_logprobs", "raw_logprobs", "tempered_logprobs"]
+"""Which distribution log-probs are of: in vLLM's words, the one that was sampled from, after temperature, top-p, top-k
+and min-p, or the model's own at temperature 1, before all of them; SGLang's are after the temperature alone."""
+
+
+class Result(Part, frozen=True, kw_only=True):
+    """Everything about an ended job that is not an array."""
+
+    job_id: JobIdentifier
+    task: Identifier
+    outcome: Outcome
+    group_id: Identifier | Literal[""] = ""
+    attempt: Attempt = 1
+    reward: float | None = None
+    """None unless the outcome is `completed`."""
+    error: ErrorInfo | None = None
+    stop_reason: str = ""
+    """Why the episode stopped (see `stages.agent_loop.StopReason`); empty if RUN did not end."""
+    backend: str = ""
+    """The backend that the job was assigned to."""
+    metrics: dict[MeasureName, float] = {}
+    """Counts and measures of the agent loop (`turns`, `tool_calls`, …) and those of the handler."""
+    timings: dict[MeasureName, float] = {}
+    """Seconds per phase (`init`, `run`, `eval`), queue (`init_queue`, …), tool (`tool.bash`), and in the `engine`."""
+    notes: dict[MeasureName, str] = {}
+    """What EVAL wrote down for people: a judge's verdict, a report of tests, a patch."""
+    tokens: Annotated[int, Meta(ge=0)] = 0
+    """T: the length of the trajectory's arrays."""
+    turns: Annotated[int, Meta(ge=0)] = 0
+    """n: the number of its turns."""
+    segments: Segments = ()
+    """Where in the arrays a segment begins, but for the first: each is a prompt of its own (see `ChatSettings`)."""
+    logprobs_mode: LogprobsMode | Literal[""] = ""
+    """Which distribution the log-probs are of; empty if nothing was generated."""

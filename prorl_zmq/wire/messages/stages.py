@@ -1,0 +1,172 @@
+"""Stage processes and the rollout broker: reports, phases to start and stop, phases that ended."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from ...errors import ErrorInfo
+from .base import (
+    PROTOCOL_VERSION,
+    TASK_LIMIT,
+    AnnouncedKey,
+    Attempt,
+    Count,
+    FieldName,
+    Identifier,
+    JobIdentifier,
+    Message,
+    Metrics,
+    Notes,
+    Part,
+    PathText,
+    Seconds,
+    Segments,
+    ShortText,
+    Timings,
+)
+from .jobs import LogprobsMode, Outcome, Phase, SandboxHandle
+
+
+class Task(Part, frozen=True):
+    """A task that a stage process serves, with what the front door checks of an instance."""
+
+    name: Identifier
+    fields: Annotated[dict[FieldName, ShortText], Meta(max_length=TASK_LIMIT)] = {}
+    """The instance's fields and their types: `str`, `int`, `float`, `bool`, `list[str]`, `dict[str, str]` or `any`."""
+    optional: Annotated[tuple[FieldName, ...], Meta(max_length=TASK_LIMIT)] = ()
+    """Those of the fields that may be left out."""
+
+
+class StageReport(Message, frozen=True, kw_only=True):
+    """Announces a stage process, and keeps its leases: sent at the start and with every heartbeat.
+
+    Because each report says everything, a broker that starts anew knows its stage processes after one heartbeat.
+    """
+
+    protocol: int = PROTOCOL_VERSION
+    stage_id: Identifier
+    """Names one process for its lifetime, never another one."""
+    role: Phase
+    node: Identifier
+    slots: Count
+    endpoint: PathText
+    """Where the process's PULL is bound."""
+    curve_key: AnnouncedKey = ""
+    tasks: Annotated[tuple[Task, ...], Meta(max_length=TASK_LIMIT)]
+    welcomed: bool = False
+    """The broker's welcome has arrived at `endpoint`; before that, the process is given no job."""
+    running: dict[JobIdentifier, Attempt] = {}
+    """The jobs that it holds, with their attempts."""
+    backends: dict[JobIdentifier, Identifier] = {}
+    """RUN: the backends of those that have one."""
+    ended: dict[JobIdentifier, Attempt] = {}
+    """The jobs whose phase ended here and whose event the broker has not noted yet, with their attempts."""
+
+
+class StageLeaving(Message, frozen=True):
+    """The stage process takes no more jobs; those that it still holds are to be given to others."""
+
+    stage_id: Identifier
+
+
+class PhaseDone(Message, frozen=True, kw_only=True):
+    """A phase ended well. RUN's has one further frame, the trajectory's block, if `tokens` is not 0."""
+
+    stage_id: Identifier
+    job_id: JobIdentifier
+    attempt: Attempt
+    phase: Phase
+    number: Annotated[int, Meta(ge=0)] = 0
+    """Names the event among those of its process, which sends it again until `EventsNoted` names it; 0: only once."""
+    sandbox: SandboxHandle | None = None
+    """The sandbox that lives on, for the next phase; its node is where that phase must run."""
+    carry: dict[str, Any] = {}
+    """Plain data for the next phase: INIT's for RUN, RUN's for EVAL."""
+    reward: float | None = None
+    """From EVAL."""
+    notes: Notes = {}
+    """From EVAL."""
+    stop_reason: ShortText = ""
+    backend: Identifier | Literal[""] = ""
+    metrics: Metrics = {}
+    timings: Timings = {}
+    tokens: Annotated[int, Meta(ge=0)] = 0
+    turns: Annotated[int, Meta(ge=0)] = 0
+    segments: Segments = ()
+    logprobs_mode: LogprobsMode | Literal[""] = ""
+
+
+class PhaseFailed(Message, frozen=True, kw_only=True):
+    """A phase ended badly. RUN's has one further frame, what there is of the trajectory, if `tokens` is not 0."""
+
+    stage_id: Identifier
+    job_id: JobIdentifier
+    attempt: Attempt
+    phase: Phase
+    outcome: Outcome
+    error: ErrorInfo
+    number: Annotated[int, Meta(ge=0)] = 0
+    """Names the event among those of its process, which sends it again until `EventsNoted` names it; 0: only once."""
+    retry: bool = False
+    """Nothing was observed, so the phase may be tried again."""
+    sandbox_gone: bool = False
+    """The sandbox that earlier phases left for this one is no more, so trying again means to begin with a new one."""
+    stop_reason: ShortText = ""
+    backend: Identifier | Literal[""] = ""
+    metrics: Metrics = {}
+    timings: Timings = {}
+    tokens: Annotated[int, Meta(ge=0)] = 0
+    turns: Annotated[int, Meta(ge=0)] = 0
+    segments: Segments = ()
+    logprobs_mode: LogprobsMode | Literal[""] = ""
+
+
+StageEvent = StageReport | StageLeaving | PhaseDone | PhaseFailed
+
+
+class StageWelcome(Message, frozen=True, kw_only=True):
+    """Answer to the first `StageReport` of a process."""
+
+    backend_broker: str
+    heartbeat_s: Seconds
+    """How often to report."""
+
+
+class StageRefused(Message, frozen=True):
+    """The process cannot work for this broker, and should end."""
+
+    error: ErrorInfo
+
+
+class StartPhase(Message, frozen=True, kw_only=True):
+    """Run one phase of a job. Further frame: the packed `Job`."""
+
+    job_id: JobIdentifier
+    attempt: Attempt
+    phase: Phase
+    sandbox: SandboxHandle | None = None
+    carry: dict[str, Any] = {}
+
+
+class StopPhase(Message, frozen=True):
+    """End a phase that is no longer wanted; nobody waits for its result. Of another attempt than given: do nothing."""
+
+    job_id: JobIdentifier
+    attempt: Attempt
+
+
+class EventsNoted(Message, frozen=True):
+    """The events of these numbers are in the broker's journal, or were stale: the process may forget them."""
+
+    numbers: tuple[Count, ...]
+
+
+class CloseSandbox(Message, frozen=True):
+    """Remove a sandbox of the process's node that no phase will use."""
+
+    sandbox: SandboxHandle
+
+
+StageCommand = StageWelcome | StageRefused | StartPhase | StopPhase | EventsNoted | CloseSandbox

@@ -1,0 +1,309 @@
+"""Sockets with the options that the service relies on, endpoints that are checked, and frames in and out.
+
+- Every socket has LINGER 0, heartbeats (a stopped peer is noticed within 2 s) and a limit on the size of a frame and on
+  the frames of a message.
+- A second bind silently steals a live ipc path from the first process, so `bind` holds a lock beside the path for as
+  long as the process lives, and makes the path's folder private (0700).
+- Plaintext TCP is for loopback only: `bind` refuses any other address unless told that the network is trusted. Services
+  bind through `security.gate` and connect through `security.keyring`, which add the keys.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import ipaddress
+import os
+import re
+from pathlib import Path
+from socket import AF_INET, SOCK_DGRAM
+from socket import socket as plain_socket
+from typing import TYPE_CHECKING, TypeVar
+
+import zmq
+
+from ..errors import EndpointInUse, InvalidEndpoint, MalformedMessage
+from .messages.base import MAX_FRAMES, KeyRole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Frame = bytes | memoryview | zmq.Frame
+
+AnyFrame = TypeVar("AnyFrame", bound="bytes | zmq.Frame")
+
+IPC_PATH_LIMIT = 107
+"""Longest path of a Unix socket on Linux, in bytes."""
+COPY_LIMIT_BYTES = 64 * 1024
+"""Frames from this size on are sent without a copy; below, a copy is faster (measured: 2.4 to 5 times)."""
+MAX_FRAME_BYTES = 2**30
+"""Largest frame that any socket takes; a peer that sends a larger one is disconnected."""
+CONTROL_FRAME_BYTES = 16 * 2**20
+"""Largest frame of sockets that only take headers: four times a header's own limit, whose excess gets a reply."""
+JOB_FRAME_BYTES = 256 * 2**20
+"""Largest frame of sockets that take jobs: as large as any service may allow one to be."""
+PROMPT_FRAME_BYTES = 64 * 2**20
+"""Largest frame of sockets that take headers and the tokens of one turn: 16 million of them."""
+NOBLOCK = int(zmq.NOBLOCK)
+"""As a plain number: combining two of pyzmq's flags costs more than packing a header."""
+_MORE = int(zmq.SNDMORE)
+_PORT = re.compile("[0-9]{1,5}")
+
+FRAME_LIMIT = MAX_FRAMES + 4
+"""Most frames of a message with its envelope; of one with more, none is kept."""
+HIGH_WATER_MARK = 100_000
+"""Messages that a socket holds for a peer: more than the credit of any stage process."""
+
+
+def open_socket(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, limit_bytes: int = MAX_FRAME_BYTES
+) -> zmq.Socket[bytes]:
+    """Open a socket of `kind` (such as `zmq.ROUTER`) with the service's options set.
+
+    Args:
+        context: the process's ZeroMQ context.
+        kind: the socket type.
+        limit_bytes: largest frame that it takes; a peer that sends a larger one is disconnected.
+    """
+    socket = context.socket(kind)
+    socket.linger = 0
+    socket.set_hwm(HIGH_WATER_MARK)
+    socket.setsockopt(zmq.MAXMSGSIZE, limit_bytes)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 500)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 1500)
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    if kind == zmq.ROUTER:
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    if kind == zmq.REQ:
+        # Relaxed alone lets a late reply answer the next request; the two options belong together.
+        socket.setsockopt(zmq.REQ_RELAXED, 1)
+        socket.setsockopt(zmq.REQ_CORRELATE, 1)
+    return socket
+
+
+def check_endpoint(endpoint: str) -> str:
+    """Give `endpoint` back if a socket could use it.
+
+    Raises:
+        InvalidEndpoint: it is neither `ipc://PATH` nor `tcp://HOST:PORT`, or its path is too long.
+    """
+    transport, _, address = endpoint.partition("://")
+    if transport == "ipc" and address and "\0" not in address:
+        length = len(os.fsencode(address))
+        if length > IPC_PATH_LIMIT:
+            raise InvalidEndpoint(
+                f"the ipc path {address} has {length} bytes; the system allows {IPC_PATH_LIMIT}. Use a shorter folder",
+                endpoint=endpoint,
+            )
+        return endpoint
+    host, _, port = address.rpartition(":")
+    if transport == "tcp" and host and (port == "*" or (_PORT.fullmatch(port) and int(port) < 65536)):
+        return endpoint
+    raise InvalidEndpoint(f"{endpoint!r} is not ipc://PATH or tcp://HOST:PORT", endpoint=endpoint)
+
+
+def check_numeric(endpoint: str) -> str:
+    """Give back an endpoint that a peer announced if it has an address in it, not a name.
+
+    Raises:
+        MalformedMessage: it has a name.
+    """
+    if endpoint.startswith("tcp://"):
+        try:
+            ipaddress.ip_address(_host(endpoint).strip("[]"))
+        except ValueError:
+            raise MalformedMessage(f"{endpoint} was announced with a name; an address is needed") from None
+    return endpoint
+
+
+def endpoint_beside(peer: str, ipc_path: str) -> str:
+    """Give an endpoint to bind where `peer` (an endpoint too) is sure to reach it: ipc, or TCP on the same address.
+
+    Raises:
+        InvalidEndpoint: the peer is on another machine, so someone has to say which of our addresses it reaches.
+    """
+    if check_endpoint(peer).startswith("ipc://"):
+        return f"ipc://{ipc_path}"
+    host = _host(peer)
+    if is_loopback_host(host):
+        return "tcp://127.0.0.1:*"
+    if _is_own(host):
+        return f"tcp://{host}:*"
+    raise InvalidEndpoint(
+        f"{peer} is on another machine; say with --bind tcp://HOST:* where it reaches us", endpoint=peer
+    )
+
+
+def bind(socket: zmq.Socket[bytes], endpoint: str, *, insecure: bool = False) -> str:
+    """Bind `socket`, and give the endpoint that it got (`tcp://127.0.0.1:*` takes a free port).
+
+    Args:
+        socket: an unbound socket.
+        endpoint: `ipc://PATH` or `tcp://HOST:PORT`.
+        insecure: allow plaintext TCP beyond loopback.
+
+    Raises:
+        InvalidEndpoint: it cannot be bound, or is TCP beyond loopback without `insecure`.
+        EndpointInUse: another process serves it.
+    """
+    check_endpoint(endpoint)
+    address = endpoint.partition("://")[2]
+    if endpoint.startswith("ipc://"):
+        _own_ipc_path(Path(address), endpoint)
+    elif not insecure:
+        check_private(endpoint)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise EndpointInUse(f"{endpoint} is in use by another process", endpoint=endpoint) from None
+        raise InvalidEndpoint(f"{endpoint} cannot be bound: {error.strerror}", endpoint=endpoint) from None
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def check_private(endpoint: str, role: KeyRole = KeyRole.SERVICE) -> None:
+    """Raise unless a socket without keys may be bound at `endpoint`.
+
+    Args:
+        endpoint: where it would be.
+        role: what the key is for that it lacks.
+
+    Raises:
+        InvalidEndpoint: it is TCP beyond loopback.
+    """
+    if endpoint.startswith("tcp://") and not is_loopback(endpoint):
+        name = role if role == KeyRole.SERVICE else "NAME"
+        raise InvalidEndpoint(
+            f"{endpoint} is reachable from other machines and has no keys: make one with `prorl keys new {name} "
+            f"--role {role}` and name its folder with --keys; or bind to 127.0.0.1; or, on a trusted network, say "
+            "--insecure",
+            endpoint=endpoint,
+        )
+
+
+def connect(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Connect `socket`; the peer may come later.
+
+    Raises:
+        InvalidEndpoint: it is malformed.
+    """
+    try:
+        socket.connect(check_endpoint(endpoint))
+    except zmq.ZMQError as error:
+        raise InvalidEndpoint(f"{endpoint} cannot be used: {error.strerror}", endpoint=endpoint) from None
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Tell whether a TCP endpoint is on this machine's loopback interface."""
+    return is_loopback_host(_host(endpoint))
+
+
+def is_loopback_host(host: str) -> bool:
+    """Tell whether a host name or address is that of the loopback interface."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _host(endpoint: str) -> str:
+    return endpoint.partition("://")[2].rpartition(":")[0]
+
+
+def _is_own(host: str) -> bool:
+    """Tell whether a numeric IPv4 address is one of this machine's."""
+    try:
+        with plain_socket(AF_INET, SOCK_DGRAM) as probe:
+            probe.bind((str(ipaddress.IPv4Address(host)), 0))
+    except (ValueError, OSError):
+        return False
+    return not ipaddress.IPv4Address(host).is_unspecified
+
+
+_locks: dict[str, int] = {}
+"""Descriptors of the locks on this process's ipc paths; closed, and so freed, when the process ends."""
+
+
+def _own_ipc_path(path: Path, endpoint: str) -> None:
+    lock_path = f"{path}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # A descriptor left over from an earlier bind of ours does not stop us; that of another process does.
+        previous = _locks.pop(lock_path, None)
+        if previous is not None:
+            os.close(previous)
+        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InvalidEndpoint(f"{endpoint} cannot be bound: {error}", endpoint=endpoint) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise EndpointInUse(f"{endpoint} is in use by another process", endpoint=endpoint) from None
+    _locks[lock_path] = lock
+
+
+# Frames --------------------------------------------------------------------------------------------------------------
+
+
+def send(socket: zmq.Socket[bytes], frames: Sequence[Frame], flags: int = 0) -> None:
+    """Send one message. Large frames are not copied: their memory must not change until then.
+
+    Raises:
+        zmq.Again: the socket is full (with `NOBLOCK`).
+        zmq.ZMQError: a ROUTER with ROUTER_MANDATORY has no such peer, or the socket is closed.
+    """
+    last = len(frames) - 1
+    for index, frame in enumerate(frames):
+        size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
+        socket.send(frame, flags | _MORE if index < last else flags, copy=size < COPY_LIMIT_BYTES)
+
+
+def receive(socket: zmq.Socket[bytes], copied: int, flags: int = NOBLOCK) -> list[bytes | zmq.Frame]:
+    """Receive one message: its first `copied` frames as bytes, the others as views on libzmq's own memory.
+
+    Raises:
+        zmq.Again: there is none.
+        MalformedMessage: it has too many frames.
+    """
+    return receive_rest(socket, socket.recv(flags) if copied else socket.recv(flags, copy=False), copied)
+
+
+def receive_rest(socket: zmq.Socket[bytes], first: bytes | zmq.Frame, copied: int) -> list[bytes | zmq.Frame]:
+    """Receive what follows the first frame of a message, and give all of it; see `receive`.
+
+    Raises:
+        MalformedMessage: the message has too many frames. It was taken from the socket, and is gone.
+    """
+    frames: list[bytes | zmq.Frame] = [first]
+    while socket.getsockopt(zmq.RCVMORE):
+        if len(frames) == FRAME_LIMIT:
+            dropped = _drop_rest(socket)
+            raise MalformedMessage(f"a message of {FRAME_LIMIT + dropped} frames is over the limit of {FRAME_LIMIT}")
+        frames.append(socket.recv(NOBLOCK) if len(frames) < copied else socket.recv(NOBLOCK, copy=False))
+    return frames
+
+
+def _drop_rest(socket: zmq.Socket[bytes]) -> int:
+    dropped = 0
+    while socket.getsockopt(zmq.RCVMORE):
+        socket.recv(NOBLOCK, copy=False)
+        dropped += 1
+    return dropped
+
+
+def split_envelope(frames: list[AnyFrame]) -> tuple[list[AnyFrame], list[AnyFrame]]:
+    """Split what a ROUTER received after the first empty frame: the envelope to echo, and the message.
+
+    Raises:
+        MalformedMessage: no empty frame, or nothing behind it.
+    """
+    for index, frame in enumerate(frames[1:4], start=1):
+        if len(frame) == 0:
+            if index + 1 == len(frames):
+                raise MalformedMessage("a message has no header frame behind its envelope")
+            return frames[: index + 1], frames[index + 1 :]
+    raise MalformedMessage("a message has no empty frame before its header; a DEALER has to send one, as REQ does")

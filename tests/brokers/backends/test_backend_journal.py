@@ -1,0 +1,206 @@
+"""What a backend broker remembers: a desk that is started anew between any two events answers as one that was not."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from prorl_zmq.brokers.backends.backend_journal import BackendJournal
+from prorl_zmq.brokers.backends.backend_records import BackendRecord, WeightsRecord
+from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
+from prorl_zmq.errors import ConfigError, JournalFailed
+from prorl_zmq.wire.messages.backends import (
+    AddBackend,
+    Backend,
+    BackendAlive,
+    BackendList,
+    BackendRefused,
+    BeginWeights,
+    CancelWeights,
+    ClearBackends,
+    DrainBackend,
+    EndWeights,
+    ListBackends,
+    RemoveBackend,
+    SetWeightVersion,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LEASE_S = 10.0
+NAMES = st.sampled_from("xy")
+VERSIONS = st.integers(0, 3)
+
+
+def backend(name: str, version: int = 0, endpoint: str = "") -> Backend:
+    return Backend(backend_id=name, endpoint=endpoint or f"ipc://{name}", weight_version=version)
+
+
+def record(name: str, **more: Any) -> BackendRecord:
+    return BackendRecord(**{"fate": "listed", "backend": backend(name), **more})
+
+
+REQUESTS = st.one_of(
+    st.builds(
+        lambda name, version, where, beats: AddBackend("r", backend(name, version, where), beats),
+        NAMES,
+        VERSIONS,
+        st.sampled_from(["", "ipc://elsewhere"]),
+        st.booleans(),
+    ),
+    st.builds(lambda name, version: BackendAlive("r", name, version), NAMES, VERSIONS),
+    st.builds(lambda name: DrainBackend("r", name), NAMES),
+    st.builds(lambda name: RemoveBackend("r", name), NAMES),
+    st.builds(lambda version, name: SetWeightVersion("r", version, name), VERSIONS, st.none() | NAMES),
+    st.builds(lambda version: BeginWeights("r", version, 1000.0 * LEASE_S), VERSIONS),
+    st.builds(lambda version: EndWeights("r", version), VERSIONS),
+    st.builds(lambda version: CancelWeights("r", version), VERSIONS),
+    st.just(ClearBackends("r")),
+    st.just("silence"),
+)
+
+
+def listed(desk: BackendRequestHandler, now: float) -> set[tuple[Any, ...]]:
+    (answer,) = desk.handle([b"c", b""], ListBackends("list"), now)
+    assert isinstance(answer.reply, BackendList)
+    return {(one.backend, one.state, one.problem, one.load is None) for one in answer.reply.backends}
+
+
+@given(st.lists(st.tuples(REQUESTS, st.booleans()), max_size=40))
+@example(
+    [(BeginWeights("r", 1, LEASE_S), False), (AddBackend("r", backend("x", 2)), False), (EndWeights("r", 1), True)]
+)
+def test_a_restart_changes_nothing(events: list[tuple[Any, bool]]) -> None:
+    steady, restarted = BackendRequestHandler(LEASE_S), BackendRequestHandler(LEASE_S)
+    remembered: dict[str, BackendRecord] = {}
+    weights = WeightsRecord()
+    now = 0.0
+    for event, restarts in events:
+        if event == "silence":
+            now += 2 * LEASE_S
+            steady.tick(now)
+            restarted.tick(now)
+        else:
+            replies = [desk.handle([b"c", b""], event, now)[0].reply for desk in (steady, restarted)]
+            assert replies[0] == replies[1]
+        for name, change in restarted.take_changes().items():
+            if change is None:
+                remembered.pop(name, None)
+            else:
+                remembered[name] = change
+        weights = restarted.take_weights() or weights
+        if restarts:
+            restarted = BackendRequestHandler(LEASE_S)
+            restarted.restore(remembered.values(), now, weights=weights)
+        assert listed(steady, now) == listed(restarted, now)
+
+
+def test_the_file_has_what_was_written_in_the_order_in_which_it_first_came(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with BackendJournal(path) as journal:
+        assert journal.load() == []
+        journal.write({"x": record("x"), "y": record("y", heartbeats=True, reported=3), "z": record("z")})
+        journal.write({"x": record("x", draining=True, needed_version=2), "z": None, "unheard-of": None})
+    with BackendJournal(path) as journal:
+        assert journal.load() == [
+            record("x", draining=True, needed_version=2),
+            record("y", heartbeats=True, reported=3),
+        ]
+        with pytest.raises(JournalFailed, match="in use by another process"):
+            BackendJournal(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_file_has_which_weights_were_wanted_last(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with BackendJournal(path) as journal:
+        assert journal.load_weights() is None
+        journal.write({}, WeightsRecord(3, 4, 60.0))
+        journal.write({"x": record("x")}, WeightsRecord(4))
+        journal.write({"x": record("x", draining=True)})
+    with BackendJournal(path) as journal:
+        assert journal.load_weights() == WeightsRecord(4)
+        assert journal.load() == [record("x", draining=True)]
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE weights SET record = x'81a16101'")
+    connection.close()
+    with BackendJournal(path) as journal, pytest.raises(ConfigError, match="does not say which weights are wanted"):
+        journal.load_weights()
+
+
+def test_a_broker_that_was_restarted_in_the_middle_of_an_update_goes_on_with_it() -> None:
+    desk = BackendRequestHandler(LEASE_S)
+    desk.handle([b"c", b""], AddBackend("r", backend("x")), 0.0)
+    desk.handle([b"c", b""], BeginWeights("r", 5, 30.0), 1.0)
+    records, weights = [one for one in desk.take_changes().values() if one is not None], desk.take_weights()
+    assert weights == WeightsRecord(0, 5, 30.0)
+    assert desk.take_weights() is None
+    again = BackendRequestHandler(LEASE_S)
+    again.restore(records, 100.0, weights=weights)
+    assert again.take_weights() is None, "the file has it already"
+    assert {one[1] for one in listed(again, 100.0)} == {"updating"}
+    again.tick(129.0)
+    assert {one[1] for one in listed(again, 129.0)} == {"updating"}
+    again.tick(130.0)
+    assert {one[1] for one in listed(again, 130.0)} == {"ready"}, "given up, a whole limit after the restart"
+    assert again.take_weights() == WeightsRecord(0)
+    after = BackendRequestHandler(LEASE_S)
+    after.restore(records, 100.0, weights=WeightsRecord(7, 8, 30.0), of_before=True)
+    assert {one[1] for one in listed(after, 100.0)} == {"ready"}, "another service wanted them"
+    assert after.take_weights() == WeightsRecord()
+
+
+def test_a_row_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with BackendJournal(path) as journal:
+        journal.write({"x": record("x")})
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE backends SET record = x'81a16101'")
+    connection.close()
+    with BackendJournal(path) as journal, pytest.raises(ConfigError, match="holds a backend that cannot be read"):
+        journal.load()
+
+
+def test_a_service_that_was_started_anew_is_told_from_a_broker_that_was(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with BackendJournal(path) as journal:
+        assert not journal.begin_service("one")
+        assert not journal.begin_service("one")
+        assert journal.begin_service("two")
+    with BackendJournal(path) as journal:
+        assert not journal.begin_service("two")
+
+
+@pytest.mark.parametrize("fate", ["listed", "lost"])
+def test_engines_of_a_new_service_were_held_to_the_weights_of_the_one_before(fate: str) -> None:
+    old = [record("x", fate=fate, backend=backend("x", 7), heartbeats=True, reported=7), record("mine", draining=True)]
+    for of_before, state in ((False, "draining"), (True, "ready")):
+        desk = BackendRequestHandler(LEASE_S)
+        desk.restore(old, 0.0, of_before=of_before)
+        desk.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
+        assert {(one[0].backend_id, one[1]) for one in listed(desk, 1.0)} == {("x", state), ("mine", "draining")}
+    desk = BackendRequestHandler(LEASE_S)
+    desk.restore(old[:1], 0.0, of_before=True)
+    reply = desk.handle([b"c", b""], BackendAlive("r", "x", 7), 1.0)[0].reply
+    assert isinstance(reply, BackendRefused) == (fate == "lost"), "one that lives on goes on as it was"
+    desk = BackendRequestHandler(LEASE_S)
+    desk.restore(old, 0.0, of_before=True)
+    again = BackendRequestHandler(LEASE_S)
+    again.restore([one for one in desk.take_changes().values() if one is not None], 1.0)
+    again.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
+    assert ("x", "ready") in {(one[0].backend_id, one[1]) for one in listed(again, 1.0)}, "also after a restart"
+
+
+def test_a_trainer_that_begins_again_is_not_held_to_earlier_weights() -> None:
+    desk = BackendRequestHandler(LEASE_S)
+    desk.restore([record("x", backend=backend("x", 7), heartbeats=True, reported=7)], 0.0)
+    desk.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
+    ((_, state, problem, _),) = listed(desk, 1.0)
+    assert (state, "serves weights 0 where 7 are wanted" in problem) == ("draining", True)
+    desk.handle([b"c", b""], SetWeightVersion("r", 1, "x"), 1.0)
+    assert {one[1:3] for one in listed(desk, 1.0)} == {("ready", "")}

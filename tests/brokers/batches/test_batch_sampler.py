@@ -1,0 +1,395 @@
+"""What a batch sampler decides, row by row of the table in its docstring."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from prorl_zmq.brokers.batches.batch_records import (
+    CancelJobs,
+    Deliver,
+    Discard,
+    Ended,
+    GiveUp,
+    Launch,
+    SamplerAction,
+    Why,
+)
+from prorl_zmq.brokers.batches.batch_sampler import BatchSampler
+from prorl_zmq.brokers.batches.group_filters import KeepInformative, KeepMeanReward, KeepPolicy, KeepWhere, keep_policy
+from prorl_zmq.brokers.batches.rollout_group import Rollout
+from prorl_zmq.errors import InvalidBatch, UnknownBatch
+from prorl_zmq.wire.messages.batches import BatchOptions, GroupFilter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LEASE_S = 60.0
+
+
+class Trainer:
+    """One session's sampler, the time, and what was decided."""
+
+    def __init__(self) -> None:
+        self.sampler = BatchSampler()
+        self.now = 0.0
+        self.version = 0
+        self.running: list[str] = []
+        self.actions: list[SamplerAction] = []
+
+    def open(self, target: int = 1, size: int = 2, keep: KeepPolicy | None = None, **more: object) -> str:
+        batch_id = f"b{sum(isinstance(action, Ended) for action in self.actions)}{len(self.actions)}"
+        options = BatchOptions(target_groups=target, group_size=size, **more)  # type: ignore[arg-type]
+        self.note(self.sampler.open("s", batch_id, options, keep or KeepInformative(), self.now))
+        return batch_id
+
+    def feed(self, batch_id: str, *prompts: str, last: bool = False) -> None:
+        self.note(self.sampler.feed(batch_id, prompts, self.now, last=last))
+
+    def launch(self, room: int) -> list[str]:
+        """Give the prompts of the jobs that were started."""
+        left = iter([True] * room)
+        started = self.note(self.sampler.launch(lambda _: next(left, False), self.now))
+        return [action.prompt for action in started if isinstance(action, Launch)]
+
+    def complete(self, *rewards: float, version: int = 0) -> list[SamplerAction]:
+        """Jobs end in the order in which they were started."""
+        done: list[SamplerAction] = []
+        for reward in rewards:
+            rollout = Rollout(self.running.pop(0), reward, 10, version, 1.0)
+            done += self.note(self.sampler.job_completed(rollout, self.now))
+        return done
+
+    def fail(self, reason: str = "lease_lost") -> list[SamplerAction]:
+        return self.note(self.sampler.job_failed(self.running.pop(0), reason, self.now))
+
+    def note(self, actions: list[SamplerAction]) -> list[SamplerAction]:
+        for action in actions:
+            if isinstance(action, Launch):
+                self.running.append(action.job_id)
+            elif isinstance(action, CancelJobs):
+                self.running = [job_id for job_id in self.running if job_id not in action.job_ids]
+        self.actions += actions
+        return actions
+
+
+@pytest.fixture
+def trainer() -> Trainer:
+    return Trainer()
+
+
+def kinds(actions: Sequence[SamplerAction]) -> list[str]:
+    return [type(action).__name__ for action in actions]
+
+
+# The way of a batch that meets no trouble -----------------------------------------------------------------------------
+
+
+def test_a_group_whose_rewards_differ_meets_the_target(trainer: Trainer) -> None:
+    batch = trainer.open()
+    trainer.feed(batch, "p")
+    assert trainer.launch(10) == ["p", "p"]
+    assert trainer.complete(0.0) == []
+    deliver, ended = trainer.complete(1.0)
+    assert isinstance(deliver, Deliver)
+    assert (deliver.batch_id, deliver.group.prompt, deliver.group.rewards) == (batch, "p", [0.0, 1.0])
+    assert ended == Ended(batch, "met")
+
+
+def test_a_group_of_equal_rewards_makes_room_for_another_prompt(trainer: Trainer) -> None:
+    batch = trainer.open()
+    trainer.feed(batch, "p", "q", "r")
+    assert trainer.launch(2) == ["p", "p"]
+    (discard,) = trainer.complete(0.0, 0.0)
+    assert isinstance(discard, Discard)
+    assert (len(discard.rollouts), discard.why) == (2, Why.NOT_KEPT)
+    assert trainer.launch(3) == ["q", "q", "r"]
+
+
+def test_room_is_filled_as_jobs_end_one_by_one(trainer: Trainer) -> None:
+    batch = trainer.open(target=9)
+    trainer.feed(batch, *"pqrstu")
+    assert trainer.launch(3) == ["p", "p", "q"]
+    trainer.complete(1.0)
+    assert trainer.launch(1) == ["q"]
+
+
+def test_places_of_groups_that_are_kept_for_sure_come_first(trainer: Trainer) -> None:
+    batch = trainer.open(target=9, size=3)
+    trainer.feed(batch, *"pq")
+    trainer.launch(6)
+    trainer.complete(0.0)
+    trainer.fail()  # p misses two, undecided
+    trainer.fail()
+    trainer.complete(0.0, 1.0)
+    trainer.fail()  # q misses one, and is informative
+    assert trainer.launch(9) == ["q", "p", "p"]
+
+
+def test_the_share_of_a_batch_is_its_weight(trainer: Trainer) -> None:
+    light, heavy = trainer.open(target=99), None
+    trainer.feed(light, *[f"l{n}" for n in range(40)])
+    options = BatchOptions(target_groups=99, group_size=2, weight=3.0)
+    heavy = "heavy"
+    trainer.note(trainer.sampler.open("other", heavy, options, KeepInformative(), 0.0))
+    trainer.feed(heavy, *[f"h{n}" for n in range(40)])
+    started = trainer.launch(40)
+    assert sum(prompt.startswith("h") for prompt in started) == 30
+
+
+# Early termination and carry-over -------------------------------------------------------------------------------------
+
+
+def met_with_more_under_way(trainer: Trainer, **more: object) -> list[SamplerAction]:
+    """A batch is met by its first group; of the second one rollout is in, one runs; of the third both run."""
+    batch = trainer.open(**more)
+    trainer.feed(batch, *"pqrs")
+    trainer.launch(6)
+    trainer.complete(0.0)
+    trainer.running.append(trainer.running.pop(0))  # p's other job goes on
+    trainer.complete(0.5)
+    trainer.running.insert(0, trainer.running.pop())
+    return trainer.complete(1.0)
+
+
+def test_nothing_is_carried_where_that_was_asked_for(trainer: Trainer) -> None:
+    actions = met_with_more_under_way(trainer, carry="nothing")
+    assert sorted(kinds(actions)) == ["CancelJobs", "CancelJobs", "Deliver", "Discard", "Ended"]
+    assert trainer.running == []
+    trainer.open(target=1)
+    assert trainer.launch(9) == ["s", "s"]
+
+
+def test_finished_rollouts_go_on_into_the_next_batch(trainer: Trainer) -> None:
+    actions = met_with_more_under_way(trainer, carry="finished")
+    assert sorted(kinds(actions)) == ["CancelJobs", "CancelJobs", "Deliver", "Ended"]
+    trainer.open(target=2)
+    assert trainer.launch(9) == ["q", "r", "r", "s", "s"]
+    (deliver,) = trainer.complete(1.0)
+    assert isinstance(deliver, Deliver)
+    assert deliver.group.rewards == [0.5, 1.0]
+
+
+def test_running_jobs_go_on_into_the_next_batch(trainer: Trainer) -> None:
+    actions = met_with_more_under_way(trainer, carry="running")
+    assert sorted(kinds(actions)) == ["Deliver", "Ended"]
+    assert len(trainer.running) == 3
+    assert trainer.complete(0.5) == []  # between the batches: not informative, but nobody judges it now
+    trainer.open(target=1)
+    assert trainer.launch(9) == ["s", "s"]
+    assert "Deliver" in kinds(trainer.complete(0.0, 1.0))
+
+
+def test_a_batch_may_be_met_by_what_was_carried(trainer: Trainer) -> None:
+    met_with_more_under_way(trainer, carry="running")
+    trainer.complete(1.0)  # q is whole and informative
+    trainer.open(target=1)
+    assert isinstance(trainer.actions[-1], Ended)
+    assert isinstance(trainer.actions[-2], Deliver)
+    assert trainer.launch(9) == []
+
+
+def test_closing_a_batch_that_is_open_carries_as_well(trainer: Trainer) -> None:
+    batch = trainer.open(target=5)
+    trainer.feed(batch, *"pq")
+    trainer.launch(4)
+    trainer.complete(1.0)
+    assert trainer.note(trainer.sampler.close(batch, 0.0)) == []
+    trainer.open(target=5)
+    assert "Deliver" in kinds(trainer.complete(0.0))
+
+
+# Staleness ------------------------------------------------------------------------------------------------------------
+
+
+def test_rollouts_that_are_too_old_are_dropped_and_made_again(trainer: Trainer) -> None:
+    batch = trainer.open(max_staleness=1)
+    trainer.feed(batch, "p")
+    trainer.launch(2)
+    trainer.complete(1.0, version=0)
+    assert trainer.note(trainer.sampler.set_version(1, 0.0)) == []
+    (discard,) = trainer.note(trainer.sampler.set_version(2, 0.0))
+    assert isinstance(discard, Discard)
+    assert (len(discard.rollouts), discard.why) == (1, Why.STALE)
+    assert trainer.launch(9) == ["p"]
+    (discard,) = trainer.complete(0.0, version=0)
+    assert isinstance(discard, Discard)
+    assert discard.why == Why.STALE
+    trainer.launch(9)
+    assert kinds(trainer.complete(0.0, 1.0, version=2)) == ["Deliver", "Ended"]
+
+
+# Failures -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_fails_is_replaced_up_to_a_limit(trainer: Trainer) -> None:
+    batch = trainer.open(max_replacements=2)
+    trainer.feed(batch, "p", last=True)
+    trainer.launch(2)
+    trainer.complete(1.0)
+    for _ in range(2):
+        assert trainer.fail() == []
+        assert trainer.launch(9) == ["p"]
+    discard, give_up, ended = trainer.fail("timeout")
+    assert isinstance(discard, Discard)
+    assert isinstance(give_up, GiveUp)
+    assert give_up.group.failures == {"lease_lost": 2, "timeout": 1}
+    (given_up,) = trainer.sampler.registry.batch(batch).account.report().given_up
+    assert (given_up.prompt_id, given_up.failures) == ("p", {"lease_lost": 2, "timeout": 1})
+    assert ended == Ended(batch, "short")
+
+
+def test_a_reward_that_is_no_number_is_a_failure(trainer: Trainer) -> None:
+    batch = trainer.open(max_replacements=0)
+    trainer.feed(batch, "p")
+    trainer.launch(2)
+    actions = trainer.complete(float("nan"))
+    assert [dict(action.group.failures) for action in actions if isinstance(action, GiveUp)] == [
+        {"reward_not_finite": 1}
+    ]
+
+
+def test_a_stream_that_ends_before_the_target_says_so(trainer: Trainer) -> None:
+    batch = trainer.open(target=2)
+    trainer.feed(batch, "p", last=True)
+    trainer.launch(2)
+    assert kinds(trainer.complete(0.0, 1.0)) == ["Deliver", "Ended"]
+    assert trainer.sampler.registry.batch(batch).state == "short"
+
+
+def test_a_policy_that_raises_ends_its_batch_with_the_reason(trainer: Trainer) -> None:
+    def broken(rewards: Sequence[float]) -> bool:
+        raise ZeroDivisionError(f"no {len(rewards)}")
+
+    batch = trainer.open(keep=KeepWhere("broken", broken))
+    trainer.feed(batch, "p")
+    trainer.launch(2)
+    (ended,) = [action for action in trainer.complete(0.0, 1.0) if isinstance(action, Ended)]
+    assert ended.state == "failed"
+    assert trainer.sampler.registry.batch(batch).problem == "the keep policy failed: ZeroDivisionError: no 2"
+    assert trainer.launch(9) == []
+
+
+def test_groups_of_one_are_never_informative(trainer: Trainer) -> None:
+    with pytest.raises(InvalidBatch, match="group_size of 2 or more"):
+        trainer.open(size=1)
+    assert not trainer.sampler.registry.batches
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (GroupFilter("mean_reward"), "needs `low`"),
+        (GroupFilter("mean_reward", low=0.9, high=0.1), "no mean reward"),
+        (GroupFilter("informative", low=0.1), "takes no low"),
+        (GroupFilter("nonesuch"), "has all, informative, mean_reward"),
+    ],
+)
+def test_policies_that_cannot_be_are_refused(wrong: GroupFilter, says: str) -> None:
+    with pytest.raises(InvalidBatch, match=says):
+        keep_policy(wrong).check(2)
+
+
+def test_two_trainers_that_close_one_batch(trainer: Trainer) -> None:
+    batch = trainer.open()
+    trainer.sampler.close(batch, 0.0)
+    with pytest.raises(UnknownBatch, match="it was closed"):
+        trainer.sampler.close(batch, 0.0)
+
+
+def test_a_client_that_vanishes_takes_its_jobs_with_it(trainer: Trainer) -> None:
+    batch = trainer.open(target=5)
+    trainer.feed(batch, *"pq")
+    trainer.launch(4)
+    trainer.complete(1.0)
+    trainer.sampler.registry.heard("s", 30.0)
+    assert trainer.sampler.tick(30.0 + LEASE_S - 1) == []
+    actions = trainer.note(trainer.sampler.tick(30.0 + LEASE_S))
+    assert sorted(kinds(actions)) == ["CancelJobs", "CancelJobs", "Discard"]
+    assert trainer.running == []
+    with pytest.raises(UnknownBatch):
+        trainer.sampler.feed(batch, ["r"], 200.0)
+
+
+def test_a_group_that_can_no_longer_be_kept_is_stopped(trainer: Trainer) -> None:
+    batch = trainer.open(size=4, keep=KeepMeanReward(0.5, 1.0, 0.0, 1.0))
+    trainer.feed(batch, "p", "q")
+    trainer.launch(4)
+    actions = trainer.complete(0.0, 0.0, 0.0)
+    assert sorted(kinds(actions)) == ["CancelJobs", "Discard"]
+    assert trainer.launch(1) == ["q"]
+
+
+def test_it_is_left_to_run_where_that_was_asked_for(trainer: Trainer) -> None:
+    batch = trainer.open(size=4, keep=KeepMeanReward(0.5, 1.0, 0.0, 1.0), stop_early=False)
+    trainer.feed(batch, "p", "q")
+    trainer.launch(4)
+    assert trainer.complete(0.0, 0.0, 0.0) == []
+    assert kinds(trainer.complete(1.0)) == ["Discard"]
+
+
+# What was found by attack ---------------------------------------------------------------------------------------------
+
+
+def test_a_group_whose_early_verdict_rested_on_a_stale_rollout_is_completed(trainer: Trainer) -> None:
+    keep = KeepMeanReward(0.9, 1.0, 0.0, 1.0)
+    batch = trainer.open(size=4, keep=keep, stop_early=False, max_staleness=0)
+    trainer.feed(batch, "p", last=True)
+    trainer.launch(2)
+    trainer.complete(0.0)  # it can no longer be kept, and its other job is left to run
+    trainer.note(trainer.sampler.set_version(1, 0.0))
+    assert trainer.launch(9) == ["p", "p", "p"]
+    assert kinds(trainer.complete(1.0, 1.0, 1.0, 1.0, version=1)) == ["Deliver", "Ended"]
+
+
+def test_a_whole_group_is_adopted_whatever_failed_on_the_way(trainer: Trainer) -> None:
+    batch = trainer.open(target=2, max_replacements=3)
+    trainer.feed(batch, "p")
+    trainer.launch(2)
+    trainer.fail()
+    trainer.launch(1)
+    trainer.complete(0.0, 1.0)
+    trainer.note(trainer.sampler.close(batch, 0.0))
+    trainer.open(target=1, max_replacements=0)
+    assert kinds(trainer.actions[-2:]) == ["Deliver", "Ended"]
+
+
+def test_a_batch_that_new_weights_reopen_takes_back_what_it_carried(trainer: Trainer) -> None:
+    batch = trainer.open(target=1, max_staleness=0)
+    trainer.feed(batch, "p", "q", last=True)
+    trainer.launch(4)
+    trainer.complete(0.0, 1.0)  # met by p; q is carried
+    trainer.note(trainer.sampler.set_version(1, 0.0))
+    assert trainer.sampler.registry.batch(batch).state == "open"
+    assert kinds(trainer.complete(0.0, 1.0, version=1)) == ["Deliver", "Ended"]
+    assert trainer.sampler.registry.batch(batch).state == "met"
+
+
+def test_a_lease_is_the_longest_of_a_session(trainer: Trainer) -> None:
+    trainer.open(lease_s=60.0)
+    trainer.feed("b00", "p")
+    trainer.launch(1)
+    trainer.open(lease_s=2.0)
+    assert trainer.sampler.tick(30.0) == []
+    assert len(trainer.sampler.registry) == 2
+
+
+def test_a_policy_that_ends_the_process_does_not(trainer: Trainer) -> None:
+    def leaving(_: Sequence[float]) -> bool:
+        raise SystemExit("x" * 10_000)
+
+    batch = trainer.open(keep=KeepWhere("leaving", leaving))
+    trainer.feed(batch, "p")
+    trainer.launch(2)
+    trainer.complete(0.0, 1.0)
+    assert trainer.sampler.registry.batch(batch).state == "failed"
+    assert len(trainer.sampler.registry.batch(batch).problem) < 1000
+
+
+def test_a_policy_that_gives_no_bool_fails(trainer: Trainer) -> None:
+    batch = trainer.open(keep=KeepWhere("odd", lambda _: "yes"))  # type: ignore[arg-type,return-value]
+    trainer.feed(batch, "p")
+    trainer.launch(2)
+    trainer.complete(0.0, 1.0)
+    assert "gave a str, not a bool" in trainer.sampler.registry.batch(batch).problem

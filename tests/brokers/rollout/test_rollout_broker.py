@@ -1,0 +1,380 @@
+"""The rollout broker's process over real sockets, with the test as trainer and as stage processes."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zmq
+from msgspec.structs import replace
+
+from prorl_zmq import AsyncRolloutClient, RolloutClient
+from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
+from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
+from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder
+from prorl_zmq.errors import InvalidEndpoint, JournalFailed
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION
+from prorl_zmq.wire.messages.front_door import Accepted, Collect, Collected, FrontDoorReply, Status, Submit
+from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase
+from prorl_zmq.wire.messages.stages import (
+    PhaseDone,
+    StageCommand,
+    StageRefused,
+    StageReport,
+    StageWelcome,
+    StartPhase,
+    Task,
+)
+from prorl_zmq.wire.sockets import bind, connect, open_socket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WAIT_MS = 10_000
+
+
+@pytest.fixture
+def topology() -> Iterator[Topology]:
+    with tempfile.TemporaryDirectory(prefix="prorl-") as folder:
+        yield Topology(
+            service=ServiceSettings(run_dir=folder),
+            rollout_broker=RolloutBrokerSettings(heartbeat_s=10.0, lease_s=30.0),
+        )
+
+
+@contextmanager
+def running(topology: Topology, journal: MemoryJournal) -> Iterator[RolloutBroker]:
+    broker = RolloutBroker(topology, journal)
+    thread = threading.Thread(target=broker.run)
+    thread.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
+        thread.join(10.0)
+        assert not thread.is_alive()
+
+
+class Stage:
+    """A stage process that does what the test says."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], topology: Topology, role: Phase) -> None:
+        self.stage_id = f"{role}-1"
+        self.role = role
+        self.inbox = open_socket(context, zmq.PULL)
+        self.endpoint = bind(self.inbox, f"ipc://{topology.service.run_dir}/{self.stage_id}")
+        self.outbox = open_socket(context, zmq.PUSH)
+        connect(self.outbox, topology.endpoint(topology.rollout_broker.stage_events))
+
+    def report(self, protocol: int = PROTOCOL_VERSION, **running: int) -> None:
+        report = StageReport(
+            protocol=protocol,
+            stage_id=self.stage_id,
+            role=self.role,
+            node="local",
+            slots=4,
+            endpoint=self.endpoint,
+            tasks=(Task("math", {"n": "int"}),),
+            welcomed=True,
+            running=running,
+        )
+        self.outbox.send(codec.encode(report))
+
+    def receive(self, kind: type[Any]) -> Any:
+        assert self.inbox.poll(WAIT_MS), f"no {kind.__name__}"
+        header, *self.rest = self.inbox.recv_multipart()
+        command = codec.decode(header, StageCommand)
+        assert isinstance(command, kind)
+        return command
+
+    def done(self, start: StartPhase, *frames: Any, **more: Any) -> None:
+        event = PhaseDone(stage_id=self.stage_id, job_id=start.job_id, attempt=start.attempt, phase=start.phase, **more)
+        self.outbox.send_multipart([codec.encode(event), *frames])
+
+
+class Trainer:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], topology: Topology) -> None:
+        self.socket = open_socket(context, zmq.REQ)
+        connect(self.socket, topology.endpoint(topology.rollout_broker.front_door))
+
+    def ask(self, request: Any, *frames: bytes) -> Any:
+        self.socket.send_multipart([codec.encode(request), *frames])
+        assert self.socket.poll(WAIT_MS), "no reply"
+        header, *self.blocks = self.socket.recv_multipart()
+        return codec.decode(header, FrontDoorReply)
+
+    def collect(self, *acknowledge: str, wait_s: float = 10.0) -> Collected:
+        reply = self.ask(Collect("collect", "s", "client", acknowledge, wait_s=wait_s))
+        assert isinstance(reply, Collected)
+        return reply
+
+
+class Peers:
+    """Makes stage processes and trainers, and closes their sockets."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.topology = topology
+        self.made: list[Stage | Trainer] = []
+
+    def stage(self, role: Phase) -> Stage:
+        stage = Stage(self.context, self.topology, role)
+        self.made.append(stage)
+        return stage
+
+    def trainer(self) -> Trainer:
+        trainer = Trainer(self.context, self.topology)
+        self.made.append(trainer)
+        return trainer
+
+
+@pytest.fixture
+def peers(topology: Topology) -> Iterator[Peers]:
+    peers = Peers(topology)
+    yield peers
+    peers.context.destroy(linger=0)
+
+
+def test_a_broker_started_anew_takes_up_what_its_journal_holds(topology: Topology, peers: Peers) -> None:
+    journal = MemoryJournal()
+    stages = {role: peers.stage(role) for role in Phase}
+    trainer = peers.trainer()
+    builder = TrajectoryBuilder()
+    builder.begin_turn(Role.USER)
+    builder.add_context(np.arange(5, dtype=np.int32))
+
+    with running(topology, journal):
+        for stage in stages.values():
+            stage.report()
+            assert stage.receive(StageWelcome).heartbeat_s == 10.0
+        jobs = [Job(task="math", instance={"n": n}, job_id=f"job-{n}") for n in range(2)]
+        assert trainer.ask(Submit("r", "s"), *(codec.encode(job) for job in jobs)) == Accepted(
+            "r", 2, journal.journal_id
+        )
+        first = stages[Phase.INIT].receive(StartPhase)
+        assert codec.decode(stages[Phase.INIT].rest[0], Job) == jobs[0]
+        stages[Phase.INIT].receive(StartPhase)  # of the second job, which goes no further
+        stages[Phase.INIT].done(first, carry={"from": "init"})
+        run = stages[Phase.RUN].receive(StartPhase)
+        assert run.carry == {"from": "init"}
+        stages[Phase.RUN].done(run, builder.block().data, tokens=5, turns=1)
+        stages[Phase.EVAL].done(stages[Phase.EVAL].receive(StartPhase), reward=0.5)
+        assert [result.job_id for result in trainer.collect().results] == ["job-0"]  # and the reply is "lost"
+
+    with running(topology, journal):
+        reply = trainer.collect()
+        (result,) = reply.results
+        assert (result.job_id, result.outcome, result.reward) == ("job-0", Outcome.COMPLETED, 0.5)
+        assert Trajectory.from_frame(result, trainer.blocks[0]).token_ids.tolist() == [0, 1, 2, 3, 4]
+        assert reply.remaining == 1
+        stages[Phase.INIT].report(**{"job-1": 1})
+        stages[Phase.INIT].receive(StageWelcome)
+        (status,) = trainer.ask(Status("status")).stages  # it goes on with what it has
+        assert (status.stage_id, status.busy) == ("init-1", 1)
+        trainer.collect("job-0", wait_s=0.0)
+
+    left = journal.recover()
+    assert left.uncollected == []
+    assert [(state.job_id, state.stage_id, state.attempt) for state in left.unfinished] == [("job-1", "init-1", 1)]
+
+
+def test_a_stage_process_that_dies_is_missed_long_before_its_lease_ends(topology: Topology, peers: Peers) -> None:
+    settings = RolloutBrokerSettings(heartbeat_s=0.2, lease_s=600.0)
+    topology = replace(topology, rollout_broker=settings)
+    with running(topology, MemoryJournal()):
+        dies, lives = peers.stage(Phase.INIT), peers.stage(Phase.RUN)
+        for stage in (dies, lives):
+            stage.report()
+            stage.receive(StageWelcome)
+        trainer = peers.trainer()
+        trainer.ask(Submit("r", "s"), codec.encode(Job(task="math", instance={"n": 1}, job_id="a")))
+        dies.receive(StartPhase)
+        dies.inbox.close()
+        for _ in range(100):
+            status = trainer.ask(Status("status"))
+            if status.redelivered:
+                break
+            lives.report()
+            time.sleep(0.1)
+        assert status.redelivered == 1
+        assert [stage.stage_id for stage in status.stages] == ["run-1"]
+
+
+def big_trajectory(tokens: int) -> TrajectoryBuilder:
+    """A trajectory whose values tell where they belong."""
+    builder = TrajectoryBuilder()
+    builder.begin_turn(Role.USER)
+    builder.add_context(np.arange(tokens // 2, dtype=np.int32))
+    builder.begin_turn(Role.ASSISTANT)
+    ids = np.arange(tokens // 2, dtype=np.int32)
+    builder.add_generated(ids, -ids.astype(np.float32), np.full(len(ids), 7, np.int32))
+    return builder
+
+
+def lies_in_its_frame(trajectory: Trajectory) -> bool:
+    """Tell by addresses whether all five arrays lie in the memory of one frame of libzmq."""
+    owner: Any = trajectory.token_ids
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    assert isinstance(owner, memoryview)
+    frame = np.frombuffer(owner, np.uint8)
+    first, end = frame.ctypes.data, frame.ctypes.data + frame.nbytes
+    names = ("token_ids", "loss_mask", "logprobs", "weight_versions", "turns")
+    arrays = [getattr(trajectory, name) for name in names]
+    inside = all(first <= array.ctypes.data and array.ctypes.data + array.nbytes <= end for array in arrays)
+    return isinstance(owner.obj, zmq.Frame) and frame.nbytes == sum(array.nbytes for array in arrays) and inside
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["REQ client", "DEALER client"])
+def test_arrays_are_views_of_the_received_frame(topology: Topology, peers: Peers, asynchronous: bool) -> None:
+    """No copy in Python between the socket and the trainer: the arrays' addresses are the frame's."""
+    stages = {role: peers.stage(role) for role in Phase}
+    built = big_trajectory(40_000)
+    front_door = topology.endpoint(topology.rollout_broker.front_door)
+    job = Job(task="math", instance={"n": 1})
+
+    def finish() -> None:
+        for role in Phase:
+            stages[role].receive(StageWelcome)
+        stages[Phase.INIT].done(stages[Phase.INIT].receive(StartPhase))
+        run = stages[Phase.RUN].receive(StartPhase)
+        stages[Phase.RUN].done(run, built.block().data, tokens=built.tokens, turns=built.turns)
+        stages[Phase.EVAL].done(stages[Phase.EVAL].receive(StartPhase), reward=1.0)
+
+    async def collect() -> Trajectory:
+        async with AsyncRolloutClient(front_door) as client:
+            await client.submit(job)
+            finish()
+            (trajectory,) = await client.collect(1)
+            return trajectory
+
+    with running(topology, MemoryJournal()):
+        for stage in stages.values():
+            stage.report()
+        if asynchronous:
+            trajectory = asyncio.run(collect())
+        else:
+            with RolloutClient(front_door) as client:
+                client.submit(job)
+                finish()
+                (trajectory,) = client.collect(1)
+    assert lies_in_its_frame(trajectory)
+    assert (trajectory.token_ids[20_000:] == np.arange(20_000)).all()
+    assert (trajectory.logprobs[20_000:] == -np.arange(20_000)).all()
+    assert (trajectory.weight_versions == np.repeat([-1, 7], 20_000)).all()
+    assert trajectory.loss_mask.sum() == 20_000
+    assert trajectory.turns.tolist() == [[0, 20_000, Role.USER], [20_000, 40_000, Role.ASSISTANT]]
+
+
+def test_malformed_stage_events_are_dropped(topology: Topology, peers: Peers) -> None:
+    with running(topology, MemoryJournal()):
+        stage = peers.stage(Phase.RUN)
+        start = StartPhase(job_id="a", attempt=1, phase=Phase.RUN)
+        for frames in ([b""], [b"\xc1"], [b"x", b"y"], [codec.pack({"type": "phase_done"})]):
+            stage.outbox.send_multipart(frames)
+        wrong: list[dict[str, Any]] = [
+            {"stage_id": []},
+            {"stage_id": {}},
+            {"stage_id": 1},
+            {"number": []},
+            {"number": 2.5},
+        ]
+        for fields in wrong:
+            stage.outbox.send(codec.pack({"type": "phase_done", "stage_id": "run-1", "number": 1} | fields))
+        stage.done(start, tokens=3)  # without its block
+        stage.done(start, b"block too short", tokens=3, turns=1)
+        stage.done(start, b"block without tokens")
+        stage.done(start, tokens=0, turns=2)
+        stage.report()
+        stage.receive(StageWelcome)
+        assert [status.stage_id for status in peers.trainer().ask(Status("r")).stages] == ["run-1"]
+
+
+def test_a_stage_process_may_not_announce_a_hosts_name(topology: Topology, peers: Peers) -> None:
+    """Looking it up held up all sockets of the broker."""
+    with running(topology, MemoryJournal()):
+        named, stage = peers.stage(Phase.INIT), peers.stage(Phase.RUN)
+        named.endpoint = "tcp://host.invalid:5555"
+        named.report()
+        stage.report()
+        stage.receive(StageWelcome)
+        assert [status.stage_id for status in peers.trainer().ask(Status("r")).stages] == ["run-1"]
+
+
+class FullJournal(MemoryJournal):
+    """Its disk is full for a while once it has taken a job."""
+
+    is_full = False
+
+    def write(self, *changes: Any) -> None:
+        if self.is_full:
+            raise JournalFailed("the disk is full")
+        super().write(*changes)
+
+
+def test_a_full_disk_costs_no_job_an_attempt(topology: Topology, peers: Peers) -> None:
+    """What could not be sent was lost after a lease, again and again."""
+    settings = RolloutBrokerSettings(heartbeat_s=0.1, lease_s=0.5)
+    journal = FullJournal()
+    with running(replace(topology, rollout_broker=settings), journal):
+        stage, trainer = peers.stage(Phase.INIT), peers.trainer()
+        stage.report()
+        stage.receive(StageWelcome)
+        journal.is_full = True
+        trainer.ask(Submit("r", "s"), codec.encode(Job(task="math", instance={"n": 1}, job_id="a", max_attempts=1)))
+        for _ in range(12):
+            stage.report()
+            time.sleep(0.1)
+        journal.is_full = False
+        assert stage.receive(StartPhase).attempt == 1
+        stage.report(a=1)
+        status = trainer.ask(Status("status"))
+        assert (status.redelivered, status.running["init"]) == (0, 1)
+
+
+def test_a_stage_process_of_another_version_is_refused_by_name(topology: Topology, peers: Peers) -> None:
+    with running(topology, MemoryJournal()):
+        stage = peers.stage(Phase.INIT)
+        stage.report(protocol=PROTOCOL_VERSION + 1)
+        error = stage.receive(StageRefused).error
+        assert (error.code, error.fields) == (
+            "version_mismatch",
+            {"ours": PROTOCOL_VERSION, "theirs": PROTOCOL_VERSION + 1},
+        )
+        assert peers.trainer().ask(Status("r")).stages == ()
+
+
+def test_a_broker_that_cannot_bind_leaves_nothing_open() -> None:
+    topology = Topology(rollout_broker=RolloutBrokerSettings(front_door="tcp://192.0.2.1:5555"))
+    with pytest.raises(InvalidEndpoint):
+        RolloutBroker(topology, MemoryJournal())
+
+
+def test_stage_events_that_once_ended_the_broker(topology: Topology, peers: Peers) -> None:
+    """Field names that no Struct can have, a carry too deep to be sent on, a reward that is no number."""
+    trainer = peers.trainer()
+    stages = {role: peers.stage(role) for role in Phase}
+    nested: dict[str, Any] = {}
+    for _ in range(900):
+        nested = {"a": nested}
+    with running(topology, MemoryJournal()):
+        for stage in stages.values():
+            stage.report()
+            stage.receive(StageWelcome)
+        odd = {"type": "stage_report", "stage_id": "odd", "role": "run", "node": "local", "slots": 1, "welcomed": True}
+        odd |= {"endpoint": stages[Phase.RUN].endpoint, "tasks": [{"name": "odd", "fields": {'a"b': "str"}}]}
+        stages[Phase.RUN].outbox.send(codec.pack(odd))
+        assert isinstance(trainer.ask(Submit("r", "s"), codec.encode(Job(task="math", instance={"n": 1}))), Accepted)
+        init = stages[Phase.INIT].receive(StartPhase)
+        deep = {"type": "phase_done", "stage_id": "init-1", "job_id": init.job_id, "attempt": 1, "phase": "init"}
+        stages[Phase.INIT].outbox.send(codec.pack(deep | {"carry": nested}))
+        stages[Phase.EVAL].done(init, reward=float("nan"))
+        assert trainer.ask(Status("status")).tasks == ("math",)

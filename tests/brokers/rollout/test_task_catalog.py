@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prorl_zmq.brokers.rollout.task_catalog import KNOWN_LIMIT, TaskCatalog
+from prorl_zmq.errors import Busy, InvalidJob, UnknownTask
+from prorl_zmq.wire.messages.jobs import Job
+from prorl_zmq.wire.messages.stages import Task
+
+
+def catalog_of(fields: dict[str, str], optional: tuple[str, ...] = ()) -> TaskCatalog:
+    catalog = TaskCatalog()
+    catalog.add([Task("task", fields, optional)])
+    return catalog
+
+
+def check(catalog: TaskCatalog, instance: dict[str, Any]) -> None:
+    catalog.check(Job(task="task", instance=instance))
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("str", "x", 1),
+        ("int", 1, 1.5),
+        ("float", 1.5, "1.5"),
+        ("bool", True, 1),
+        ("list[str]", ["x"], "x"),
+        ("dict[str, str]", {"a": "b"}, {"a": 1}),
+    ],
+)
+def test_each_kind_of_field_is_checked(kind: str, good: object, bad: object) -> None:
+    catalog = catalog_of({"value": kind})
+    check(catalog, {"value": good})
+    with pytest.raises(InvalidJob) as caught:
+        check(catalog, {"value": bad})
+    assert caught.value.field.startswith("value")
+
+
+@pytest.mark.parametrize("kind", ["any", "a kind from the future"])
+def test_other_kinds_are_left_to_the_handler(kind: str) -> None:
+    for value in (1, "x", None, [{}]):
+        check(catalog_of({"value": kind}), {"value": value})
+
+
+def test_the_place_in_a_list_is_named() -> None:
+    with pytest.raises(InvalidJob) as caught:
+        check(catalog_of({"files": "list[str]"}), {"files": ["a", 2]})
+    assert caught.value.field == "files[1]"
+
+
+@pytest.mark.parametrize("name", ["test-patch", "class", "a b", "", "self", "__dict__"])
+def test_a_field_may_have_any_name(name: str) -> None:
+    catalog = catalog_of({name: "str"})
+    check(catalog, {name: "x"})
+    with pytest.raises(InvalidJob, match=f"missing required field `{name}`"):
+        check(catalog, {})
+
+
+def test_optional_fields_may_be_left_out() -> None:
+    catalog = catalog_of({"a": "str", "b": "int"}, optional=("b",))
+    check(catalog, {"a": "x"})
+    with pytest.raises(InvalidJob, match="missing required field `a`"):
+        check(catalog, {"b": 1})
+
+
+def test_a_task_that_is_announced_anew_replaces_the_old_one() -> None:
+    catalog = catalog_of({"a": "str"})
+    catalog.add([Task("task", {"b": "str"})])
+    check(catalog, {"b": "x"})
+
+
+def test_unknown_tasks_and_the_time_before_the_first_report() -> None:
+    with pytest.raises(Busy):
+        check(TaskCatalog(), {})
+    with pytest.raises(UnknownTask, match="served: task") as caught:
+        catalog_of({}).check(Job(task="chess", instance={}))
+    assert caught.value.task == "chess"
+
+
+def test_a_task_that_changes_is_checked_anew() -> None:
+    catalog = catalog_of({"value": "str"})
+    check(catalog, {"value": "x"})
+    catalog.add([Task("task", {"value": "int"})])
+    check(catalog, {"value": 1})
+    with pytest.raises(InvalidJob):
+        check(catalog, {"value": "x"})
+
+
+def test_of_too_many_tasks_the_one_goes_that_was_announced_longest_ago() -> None:
+    catalog = catalog_of({"value": "str"})
+    for number in range(KNOWN_LIMIT - 1):
+        catalog.add([Task(f"other-{number}")])
+    catalog.add([Task("task", {"value": "str"})])
+    catalog.add([Task("one more")])
+    check(catalog, {"value": "x"})
+    with pytest.raises(UnknownTask):
+        catalog.check(Job(task="other-0", instance={}))

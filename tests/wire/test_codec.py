@@ -1,0 +1,182 @@
+"""Frames that claim more than they hold, and everything else that is not a message."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from contextlib import suppress
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prorl_zmq.errors import MalformedMessage
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.front_door import FrontDoorRequest, Hello
+from prorl_zmq.wire.messages.jobs import Job
+
+MANY_EMPTY_MAPS = b"\xdc\x00\x3f" + 63 * (b"\xdc\xff\xff" + 65_535 * b"\x80")
+"""4 MB of empty maps in arrays that are each within the limit."""
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        b"not MessagePack",
+        codec.pack({}) + b"\x00",
+        codec.pack("text")[:-1],
+        b"\xdf\xff\xff\xff\xff",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\xdb\x00\x00\x00\x02\xff\xff",
+        msgpack.packb(msgpack.ExtType(5, b"data")),
+        msgpack.packb(msgpack.Timestamp(1)),
+        msgpack.packb({1: 2}),
+        msgpack.packb({None: 2}),
+        b"\x81\x80\x01",
+        b"\x81\x90\x01",
+    ],
+    ids=[
+        "empty",
+        "never used byte",
+        "text",
+        "trailing byte",
+        "cut off",
+        "a map that claims 2^32 entries",
+        "an array that claims 2^32 elements",
+        "a string that claims 2^32 bytes",
+        "a binary that claims 2^32 bytes",
+        "a string that is not UTF-8",
+        "an extension type",
+        "a timestamp",
+        "an integer key",
+        "a null key",
+        "a map as key",
+        "an array as key",
+    ],
+)
+def test_a_bad_frame_is_refused(frame: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        codec.decode(frame, FrontDoorRequest)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        10_000_000 * b"\x91",
+        4_000_000 * b"\x91",
+        b"\xdd\x00\x98\x96\x80" + 10_000_000 * b"\x80",
+        b"\xdd\x00\x3d\x09\x00" + 4_000_000 * b"\x80",
+        b"\xdc\xff\xff" + 4_000_000 * b"\x80",
+        MANY_EMPTY_MAPS,
+        b"\xdf\xff\xff\xff\xff" + bytes(100),
+    ],
+    ids=[
+        "10 MB of nested arrays",
+        "4 MB of nested arrays",
+        "10 MB of empty maps",
+        "4 MB of empty maps",
+        "maps behind the array that they claim to be of",
+        "maps in arrays that are each within the limit",
+        "a map that claims 2^32 entries",
+    ],
+)
+def test_a_bomb_is_refused_before_it_goes_off(frame: bytes) -> None:
+    """In little time and memory. Unlimited, 10 MB of empty maps take 700 MB and more than a second."""
+    started = time.process_time()
+    with pytest.raises(MalformedMessage):
+        codec.decode(frame, Job)
+    assert time.process_time() - started < 0.5
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedMessage):
+            codec.decode(frame, Job)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20e6
+
+
+def test_limits_are_those_of_honest_use() -> None:
+    rows = [{"row": number} for number in range(10_000)]
+    assert codec.unpack(codec.pack({"rows": rows})) == {"rows": rows}
+    assert codec.unpack(codec.pack([0] * codec.CONTAINER_LIMIT)) == [0] * codec.CONTAINER_LIMIT
+    with pytest.raises(MalformedMessage):
+        codec.unpack(codec.pack([0] * (codec.CONTAINER_LIMIT + 1)))
+
+
+def test_a_frame_over_the_limit_is_refused_unread() -> None:
+    with pytest.raises(MalformedMessage, match="a frame of 101 bytes is over the limit of 100"):
+        codec.unpack(bytes(101), limit_bytes=100)
+
+
+def test_a_memoryview_is_as_good_as_bytes() -> None:
+    assert codec.decode(memoryview(codec.encode(Hello("r"))), FrontDoorRequest) == Hello("r")
+
+
+@given(st.one_of(st.binary(max_size=200), st.binary(max_size=20).map(lambda tail: b"\x81\xa4type" + tail)))
+def test_no_bytes_raise_anything_else(frame: bytes) -> None:
+    for kind in (FrontDoorRequest, Job):
+        with suppress(MalformedMessage):
+            codec.decode(frame, kind)
+
+
+@given(st.data())
+def test_no_damage_to_a_message_raises_anything_else(data: st.DataObject) -> None:
+    job = Job(task="math", instance={"problem": "1 + 1", "hints": ["two"], "more": {"a": 1.5}}, job_id="a")
+    frame = bytearray(codec.encode(job))
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(MalformedMessage):
+        codec.decode(bytes(frame), Job)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), {1, 2}.__iter__(), 1j, 2**64, -(2**63) - 1, "\ud800", {"a": object()}, lambda: None],
+    ids=["object", "iterator", "complex", "too large", "too small", "surrogate", "inner object", "function"],
+)
+def test_what_is_not_plain_data_is_not_sent(value: Any) -> None:
+    with pytest.raises(MalformedMessage, match="plain data"):
+        codec.pack(value)
+    with pytest.raises(MalformedMessage, match="plain data"):
+        codec.encode(Job(task="math", instance={"value": value}))
+
+
+def test_a_value_too_deep_is_not_sent() -> None:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(MalformedMessage):
+        codec.pack(value)
+    with pytest.raises(MalformedMessage):
+        codec.encode(Job(task="math", instance={"value": value}))
+    while value:  # or the interpreter would unwind it recursively
+        value = value.pop()
+
+
+def test_bytes_stay_bytes() -> None:
+    job = Job(task="math", instance={"image": b"\x00\xff"})
+    assert codec.decode(codec.encode(job), Job).instance == {"image": b"\x00\xff"}
+
+
+def test_a_wrong_key_is_placed() -> None:
+    with pytest.raises(MalformedMessage) as caught:
+        codec.decode(msgpack.packb({"task": "math", "instance": {b"x": 1}}), Job)
+    assert caught.value.field == "$.instance"
+
+
+@pytest.mark.parametrize("content", [None, [], "x", {}, {"request_id": 1}, {"request_id": None}])
+def test_the_request_id_of_a_wreck_is_unknown(content: Any) -> None:
+    assert codec.request_id(content) == "unknown"
+
+
+@pytest.mark.parametrize("value", ["", "a\nb", "\x1b[31mred", "a b", "ä", "-x", "x" * 129, 7, None, ["x"]])
+def test_a_request_id_that_is_no_identifier_is_neither_answered_to_nor_fit_for_a_log(value: object) -> None:
+    assert codec.request_id({"request_id": value}) == "unknown"
+    assert codec.request_id({"request_id": "x" * 128}) == "x" * 128

@@ -1,0 +1,85 @@
+"""Which processes were started inside since a moment, told from older ones and what those start meanwhile.
+
+A process is below a shell, or orphaned, and then below whoever adopts the container's orphans: the first process of its
+namespaces, else this one. So a moment is two lists of children, kept by the kernel: reading them takes microseconds,
+where a look at all processes would be most of the time of a small command.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from .processes import PROC, children, descendants
+
+READ_BYTES = 256 * 1024
+
+
+class NewProcesses:
+    """What is new below a shell or orphaned; `close` it.
+
+    Args:
+        shell: a living process.
+    """
+
+    def __init__(self, shell: int) -> None:
+        self._lists = {pid: _opened(pid) for pid in (shell, _adopter(shell))}
+        self._before: set[int] = set()
+
+    def mark(self) -> None:
+        """Take all that runs now as old."""
+        self._before = self._children()
+
+    def find(self) -> list[int]:
+        """Give all processes that came since `mark`, but not those that older ones started."""
+        new = [pid for pid in self._children() - self._before if pid not in self._lists]
+        return [*new, *(each for pid in new for each in descendants(pid))]
+
+    def close(self) -> None:
+        """Free the descriptors; may be called again."""
+        for descriptor in self._lists.values():
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._lists.clear()
+
+    def _children(self) -> set[int]:
+        found: set[int] = set()
+        for pid, descriptor in self._lists.items():
+            if descriptor < 0:
+                found.update(children(pid))
+                continue
+            offset = 0
+            with suppress(OSError):  # it has ended
+                content = b""
+                while data := os.pread(descriptor, READ_BYTES, offset):
+                    content += data
+                    offset += len(data)
+                found.update(map(int, content.split()))
+        return found
+
+
+def _opened(pid: int) -> int:
+    """Open the kernel's list of a process's children; -1 where there is none (without CONFIG_PROC_CHILDREN)."""
+    try:
+        return os.open(PROC / str(pid) / "task" / str(pid) / "children", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _adopter(shell: int) -> int:
+    """Give whoever adopts the orphans of a shell's namespaces, by its host number."""
+    me = os.getpid()
+    with suppress(OSError):
+        namespace = (PROC / str(shell) / "ns" / "pid").readlink()
+        if namespace != (PROC / str(me) / "ns" / "pid").readlink():
+            for pid in descendants(me):
+                with suppress(OSError):
+                    if _number_inside(pid) == 1 and (PROC / str(pid) / "ns" / "pid").readlink() == namespace:
+                        return pid
+    return me
+
+
+def _number_inside(pid: int) -> int:
+    """Give a process's number in its own namespace."""
+    status = (PROC / str(pid) / "status").read_bytes()
+    return int(status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()[-1])
