@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 THE_WAY = {
-    "bind": {"prorl_zmq/security/gate.py"},
+    "bind": {"prorl_zmq/security/zap_authenticator.py"},
     "connect": {"prorl_zmq/security/keyring.py", "prorl_zmq/security/handshake.py"},
 }
 """Who imports these functions of `sockets`: the modules that see to keys and doors."""
