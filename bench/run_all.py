@@ -1,9 +1,9 @@
 """Runs benchmarks in full and rewrites the pages with figures: `python bench/run_all.py [NAME …]` (none: all).
 
-No figure is typed by hand: bench/README.md gets all rows, docs/benchmarks.md those with a target, README.md the six that
-say most. Benchmarks run one after the other, since they share the machine's cores. One that fails ends the run with its
-exit code, and leaves the pages unchanged. One that cannot measure all of its parts here (no vLLM) keeps its last
-report, which the pages then show.
+No figure is typed by hand: bench/README.md gets all rows, docs/benchmarks.md those with a target, and README.md the six
+that say most. Benchmarks run one after the other, since they share the machine's cores. One that fails ends the run
+with its exit code, and leaves the pages unchanged. One that cannot measure all of its parts here (no vLLM) keeps its
+last report, which the pages then show.
 """
 
 from __future__ import annotations

@@ -22,12 +22,7 @@ PLOT_ROWS = 12
 
 
 class Display:
-    """The demo's face on the terminal.
-
-    Args:
-        steps: how many training steps there will be.
-        console: where to show it.
-    """
+    """The demo's face on the terminal."""
 
     def __init__(self, steps: int, console: Console) -> None:
         self._steps = steps

@@ -89,20 +89,14 @@ class _Tokens(NamedTuple):
     advantages: NDArray[np.float32]
 
     def take(self, rows: NDArray[np.intp]) -> _Tokens:
-        """Give some of the tokens."""
+        """Return some of the tokens."""
         return _Tokens(
             self.contexts[rows], self.token_ids[rows], self.logprobs[rows], self.versions[rows], self.advantages[rows]
         )
 
 
 class Grpo:
-    """Trains a policy in place, one batch of trajectories at a time.
-
-    Args:
-        policy: changed by each step; save it and let the engines load it as `weight_version`.
-        settings: how to train.
-        seed: of the order in which minibatches are drawn.
-    """
+    """Trains a policy in place, one batch of trajectories at a time."""
 
     def __init__(self, policy: Policy, settings: GrpoSettings, seed: int = 0) -> None:
         self.policy = policy
@@ -162,7 +156,7 @@ class Grpo:
         return float(np.abs(ours - tokens.logprobs[same]).max())
 
     def _learn(self, tokens: _Tokens, reference_pull: float) -> tuple[list[float], list[float]]:
-        """Make all the optimiser's steps; give each one's gradient norm and share of clipped tokens."""
+        """Make all the optimiser's steps; return each one's gradient norm and share of clipped tokens."""
         settings = self.settings
         count = len(tokens.token_ids)
         if not tokens.advantages.any():
@@ -187,11 +181,7 @@ class Grpo:
 
 
 def group_advantages(completed: Sequence[Trajectory]) -> NDArray[np.float32]:
-    """Give each rollout's advantage, float32 [len(completed)]; 0 throughout a group whose rewards are all equal.
-
-    Args:
-        completed: trajectories with a reward.
-    """
+    """Return each rollout's advantage, float32 [len(completed)]; 0 throughout a group whose rewards are all equal."""
     members: defaultdict[str, list[int]] = defaultdict(list)
     for index, trajectory in enumerate(completed):
         members[trajectory.group_id].append(index)

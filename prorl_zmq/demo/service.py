@@ -35,11 +35,5 @@ model = "{model}"
 
 
 def demo_service(out: Path, model: Path, sandbox: str) -> ChildService:
-    """Give a service for the demo; it starts and ends as a context.
-
-    Args:
-        out: the demo's folder.
-        model: the engine's first weights.
-        sandbox: `bubblewrap` or `process`.
-    """
+    """Return a service for the demo; it starts and ends as a context."""
     return ChildService(out, TOPOLOGY.format(sandbox=sandbox, model=model.absolute()))

@@ -37,13 +37,6 @@ def make_jobs(groups: int, group_size: int, seed: int, temperature: float = 1.0,
 
     The kinds of question take turns, so that each step asks all of them about equally often. The same seed gives the
     same jobs.
-
-    Args:
-        groups: how many prompts.
-        group_size: jobs of one prompt; they share a `group_id`, and differ in their sampling seed only.
-        seed: of the prompts and of the sampling.
-        temperature: of the sampling.
-        name: what the ids begin with; a service accepts the same ids once. Empty: a random name.
     """
     random = np.random.default_rng(seed)
     questions = _in_turn(random, list(QUESTIONS))

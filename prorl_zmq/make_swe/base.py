@@ -65,14 +65,7 @@ class Base(msgspec.Struct, frozen=True):
 
 
 def find_base(store: ImageStore, base: str, say: Callable[[str], None], heard: Callable[[str], None]) -> Image:
-    """Give the base image, built if it is not there. Blocks: up to minutes if it is built.
-
-    Args:
-        store: the image store.
-        base: a name in it, or a source as of `prorl image build`; empty: `python-git`, built by debootstrap as root,
-            from a registry elsewhere.
-        say: called with a line whenever there is something to know.
-        heard: called with each line that the building programs print.
+    """Return the base image, built if it is not there. Blocks: up to minutes if it is built.
 
     Raises:
         ConfigError: there is no such image and no such source.

@@ -60,13 +60,6 @@ async def measure(
 ) -> Baseline:
     """Run a project's tests before any change.
 
-    Args:
-        sandbox: of the project's image.
-        project: what is in it.
-        paths: where the tests are; none: where pytest looks by itself.
-        options: further ones for pytest.
-        limit_s: how long one run may take.
-
     Raises:
         ConfigError: there are no tests, or too many of them fail or hang.
         SandboxFailed: the image is not what was built.
@@ -97,7 +90,7 @@ async def measure(
 
 
 def is_test_file(path: str, paths: Collection[str]) -> bool:
-    """Give whether a file of the repository belongs to the tests, not to what they test."""
+    """Return whether a file of the repository belongs to the tests, not to what they test."""
     parts = PurePosixPath(path).parts
     return (
         any(part in TEST_FOLDERS for part in parts[:-1])
@@ -125,13 +118,13 @@ def _check(run: SuiteRun, label: str, limit_s: float) -> None:
 
 
 def _backwards(ids: Iterable[str], found: Sequence[str]) -> Sequence[str]:
-    """Give the files that have these tests from the last to the first; if they fill a command, the roots."""
+    """Return the files that have these tests from the last to the first; if they fill a command, the roots."""
     files = sorted({name.partition("::")[0] for name in ids if "::" in name}, reverse=True)
     return files if sum(len(file) + 3 for file in files) <= COMMAND_LIMIT else found[::-1]
 
 
 def _roots(ids: Iterable[str]) -> tuple[str, ...]:
-    """Give the folders that are called like test folders, and files elsewhere, that have these tests."""
+    """Return the folders that are called like test folders, and files elsewhere, that have these tests."""
     roots = set()
     for name in ids:
         path, separator, _ = name.partition("::")

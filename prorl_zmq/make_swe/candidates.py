@@ -37,14 +37,7 @@ class Candidate:
 
 
 class Candidates:
-    """The mutations of a project, handed out one by one.
-
-    Args:
-        sources: the files that may change, by path.
-        report: what the tests reach.
-        tests: node ids of the tests that count.
-        seed: decides what comes when.
-    """
+    """The mutations of a project, handed out one by one."""
 
     def __init__(self, sources: Mapping[str, SourceText], report: Report, tests: Iterable[str], seed: str) -> None:
         self._random = random.Random(seed)  # noqa: S311 - chosen, not secret
@@ -79,7 +72,7 @@ class Candidates:
         return len(self._order)
 
     def next(self) -> Candidate | None:
-        """Give the next one, None if all were tried; no function comes more than `TRIES_PER_FUNCTION` times."""
+        """Return the next one, None if all were tried; no function comes more than `TRIES_PER_FUNCTION` times."""
         while self._order:
             rank = {key: place for place, key in enumerate(self._order)}
             key = min(self._order, key=lambda each: (self._files[each[0]], self._tries[each], rank[each]))

@@ -61,15 +61,6 @@ def build_image(
 ) -> Image:
     """Build a project's image, or give the one that is there. Blocks: about 20 s.
 
-    Args:
-        store: where it goes.
-        base: what it stands on.
-        project: what is in it.
-        requirements: what pip installs into it.
-        work: a folder for temporary files.
-        say: called with a line whenever there is something to know.
-        heard: called with each line that the building programs print.
-
     Raises:
         ConfigError: the requirements do not exist, bring the project along, or the base image has a copy of it.
         SandboxFailed: pip or the build failed.
@@ -111,7 +102,7 @@ def build_image(
 
 
 def share_files(base: Path, image: Path) -> int:
-    """Have files that are the same in an image and its base be one file on the disk; give how many bytes that saves.
+    """Have files that are the same in an image and its base be one file on the disk; return how many bytes that saves.
 
     Nothing that runs from either can change them: images are below an overlay, or read-only.
     """
@@ -142,7 +133,7 @@ def _definition(base: Base, archive: Path, *, compile_there: bool) -> str:
         f"Bootstrap: localimage\nFrom: {base.image}\n\n"
         f'%setup\n    tar --extract --no-same-owner --file={archive} --directory="$APPTAINER_ROOTFS"\n'
     )
-    # Tests run without writing bytecode, so that each run would compile pytest anew.
+    # Tests run without writing bytecode, so that each run would compile pytest again.
     return text + (f"\n%post\n    python3 -I -m compileall -q {base.site} || true\n" if compile_there else "")
 
 
@@ -188,7 +179,7 @@ def _check_copies(project: Project, places: Sequence[Path]) -> None:
 
 
 def _files(image: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Give all regular files of an image."""
+    """Return all regular files of an image."""
     for folder, folders, names in os.walk(image):
         if Path(folder) == image:
             folders[:] = [each for each in folders if each not in NOT_PART]

@@ -82,7 +82,7 @@ SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant)
 
 
 def between(source: SourceText, left: ast.AST, right: ast.AST, pattern: bytes) -> Span | None:
-    """Give where an operator stands between its operands; None if a comment makes that unclear."""
+    """Return where an operator stands between its operands; None if a comment makes that unclear."""
     start, end = source.span(left)[1], source.span(right)[0]
     gap = source.data[start:end]
     found = re.search(pattern, gap)
@@ -208,7 +208,7 @@ def changed_bound(source: SourceText, place: Place) -> Iterator[Edit]:
 
 
 def dropped_call(source: SourceText, place: Place) -> Iterator[Edit]:
-    """A value that is used as it is, where it should be cleaned or converted."""
+    """A value that is used without being cleaned or converted."""
     node = place.node
     if not isinstance(node, ast.Call) or node.keywords:
         return

@@ -42,15 +42,7 @@ class SweRecord(msgspec.Struct, frozen=True):
 
 
 def record_of(verified: Verified, project: Project, baseline: Baseline, image: str, command: str) -> SweRecord:
-    """Give an instance's line.
-
-    Args:
-        verified: the bug and its tests.
-        project: the project it is in.
-        baseline: the project's tests.
-        image: name of the project's image.
-        command: runs all tests.
-    """
+    """Return an instance's line."""
     found = verified.found
     # The same bug in the same release has the same id wherever it is made.
     identity = hashlib.sha256(f"{project.commit}\n{found.bug_patch}".encode()).hexdigest()[:8]

@@ -1,9 +1,9 @@
 """Makes the instances of projects: fetch, image, baseline, search, verification; several sandboxes at a time.
 
 The number of sandboxes changes how long it takes, not what comes out. Mutations are searched for in one sandbox per
-project; those that were found are verified side by side, and the search goes on for those that did not hold.
+project; those that were found are verified side by side, and the search continues for those that did not hold.
 
-    OUT.parts/LABEL-DIGEST.json     what a project came to; an interrupted run goes on from these
+    OUT.parts/LABEL-DIGEST.json     what a project came to; an interrupted run continues from these
     OUT                             all instances; written in one step at the end
 """
 
@@ -47,14 +47,7 @@ DEFAULT_REQUIREMENTS = ("pytest",)
 
 
 class Maker:
-    """Makes instances; `make` may be called once.
-
-    Args:
-        store: where images are kept.
-        settings: how they are made.
-        say: called with a line whenever there is something to know.
-        heard: called with each line that building programs print.
-    """
+    """Makes instances; `make` may be called once."""
 
     def __init__(
         self, store: ImageStore, settings: Settings, say: Callable[[str], None], heard: Callable[[str], None]
@@ -70,11 +63,7 @@ class Maker:
         """There is one project: what fails is said by whoever called."""
 
     async def make(self, orders: Sequence[Order], parts: Path) -> list[Made | ProrlError]:
-        """Make what was ordered; give for each project what it came to, or why nothing could be made of it.
-
-        Args:
-            orders: the projects.
-            parts: a folder that keeps what is done, made if it is not there; its parent is.
+        """Make what was ordered; return for each project what it came to, or why nothing could be made of it.
 
         Raises:
             ConfigError: the base image will not do, or the folder cannot be made.
@@ -155,7 +144,7 @@ class Maker:
         return project, image
 
     def _identity(self, order: Order, image: Image) -> str:
-        """Give a digest of all that decides what comes out; the image's name has one of the project and its base."""
+        """Return a digest of all that decides what comes out; the image's name has one of the project and its base."""
         settings = self._settings
         parts = (image.name, order.instances, order.tests, order.options, settings.seed, settings.most_failing)
         return digest(repr((*parts, MAKER_VERSION)).encode())[:10]

@@ -50,7 +50,7 @@ class Metadata:
         return PERMISSIVE.search(self.license) is not None and RESTRICTED.search(self.license) is None
 
     def requirements_for(self, python: str) -> tuple[str, ...]:
-        """Give what is needed with a version of Python, such as `3.11`, without markers and the project itself."""
+        """Return what is needed with a version of Python, such as `3.11`, without markers and the project itself."""
         environment = {"python_version": python, "python_full_version": f"{python}.0"}
         found = []
         for text in self.requirements:
@@ -94,7 +94,7 @@ def read_metadata(folder: Path) -> Metadata:
 
 
 def not_pure(folder: Path) -> str:
-    """Give why a project is more than Python files; empty if it is not."""
+    """Return why a project is more than Python files; empty if it is not."""
     system = _toml(folder / "pyproject.toml").get("build-system")
     backend = str(system.get("build-backend", "")) if isinstance(system, dict) else ""
     if backend.split(".", maxsplit=1)[0] in NATIVE_BACKENDS:
@@ -140,5 +140,5 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _plain(version: str) -> str:
-    """Give a version, or `0` for a directive such as `attr: package.__version__`."""
+    """Return a version, or `0` for a directive such as `attr: package.__version__`."""
     return version if re.fullmatch(r"[0-9A-Za-z.+!-]+", version) else "0"

@@ -1,8 +1,7 @@
 """A mutation: one small change to one function of a file, the bug of an instance.
 
-It is bytes taken out of the file and others put in their place, so all that it does not change stays as it is
-formatted. What kinds there are is in `expression_kinds` and `statement_kinds`; whether tests notice it is found by
-running them (`search`).
+It replaces some bytes of the file and leaves all others unchanged, formatting included. The kinds of mutations are in
+`expression_kinds` and `statement_kinds`; `search` runs the tests to see whether they notice one.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ class Mutation:
     replacement: bytes
 
     def apply(self, data: bytes) -> bytes:
-        """Give the file's content with the change."""
+        """Return the file's content with the change."""
         return data[: self.start] + self.replacement + data[self.end :]
 
     def lines(self, data: bytes) -> tuple[str, ...]:
-        """Give the lines that it changes, as they were and as they are then, without the space around them."""
+        """Return the lines that it changes, as they were and as they are then, without the space around them."""
         first = data.rfind(b"\n", 0, self.start) + 1
         changed = self.apply(data)
         new_end = self.start + len(self.replacement)
@@ -60,7 +59,7 @@ class Mutation:
 
 
 def mutations(source: SourceText) -> Iterator[Mutation]:
-    """Give all mutations of a file, in a fixed order. Some do not parse: see `is_sound`."""
+    """Return all mutations of a file, in a fixed order. Some do not parse: see `is_sound`."""
     for place in source.places():
         for name, kind in KINDS.items():
             for (start, end), replacement in kind(source, place):
@@ -76,7 +75,7 @@ def mutations(source: SourceText) -> Iterator[Mutation]:
 
 
 def is_sound(mutation: Mutation, source: SourceText) -> bool:
-    """Give whether the changed file is Python that means something else."""
+    """Return whether the changed file is Python that means something else."""
     changed = mutation.apply(source.data)
     try:
         with warnings.catch_warnings():

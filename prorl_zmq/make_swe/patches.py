@@ -18,13 +18,7 @@ OPTIONS = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames
 
 
 class Patches:
-    """Owns the repository's working tree while a patch is made; use it from one thread at a time.
-
-    Args:
-        repository: the clean repository.
-        paths: files that may change, relative to it; those that cannot be read as Python text are left out.
-        tests: where its tests are; nothing of them is changed.
-    """
+    """Owns the repository's working tree while a patch is made; use it from one thread at a time."""
 
     def __init__(self, repository: Path, paths: Iterable[str], tests: Sequence[str]) -> None:
         self._repository = repository
@@ -40,18 +34,18 @@ class Patches:
                 continue
 
     def source(self, path: str) -> SourceText:
-        """Give one of the files."""
+        """Return one of the files."""
         return self.sources[path]
 
     def read(self, path: str) -> str:
-        """Give the text of any file of the repository; empty if there is none."""
+        """Return the text of any file of the repository; empty if there is none."""
         file = (self._repository / path).resolve()
         if not file.is_relative_to(self._repository.resolve()) or not file.is_file():
             return ""
         return file.read_text("utf-8", "replace")
 
     def of(self, path: str, mutation: Mutation) -> tuple[str, str]:
-        """Give the patch that makes a mutation, and the one that takes it back.
+        """Return the patch that makes a mutation, and the one that takes it back.
 
         Raises:
             ConfigError: git fails.

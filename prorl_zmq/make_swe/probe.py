@@ -28,11 +28,7 @@ VARIABLES = 40
 
 
 class Probe:
-    """What is asked for, and what was seen so far.
-
-    Args:
-        order: the JSON file's content.
-    """
+    """What is asked for, and what was seen so far."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.root = order["root"].rstrip("/") + "/"
@@ -95,7 +91,7 @@ class Probe:
         return self.line if unseen else None
 
     def enter(self, code: CodeType) -> tuple[str, set[int], set[int]] | None:
-        """Give what is to be noted of code that is called for the first time."""
+        """Return what is to be noted of code that is called for the first time."""
         name = code.co_filename
         if not name.startswith(self.root):
             return None
@@ -111,7 +107,7 @@ class Probe:
             self.failures[item.nodeid] = self.describe(item, call.excinfo)
 
     def describe(self, item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException]) -> dict[str, Any]:
-        """Give the line of the test's own file that led to the exception, and what the exception says."""
+        """Return the line of the test's own file that led to the exception, and what the exception says."""
         own = str(item.path)
         here = [
             (entry.frame.raw, entry.lineno + 1)
@@ -141,7 +137,7 @@ class Probe:
 
 
 def simple_variables(frame: FrameType) -> dict[str, str]:
-    """Give the representations of a frame's variables that are plain data."""
+    """Return the representations of a frame's variables that are plain data."""
     found = {}
     for name, value in list(frame.f_locals.items())[:VARIABLES]:
         if not isinstance(value, SIMPLE) or name.startswith("@"):

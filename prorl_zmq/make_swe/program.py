@@ -36,12 +36,7 @@ GIT_ENVIRONMENT = {
 
 
 def git(*arguments: str, folder: Path, problem: str) -> str:
-    """Run git; give what it says.
-
-    Args:
-        arguments: behind `git`.
-        folder: where.
-        problem: what could not be done if it fails, for the error.
+    """Run git; return what it says.
 
     Raises:
         SandboxUnavailable: git is not installed.

@@ -73,12 +73,6 @@ class Project:
 def fetch(source: str, work: Path, *, sha256: str = "", path: str = "") -> Project:
     """Fetch a project and make its repository in `work`. Blocks: seconds.
 
-    Args:
-        source: a folder, a git URL, or `NAME==VERSION`.
-        work: an empty folder for it.
-        sha256: the source archive's checksum, for `NAME==VERSION`; empty: not looked at.
-        path: where modules are imported from, relative to the project; empty: found out.
-
     Raises:
         ConfigError: there is no such project, it has another checksum, or is not pure Python.
         SandboxFailed: it cannot be fetched, such as without a network.
@@ -122,7 +116,7 @@ def fetch(source: str, work: Path, *, sha256: str = "", path: str = "") -> Proje
 
 
 def _archive(name: str, version: str, sha256: str, work: Path) -> Path:
-    """Give a release's source archive, from the folder of those that were fetched before if its checksum is known."""
+    """Return a release's source archive, from the folder of those that were fetched before if its checksum is known."""
     kept = default_root().parent / "sources" / sha256
     if sha256 and kept.is_dir():
         for path in kept.iterdir():
@@ -190,7 +184,7 @@ def _copy(source: Path, target: Path, name: str) -> None:
 
 
 def _leads_out(path: Path, source: Path) -> bool:
-    """Give whether a path is a symbolic link to what is not in the project."""
+    """Return whether a path is a symbolic link to what is not in the project."""
     return path.is_symlink() and not path.resolve().is_relative_to(source.resolve())
 
 
@@ -231,7 +225,7 @@ def _is_bare(path: Path) -> bool:
 
 
 def _named_after(metadata: Metadata, address: str) -> Metadata:
-    """Give a clone the name of its address, if it says none itself."""
+    """Return a clone the name of its address, if it says none itself."""
     if metadata.name != "clone":
         return metadata
     name = re.sub(r"[^A-Za-z0-9._-]", "", address.rstrip("/").removesuffix(".git").rsplit("/", 1)[-1]) or "project"

@@ -1,7 +1,7 @@
 """Makes the instances of one project whose image is there: baseline, search, verification.
 
 Mutations are searched for in one sandbox; those that were found are verified side by side in sandboxes of their own,
-and the search goes on for those that did not hold.
+and the search continues for those that did not hold.
 """
 
 from __future__ import annotations
@@ -74,16 +74,7 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class ProjectMaker:
-    """Makes the instances of one project; `make` may be called once.
-
-    Args:
-        project: the project.
-        image: its image.
-        order: what to make of it.
-        settings: how.
-        opened: gives a sandbox of the image, in its turn, and closes it.
-        say: called with a line whenever there is something to know.
-    """
+    """Makes the instances of one project; `make` may be called once."""
 
     def __init__(
         self,
@@ -173,5 +164,5 @@ async def side_by_side(work: Sequence[Coroutine[None, None, T]]) -> list[T]:
 
 
 def encode(made: Iterable[Made]) -> bytes:
-    """Give the data file of these projects' instances: one JSON object a line."""
+    """Return the data file of these projects' instances: one JSON object a line."""
     return b"".join(msgspec.json.encode(record) + b"\n" for each in made for record in each.instances)

@@ -44,17 +44,7 @@ class Found:
 
 
 class Search:
-    """Looks for mutations of one project.
-
-    Args:
-        project: the project.
-        baseline: its tests.
-        candidates: its mutations.
-        patches: makes patches of them.
-        most_failing: how many tests may fail.
-        options: further ones for pytest.
-        opened: gives a sandbox of the project's image, in its turn, and closes it.
-    """
+    """Looks for mutations of one project."""
 
     def __init__(
         self,
@@ -79,7 +69,7 @@ class Search:
         self.tried = 0
 
     async def find(self, number: int) -> list[Found]:
-        """Give the next mutations that will do: as many as are asked for, fewer only if there are no more.
+        """Return the next mutations that will do: as many as are asked for, fewer only if there are no more.
 
         Raises:
             SandboxFailed: a sandbox does not start.
@@ -92,7 +82,7 @@ class Search:
         return results
 
     async def _use(self, sandbox: Sandbox, number: int, results: list[Found]) -> bool:
-        """Try mutations until there are enough, or the sandbox is spent; give whether there may be more."""
+        """Try mutations until there are enough, or the sandbox is spent; return whether there may be more."""
         while len(results) < number:
             candidate = self._candidates.next()
             if candidate is None:
@@ -109,7 +99,7 @@ class Search:
         return True
 
     async def _try(self, sandbox: Sandbox, candidate: Candidate) -> tuple[Found | str, bool]:
-        """Run the tests that reach a mutation; give what it is good for, and whether the sandbox is spent."""
+        """Run the tests that reach a mutation; return what it is good for, and whether the sandbox is spent."""
         patch, reverse = await asyncio.to_thread(self._patches.of, candidate.path, candidate.mutation)
         paths = sorted({test.partition("::")[0] for test in candidate.tests})
         limit_s = TIME_FLOOR_S + TIME_FACTOR * self._baseline.took_s
@@ -144,7 +134,7 @@ class Search:
 
 
 async def reset(sandbox: Sandbox) -> bool:
-    """Undo all changes to the sandbox's repository; give whether that could be done."""
+    """Undo all changes to the sandbox's repository; return whether that could be done."""
     command = "git checkout --quiet --force HEAD -- . && git clean -ffdxq"
     result = await sandbox.exec(["bash", "-c", command], GIT_LIMIT_S, directory=TESTBED)
     return result.exit_code == 0

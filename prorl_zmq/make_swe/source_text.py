@@ -1,6 +1,6 @@
 """A Python file's bytes with its syntax tree: where a node is, and what may be changed in it.
 
-The tree's positions count bytes of UTF-8, so all here works on bytes, and a change leaves every other byte as it is.
+The tree's positions count bytes of UTF-8, so all here works on bytes, and a change leaves every other byte unchanged.
 Only functions are looked at: their bodies and defaults, without docstrings, annotations, decorators and f-strings
 (whose parts had wrong positions before Python 3.12).
 """
@@ -38,9 +38,6 @@ class Place:
 class SourceText:
     """One file.
 
-    Args:
-        data: its content.
-
     Raises:
         ValueError: it is not what is changed here: no Python, not UTF-8, or with carriage returns.
     """
@@ -59,22 +56,22 @@ class SourceText:
             self._starts.append(self._starts[-1] + len(line) + 1)
 
     def span(self, node: ast.AST) -> Span:
-        """Give where a node is."""
+        """Return where a node is."""
         start = self._starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
         end = self._starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
         return start, end
 
     def of(self, node: ast.AST) -> bytes:
-        """Give the text of a node."""
+        """Return the text of a node."""
         start, end = self.span(node)
         return self.data[start:end]
 
     def line_start(self, line: int) -> int:
-        """Give where a line begins, counted from 1; the one behind the last line is the end."""
+        """Return where a line begins, counted from 1; the one behind the last line is the end."""
         return min(self._starts[line - 1], len(self.data))
 
     def own_lines(self, node: ast.stmt) -> Span | None:
-        """Give the lines of a statement with their ends, None if it shares one with another statement."""
+        """Return the lines of a statement with their ends, None if it shares one with another statement."""
         start, end = self.span(node)
         first, behind = self.line_start(node.lineno), self.line_start((node.end_lineno or node.lineno) + 1)
         rest = self.data[end:behind].strip()
@@ -83,7 +80,7 @@ class SourceText:
         return first, behind
 
     def places(self) -> Iterator[Place]:
-        """Give all nodes of all functions, in the order of the file."""
+        """Return all nodes of all functions, in the order of the file."""
         yield from self._of_blocks(self.tree, "")
 
     def _of_blocks(self, node: ast.AST, prefix: str) -> Iterator[Place]:
@@ -97,12 +94,12 @@ class SourceText:
 
 
 def first_line(function: Function) -> int:
-    """Give the line that a function's code object calls its first: that of its first decorator."""
+    """Return the line that a function's code object calls its first: that of its first decorator."""
     return min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
 
 
 def own_nodes(function: Function) -> Iterator[ast.AST]:
-    """Give all nodes of a function's body, those of functions in it included."""
+    """Return all nodes of a function's body, those of functions in it included."""
     for statement in function.body:
         yield from ast.walk(statement)
 

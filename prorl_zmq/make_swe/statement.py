@@ -61,13 +61,7 @@ class Example:
 
 
 def examples(failures: Iterable[Failure], read: Callable[[str], str], modules: Collection[str]) -> list[Example]:
-    """Give what failing tests show, one for each statement, the clearest first and of those the shortest.
-
-    Args:
-        failures: what the tests said.
-        read: gives a file of the repository by its path.
-        modules: names of the project's packages and modules.
-    """
+    """Return what failing tests show, one for each statement, the clearest first and of those the shortest."""
     found: dict[tuple[str, str], Example] = {}
     for failure in failures:
         example = _example(failure, read, modules) if failure.path and failure.line else None
@@ -79,15 +73,7 @@ def examples(failures: Iterable[Failure], read: Callable[[str], str], modules: C
 
 
 def write(name: str, version: str, shown: Iterable[Example], failing: int, changed: Iterable[str]) -> str | None:
-    """Write the problem statement; None if nothing can be shown without giving away the bug.
-
-    Args:
-        name: the project's.
-        version: its version; `0` if that is unknown.
-        shown: the examples.
-        failing: how many tests fail.
-        changed: lines that the bug changed, as they were and as they are.
-    """
+    """Write the problem statement; None if nothing can be shown without giving away the bug."""
     secrets = [line for line in changed if len(line) >= LEAST_LEAK]
     safe = [each for each in shown if not leaks(_full(each), secrets)][:EXAMPLES]
     if not safe:
@@ -108,7 +94,7 @@ def write(name: str, version: str, shown: Iterable[Example], failing: int, chang
 
 
 def leaks(text: str, secrets: Iterable[str]) -> bool:
-    """Give whether a text quotes one of these lines, whatever the space between words."""
+    """Return whether a text quotes one of these lines, ignoring space between words."""
     plain = _squeezed(text)
     return any(_squeezed(secret) in plain for secret in secrets)
 
@@ -163,7 +149,7 @@ def _function_at(tree: ast.AST, line: int) -> ast.FunctionDef | ast.AsyncFunctio
 
 
 def _statement_at(function: ast.AST, line: int) -> ast.stmt | None:
-    """Give the innermost statement that has a line."""
+    """Return the innermost statement that has a line."""
     found = None
     for node in ast.walk(function):
         if isinstance(node, ast.stmt) and node is not function and node.lineno <= line <= (node.end_lineno or 0):
@@ -172,7 +158,7 @@ def _statement_at(function: ast.AST, line: int) -> ast.stmt | None:
 
 
 def _imported(tree: ast.AST, modules: Collection[str]) -> frozenset[str]:
-    """Give the names by which a test file has things of the project."""
+    """Return the names by which a test file has things of the project."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -187,7 +173,7 @@ def _imported(tree: ast.AST, modules: Collection[str]) -> frozenset[str]:
 
 
 def _called(statements: Iterable[ast.AST], imported: Collection[str]) -> str:
-    """Give the first call of something of the project, empty if there is none."""
+    """Return the first call of something of the project, empty if there is none."""
     for node in (node for statement in statements for node in ast.walk(statement)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
@@ -197,7 +183,7 @@ def _called(statements: Iterable[ast.AST], imported: Collection[str]) -> str:
 
 
 def _parses(code: str) -> bool:
-    """Give whether code stands for itself: not the beginning of a `try` or a `with`."""
+    """Return whether code stands for itself: not the beginning of a `try` or a `with`."""
     try:
         ast.parse(code)
     except SyntaxError:

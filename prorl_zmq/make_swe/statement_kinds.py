@@ -46,7 +46,7 @@ def removed_guard(source: SourceText, place: Place) -> Iterator[Edit]:
 
 
 def removed_return(source: SourceText, place: Place) -> Iterator[Edit]:
-    """A `return` before the function's end that is missing, so that the function goes on."""
+    """A `return` before the function's end that is missing, so that the function continues."""
     node = place.node
     if isinstance(node, ast.Return) and not isinstance(place.parent, ast.FunctionDef | ast.AsyncFunctionDef):
         yield source.span(node), b"pass"
@@ -101,7 +101,7 @@ def _removed(source: SourceText, place: Place) -> Iterator[Edit]:
 
 
 def _has_value_before(place: Place, target: ast.expr) -> bool:
-    """Give whether an assignment's target exists without it, so that its absence is not noticed at once."""
+    """Return whether an assignment's target exists without it, so that its absence is not noticed at once."""
     if not isinstance(target, ast.Name):
         return isinstance(target, ast.Attribute | ast.Subscript)
     scope = place.scope

@@ -87,21 +87,16 @@ class SuiteRun:
         return frozenset(name for name, status in self.statuses.items() if status == PASSED) - self.unclear
 
     def failing(self, tests: Collection[str]) -> frozenset[str]:
-        """Give which of these tests failed or met an error."""
+        """Return which of these tests failed or met an error."""
         return frozenset(name for name in tests if self.statuses.get(name) in FAILING)
 
     def missing(self, tests: Collection[str]) -> frozenset[str]:
-        """Give which of these tests neither passed nor failed."""
+        """Return which of these tests neither passed nor failed."""
         return frozenset(name for name in tests if self.statuses.get(name) not in (PASSED, *FAILING))
 
 
 def suite_command(paths: Sequence[str], options: Sequence[str] = ()) -> str:
-    """Give the bash line that runs the tests in `/testbed`.
-
-    Args:
-        paths: files and folders with tests, relative to the repository; none: as the project's settings say.
-        options: further ones for pytest.
-    """
+    """Return the bash line that runs the tests in `/testbed`."""
     return shlex.join(["python3", "-I", "-B", "-m", "pytest", *OPTIONS, *options, *paths])
 
 
@@ -127,14 +122,6 @@ async def probe_suite(
     reach: bool = False,
 ) -> tuple[SuiteRun, Report | None]:
     """Run tests with the probe; the report is None if the run did not come to its end.
-
-    Args:
-        sandbox: where.
-        paths: files and folders with tests.
-        timeout_s: when it is killed.
-        options: further ones for pytest.
-        keep: node ids of the tests to run; None: all.
-        reach: note which functions each test calls.
 
     Raises:
         SandboxFailed: the sandbox is gone.
@@ -174,7 +161,7 @@ def _read(result: ExecResult, took_s: float) -> SuiteRun:
 
 
 def parse_log(log: str) -> dict[str, str]:
-    """Give the tests' statuses as swebench reads them."""
+    """Return the tests' statuses as swebench reads them."""
     # swebench takes two seconds to import.
     from swebench.harness.log_parsers.python import parse_log_pytest
 
@@ -183,7 +170,7 @@ def parse_log(log: str) -> dict[str, str]:
 
 
 def unclear_ids(log: str) -> frozenset[str]:
-    """Give the ids of a log that swebench gives to several tests, or that are only a part of a test's id."""
+    """Return the ids of a log that swebench gives to several tests, or that are only a part of a test's id."""
     seen: set[str] = set()
     unclear: set[str] = set()
     for line in log.split("\n"):

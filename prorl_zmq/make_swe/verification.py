@@ -47,15 +47,7 @@ async def verify(
     most_failing: int,
     limit_s: float,
 ) -> Verified | str:
-    """Verify an instance; give it, or why it is dropped.
-
-    Args:
-        found: the bug.
-        baseline: the tests that can be relied on.
-        command: runs all tests.
-        sandbox: a fresh one of the project's image.
-        most_failing: how many tests may fail with the bug.
-        limit_s: how long one run may take.
+    """Verify an instance; return it, or why it is dropped.
 
     Raises:
         SandboxFailed: the sandbox is gone, or a patch does not apply.

@@ -62,7 +62,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixt
         assert problem in capsys.readouterr().err
     (tmp_path / "checkpoint.pt").write_bytes(b"")
     assert program.main(["--sandbox", "process", "--out", str(tmp_path)]) == 2
-    assert "--resume goes on with it" in capsys.readouterr().err
+    assert "--resume continues it" in capsys.readouterr().err
 
 
 @needs_torch

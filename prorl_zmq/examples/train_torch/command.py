@@ -125,7 +125,7 @@ def train(
                 summary = _begin(out, seed or 0, settings, warm_steps, display)
         except KeyboardInterrupt:
             if (out / CHECKPOINT).exists():
-                display.say(f"stopped; --out {out} --resume goes on from the last step that was made whole")
+                display.say(f"stopped; --out {out} --resume continues from the last step that was made whole")
             raise
     _conclude(screen, summary, out)
 
@@ -139,7 +139,7 @@ def _check_out(out: Path, *, resume: bool) -> None:
     checkpoint = out / CHECKPOINT
     if not resume and checkpoint.exists():
         raise ConfigError(
-            f"{out} holds a run already: --resume goes on with it; or name another --out, or delete the folder",
+            f"{out} holds a run already: --resume continues it; or name another --out, or delete the folder",
             key="out",
         )
     try:
@@ -184,7 +184,7 @@ def _resume(out: Path, seed: int | None, settings: RunSettings, display: Display
     if seed is not None and seed != start.seed:
         raise ConfigError(f"the run in {out} has seed {start.seed}, not {seed}; leave out --seed", key="seed")
     if start.step >= settings.steps:
-        raise ConfigError(f"the run in {out} has made {start.step} steps; to go on, give more --steps", key="steps")
+        raise ConfigError(f"the run in {out} has made {start.step} steps; to continue, give more --steps", key="steps")
     warm = Model()
     warm.load_state_dict(read_weights(out / WARM, warm))
     learner = Learner(Model(), warm, settings.learner, start.seed)

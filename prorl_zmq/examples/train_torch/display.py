@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 class Display:
-    """The run's face on the terminal.
-
-    Args:
-        console: where to show it.
-    """
+    """The run's face on the terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

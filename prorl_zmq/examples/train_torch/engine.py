@@ -3,7 +3,7 @@
 Each running generation has a row of the cache, and the scores of its next token wait with it. A step draws one token
 for every row, ends those that are done, fills their rows with the last ones, and runs one forward pass for the rest; so
 requests join and leave between any two tokens, and so do new weights. When weights change under running generations
-the cache is computed anew from the tokens so far: a stale one would make log-probs of neither version. So the log-prob
+the cache is computed again from the tokens so far: a stale one would make log-probs of neither version. So the log-prob
 of each token is what the trainer computes for it with the weights of that token's version.
 
     python -m prorl_zmq.examples.train_torch.engine --weights FILE --tokenizer DIR --run-dir DIR
@@ -69,7 +69,7 @@ class _Running:
     """Where in the answer each weight version begins: (version, start)."""
 
     def generation(self, finish_reason: FinishReason) -> Generation:
-        """Give what was generated."""
+        """Return what was generated."""
         ends = [*(start for _, start in self.versions), len(self.logprobs)][1:]
         return Generation(
             np.array(self.tokens[self.prompt :], np.int32),
@@ -80,13 +80,7 @@ class _Running:
 
 
 class TorchEngine:
-    """Implements `inference.engine.Engine` with a `Model` in this process.
-
-    Args:
-        model: what to serve; from now on the engine's.
-        chat: names its tokenizer.
-        weight_version: the version of its weights.
-    """
+    """Implements `inference.engine.Engine` with a `Model` in this process."""
 
     def __init__(self, model: Model, chat: ChatSettings, weight_version: int = 0) -> None:
         self._model = model
@@ -263,7 +257,7 @@ class TorchEngine:
         self._scores = self._scores[kept]
 
     def _read(self, conversations: Sequence[_Running], first: int) -> NDArray[np.float32]:
-        """Compute the cache of conversations from row `first` on; give the scores of what follows each."""
+        """Compute the cache of conversations from row `first` on; return the scores of what follows each."""
         if not conversations:
             return np.zeros((0, self._model.shape.vocabulary), np.float32)
         lengths = [len(running.tokens) for running in conversations]
@@ -310,7 +304,7 @@ def _end(running: _Running, finish_reason: FinishReason) -> None:
 
 
 async def load_engine(weights: Path, tokenizer: Path, weight_version: int) -> TorchEngine:
-    """Give an engine with the weights of a file.
+    """Return an engine with the weights of a file.
 
     Raises:
         InvalidWeights: they cannot be used.

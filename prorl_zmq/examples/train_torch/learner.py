@@ -102,7 +102,7 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of(cls, groups: Sequence[Group], weight_version: int) -> _Rows:
-        """Give the rows of groups, the shortest first."""
+        """Return the rows of groups, the shortest first."""
         arrays = collate(groups)
         order = np.argsort(arrays["lengths"], kind="stable")
         advantages = group_advantages(groups)[arrays["trajectory"]]
@@ -121,7 +121,7 @@ class _Rows(NamedTuple):
         )
 
     def micro_batches(self, rows: NDArray[np.intp]) -> Iterator[_Rows]:
-        """Give these rows, ascending, in parts without more padding than they need."""
+        """Return these rows, ascending, in parts without more padding than they need."""
         lengths = self.lengths()[rows]
         start = 0
         for end in range(1, len(rows) + 1):
@@ -131,7 +131,7 @@ class _Rows(NamedTuple):
                 start = end
 
     def lengths(self) -> Tensor:
-        """Give where each row's last generated token ends; nothing behind it is needed."""
+        """Return where each row's last generated token ends; nothing behind it is needed."""
         places = torch.arange(1, self.mask.shape[1] + 1)
         return (self.mask * places).max(dim=1).values
 
@@ -148,14 +148,7 @@ class _Before(NamedTuple):
 
 
 class Learner:
-    """Trains a model in place.
-
-    Args:
-        model: the policy.
-        warm: what it began from, to measure how far it has come; not changed.
-        settings: how to learn.
-        seed: of the order of rollouts within a batch.
-    """
+    """Trains a model in place."""
 
     def __init__(self, model: Model, warm: Model, settings: LearnerSettings, seed: int) -> None:
         self.model = model
@@ -169,7 +162,7 @@ class Learner:
         self._random = np.random.default_rng(seed)
 
     def state(self) -> dict[str, Any]:
-        """Give all that a later learner needs to go on as this one would: tensors and plain data."""
+        """Return all that a later learner needs to continue as this one would: tensors and plain data."""
         return {
             "weight_version": self.weight_version,
             "model": self.model.state_dict(),
@@ -188,10 +181,6 @@ class Learner:
 
     def learn(self, groups: Sequence[Group], check: Callable[[], None] = lambda: None) -> LearnStats:
         """Learn from one batch; afterwards `weight_version` is one higher.
-
-        Args:
-            groups: of any weight versions.
-            check: called now and then; it may raise `Interrupted`.
 
         Raises:
             NotTrainable: something in the groups cannot be learned from; nothing has changed.
@@ -240,7 +229,7 @@ class Learner:
     def _optimize(
         self, rows: _Rows, before: _Before, check: Callable[[], None]
     ) -> Iterator[tuple[float, float, float, float]]:
-        """Make the optimiser's steps; give each one's loss, gradient norm, and shares clipped low and high."""
+        """Make the optimiser's steps; return each one's loss, gradient norm, and shares clipped low and high."""
         settings, count = self.settings, len(rows.token_ids)
         for _ in range(settings.epochs):
             for share in np.array_split(self._random.permutation(count), min(settings.minibatches, count)):
@@ -271,11 +260,11 @@ class Learner:
 
 
 def _scores(model: Model, rows: _Rows) -> Tensor:
-    """Give the log-probs of all tokens wherever the policy spoke, [N, vocabulary]."""
+    """Return the log-probs of all tokens wherever the policy spoke, [N, vocabulary]."""
     hidden = model.hidden(rows.token_ids[:, :-1])
     return torch.log_softmax(model.logits(hidden[rows.mask[:, 1:]]), dim=-1)
 
 
 def _chosen(scores: Tensor, rows: _Rows) -> Tensor:
-    """Give the log-probs of the tokens that the policy spoke, [N], by rows and places."""
+    """Return the log-probs of the tokens that the policy spoke, [N], by rows and places."""
     return scores.gather(1, rows.token_ids[:, 1:][rows.mask[:, 1:]][:, None])[:, 0]

@@ -48,17 +48,7 @@ def token_loss(
     clip_high: float,
     weight_limit: float,
 ) -> TokenLoss:
-    """Give the loss of tokens that the policy generated; all tensors are float32 [N].
-
-    Args:
-        logprobs: by the current weights, with their gradient.
-        old: by the weights that the batch was begun with.
-        behaviour: by those that drew the token, as the engine reported them.
-        advantages: each token's rollout's.
-        clip_low: how far a ratio may fall below 1.
-        clip_high: how far it may rise above 1.
-        weight_limit: the largest importance weight.
-    """
+    """Return the loss of tokens that the policy generated; all tensors are float32 [N]."""
     ratio = torch.exp((logprobs - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
     objective = torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
     return TokenLoss(
@@ -69,12 +59,12 @@ def token_loss(
 
 
 def importance_weights(old: Tensor, behaviour: Tensor, limit: float) -> Tensor:
-    """Give exp(old - behaviour), at most `limit`, without a gradient."""
+    """Return exp(old - behaviour), at most `limit`, without a gradient."""
     return torch.exp((old - behaviour).detach().clamp(max=LOG_RATIO_LIMIT)).clamp(max=limit)
 
 
 def group_advantages(groups: Sequence[Group]) -> NDArray[np.float32]:
-    """Give each rollout's advantage, float32, in the order of the groups: (reward - mean) / standard deviation.
+    """Return each rollout's advantage, float32, in the order of the groups: (reward - mean) / standard deviation.
 
     Mean and (unbiased) deviation are the group's (GRPO, Shao et al. 2024), so no value model is needed. A rollout alone
     has none: 0.
@@ -88,11 +78,6 @@ def group_advantages(groups: Sequence[Group]) -> NDArray[np.float32]:
 
 
 def divergence(sampled: Tensor, other: Tensor) -> float:
-    """Estimate KL(sampled ‖ other) in nats per token from tokens that the first policy drew (Schulman's k3).
-
-    Args:
-        sampled: log-probs of the tokens by the policy that drew them, float32 [N].
-        other: by the other one.
-    """
+    """Estimate KL(sampled ‖ other) in nats per token from tokens that the first policy drew (Schulman's k3)."""
     difference = (other - sampled).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return float((difference.exp() - 1 - difference).mean()) if len(difference) else 0.0

@@ -51,7 +51,7 @@ class KeyValueCache:
 
     @classmethod
     def empty(cls, shape: ModelShape, rows: int) -> Self:
-        """Give a cache with room for so many conversations."""
+        """Return a cache with room for so many conversations."""
         size = (shape.layers, rows, shape.heads, shape.context, shape.width // shape.heads)
         return cls(torch.zeros(size), torch.zeros(size))
 
@@ -75,7 +75,7 @@ class _Block(nn.Module):
         self.down = nn.Linear(shape.inner, shape.width, bias=False)
 
     def project(self, stream: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Give queries, keys and values, each [B, heads, T, width / heads]; queries and keys turned to their places."""
+        """Return queries, keys, values [B, heads, T, width / heads]; queries and keys rotated to their positions."""
         batch, length, width = stream.shape
         joint = self.query_key_value(self.attention_norm(stream))
         parts = joint.view(batch, length, 3, self._heads, width // self._heads)
@@ -91,12 +91,7 @@ class _Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The transformer.
-
-    Args:
-        shape: its sizes.
-        seed: of its first parameters; PyTorch's global generator is left as it is.
-    """
+    """The transformer."""
 
     def __init__(self, shape: ModelShape | None = None, seed: int = 0) -> None:
         super().__init__()
@@ -114,11 +109,7 @@ class Model(nn.Module):
                 nn.init.normal_(parameter, std=depth * shape.width**-0.5, generator=generator)
 
     def hidden(self, token_ids: Tensor) -> Tensor:
-        """Give the last layer's output over whole conversations, [B, T, width].
-
-        Args:
-            token_ids: int64 [B, T], from their first token on. What is right of a conversation does not reach it.
-        """
+        """Return the last layer's output over whole conversations, [B, T, width]."""
         stream, rotation = self.embedding(token_ids), self._rotations[: token_ids.shape[1]]
         for block in self._layers():
             query, key, value = block.project(stream, rotation)
@@ -127,17 +118,11 @@ class Model(nn.Module):
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Give the scores of the next token, [..., vocabulary]."""
+        """Return the scores of the next token, [..., vocabulary]."""
         return functional.linear(hidden, self.embedding.weight)
 
     def prefill(self, token_ids: Tensor, lengths: Tensor, cache: KeyValueCache, first: int) -> Tensor:
-        """Read conversations into rows `first` to `first + N` of the cache; give the scores of what follows each.
-
-        Args:
-            token_ids: int64 [N, T], padded on the right with any tokens.
-            lengths: int64 [N], tokens of each conversation.
-            cache: is changed.
-            first: row of the first conversation.
+        """Read conversations into rows `first` to `first + N` of the cache; return the scores of what follows each.
 
         Returns:
             float32 [N, vocabulary].
@@ -152,12 +137,7 @@ class Model(nn.Module):
         return self.logits(self.norm(stream[torch.arange(count), lengths - 1]))
 
     def decode(self, token_ids: Tensor, lengths: Tensor, cache: KeyValueCache) -> Tensor:
-        """Add one token to each conversation in the first B rows of the cache; give the scores of what follows.
-
-        Args:
-            token_ids: int64 [B].
-            lengths: int64 [B], tokens of each conversation before this one.
-            cache: is changed.
+        """Add one token to each conversation in the first B rows of the cache; return the scores of what follows.
 
         Returns:
             float32 [B, vocabulary].
@@ -184,7 +164,7 @@ class Model(nn.Module):
 
 
 def _rotations(shape: ModelShape) -> Tensor:
-    """Give cosine and sine of each place's and pair of dimensions' angle, [context, 2, width / heads / 2]."""
+    """Return cosine and sine of each place's and pair of dimensions' angle, [context, 2, width / heads / 2]."""
     half = shape.width // shape.heads // 2
     angles = torch.arange(shape.context)[:, None] * ROTARY_BASE ** (-torch.arange(half) / half)
     return torch.stack([angles.cos(), angles.sin()], dim=1)

@@ -15,14 +15,7 @@ TIMELINE_STEPS = 12
 
 
 def draw(steps: Sequence[StepRecord], tests: Sequence[Exam], process_steps: int, path: Path) -> None:
-    """Write the picture as PNG.
-
-    Args:
-        steps: all of the run.
-        tests: those of this process.
-        process_steps: how many of the steps this process made: the last ones, which share a clock.
-        path: the file.
-    """
+    """Write the picture as PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 7), layout="constrained")

@@ -132,13 +132,7 @@ def read_steps(out: Path, before: int) -> list[StepRecord]:
 def measure_overlap(
     steps: Sequence[StepRecord], alone: Sequence[BatchRecord], learn_alone_s: Sequence[float]
 ) -> Overlap | None:
-    """Compare steps with their sides alone; None: nothing was measured.
-
-    Args:
-        steps: of one process, in order.
-        alone: batches that were collected while nobody learned, beside the last of the steps.
-        learn_alone_s: times of learning from such batches with no rollouts beside it.
-    """
+    """Compare steps with their sides alone; None: nothing was measured."""
     measured = steps[len(steps) - len(alone) :]
     if not measured or not learn_alone_s:
         return None

@@ -31,18 +31,7 @@ class Collected(NamedTuple):
 
 
 class Rollouts:
-    """Opens batches and collects their groups; one batch at a time.
-
-    Args:
-        client: whose session takes over what a batch leaves.
-        prompts: the stream of all batches.
-        groups: to keep in each.
-        group_size: rollouts of each.
-        max_staleness: weight versions that a rollout may be behind.
-        clock: seconds since the run began.
-        check: called now and then; raises if the run cannot go on.
-        display: is shown how far a batch is.
-    """
+    """Opens batches and collects their groups; one batch at a time."""
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ def transcript(chat: TransformersChatFormat, random: np.random.Generator) -> Tra
 
 
 def texts(random: np.random.Generator, count: int) -> Iterator[str]:
-    """Give texts as conversations have them, for a tokenizer to learn from."""
+    """Return texts as conversations have them, for a tokenizer to learn from."""
     for index in range(count):
         opening, turns, outputs = (_work if index % 2 else _answer)(random)
         yield "\n".join([*(f"{message.role.name.lower()}\n{message.content}" for message in opening), " Tools: bash."])
@@ -77,7 +77,7 @@ def texts(random: np.random.Generator, count: int) -> Iterator[str]:
 
 
 def _work(random: np.random.Generator) -> tuple[list[ChatMessage], list[str], list[str]]:
-    """Give the opening of a shell task, the script's turns, and the tool's answers between them."""
+    """Return the opening of a shell task, the script's turns, and the tool's answers between them."""
     command = COMMANDS[random.integers(len(COMMANDS))]
     destination = OTHER_DESTINATION if random.random() < OTHER_DESTINATIONS else DESTINATION
     question = list(SHELL_QUESTIONS)[random.integers(len(SHELL_QUESTIONS))]
@@ -88,7 +88,7 @@ def _work(random: np.random.Generator) -> tuple[list[ChatMessage], list[str], li
 
 
 def _answer(random: np.random.Generator) -> tuple[list[ChatMessage], list[str], list[str]]:
-    """Give the opening of a math task and the script's only turn."""
+    """Return the opening of a math task and the script's only turn."""
     shapes, answers = list(SHAPES), list(SHAPES.values())
     problem = math_problem(shapes[random.integers(len(shapes))], random)
     opening = [ChatMessage(Role.SYSTEM, MATH_SYSTEM), ChatMessage(Role.USER, problem)]
@@ -116,15 +116,7 @@ def _conversation(
 def imitate(
     model: Model, chat: TransformersChatFormat, seed: int, on_step: Callable[[int, float], None], steps: int = STEPS
 ) -> None:
-    """Train a model on the script, in place.
-
-    Args:
-        model: from its first parameters.
-        chat: its tokenizer.
-        seed: of the transcripts.
-        on_step: called after each step with its number from 1 and the loss in nats per token.
-        steps: how many.
-    """
+    """Train a model on the script, in place."""
     random = np.random.default_rng(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
     for step in range(steps):
@@ -140,7 +132,7 @@ def imitate(
 
 
 def _losses(model: Model, batch: list[Transcript]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the mean loss of what the script says, and of what it hears."""
+    """Return the mean loss of what the script says, and of what it hears."""
     longest = max(len(one.token_ids) for one in batch)
     token_ids = torch.zeros(len(batch), longest, dtype=torch.int64)
     mask, there = (torch.zeros(len(batch), longest, dtype=torch.bool) for _ in range(2))

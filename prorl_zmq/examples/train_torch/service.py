@@ -44,16 +44,7 @@ slots = 4
 
 
 class Processes:
-    """Starts the service and the engine, and ends them with the context, the service first.
-
-    Args:
-        out: the run's folder.
-        weights: the engine's first, a file.
-        weight_version: theirs.
-        tokenizer: a folder.
-        sandbox: `bubblewrap` or `process`.
-        slots: conversations at once.
-    """
+    """Starts the service and the engine, and ends them with the context, the service first."""
 
     def __init__(
         self, out: Path, weights: Path, weight_version: int, tokenizer: Path, sandbox: str, slots: int

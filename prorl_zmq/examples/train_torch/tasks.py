@@ -1,7 +1,7 @@
 """What the example trains on: an endless stream of prompts for the tasks `shell` and `math`, and some to test with.
 
 Every second prompt is a question about a file of numbers, which only a tool call can answer (those of `prorl demo`);
-the others ask for a fact of geometry. Prompt i depends on the seed and on i alone, so a run that is resumed goes on
+the others ask for a fact of geometry. Prompt i depends on the seed and on i alone, so a run that is resumed continues
 where it was. What the tests have that training never saw are the files; the kinds of question are those of training.
 """
 
@@ -36,12 +36,7 @@ _TRAINING, _TESTING = 0, 1
 
 
 class PromptStream:
-    """The prompts of a run, in order, as templates of jobs.
-
-    Args:
-        seed: of the prompts and of their sampling.
-        position: the number of the next prompt.
-    """
+    """The prompts of a run, in order, as templates of jobs."""
 
     def __init__(self, seed: int, position: int = 0) -> None:
         self._seed = seed
@@ -51,20 +46,14 @@ class PromptStream:
         return self
 
     def __next__(self) -> Job:
-        """Give the next prompt; there always is one."""
+        """Return the next prompt; there always is one."""
         number = self.position
         self.position += 1
         return _make_prompt((self._seed, _TRAINING, number), f"p{number}", number, TEMPERATURE)
 
 
 def held_out_jobs(seed: int, count: int, name: str) -> list[Job]:
-    """Give jobs that measure the policy at temperature 0, on prompts that training does not use.
-
-    Args:
-        seed: the run's.
-        count: how many.
-        name: what their ids begin with; a service takes an id once.
-    """
+    """Return jobs that measure the policy at temperature 0, on prompts that training does not use."""
     return [_make_prompt((seed, _TESTING, index), f"{name}-{index}", index, 0.0) for index in range(count)]
 
 

@@ -19,13 +19,7 @@ WAIT_S = 60.0
 
 
 class Tester:
-    """Submits and collects the tests of a run.
-
-    Args:
-        client: with a session of its own.
-        seed: the run's.
-        prompts: how many jobs a test has.
-    """
+    """Submits and collects the tests of a run."""
 
     def __init__(self, client: RolloutClient, seed: int, prompts: int) -> None:
         self._client = client
@@ -42,7 +36,7 @@ class Tester:
         self._client.submit(held_out_jobs(self._seed, self._prompts, name))
 
     def collect(self) -> list[Exam]:
-        """Give the tests that have ended since the last call."""
+        """Return the tests that have ended since the last call."""
         while ended := self._client.collect(wait_s=0.0):
             for trajectory in ended:
                 self._ended[trajectory.job_id.rpartition("-")[0]].append(trajectory)

@@ -51,10 +51,6 @@ CONFIGURATION = {
 def make_tokenizer(folder: Path, texts: Iterable[str]) -> ChatSettings:
     """Write tokenizer and template to `folder`; the same texts give the same tokenizer.
 
-    Args:
-        folder: made if it is not there.
-        texts: what the merges are learned from.
-
     Returns:
         What an engine names as its chat format.
     """
@@ -80,7 +76,7 @@ def make_tokenizer(folder: Path, texts: Iterable[str]) -> ChatSettings:
 
 
 def chat_settings(folder: Path) -> ChatSettings:
-    """Give what names the chat format of a folder that `make_tokenizer` wrote."""
+    """Return what names the chat format of a folder that `make_tokenizer` wrote."""
     return ChatSettings("transformers", str(folder.absolute()))
 
 

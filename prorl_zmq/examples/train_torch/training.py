@@ -4,12 +4,12 @@
     learner                          ├── batch 1 ──┤ push   ├── batch 2 ──┤ push
 
 The main thread opens a batch as soon as the one before it is full, feeds it prompts and collects its groups. A thread
-of its own learns, writes a checkpoint and then the weights, and has the engine serve them; running generations go on
+of its own learns, writes a checkpoint and then the weights, and has the engine serve them; running generations continue
 with the new weights (`keep`). The next batch is opened when the learner is done with the last one, so it is never more
 than one behind and rollouts are at most a few versions old; `max_staleness` drops what is older. What a batch leaves
-unfinished goes on into the next.
+unfinished continues into the next.
 
-Each thread has a client of its own, the tests a third. A run that is stopped, or killed, goes on from its last
+Each thread has a client of its own, the tests a third. A run that is stopped, or killed, continues from its last
 checkpoint; the service's journal lies in the same folder, and under the checkpoint's session are the groups that were
 under way.
 """
@@ -84,16 +84,7 @@ class _Learning(NamedTuple):
 
 
 class Training:
-    """One process's part of a run.
-
-    Args:
-        out: the run's folder.
-        tokenizer: the folder that `make_tokenizer` wrote.
-        settings: how to train.
-        start: where to begin or to go on.
-        learner: as at `start`.
-        display: shows it.
-    """
+    """One process's part of a run."""
 
     def __init__(
         self, out: Path, tokenizer: Path, settings: RunSettings, start: Checkpoint, learner: Learner, display: Display
@@ -109,7 +100,7 @@ class Training:
         self._stop = Event()
         """Set to have the learner give up what it does."""
         self._recent: list[list[Group]] = []
-        """The last batches, to learn from once more when that is measured."""
+        """The last batches, to learn from again when that is measured."""
         self.steps: list[StepRecord] = []
         """Those of this process."""
         self.tests: list[Exam] = []
