@@ -46,9 +46,6 @@ if TYPE_CHECKING:
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 """Names of sandboxes. None starts with a dot: such folders are being made or removed."""
 READ_LIMIT_BYTES = 16 * 2**20
-COPY_LIMIT_BYTES = 4 * 2**30
-"""Largest workspace that is copied."""
-COPY_LIMIT_S = 60.0
 CLOSE_LIMIT_S = 30.0
 MAKER_LOCK = "maker.lock"
 """Held by the process that makes a sandbox's folder, until an execution server has the folder."""

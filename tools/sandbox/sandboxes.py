@@ -28,7 +28,7 @@ from ..processes import to_the_end
 from . import tree
 from .kinds import container_class
 from .root_image import check_folder, check_image, check_private, find_image, find_offered
-from .sandbox import CLOSE_LIMIT_S, COPY_LIMIT_BYTES, COPY_LIMIT_S, LEASE_S, MAKER_LOCK, NAME, Sandbox
+from .sandbox import CLOSE_LIMIT_S, LEASE_S, MAKER_LOCK, NAME, Sandbox
 from .specification import SandboxSpec
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 START_LIMIT_S = 180.0
 """Longest time to a ready sandbox; a SIF file may have to be unpacked first."""
+COPY_LIMIT_BYTES = 4 * 2**30
+"""Largest workspace that is copied."""
+COPY_LIMIT_S = 60.0
 REPORT_BYTES = 64 * 1024
 SPEC = "spec.json"
 
