@@ -12,7 +12,7 @@ from prorl_zmq.tools.sandbox.kinds import problem_with
 
 def usable(kind: str) -> None:
     """Skip the test where this machine cannot make sandboxes of the kind."""
-    if problem := problem_with(kind):  # type: ignore[arg-type]
+    if problem := problem_with(kind):
         lacking(kind, problem)
 
 

@@ -95,7 +95,7 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
         ("[backends]\ncores = [1, 1]", "backends[0].cores", "named twice"),
         ("[backends]\ngpus = [-1]", "backends[0].gpus[0]", "Expected `int` >= 0"),
         ("[backend_broker]\naffinity = 'prompt'", "backend_broker.affinity", "Invalid enum value 'prompt'"),
-        ("[sandbox]\nkind = 'none'", "sandbox.kind", "Invalid enum value 'none'"),
+        ("[sandbox]\nkind = 'no such'", "sandbox.kind", "Expected `str` matching regex"),
         ("service = 1", "service", "Expected `object`, got `int` in service"),
         ("[stage]\nrole = 'run'", "stage", "Expected `array`, got `object`"),
         ("[service]\ninsecure = 'yes'", "service.insecure", "Expected `bool`, got `str`"),

@@ -312,7 +312,7 @@ class IPythonSession(CellSession):
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
     ) -> None:
         super().__init__(container, output_limit_bytes)
-        self._python = python or (sys.executable if container.kind == "process" else "python3")
+        self._python = python or ("python3" if container.isolated else sys.executable)
         self._ipython: IPythonChoice = ipython
         self.ipython_version = ""
         """Known once it has started; empty if the image has no IPython."""

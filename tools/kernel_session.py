@@ -129,7 +129,7 @@ class KernelProcess(CellProcess):
         host_folder.mkdir(0o700)
         self._folder = os.open(host_folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         resources.callback(os.close, self._folder)
-        if self._container.kind == "process":
+        if not self._container.isolated:
             # The path may be too long for a socket; where nothing is isolated the descriptor is no way out.
             folder, prefix, passed = str(host_folder), f"/proc/self/fd/{self._folder}/k", [self._folder]
         else:

@@ -10,6 +10,7 @@ import asyncio
 import math
 import os
 import signal
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
@@ -22,6 +23,7 @@ T = TypeVar("T")
 PROC = Path("/proc")
 READ_BYTES = 4096
 """Of a list of children at a time."""
+FIRST_LINE_LIMIT_S = 10.0
 
 
 class Child:
@@ -169,6 +171,15 @@ def _is_below(pid: int) -> bool:
             if pid == me:
                 return True
     return False
+
+
+def first_line(command: list[str]) -> str:
+    """Return the first line that a command prints; empty if it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FIRST_LINE_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.partition("\n")[0].strip() if done.returncode == 0 else ""
 
 
 async def to_the_end(work: Coroutine[object, object, T]) -> T:

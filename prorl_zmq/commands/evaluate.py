@@ -20,8 +20,7 @@ from ..config import BackendSettings, ServerApi
 from ..errors import ConfigError
 from ..system.logs import one_line, say
 from ..wire.messages.backends import ToolCallFormatName
-from ..wire.messages.jobs import SandboxKind
-from .options import Config, Connect, Keys, async_client_of, console, front_door_of
+from .options import Config, Connect, Keys, async_client_of, console, front_door_of, sandbox_kind
 
 if TYPE_CHECKING:
     from ..client.async_client import AsyncRolloutClient
@@ -132,9 +131,12 @@ def evaluate(
     ] = "",
     slots: Annotated[int, typer.Option(min=1, max=10_000, help="Rollouts at a time, per stage.")] = SLOTS,
     sandbox: Annotated[
-        SandboxKind | None,
+        str | None,
         typer.Option(
-            help="What tools act in; `process` is no isolation at all. [default: bubblewrap]", show_default=False
+            parser=sandbox_kind,
+            metavar="KIND",
+            help="What tools act in; `process` is no isolation at all. [default: bubblewrap]",
+            show_default=False,
         ),
     ] = None,
     image: Annotated[
@@ -411,7 +413,7 @@ def _fields(options: list[str]) -> dict[str, Any]:
 
 
 def _own_service(
-    backend: BackendSettings, slots: int, sandbox: SandboxKind, image: str, image_folders: list[str]
+    backend: BackendSettings, slots: int, sandbox: str, image: str, image_folders: list[str]
 ) -> OwnService:
     import tempfile
 
@@ -438,8 +440,9 @@ def _own_service(
     )
     service.topology()  # says what is wrong with it, before anything is made
     with tempfile.TemporaryDirectory(prefix="prorl-check-") as folder:
-        Sandboxes(sandbox, Path(folder), image=service.image, image_folders=tuple(map(Path, folders))).check()
-    if sandbox == "process":
+        sandboxes = Sandboxes(sandbox, Path(folder), image=service.image, image_folders=tuple(map(Path, folders)))
+        sandboxes.check()
+    if not sandboxes.isolated:
         say("prorl eval", "sandboxes are plain processes: what the model runs is not isolated")
     return service
 

@@ -16,7 +16,10 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
     """Write a commented topology file with every key at its default."""
+    from ..tools.sandbox.kinds import known_kinds
+
     template = files("prorl_zmq.service").joinpath("topology.toml").read_text(encoding="utf-8")
+    template = template.replace("SANDBOX_KINDS", ", ".join(known_kinds()))
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(template)

@@ -51,6 +51,15 @@ LogLevelOption = Annotated[
 ]
 
 
+def sandbox_kind(kind: str) -> str:
+    """Check the value of `--sandbox` against the registered kinds; the part of `tools` that it needs is light."""
+    from ..tools.sandbox.kinds import known_kinds
+
+    if kind not in (known := known_kinds()):
+        raise typer.BadParameter(f"{kind!r} is not one of {', '.join(map(repr, known))}.")
+    return kind
+
+
 def console(*, stderr: bool = False) -> Console:
     """Give the console that commands print to; into a pipe or a file it cuts and breaks nothing."""
     stream = sys.stderr if stderr else sys.stdout

@@ -12,8 +12,7 @@ import typer
 
 from ..config import own_run_dir
 from ..system.logs import say
-from ..wire.messages.jobs import SandboxKind
-from .options import Config, Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as, topology_of
+from .options import Config, Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as, sandbox_kind, topology_of
 from .startup_line import StartupLine
 
 broker = typer.Typer(help="One broker alone, for a service that is spread over nodes.", rich_markup_mode=None)
@@ -23,8 +22,13 @@ def serve(
     config: Config = None,
     run_dir: RunDir = None,
     sandbox: Annotated[
-        SandboxKind | None,
-        typer.Option(help="What tools act in; `process` is no isolation at all. [default: the topology file's]"),
+        str | None,
+        typer.Option(
+            parser=sandbox_kind,
+            metavar="KIND",
+            help="What tools act in, such as bubblewrap or apptainer (`prorl doctor` lists all); `process` is no "
+            "isolation at all. [default: the topology file's]",
+        ),
     ] = None,
     image: Annotated[
         str | None,
@@ -62,8 +66,9 @@ def serve(
     folders = tuple(map(Path, topology.sandbox.image_folders))
     keys_named = Path(topology.security.keys) if topology.security.keys else None
     place = (topology.run_dir / "sandboxes", topology.service.node)
-    Sandboxes(topology.sandbox.kind, *place, image_folders=folders, keys=keys_named).check()
-    if topology.sandbox.kind == "process":
+    sandboxes = Sandboxes(topology.sandbox.kind, *place, image_folders=folders, keys=keys_named)
+    sandboxes.check()
+    if not sandboxes.isolated:
         say("prorl serve", "sandboxes are plain processes: what the model runs is not isolated")
     if topology.journal is not None and topology.journal.exists():
         kept = read_summary(topology.journal)

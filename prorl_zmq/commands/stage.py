@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from ..config import Topology, default_run_dir, own_run_dir
-from ..wire.messages.jobs import Phase, SandboxKind
-from .options import Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as
+from ..wire.messages.jobs import Phase
+from .options import Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as, sandbox_kind
 
 
 def stage(
@@ -33,7 +33,8 @@ def stage(
         ),
     ] = "",
     sandbox: Annotated[
-        SandboxKind, typer.Option(help="What tools act in; `process` is no isolation at all.")
+        str,
+        typer.Option(parser=sandbox_kind, metavar="KIND", help="What tools act in; `process` is no isolation at all."),
     ] = "bubblewrap",
     image: Annotated[
         str,

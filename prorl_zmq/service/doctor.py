@@ -6,19 +6,19 @@ import os
 import resource
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import zmq
 
-from ..config import default_run_dir
+from ..config import SandboxSettings, default_run_dir
 from ..errors import ProrlError
-from ..tools.sandbox.apptainer import FUSE, PROGRAMS, apptainer_problem
-from ..tools.sandbox.bubblewrap import bubblewrap_problem
+from ..tools.processes import first_line
+from ..tools.sandbox.kinds import container_class, known_kinds
 from ..wire.sockets import check_endpoint
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 MIN_TMP_BYTES = 2 * 2**30
 MIN_OPEN_FILES = 4096
-PROBE_S = 10.0
 
 State = Literal["ok", "missing", "optional"]
 
@@ -47,9 +46,8 @@ def examine() -> Iterator[Finding]:
         _python,
         _zeromq,
         _cores,
-        _bubblewrap,
+        *(partial(_sandbox_kind, kind) for kind in known_kinds()),
         _user_namespaces,
-        _apptainer,
         _vllm,
         _gpu,
         _run_dir,
@@ -79,29 +77,23 @@ def _cores() -> Finding:
     return Finding("cores, memory", "ok", f"{cores} cores, {memory_gib:.0f} GiB")
 
 
-def _bubblewrap() -> Finding:
-    problem = bubblewrap_problem()
+def _sandbox_kind(kind: str) -> Finding:
+    try:
+        container = container_class(kind)
+        problem = container.problem()
+    except ProrlError as error:  # another package's, which does not work
+        problem = error.message
     if problem is None:
-        return Finding("bubblewrap", "ok", _first_line(["bwrap", "--version"]) or "works")
-    return Finding("bubblewrap", "missing", problem)
+        return Finding(f"sandboxes: {kind}", "ok", container.version())
+    return Finding(f"sandboxes: {kind}", "missing" if kind == SandboxSettings().kind else "optional", problem)
 
 
 def _user_namespaces() -> Finding:
     unshare = shutil.which("unshare")
-    if unshare is not None and _first_line([unshare, "--user", "--map-root-user", "echo", "yes"]) == "yes":
+    if unshare is not None and first_line([unshare, "--user", "--map-root-user", "echo", "yes"]) == "yes":
         return Finding("user namespaces", "ok", "an unprivileged user can make them")
     detail = "refused; rootless sandboxes need them: see the sysctl kernel.unprivileged_userns_clone, or AppArmor"
     return Finding("user namespaces", "optional", detail)
-
-
-def _apptainer() -> Finding:
-    problem = apptainer_problem()
-    if problem is not None:
-        return Finding("Apptainer", "optional", problem)
-    version = next(filter(None, (_first_line([name, "--version"]) for name in PROGRAMS if shutil.which(name))), "works")
-    if os.geteuid() != 0 and not os.access(FUSE, os.R_OK | os.W_OK):
-        return Finding("Apptainer", "ok", f"{version}; {FUSE} cannot be opened, so SIF files are unpacked once")
-    return Finding("Apptainer", "ok", version)
 
 
 def _vllm() -> Finding:
@@ -113,7 +105,7 @@ def _vllm() -> Finding:
 
 def _gpu() -> Finding:
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    found = _first_line(query) if shutil.which("nvidia-smi") else ""
+    found = first_line(query) if shutil.which("nvidia-smi") else ""
     return Finding("GPU", "ok" if found else "optional", found or "none found; engines would run on the CPU")
 
 
@@ -162,12 +154,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _first_line(command: list[str]) -> str:
-    """Give the first line that a command prints; empty if it fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.partition("\n")[0].strip() if done.returncode == 0 else ""

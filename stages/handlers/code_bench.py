@@ -138,7 +138,7 @@ class Bench:
                 said = _header(result)
                 if said not in ("", DIRTY):
                     self._first = first or said
-                    if sandbox.kind == "process":
+                    if not sandbox.isolated:
                         await self._drop()  # it shares all that there is, so nobody can tell what a test left
                     return result
                 if not first:

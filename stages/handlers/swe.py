@@ -153,7 +153,7 @@ async def _sandbox(
             sandbox = await create(msgspec.structs.replace(spec, image=f"{instance.image}.sif"))
         except SandboxFailed as second:
             raise (error if second.fields.get("reason") == "image" else second) from None
-    if sandbox.kind != "apptainer":
+    if not sandbox.changes_images:
         raise HandlerFailed(
             f"swe jobs change files of their image, which sandboxes of kind {sandbox.kind} cannot: start the service "
             "with --sandbox apptainer",

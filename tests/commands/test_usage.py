@@ -119,7 +119,9 @@ def test_init_does_not_write_over_a_file(tmp_path: Path) -> None:
 def test_doctor_names_what_it_found() -> None:
     done = run("prorl", "doctor")
     assert done.returncode in (0, 1)
-    for subject in ("bubblewrap", "user namespaces", "Apptainer", "vLLM", "loopback TCP", "space for sandboxes"):
+    for kind in ("apptainer", "bubblewrap", "process"):
+        assert f"sandboxes: {kind}" in done.stdout
+    for subject in ("user namespaces", "vLLM", "loopback TCP", "space for sandboxes"):
         assert subject in done.stdout
 
 

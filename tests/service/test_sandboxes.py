@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import psutil
+from sandbox_kind import register
 
 from prorl_zmq.wire.messages.jobs import Phase
 
@@ -14,6 +15,8 @@ from .conftest import TestService, scripted, until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def folders(service: TestService) -> list[str]:
@@ -80,3 +83,17 @@ def test_an_init_process_that_ends_in_good_order_costs_nothing(empty_service: Te
         (trajectory,) = client.stream(timeout_s=60)
         assert (trajectory.outcome, trajectory.result.attempt) == ("completed", 1)
         until(lambda: not folders(service), "the sandbox to be gone")
+
+
+def test_a_kind_of_another_package_serves_jobs(
+    empty_service: TestService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = register(tmp_path, monkeypatch, marked="my_sandbox:MarkedContainer")
+    started(empty_service, "marked")
+    with empty_service.client() as client:
+        client.submit(scripted(run="tools") for _ in range(2))
+        trajectories = list(client.stream(timeout_s=60))
+        assert [(each.outcome, each.error) for each in trajectories] == [("completed", None)] * 2
+        until(lambda: not folders(empty_service), "the sandboxes to be gone")
+    marks = {path.name for path in (package / "marks").iterdir()}
+    assert marks >= {f"{each.job_id}.1" for each in trajectories}

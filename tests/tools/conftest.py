@@ -51,6 +51,7 @@ def small_image(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def sif(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A small root filesystem as a SIF file."""
+    usable("apptainer")
     folder = tmp_path_factory.mktemp("sif")
     image = folder / "image.sif"
     tiny = rootfs.tiny_root_filesystem(folder / "small")

@@ -22,11 +22,12 @@ from typing import NoReturn
 import msgspec
 import uvloop
 
-from ...errors import ErrorInfo, InternalError, ProrlError, SandboxFailed
+from ...errors import ConfigError, ErrorInfo, InternalError, ProrlError, SandboxFailed
 from ...system.logs import LogFormat, LogLevel, about_job, job_of_sandbox, of_job, start_logging
 from ..fork_watch import ForkWatch, forked
 from ..processes import children, kill
 from ..sandbox import tree
+from ..sandbox.kinds import container_class
 from .messages import ORDER_LIMIT_BYTES, ServerOrder
 from .server import REMOVE_LIMIT_S, ExecutionServer
 
@@ -61,8 +62,13 @@ class Spawner:
             return False
         try:
             order = msgspec.msgpack.decode(packed, type=ServerOrder)
+            container_class(order.kind)  # imported before the fork, for all servers
         except msgspec.MsgspecError as error:
             _tell(descriptors[0], InternalError(f"an order cannot be read: {error}").info())
+            os.close(descriptors[0])
+            return True
+        except ConfigError as error:
+            _tell(descriptors[0], error.info())
             os.close(descriptors[0])
             return True
         pid = os.fork()

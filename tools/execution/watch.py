@@ -85,7 +85,7 @@ class Watch:
         if not self._container.path.exists():
             self._on_gone()
             return
-        error = self._excess() if self._container.kind != "process" else None
+        error = self._excess() if self._container.isolated else None
         if error is None:
             self.start()
         else:

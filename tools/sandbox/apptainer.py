@@ -1,8 +1,8 @@
 """Containers made by Apptainer (or Singularity, as it was called): rootless, from directory images or SIF files.
 
-`exec` with a process namespace of its own, not an instance: an instance outlives whoever started it, and takes more
-than a second to stop. `spython` is used for what it is good at, to find the program and its version; its `execute` has
-no time limit, no input, and splits command lines at spaces.
+`exec` with a process namespace of its own, not an instance: an instance outlives the process that started it, and takes
+more than a second to stop. `spython` only says whether the program runs; its `execute` has no time limit, no input, and
+splits command lines at spaces.
 
 Where the service runs as root, Apptainer makes no user namespace, so commands are root to the kernel: without any
 capability, but as the owner of what root owns. Hence parts of /proc are read-only for them, and there is no /sys.
@@ -22,23 +22,42 @@ import msgspec
 
 from ...errors import SandboxFailed
 from ..images.image import default_root
+from ..processes import first_line
 from . import seccomp
-from .namespaced import WORKSPACE, NamespacedContainer
+from .container import WORKSPACE
+from .namespaced import NamespacedContainer
 
 PROGRAMS = ("apptainer", "singularity")
 FUSE = "/dev/fuse"
-ROOTS_PLACES = tuple(
+WRITABLE_BY_ROOT = tuple(
     f"/proc/{name}" for name in ("sys", "bus", "irq", "fs", "acpi", "scsi", "mtrr", "pressure", "sysrq-trigger")
 )
 """What root may write in /proc without any capability; see `proc(5)`."""
 
 
 class ApptainerContainer(NamespacedContainer):
-    """A container whose runtime is Apptainer."""
-
     kind = "apptainer"
+    image_formats = frozenset({"directory", "sif"})
+    changes_images = True
     # Killed, it would leave the process behind that serves a SIF file's filesystem; this signal lets it clean up.
     death_signal = signal.SIGTERM
+
+    @classmethod
+    def problem(cls) -> str | None:
+        from spython.utils import get_singularity_version
+
+        if not any(map(shutil.which, PROGRAMS)):
+            return "apptainer is not installed; install it, or choose another kind with --sandbox bubblewrap"
+        if not get_singularity_version():
+            return "apptainer is installed but does not run; try `apptainer version`"
+        return None
+
+    @classmethod
+    def version(cls) -> str:
+        found = first_line([_program(), "--version"]) or "works"
+        if os.geteuid() != 0 and not os.access(FUSE, os.R_OK | os.W_OK):
+            return f"{found}; {FUSE} cannot be opened, so SIF files are unpacked once"
+        return found
 
     def _runtime_argv(self, image: Path | None, passed: list[int]) -> list[str]:
         del passed  # it reads its filter from a file
@@ -47,13 +66,10 @@ class ApptainerContainer(NamespacedContainer):
         spec = self.spec
         root = os.geteuid() == 0
         arguments = [_program(), "--quiet", "exec", "--containall", "--no-home", "--no-eval", "--pwd", "/"]
-        arguments += [
-            "--no-mount",
-            "bind-paths,sys" if root else "bind-paths",
-        ]  # of the host's files, only the task's own
+        arguments += ["--no-mount", "bind-paths,sys" if root else "bind-paths"]  # of the host's files, only the task's
         arguments += _mount(str(self.workspace), WORKSPACE, writable=True)
-        for place in ("/tmp", "/var/tmp"):  # noqa: S108 - the sandbox's own
-            arguments += _mount(str(self.path / "tmp"), place, writable=True)
+        for target in ("/tmp", "/var/tmp"):  # noqa: S108 - the sandbox's own
+            arguments += _mount(str(self.path / "tmp"), target, writable=True)
         arguments += _mount(str(self.path / "shm"), "/dev/shm", writable=True)  # noqa: S108 - memory has no limit there
         profile = self.path / "seccomp.json"
         profile.write_bytes(msgspec.json.encode(seccomp.profile()))
@@ -62,9 +78,9 @@ class ApptainerContainer(NamespacedContainer):
             arguments += ["--net", "--network", "none"]
         if root:
             arguments.append("--no-privs")
-            for place in ROOTS_PLACES:
-                if Path(place).exists():
-                    arguments += _mount(place, place, writable=False)
+            for path in WRITABLE_BY_ROOT:
+                if Path(path).exists():
+                    arguments += _mount(path, path, writable=False)
         elif spec.fakeroot:
             arguments.append("--fakeroot")
         if spec.writable == "memory":
@@ -83,20 +99,8 @@ class ApptainerContainer(NamespacedContainer):
         return [*arguments, str(image)]
 
 
-def apptainer_problem() -> str | None:
-    """Give why Apptainer cannot be used on this machine and what to do; None if it is installed and runs. Blocks."""
-    from spython.utils import get_singularity_version
-
-    if not any(map(shutil.which, PROGRAMS)):
-        return "apptainer is not installed; install it, or choose another kind with --sandbox bubblewrap"
-    version = get_singularity_version()
-    if not version:
-        return "apptainer is installed but does not run; try `apptainer version`"
-    return None
-
-
 def _mount(source: str, target: str, *, writable: bool) -> list[str]:
-    """Give the option that binds a path, quoted as CSV is: `--bind` takes no colon or comma in a path."""
+    """Return the option that binds a path, quoted as CSV is: `--bind` takes no colon or comma in a path."""
     fields = ["type=bind", f"source={source}", f"destination={target}", *([] if writable else ["ro"])]
     return ["--mount", ",".join('"' + field.replace('"', '""') + '"' for field in fields)]
 

@@ -14,8 +14,10 @@ from functools import cache
 from pathlib import Path
 
 from ...errors import SandboxFailed
+from ..processes import first_line
 from . import seccomp
-from .namespaced import WORKSPACE, NamespacedContainer
+from .container import WORKSPACE
+from .namespaced import NamespacedContainer
 
 PROGRAM = "bwrap"
 LINKED_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -24,7 +26,7 @@ BOUND_READ_ONLY = ("/etc/alternatives", "/etc/ld.so.cache")
 """Debian's `awk` and others are links through /etc/alternatives."""
 NETWORK_FILES = ("/etc/resolv.conf", "/etc/ssl", "/etc/nsswitch.conf")
 OWN_FOLDERS = frozenset({"proc", "dev", "sys", "tmp", "run", "workspace"})
-"""Folders of an image that are not shown: there are others in their place."""
+"""Folders of an image that are not shown: the sandbox has its own."""
 USER_ID = "1000"
 ETC = {
     "passwd": f"root:x:0:0::/:/usr/sbin/nologin\nagent:x:{USER_ID}:{USER_ID}::{WORKSPACE}:/bin/bash\n",
@@ -35,9 +37,39 @@ PROBE_LIMIT_S = 10.0
 
 
 class BubblewrapContainer(NamespacedContainer):
-    """A container whose runtime is bubblewrap."""
-
     kind = "bubblewrap"
+
+    @classmethod
+    def problem(cls) -> str | None:
+        if shutil.which(PROGRAM) is None:
+            return (
+                "bubblewrap is not installed; install the Debian package bubblewrap, or allow no isolation with "
+                "--sandbox process"
+            )
+        try:
+            probe = subprocess.run(
+                [PROGRAM, *_FIXED, *_host_arguments(), *_OWN, "--", "true"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=PROBE_LIMIT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"bubblewrap does not work: {error}; allow no isolation with --sandbox process"
+        if probe.returncode == 0:
+            return None
+        reason = probe.stderr.decode("utf-8", "replace").strip()
+        if "namespace" in reason or "uid map" in reason or "Operation not permitted" in reason:
+            return (
+                f"this machine refuses user namespaces ({reason}); allow them (sysctl "
+                "kernel.unprivileged_userns_clone=1, on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0, in a "
+                "container its seccomp profile), or allow no isolation with --sandbox process"
+            )
+        return f"bubblewrap does not work here ({reason}); allow no isolation with --sandbox process"
+
+    @classmethod
+    def version(cls) -> str:
+        return first_line([PROGRAM, "--version"]) or "works"
 
     def _runtime_argv(self, image: Path | None, passed: list[int]) -> list[str]:
         spec = self.spec
@@ -66,35 +98,6 @@ class BubblewrapContainer(NamespacedContainer):
         return [*arguments, "--chdir", "/", "--clearenv", "--"]
 
 
-def bubblewrap_problem() -> str | None:
-    """Try bubblewrap, and give why it cannot be used on this machine and what to do; None if it can. Blocks briefly."""
-    if shutil.which(PROGRAM) is None:
-        return (
-            "bubblewrap is not installed; install the Debian package bubblewrap, or allow no isolation with "
-            "--sandbox process"
-        )
-    try:
-        probe = subprocess.run(
-            [PROGRAM, *_FIXED, *_host_arguments(), *_OWN, "--", "true"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PROBE_LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"bubblewrap does not work: {error}; allow no isolation with --sandbox process"
-    if probe.returncode == 0:
-        return None
-    reason = probe.stderr.decode("utf-8", "replace").strip()
-    if "namespace" in reason or "uid map" in reason or "Operation not permitted" in reason:
-        return (
-            f"this machine refuses user namespaces ({reason}); allow them (sysctl kernel.unprivileged_userns_clone=1, "
-            "on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0, in a container its seccomp profile), or allow "
-            "no isolation with --sandbox process"
-        )
-    return f"bubblewrap does not work here ({reason}); allow no isolation with --sandbox process"
-
-
 _FIXED = (
     *("--unshare-user", "--unshare-all", "--disable-userns", "--die-with-parent", "--cap-drop", "ALL"),
     *("--uid", USER_ID, "--gid", USER_ID, "--hostname", "sandbox"),
@@ -106,7 +109,7 @@ a command could set core_pattern and so run a program on the host. A read-only /
 
 @cache
 def _host_arguments() -> tuple[str, ...]:
-    """Show the host's own programs."""
+    """Return what shows the host's own programs."""
     arguments = ["--ro-bind", "/usr", "/usr"]
     for folder in map(Path, LINKED_FOLDERS):
         if folder.is_symlink():
@@ -119,7 +122,7 @@ def _host_arguments() -> tuple[str, ...]:
 
 
 def _image_arguments(image: Path) -> list[str]:
-    """Show an image's directory. Each entry by itself: in a read-only root no place for the workspace could be made."""
+    """Return what shows an image's entries, one by one: in a read-only root no folder for the workspace can be made."""
     arguments: list[str] = []
     for entry in sorted(image.iterdir()):
         if entry.name in OWN_FOLDERS:

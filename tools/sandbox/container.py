@@ -1,11 +1,11 @@
-"""A container: where a sandbox's commands run, as its execution server holds it.
+"""A container: where a sandbox's commands run, as its execution server sees it. A sandbox kind is a `Container` class.
 
 A container is started once. Processes then join it by fork, `setns` and `exec` (about 5 ms), so it needs nothing in the
 image but `/bin/sh`, and their descriptors, terminals included, are the server's own. The process that holds a container
-adopts all orphans below it, so everything that was started is found again, and has no threads, so that it may fork.
+adopts all orphans below it, so everything that was started is found, and has no threads, so that it may fork.
 
 When that process dies, the kernel kills the container's runtime and with it all that runs inside. When the container
-dies (an agent may kill its first process), `living` starts it again over the same files.
+dies (an agent may kill its first process), `ensure_running` starts it again over the same files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import resource
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from ptyprocess import PtyProcess
@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ...wire.messages.jobs import SandboxKind
     from .specification import SandboxSpec
 
 T = TypeVar("T")
+ImageFormat = Literal["directory", "sif"]
 
+WORKSPACE = "/workspace"
+"""The workspace as commands of an isolated sandbox see it."""
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 RESULT_LIMIT_BYTES = 256 * 2**20
 """Largest result of a `call`."""
@@ -42,7 +44,7 @@ READ_BYTES = 256 * 1024
 KILL_LIMIT_S = 10.0
 """Longest time that a killed process may take to end."""
 KILL_ROUNDS = 20
-"""How often processes are looked for again that were started while the others were killed."""
+"""How often processes are listed and killed: others may be started meanwhile."""
 STANDARD_ENVIRONMENT = {
     "PATH": SEARCH_PATH,
     "USER": "agent",
@@ -57,14 +59,34 @@ STANDARD_ENVIRONMENT = {
 
 
 class Container(ABC):
-    """Where a sandbox's commands run. `start` it, `close` it.
+    """Where a sandbox's commands run: the base class of every sandbox kind (see `kinds` for how one is registered).
+
+    A kind of Linux namespaces that a program makes derives from `namespaced.NamespacedContainer` and says only how the
+    program is called; others implement the abstract methods below. All instance methods run in the execution server.
 
     Args:
         path: the sandbox's own folder.
         spec: how to make it.
     """
 
-    kind: ClassVar[SandboxKind]
+    kind: ClassVar[str]
+    """The name it is registered under, and that `--sandbox` takes."""
+    isolated: ClassVar[bool] = True
+    """False: commands share the files, the network and the process table of the service, and no limit binds them."""
+    image_formats: ClassVar[frozenset[ImageFormat]] = frozenset({"directory"})
+    """The root filesystems it can start from. Empty: it takes none, and `SandboxSpec.image` has no effect."""
+    changes_images: ClassVar[bool] = False
+    """Whether commands can change the image's own files (`SandboxSpec.writable`), which jobs of task `swe` need."""
+
+    @classmethod
+    @abstractmethod
+    def problem(cls) -> str | None:
+        """Return why this machine cannot make the kind and what to do about it; None if it can. May block for 10 s."""
+
+    @classmethod
+    def version(cls) -> str:
+        """Return what `prorl doctor` shows where the kind works."""
+        return "works"
 
     def __init__(self, path: Path, spec: SandboxSpec) -> None:
         self.path = path
@@ -75,18 +97,6 @@ class Container(ABC):
         self.starts = 0
         """How often it was started."""
 
-    # What the kinds say -----------------------------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def home(self) -> str:
-        """The workspace's path as commands see it."""
-
-    @property
-    @abstractmethod
-    def root(self) -> str:
-        """The folder, as commands see it, that file calls stay below."""
-
     @abstractmethod
     async def start(self) -> None:
         """Start it.
@@ -95,16 +105,14 @@ class Container(ABC):
             SandboxFailed: it did not start; the message has the runtime's words.
         """
 
-    @abstractmethod
-    async def living(self) -> None:
-        """Start it again if it ended.
+    async def ensure_running(self) -> None:  # noqa: B027 - the default for what cannot end
+        """Start it again if it ended; nothing to do for a kind that cannot end.
 
         Raises:
             SandboxFailed: see `start`.
         """
 
-    @abstractmethod
-    async def renew(self, number: int) -> None:
+    async def restart(self, number: int) -> None:  # noqa: B027 - see above
         """Start it again if `starts` is still `number`: else another call has done so.
 
         Raises:
@@ -113,7 +121,7 @@ class Container(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Kill everything that runs inside and wait for its end; may be called again.
+        """Kill everything that runs inside and wait for its end; may be called more than once.
 
         Raises:
             SandboxFailed: something did not end within `KILL_LIMIT_S`.
@@ -121,10 +129,10 @@ class Container(ABC):
 
     @abstractmethod
     def processes(self, at_most: float = math.inf) -> list[int]:
-        """Give all processes of the sandbox's commands, in the host's numbers; of more than `at_most`, some."""
+        """Return all processes of the sandbox's commands, in the host's numbers; of more than `at_most`, some."""
 
     def holding(self) -> list[int]:
-        """Give the processes that keep the container open, in the host's numbers; none of them is a command's."""
+        """Return the processes that keep the container open, in the host's numbers; none of them is a command's."""
         return []
 
     @abstractmethod
@@ -135,7 +143,15 @@ class Container(ABC):
             OSError: the container is gone, or the kernel refuses.
         """
 
-    # What all share ---------------------------------------------------------------------------------------------------
+    @property
+    def home(self) -> str:
+        """The workspace's path as commands see it."""
+        return WORKSPACE if self.isolated else str(self.workspace)
+
+    @property
+    def root(self) -> str:
+        """The folder, as commands see it, that file calls stay below."""
+        return "/" if self.isolated else str(self.workspace)
 
     @property
     def directory(self) -> str:
@@ -143,7 +159,7 @@ class Container(ABC):
         return self.spec.directory or self.home
 
     def environment(self) -> dict[str, str]:
-        """Give the environment of commands: none of the host's variables."""
+        """Return the environment of commands: none of the host's variables."""
         return {**STANDARD_ENVIRONMENT, "HOME": self.home, **self.spec.environment}
 
     def spawn(
@@ -157,14 +173,14 @@ class Container(ABC):
         directory: str = "",
         pass_fds: Sequence[int] = (),
     ) -> Child:
-        """Start a program inside, in a process session of its own; the caller closes what this gives.
+        """Start a program inside, in a process session of its own; the caller passes the child to `end`.
 
         Args:
             argv: the program, by path or as found in the environment's PATH, and its arguments.
-            stdin: the host's descriptor for its standard input; so `stdout` and `stderr`.
-            stdout: see `stdin`.
-            stderr: see `stdin`.
-            environment: variables that are added to `environment()`, or take the place of its own.
+            stdin: the host's descriptor for its standard input.
+            stdout: that for its standard output.
+            stderr: that for its standard error.
+            environment: variables that are added to `environment()`, or replace its own.
             directory: where it starts; empty: `directory`.
             pass_fds: descriptors that it inherits under their numbers.
 
@@ -186,14 +202,14 @@ class Container(ABC):
     def terminal(
         self, argv: Sequence[str], directory: str, pass_fds: Sequence[int], dimensions: tuple[int, int]
     ) -> tuple[Child, int]:
-        """Start a program inside on a terminal of its own, with plain modes; give it and our side of the terminal.
+        """Start a program inside on a terminal of its own, in plain modes; return it and our side of the terminal.
 
         Raises:
             SandboxFailed: the container or the program is gone; the message has the reason.
         """
         self.unlock()
         ours, report = os.pipe()
-        kept = (*pass_fds, *self._kept())
+        kept = (*pass_fds, *self._kept_descriptors())
 
         def run() -> None:
             terminal.give_up()
@@ -208,8 +224,7 @@ class Container(ABC):
                 env=self.environment(),
                 preexec_fn=lambda: forking.child(run, report, kept),
                 dimensions=dimensions,
-                # It closes all descriptors but those it is told of.
-                pass_fds=sorted({report, *kept}),
+                pass_fds=sorted({report, *kept}),  # it closes all others
             )
         except BaseException:
             os.close(ours)
@@ -233,14 +248,14 @@ class Container(ABC):
         Raises:
             SandboxFailed: the container cannot be started again.
         """
-        await self.living()
+        await self.ensure_running()
         number = self.starts
         try:
             return await start()
         except SandboxFailed as error:
             if error.fields.get("reason") != "join":
                 raise
-        await self.renew(number)
+        await self.restart(number)
         return await start()
 
     async def call(self, function: Callable[[], T], timeout_s: float, returns: type[T] | Any = Any) -> T:
@@ -294,8 +309,8 @@ class Container(ABC):
         return value
 
     def kill(self, pid: int) -> None:
-        """Kill a not yet reaped process, all below it, and all of its process session."""
-        most = math.inf if self.kind == "process" else self.spec.limits.processes
+        """Kill a process that is not reaped yet, all below it, and all of its process session."""
+        most = self.spec.limits.processes if self.isolated else math.inf
         killed: set[int] = set()
         for _ in range(KILL_ROUNDS):
             of_session = [each for each in self.processes(most) if _session(each) == pid]
@@ -316,7 +331,7 @@ class Container(ABC):
             kill(*found)
 
     async def end(self, child: Child) -> int:
-        """Kill what is left of a process that `spawn` or `terminal` gave, wait for its end; give its exit code.
+        """Kill what is left of a process that `spawn` or `terminal` started, wait for its end; return its exit code.
 
         Raises:
             SandboxFailed: it did not end within `KILL_LIMIT_S`.
@@ -339,7 +354,7 @@ class Container(ABC):
                     os.waitpid(pid, os.WNOHANG)
 
     def unlock(self) -> None:
-        """Give the owner access to the workspace again: a command may have taken it, with `chmod 000 .`.
+        """Restore the owner's access to the workspace: a command may have taken it, with `chmod 000 .`.
 
         Raises:
             SandboxFailed: the workspace is gone, or is another user's.
@@ -350,7 +365,6 @@ class Container(ABC):
             raise SandboxFailed(f"the workspace of {self.path.name} cannot be entered: {error.strerror}") from error
 
     async def _reap_spawned(self) -> None:
-        """Reap all killed processes that `spawn`, `terminal` and `call` gave; who holds them learns of it."""
         for child in list(self._spawned.values()):
             if await child.wait(KILL_LIMIT_S):
                 child.reap()
@@ -358,22 +372,22 @@ class Container(ABC):
     def _runtime_pids(self) -> frozenset[int]:
         return frozenset()
 
-    def _kept(self) -> tuple[int, ...]:
-        """Give the descriptors that `_join` needs."""
+    def _kept_descriptors(self) -> tuple[int, ...]:
+        """Return what `_join` needs in a forked child."""
         return ()
 
     def _forked(self, run: Callable[[int], None], kept: Sequence[int]) -> Child:
-        """Fork, and run `run` in the child until it executes a program or closes the report; give what it became."""
+        """Fork, and run `run` in the child until it executes a program or closes the report; return what it became."""
         self.unlock()
         ours, report = os.pipe()
         pid = os.fork()
         if pid == 0:
-            forking.child(partial(run, report), report, (*kept, *self._kept()))
+            forking.child(partial(run, report), report, (*kept, *self._kept_descriptors()))
         os.close(report)
         return self._joined(pid, ours)
 
     def _joined(self, pid: int, report: int) -> Child:
-        """Wait until a forked child has become a process of the container, and give that."""
+        """Wait until a forked child has become a process of the container; return that."""
         try:
             inner, number, problem = forking.hear(report)
         except TimeoutError as error:
@@ -388,10 +402,7 @@ class Container(ABC):
             if number:
                 raise OSError(number, problem)
             raise SandboxFailed(f"a process could not join its sandbox: {problem}", reason="join")
-        return self._register(inner or pid)
-
-    def _register(self, pid: int) -> Child:
-        child = self._spawned[pid] = Child(pid)
+        child = self._spawned[inner or pid] = Child(inner or pid)
         return child
 
     def _enter_directory(self, directory: str) -> None:
@@ -416,7 +427,7 @@ class Container(ABC):
 
 
 def _answer(function: Callable[[], Any], result: int) -> None:
-    """In a forked child: write what a function gives, or the error that it raises."""
+    """In a forked child: write what a function returns, or the error that it raises."""
     try:
         content = b"V" + msgspec.msgpack.encode(function())
     except ProrlError as error:

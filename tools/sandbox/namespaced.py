@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from .pids_cgroup import PidsCgroup
     from .specification import SandboxSpec
 
-WORKSPACE = "/workspace"
-"""The workspace as commands see it."""
 HOLD = ("/bin/sh", "-c", "echo ready; read -r line")
 START_LIMIT_S = 60.0
 WORDS_BYTES = 4096
@@ -72,16 +70,6 @@ class NamespacedContainer(Container):
         self._environment: dict[str, str] = {}
         """The image's own."""
 
-    @property
-    def home(self) -> str:
-        """The workspace as commands see it."""
-        return WORKSPACE
-
-    @property
-    def root(self) -> str:
-        """All that commands see."""
-        return "/"
-
     @abstractmethod
     def _runtime_argv(self, image: Path | None, passed: list[int]) -> list[str]:
         """Give the host command line that runs a program inside, the program left out.
@@ -100,7 +88,6 @@ class NamespacedContainer(Container):
         return {**self._environment, **super().environment(), "PATH": path, **self.spec.environment}
 
     async def start(self) -> None:
-        """Start the runtime, and wait for its container (see `Container.start`)."""
         async with self._changing:
             await self._start()
 
@@ -110,7 +97,7 @@ class NamespacedContainer(Container):
         if self.spec.image and self._image is None:
             self._image = hold(Path(self.spec.image))
         if self._image is not None:
-            check_image(self.kind, self._image.path)
+            check_image(self.kind, self.image_formats, self._image.path)
         passed: list[int] = []
         argv = [*self._runtime_argv(self._image.path if self._image is not None else None, passed), *HOLD]
         log = self.path / "runtime.log"
@@ -146,22 +133,19 @@ class NamespacedContainer(Container):
         finally:
             os.close(ready)
 
-    async def living(self) -> None:
-        """Start it again if it ended (see `Container.living`)."""
+    async def ensure_running(self) -> None:
         async with self._changing:
             if self._runtime is None or any(map(_ended, self._holding.values())):
                 await self._close()
                 await self._start()
 
-    async def renew(self, number: int) -> None:
-        """Start it again, unless another call has (see `Container.renew`)."""
+    async def restart(self, number: int) -> None:
         async with self._changing:
             if self.starts == number:
                 await self._close()
                 await self._start()
 
     async def close(self) -> None:
-        """Kill the namespaces' first process, so the kernel kills all others (see `Container.close`)."""
         async with self._changing:
             await self._close()
 
@@ -222,7 +206,7 @@ class NamespacedContainer(Container):
         namespaces.forbid_new_privileges()
         seccomp.install()
 
-    def _kept(self) -> tuple[int, ...]:
+    def _kept_descriptors(self) -> tuple[int, ...]:
         cgroup = () if self._cgroup is None else (self._cgroup.descriptor,)
         return cgroup if self._namespaces is None else (*self._namespaces.descriptors, *cgroup)
 

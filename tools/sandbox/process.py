@@ -1,7 +1,7 @@
-"""The container that is none: plain processes of the service's own user in a folder.
+"""Sandboxes without isolation: plain processes of the service's own user in a folder.
 
-For machines without namespaces, and only where the operator asked for it by name: a command can read and write whatever
-the service can. The environment is still a clean one, and the execution server adopts whatever leaves its session, so
+For machines without namespaces, and only where the operator asked for it by name: a command can read and write all that
+the service can. The environment is still a clean one, and the execution server adopts what leaves its session, so
 nothing outlives the sandbox.
 """
 
@@ -17,36 +17,22 @@ from .container import KILL_LIMIT_S, KILL_ROUNDS, Container
 
 
 class ProcessContainer(Container):
-    """A folder, and processes that start in it."""
-
     kind = "process"
+    isolated = False
+    image_formats = frozenset()
 
-    @property
-    def home(self) -> str:
-        """The workspace, for commands as for the host."""
-        return str(self.workspace)
+    @classmethod
+    def problem(cls) -> str | None:
+        return None
 
-    @property
-    def root(self) -> str:
-        """The workspace: file calls are not to reach the host's other files."""
-        return str(self.workspace)
+    @classmethod
+    def version(cls) -> str:
+        return "works, without any isolation"
 
     async def start(self) -> None:
-        """Adopt the orphans to come; there is nothing to start (see `Container.start`)."""
         namespaces.become_subreaper()
 
-    async def living(self) -> None:
-        """Do nothing: it cannot end."""
-
-    async def renew(self, number: int) -> None:
-        """Do nothing, either."""
-
     async def close(self) -> None:
-        """Kill all commands and what they left (see `Container.close`).
-
-        Raises:
-            SandboxFailed: new ones are started faster than they can be killed.
-        """
         for _ in range(KILL_ROUNDS):
             kill(*self.processes())
             await self._reap_spawned()
@@ -65,7 +51,6 @@ class ProcessContainer(Container):
                 child.close()
 
     def processes(self, at_most: float = math.inf) -> list[int]:
-        """Give all living processes below this one."""
         return descendants(os.getpid(), at_most)
 
     def _join(self, report: int, *, limited: bool) -> None:

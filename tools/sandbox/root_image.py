@@ -16,9 +16,9 @@ from ...errors import ConfigError, SandboxFailed
 from ..images.image import NAME_PATTERN, default_root
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
-    from ...wire.messages.jobs import SandboxKind
+    from .container import ImageFormat
 
 SIF_MAGIC = b"SIF_MAGIC"
 SIF_MAGIC_AT = 32
@@ -111,23 +111,22 @@ def check_private(image: Path, private: Iterable[Path]) -> None:
         raise SandboxFailed(message, reason="image")
 
 
-def check_image(kind: SandboxKind, image: Path) -> None:
-    """See whether a kind can start from an image.
+def check_image(kind: str, formats: Collection[ImageFormat], image: Path) -> None:
+    """Check that a kind of sandbox that takes images of these formats can start from an image.
 
     Raises:
         SandboxFailed: it cannot (`reason` is `image`).
     """
-    if kind == "process":
+    if not formats:
         return
     if image.is_dir():
         check_private(image, ())
         if not (image / "bin").exists():
             raise SandboxFailed(f"the image {image} has no /bin; it is not a root filesystem", reason="image")
         return
-    if kind == "bubblewrap":
-        raise SandboxFailed(
-            f"the image {image} is a file; bubblewrap takes directories only (use apptainer)", reason="image"
-        )
+    if "sif" not in formats:
+        message = f"the image {image} is a file; {kind} takes directories only (use apptainer)"
+        raise SandboxFailed(message, reason="image")
     try:
         with image.open("rb") as file:
             magic = file.read(SIF_MAGIC_AT + len(SIF_MAGIC))[SIF_MAGIC_AT:]

@@ -1,13 +1,13 @@
-"""A sandbox as a stage process has it: the client of the sandbox's execution server.
+"""A sandbox as a stage process sees it: the client of the sandbox's execution server.
 
     ROOT/NAME/              the sandbox's own folder, 0700: `handle.path`
     ROOT/NAME/workspace/    what its commands see as their working directory
     ROOT/NAME/tmp/          what they see as /tmp
     ROOT/NAME/server.sock   the execution server's
 
-Whoever made or attached to a sandbox holds it: its lease is renewed as long as this process's loop runs, until it is
-handed on (`release`), closed, or attached to by somebody else. If nobody holds it the server ends it, and all in it.
-What a command may do to its workspace is anything: the host's side never follows a link that it planted.
+The process that made or attached to a sandbox holds it: it renews the lease as long as its loop runs, until it hands
+the sandbox on (`release`), closes it, or another process attaches. If no process holds it, the server ends it, and all
+in it. A command may do anything to its workspace: the host's side never follows a link that it planted.
 """
 
 from __future__ import annotations
@@ -23,32 +23,29 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SandboxFailed
-from ...wire.messages.jobs import SandboxHandle
 from ..execution import messages
 from ..execution.remote import RemoteBash, RemoteCells
 from ..execution.server import LOCK
 from ..output import OUTPUT_LIMIT_BYTES
 from ..processes import to_the_end
 from . import tree
+from .container import WORKSPACE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from ...wire.messages.jobs import SandboxKind
+    from ...wire.messages.jobs import SandboxHandle
     from ..editor.arguments import EditorArguments
     from ..editor.outcome import EditOutcome
     from ..execution.client import ExecutionClient
     from ..execution.command import ExecResult
     from ..ipython_session import IPythonChoice
-    from .sandboxes import Sandboxes
+    from .container import Container
     from .specification import SandboxSpec
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-"""What a sandbox may be called. No name starts with a dot: those are for what is being removed."""
+"""Names of sandboxes. None starts with a dot: such folders are being made or removed."""
 READ_LIMIT_BYTES = 16 * 2**20
-COPY_LIMIT_BYTES = 4 * 2**30
-"""Largest workspace that is copied."""
-COPY_LIMIT_S = 60.0
 CLOSE_LIMIT_S = 30.0
 MAKER_LOCK = "maker.lock"
 """Held by the process that makes a sandbox's folder, until an execution server has the folder."""
@@ -72,7 +69,7 @@ CHECK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         "GIT_CONFIG_VALUE_1": "/dev/null",
     }
 )
-"""For `Sandbox.exec` of a program that judges a workspace which somebody else wrote.
+"""For `Sandbox.exec` of a program that judges a workspace which an agent wrote.
 
 A home in the workspace would let its writer choose what the judge's own programs load: `usercustomize.py` below
 `~/.local`, `.gitconfig`, `.bashrc`. So there is none; Python imports nothing from the working directory or a script's
@@ -84,48 +81,66 @@ not covered: such a judge still believes what it judges.
 
 
 class Sandbox:
-    """Where the tools of one job act. Made by `Sandboxes.create`, found again by `Sandboxes.attach`.
+    """Where the tools of one job act. Made by `Sandboxes.create`, reached from other processes by `Sandboxes.attach`.
 
     Args:
-        client: the line to its execution server; closed with the sandbox.
-        path: the sandbox's own folder.
+        client: the connection to its execution server; closed with the sandbox.
+        handle: where it is.
         spec: how it was made.
-        sandboxes: what made it.
+        container: the class of its kind.
         lease_s: how long it outlives a holder that died.
+        copy: makes a copy of it under a name.
     """
 
     def __init__(
-        self, client: ExecutionClient, path: Path, spec: SandboxSpec, sandboxes: Sandboxes, lease_s: float
+        self,
+        client: ExecutionClient,
+        handle: SandboxHandle,
+        spec: SandboxSpec,
+        container: type[Container],
+        lease_s: float,
+        copy: Callable[[Sandbox, str], Awaitable[Sandbox]],
     ) -> None:
         self._client = client
-        self._sandboxes = sandboxes
+        self._container = container
         self._lease_s = lease_s
+        self._copy = copy
         self._renewal: asyncio.TimerHandle | None = None
         self._lost: Callable[[], None] | None = None
         self.spec = spec
-        self.path = path
-        self.workspace = path / "workspace"
-        """The host's folder that commands see as the workspace."""
-        self.handle = SandboxHandle(sandboxes.kind, str(path), sandboxes.node)
+        self.handle = handle
         """Enough for another process of the node to attach to this sandbox."""
+        self.path = Path(handle.path)
+        self.workspace = self.path / "workspace"
+        """The host's folder that commands see as the workspace."""
 
     @property
-    def kind(self) -> SandboxKind:
+    def kind(self) -> str:
         """What it is made of."""
         return self.handle.kind
 
     @property
+    def isolated(self) -> bool:
+        """Whether commands are apart from the host's files and processes; see `Container.isolated`."""
+        return self._container.isolated
+
+    @property
+    def changes_images(self) -> bool:
+        """Whether commands can change the image's own files, if the spec allows it; see `Container.changes_images`."""
+        return self._container.changes_images
+
+    @property
     def directory(self) -> str:
         """The path of the workspace as commands see it."""
-        return str(self.workspace) if self.kind == "process" else "/workspace"
+        return WORKSPACE if self.isolated else str(self.workspace)
 
     @property
     def held(self) -> bool:
-        """Whether this process still holds it."""
+        """Whether this process holds it."""
         return not self._client.closed
 
     async def take(self) -> None:
-        """Hold it, and go on renewing the lease.
+        """Hold it, and renew its lease from now on.
 
         Raises:
             SandboxFailed: it is gone.
@@ -135,7 +150,7 @@ class Sandbox:
         self._renew_later()
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        """Call back once when this process no longer holds it, unless it let go or closed it itself."""
+        """Call back once when this process no longer holds it, unless it released or closed it itself."""
         self._lost = callback
 
     async def exec(
@@ -149,15 +164,15 @@ class Sandbox:
     ) -> ExecResult:
         """Run one command to its end, with pipes for its input and outputs.
 
-        Its process session is killed at the end, at the time limit, and when the call is cancelled. Whatever else runs
-        in the sandbox can interfere with it: what judges an agent's work runs in a `copy`.
+        Its process session is killed at the end, at the time limit, and when the call is cancelled. Other processes in
+        the sandbox can interfere with it: what judges an agent's work runs in a `copy`.
 
         Args:
             command: the program, by path or as found in PATH, and its arguments.
             timeout_s: after that it is killed.
             stdin: its whole input.
             output_limit_bytes: how much is kept of each of its two outputs.
-            environment: variables that are added to the sandbox's, or take the place of its own.
+            environment: variables that are added to the sandbox's, or replace its own.
             directory: where it starts; empty: where all commands start.
 
         Raises:
@@ -182,7 +197,7 @@ class Sandbox:
         return self.bash_session(opened.session)
 
     def bash_session(self, number: int) -> RemoteBash:
-        """Give the bash of that number, which this or another process started."""
+        """Return the bash of that number, which this or another process started."""
         return RemoteBash(self._client, number)
 
     async def ipython(self, python: str = "", ipython: IPythonChoice = "fallback") -> RemoteCells:
@@ -211,7 +226,7 @@ class Sandbox:
         return self.cell_session(opened.session)
 
     def cell_session(self, number: int) -> RemoteCells:
-        """Give the session of that number, which this or another process started."""
+        """Return the session of that number, which this or another process started."""
         return RemoteCells(self._client, number)
 
     async def edit(self, arguments: EditorArguments, timeout_s: float) -> EditOutcome:
@@ -265,25 +280,15 @@ class Sandbox:
             SandboxFailed: the name is not one or is taken; or the workspace cannot be copied, where `reason` is `tree`
                 if that is the fault of what commands left in it (too large, too deep), and `time` or `system` if not.
         """
-        path = self._sandboxes.make_folder(name)
-        try:
-            tree.grant(str(self.workspace), None, 0o700)  # a command may have closed it to us
-            await to_the_end(
-                asyncio.to_thread(tree.copy_tree, self.workspace, path / "workspace", COPY_LIMIT_BYTES, COPY_LIMIT_S)
-            )
-        except BaseException:
-            await to_the_end(asyncio.to_thread(tree.remove_tree, path, CLOSE_LIMIT_S))
-            self._sandboxes.made(path)
-            raise
-        return await self._sandboxes.start(path, self.spec)
+        return await self._copy(self, name)
 
     def release(self) -> None:
-        """Let go of it: somebody else attaches to it within its lease, or it ends."""
+        """Stop holding it: another process attaches to it within its lease, or it ends."""
         self._stop_renewing()
         self._client.close()
 
     async def close(self) -> None:
-        """End all that runs in the sandbox, and remove it with its content; may be called again.
+        """End all that runs in the sandbox, and remove it with its content; may be called more than once.
 
         Raises:
             SandboxFailed: it is not done within `CLOSE_LIMIT_S`.
@@ -298,7 +303,7 @@ class Sandbox:
         except TimeoutError:
             raise SandboxFailed(f"the sandbox {self.path.name} did not end within {CLOSE_LIMIT_S:g} s") from None
         except SandboxFailed:
-            # Its server is gone, and may have left its folder; or somebody else holds the sandbox now.
+            # Its server is gone, and may have left its folder; or another process holds the sandbox now.
             await asyncio.to_thread(remove_abandoned, self.path)
         finally:
             self._client.close()
@@ -323,11 +328,7 @@ class Sandbox:
 
 
 def remove_abandoned(path: Path) -> None:
-    """Remove a sandbox's folder, unless an execution server serves it, or it is still being made.
-
-    Raises:
-        SandboxFailed: see `tree.remove_tree`.
-    """
+    """Remove a sandbox's folder, unless an execution server serves it, or it is still being made."""
     for name in (LOCK, MAKER_LOCK):
         with suppress(FileNotFoundError, NotADirectoryError), (path / name).open("r") as lock:
             try:

@@ -1,4 +1,4 @@
-"""The sandboxes of one node: made, and found again, below one private folder."""
+"""The sandboxes of one node: made, and attached to, below one private folder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, get_args
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
@@ -20,12 +21,12 @@ from ...errors import ErrorInfo, SandboxFailed, SandboxUnavailable, from_info
 from ...security.keys import named_folder
 from ...system.logs import log_settings
 from ...system.processes import ISOLATED
-from ...wire.messages.jobs import SandboxKind
+from ...wire.messages.jobs import SandboxHandle
 from ..execution.client import ExecutionClient
 from ..execution.messages import ORDER_LIMIT_BYTES, ServerOrder
 from ..processes import to_the_end
 from . import tree
-from .kinds import problem_with
+from .kinds import container_class
 from .root_image import check_folder, check_image, check_private, find_image, find_offered
 from .sandbox import CLOSE_LIMIT_S, LEASE_S, MAKER_LOCK, NAME, Sandbox
 from .specification import SandboxSpec
@@ -33,10 +34,11 @@ from .specification import SandboxSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...wire.messages.jobs import SandboxHandle
-
 START_LIMIT_S = 180.0
 """Longest time to a ready sandbox; a SIF file may have to be unpacked first."""
+COPY_LIMIT_BYTES = 4 * 2**30
+"""Largest workspace that is copied."""
+COPY_LIMIT_S = 60.0
 REPORT_BYTES = 64 * 1024
 SPEC = "spec.json"
 
@@ -45,22 +47,22 @@ class Sandboxes:
     """Makes sandboxes of one kind below one folder; `close` it.
 
     Args:
-        kind: `apptainer`, `bubblewrap`, or `process` for no isolation at all.
+        kind: such as `apptainer`, `bubblewrap`, or `process` for no isolation at all; see `kinds` for others.
         root: the folder that holds the sandboxes; made private (0700) if it is not there.
         node: the node's name, as in sandbox handles.
         image: the root filesystem of sandboxes that name none.
         lease_s: how long a sandbox outlives a holder that died.
         image_folders: where the images of specs must be, beside the folder of `prorl image build`. None: anywhere,
-            for whoever writes all specs without looking at what a job says.
+            for a caller that writes all specs itself and takes none from jobs.
         keys: the service's key folder, which no image may have below it. None: that of `$PRORL_KEYS`, or none.
 
     Raises:
-        ConfigError: one of `image_folders` is unfit.
+        ConfigError: there is no such kind, or one of `image_folders` is unfit.
     """
 
     def __init__(
         self,
-        kind: SandboxKind,
+        kind: str,
         root: Path,
         node: str = "local",
         image: str = "",
@@ -69,8 +71,7 @@ class Sandboxes:
         image_folders: Sequence[Path] | None = None,
         keys: Path | None = None,
     ) -> None:
-        if kind not in get_args(SandboxKind):
-            raise ValueError(f"{kind!r} is no kind of sandbox; there are {', '.join(get_args(SandboxKind))}")
+        self._container = container_class(kind)
         self.kind = kind
         self.root = Path(root).absolute()
         self.node = node
@@ -81,9 +82,14 @@ class Sandboxes:
         self._folders = None
         if image_folders is not None:
             self._folders = tuple(check_folder(folder, self._private) for folder in image_folders)
-        self._line: socket.socket | None = None
-        self._making: dict[Path, IO[str]] = {}
-        """The locks on folders that have no execution server yet: should this process die, nobody else would know."""
+        self._spawner: socket.socket | None = None
+        self._new_folders: dict[Path, IO[str]] = {}
+        """The locks on folders that have no execution server yet: they tell others whether this process lives."""
+
+    @property
+    def isolated(self) -> bool:
+        """Whether commands are apart from the host's files and processes; see `Container.isolated`."""
+        return self._container.isolated
 
     def check(self) -> None:
         """Try whether this machine can make the kind, from the default image. Blocks briefly.
@@ -91,11 +97,11 @@ class Sandboxes:
         Raises:
             SandboxUnavailable: it cannot; the message says what to do (`kind`).
         """
-        if (problem := problem_with(self.kind)) is not None:
+        if (problem := self._container.problem()) is not None:
             raise SandboxUnavailable(problem, kind=self.kind)
         if self._image:
             try:
-                check_image(self.kind, self._found(""))
+                check_image(self.kind, self._container.image_formats, self._find(""))
             except SandboxFailed as error:
                 raise SandboxUnavailable(error.message, kind=self.kind) from error
 
@@ -111,12 +117,37 @@ class Sandboxes:
                 not offered (see `image_folders`), or the container did not start.
         """
         spec = spec or SandboxSpec()
-        if self.kind != "process" and (spec.image or self._image):
-            spec = msgspec.structs.replace(spec, image=str(self._found(spec.image)))
-        return await self.start(self.make_folder(name), spec)
+        if self._container.image_formats and (spec.image or self._image):
+            spec = msgspec.structs.replace(spec, image=str(self._find(spec.image)))
+        return await self._start(self.make_folder(name), spec)
+
+    async def attach(self, handle: SandboxHandle) -> Sandbox:
+        """Take over a sandbox that any process of this node made; the caller closes it, or hands it on.
+
+        Raises:
+            SandboxFailed: it is of another node or kind, not below this root, or gone.
+        """
+        path = Path(handle.path)
+        if handle.node != self.node:
+            raise SandboxFailed(f"the sandbox {path.name} is on node {handle.node}, this is {self.node}")
+        if handle.kind != self.kind:
+            raise SandboxFailed(f"the sandbox {path.name} is of kind {handle.kind}; this process allows {self.kind}")
+        if path.parent != self.root or not NAME.fullmatch(path.name):
+            raise SandboxFailed(f"{path} is not a sandbox's folder below {self.root}")
+        try:
+            spec = msgspec.json.decode((path / SPEC).read_bytes(), type=SandboxSpec)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise SandboxFailed(f"the sandbox {path.name} is gone") from error
+        return await self._connected(path, spec)
+
+    def close(self) -> None:
+        """Close the connection to the process that starts execution servers; it ends with the last of them."""
+        if self._spawner is not None:
+            self._spawner.close()
+            self._spawner = None
 
     def make_folder(self, name: str) -> Path:
-        """Make a sandbox's folders, for `start`.
+        """Make a sandbox's folders, locked until `unlock_folder`.
 
         Raises:
             SandboxFailed: the name is not one or is taken, or the disk refuses the folders.
@@ -146,25 +177,30 @@ class Sandboxes:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise SandboxFailed(f"a sandbox called {name} exists already; close it first") from None
             raise SandboxFailed(f"the sandbox {path} cannot be made: {error.strerror}") from error
-        self._making[path] = lock
+        self._new_folders[path] = lock
         return path
 
-    def made(self, path: Path) -> None:
-        """Let go of a new folder: its execution server has it now, or it was removed."""
-        lock = self._making.pop(path, None)
-        if lock is not None:
+    def unlock_folder(self, path: Path) -> None:
+        """Unlock a new folder: its execution server has it now, or it was removed."""
+        if (lock := self._new_folders.pop(path, None)) is not None:
             lock.close()
 
-    async def start(self, path: Path, spec: SandboxSpec) -> Sandbox:
-        """Start the container and the execution server of a new folder; what does not start leaves nothing.
+    async def _copy(self, original: Sandbox, name: str) -> Sandbox:
+        path = self.make_folder(name)
+        try:
+            tree.grant(str(original.workspace), None, 0o700)  # a command may have closed it to us
+            copying = asyncio.to_thread(
+                tree.copy_tree, original.workspace, path / "workspace", COPY_LIMIT_BYTES, COPY_LIMIT_S
+            )
+            await to_the_end(copying)
+        except BaseException:
+            await to_the_end(asyncio.to_thread(tree.remove_tree, path, CLOSE_LIMIT_S))
+            self.unlock_folder(path)
+            raise
+        return await self._start(path, original.spec)
 
-        Args:
-            path: what `make_folder` gave.
-            spec: how to make it; `image` is a path that `create` has found.
-
-        Raises:
-            SandboxFailed: see `create`.
-        """
+    async def _start(self, path: Path, spec: SandboxSpec) -> Sandbox:
+        """Start the container and the execution server of a new folder; what does not start leaves nothing."""
         try:
             (path / SPEC).write_bytes(msgspec.json.encode(spec))
             await self._spawn(path, spec)
@@ -175,35 +211,10 @@ class Sandboxes:
                 raise SandboxFailed(f"the sandbox {path} cannot be made: {error.strerror}") from error
             raise
         finally:
-            self.made(path)
+            self.unlock_folder(path)
 
-    async def attach(self, handle: SandboxHandle) -> Sandbox:
-        """Take over a sandbox that any process of this node made; the caller closes it, or hands it on.
-
-        Raises:
-            SandboxFailed: it is of another node or kind, not below this root, or gone.
-        """
-        path = Path(handle.path)
-        if handle.node != self.node:
-            raise SandboxFailed(f"the sandbox {path.name} is on node {handle.node}, this is {self.node}")
-        if handle.kind != self.kind:
-            raise SandboxFailed(f"the sandbox {path.name} is of kind {handle.kind}; this process allows {self.kind}")
-        if path.parent != self.root or not NAME.fullmatch(path.name):
-            raise SandboxFailed(f"{path} is not a sandbox's folder below {self.root}")
-        try:
-            spec = msgspec.json.decode((path / SPEC).read_bytes(), type=SandboxSpec)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise SandboxFailed(f"the sandbox {path.name} is gone") from error
-        return await self._connected(path, spec)
-
-    def close(self) -> None:
-        """Let go of the process that starts execution servers; it ends with the last of them."""
-        if self._line is not None:
-            self._line.close()
-            self._line = None
-
-    def _found(self, named: str) -> Path:
-        """Give the path of the image that a spec names, or of the default one."""
+    def _find(self, named: str) -> Path:
+        """Return the path of the image that a spec names, or of the default one."""
         if named and self._folders is not None:
             image = find_offered(named, self._folders)
         else:
@@ -213,7 +224,8 @@ class Sandboxes:
 
     async def _connected(self, path: Path, spec: SandboxSpec) -> Sandbox:
         client = await ExecutionClient.connect(path)
-        sandbox = Sandbox(client, path, spec, self, self._lease_s)
+        handle = SandboxHandle(self.kind, str(path), self.node)
+        sandbox = Sandbox(client, handle, spec, self._container, self._lease_s, self._copy)
         try:
             await sandbox.take()
         except BaseException:
@@ -224,14 +236,11 @@ class Sandboxes:
     async def _spawn(self, path: Path, spec: SandboxSpec) -> None:
         try:
             order = msgspec.msgpack.encode(ServerOrder(str(path), self.kind, spec))
+            if len(order) > ORDER_LIMIT_BYTES:
+                message = f"the sandbox's specification has {len(order)} bytes; at most {ORDER_LIMIT_BYTES} are taken"
+                raise SandboxFailed(message, reason="specification")
+            msgspec.msgpack.decode(order, type=ServerOrder)  # a Struct checks nothing when it is made
         except (ValueError, OverflowError, TypeError) as error:
-            raise SandboxFailed(f"the sandbox's specification is wrong: {error}", reason="specification") from error
-        if len(order) > ORDER_LIMIT_BYTES:
-            message = f"the sandbox's specification has {len(order)} bytes; at most {ORDER_LIMIT_BYTES} are taken"
-            raise SandboxFailed(message, reason="specification")
-        try:
-            msgspec.msgpack.decode(order, type=ServerOrder)
-        except msgspec.ValidationError as error:
             raise SandboxFailed(f"the sandbox's specification is wrong: {error}", reason="specification") from error
         report, report_end = os.pipe()
         try:
@@ -240,11 +249,11 @@ class Sandboxes:
             os.close(report_end)
         with os.fdopen(report, "rb", buffering=0) as pipe:
             loop = asyncio.get_running_loop()
-            said: asyncio.Future[None] = loop.create_future()
-            loop.add_reader(report, lambda: None if said.done() else said.set_result(None))
+            reported: asyncio.Future[None] = loop.create_future()
+            loop.add_reader(report, lambda: None if reported.done() else reported.set_result(None))
             try:
                 async with asyncio.timeout(START_LIMIT_S):
-                    await said
+                    await reported
             except TimeoutError:
                 raise SandboxFailed(f"the sandbox {path.name} was not ready within {START_LIMIT_S:g} s") from None
             finally:
@@ -257,29 +266,29 @@ class Sandboxes:
 
     def _send(self, order: bytes, report: int) -> None:
         """Send an order to the spawner, which is started first if there is none, or it died."""
-        if self._line is not None:
+        if self._spawner is not None:
             with contextlib.suppress(OSError):
-                socket.send_fds(self._line, [order], [report])
+                socket.send_fds(self._spawner, [order], [report])
                 return
-            self._line.close()
+            self._spawner.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            spawner = subprocess.Popen(
-                [
-                    *(sys.executable, *ISOLATED, "-m", "prorl_zmq.tools.execution.spawner"),
-                    *(str(theirs.fileno()), *log_settings()),
-                ],
+            module = "prorl_zmq.tools.execution.spawner"
+            process = subprocess.Popen(
+                [sys.executable, *ISOLATED, "-m", module, str(theirs.fileno()), *log_settings()],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        spawner.returncode = 0  # it outlives this object on purpose
-        self._line = ours
+        # It may outlive this object and this event loop, so a thread waits for it: one that is killed is no zombie.
+        process.returncode = 0  # or Popen would warn of a process that runs
+        threading.Thread(target=os.waitpid, args=(process.pid, 0), name="wait-for-spawner", daemon=True).start()
+        self._spawner = ours
         socket.send_fds(ours, [order], [report])
 
 
 def _homes() -> tuple[Path, ...]:
-    """Give this user's home, where keys are unless they are elsewhere; none for a user without."""
+    """Return this user's home, where keys are unless they are elsewhere; none for a user without."""
     with contextlib.suppress(RuntimeError):
         return (Path.home(),)
     return ()

@@ -110,8 +110,9 @@ class Job(Part, frozen=True, kw_only=True):
     """How many times the job is started before a loss is final."""
 
 
-SandboxKind = Literal["apptainer", "bubblewrap", "process"]
-"""What a sandbox is made of; `process` is no isolation at all."""
+SandboxKind = Identifier
+"""What a sandbox is made of: a name that an installed package registers as entry point of `prorl_zmq.sandboxes`, such
+as `apptainer`, `bubblewrap`, or `process`, which is no isolation at all. Checked where sandboxes are made."""
 
 
 class SandboxHandle(Part, frozen=True):

@@ -94,7 +94,7 @@ def test_nobody_may_name_what_is_the_hosts(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_execution_server_itself_refuses_the_hosts_root() -> None:
     with pytest.raises(SandboxFailed, match="the host's own root"):
-        check_image("bubblewrap", Path("/proc/self/root"))
+        check_image("bubblewrap", ["directory"], Path("/proc/self/root"))
 
 
 def test_an_image_that_cannot_be_looked_for_is_said() -> None:

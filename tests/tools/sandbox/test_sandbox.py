@@ -231,7 +231,7 @@ def test_a_copy_is_a_sandbox_of_its_own(sandboxes: Sandboxes, tmp_path: Path) ->
 
 
 def test_what_is_larger_than_the_limit_is_not_copied(sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prorl_zmq.tools.sandbox.sandbox.COPY_LIMIT_BYTES", 1000)
+    monkeypatch.setattr("prorl_zmq.tools.sandbox.sandboxes.COPY_LIMIT_BYTES", 1000)
 
     async def body(sandbox: Sandbox) -> None:
         await sandbox.write_file("small", b"x" * 600)
@@ -334,7 +334,7 @@ def test_a_very_deep_tree_is_refused_at_once_and_a_deep_one_copied(
         with pytest.raises(SandboxFailed, match="more entries") as caught:
             await sandbox.copy("four")
         assert caught.value.reason == "tree"
-        monkeypatch.setattr("prorl_zmq.tools.sandbox.sandbox.COPY_LIMIT_S", -1.0)
+        monkeypatch.setattr("prorl_zmq.tools.sandbox.sandboxes.COPY_LIMIT_S", -1.0)
         with pytest.raises(SandboxFailed, match="took longer") as caught:
             await sandbox.copy("four")
         assert caught.value.reason == "time"

@@ -4,8 +4,10 @@ import asyncio
 import stat
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from prorl_zmq.errors import SandboxFailed
@@ -149,4 +151,29 @@ def test_what_a_killed_maker_left_half_made_is_swept(tmp_path: Path) -> None:
         maker.kill()
     sweep_abandoned(tmp_path)
     assert list(tmp_path.iterdir()) == [path]
-    ours.made(path)
+    ours.unlock_folder(path)
+
+
+def test_a_killed_spawner_is_no_zombie_and_is_started_again(tmp_path: Path) -> None:
+    """It stayed a zombie until the stage process ended."""
+
+    def spawners() -> list[psutil.Process]:
+        return [child for child in psutil.Process().children() if child.pid not in before]
+
+    async def main() -> None:
+        sandboxes = Sandboxes("process", tmp_path)
+        first = await sandboxes.create("one")
+        (spawner,) = spawners()
+        spawner.kill()
+        deadline = time.monotonic() + 20
+        while psutil.pid_exists(spawner.pid):
+            assert time.monotonic() < deadline, spawner.status()
+            await asyncio.sleep(0.02)
+        second = await sandboxes.create("two")
+        assert len(spawners()) == 1
+        for sandbox in (first, second):
+            await sandbox.close()
+        sandboxes.close()
+
+    before = {child.pid for child in psutil.Process().children()}
+    asyncio.run(main())

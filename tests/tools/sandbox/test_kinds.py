@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from sandbox_kind import register
+
+from prorl_zmq.errors import ConfigError
+from prorl_zmq.tools.sandbox.container import Container
+from prorl_zmq.tools.sandbox.kinds import container_class, known_kinds
+from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+
+PRORL = str(Path(sysconfig.get_path("scripts")) / "prorl")
+
+
+def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def making(kind: str, folder: Path) -> str:
+    code = f"from prorl_zmq.tools.sandbox.sandboxes import Sandboxes; Sandboxes({kind!r}, 'root').check()"
+    return run(sys.executable, "-P", "-c", code, cwd=folder).stderr
+
+
+def test_the_built_in_kinds_are_registered() -> None:
+    assert known_kinds() == ["apptainer", "bubblewrap", "process"]
+    for kind in known_kinds():
+        assert issubclass(container_class(kind), Container)
+        assert container_class(kind).kind == kind
+
+
+def test_an_unknown_kind_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'none' is not a kind of sandbox; installed are: apptainer, bubb") as caught:
+        Sandboxes("none", tmp_path)
+    assert caught.value.fields["key"] == "sandbox.kind"
+    (tmp_path / "topology.toml").write_text("[sandbox]\nkind = 'none'\n")
+    done = run(PRORL, "serve", "--config", "topology.toml", "--run-dir", str(tmp_path / "run"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "'none' is not a kind of sandbox" in done.stderr
+
+
+def test_a_kind_of_another_package_is_known_to_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(tmp_path, monkeypatch, marked="my_sandbox:MarkedContainer", broken="my_sandbox:Broken", gone="my_none:X")
+    seen = " ".join(run(PRORL, "doctor", cwd=tmp_path).stdout.split())
+    assert "sandboxes: marked │ ok │ one of my own" in seen
+    assert "sandboxes: broken │ optional │ the machine lacks a wheel; mount one" in seen
+    assert "sandboxes: gone │ optional │ the sandbox kind gone (my_none:X) cannot be imported: ModuleNotFound" in seen
+    assert run(PRORL, "init", cwd=tmp_path).returncode == 0
+    assert "one of apptainer, broken, bubblewrap, gone, marked, process" in (tmp_path / "topology.toml").read_text()
+    for command in ("serve", "eval"):
+        given = (PRORL, command, *(["tasks.jsonl"] if command == "eval" else []))
+        assert "not one of 'apptainer', 'broken', " in run(*given, "--sandbox", "none", cwd=tmp_path).stderr
+    done = run(PRORL, "serve", "--sandbox", "broken", "--run-dir", str(tmp_path / "run"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "the machine lacks a wheel; mount one" in done.stderr
+    assert making("marked", tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("my_sandbox:NoKind", "is not a subclass of Container with kind = 'own'"),
+        ("my_sandbox:MarkedContainer", "is not a subclass of Container with kind = 'own'"),
+        ("my_sandbox:Missing", "has no attribute 'Missing'"),
+        ("my_none:X", "No module named 'my_none'"),
+    ],
+)
+def test_an_entry_point_that_is_no_kind_is_named(
+    target: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(tmp_path, monkeypatch, own=target)
+    stderr = making("own", tmp_path)
+    assert "ConfigError" in stderr
+    assert said in stderr
+    assert target in stderr
