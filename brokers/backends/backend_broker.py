@@ -57,11 +57,11 @@ class BackendBroker:
     def __init__(self, topology: Topology, journal: BackendJournal | None = None) -> None:
         keyring = Keyring.load(topology.security.keys, BROKER)
         self._loop = Loop()
-        self._gate = ZapAuthenticator(self._loop.context, keyring, insecure=topology.service.insecure)
+        self._authenticator = ZapAuthenticator(self._loop.context, keyring, insecure=topology.service.insecure)
         self._router = open_socket(self._loop.context, zmq.ROUTER, CONTROL_FRAME_BYTES)
         try:
             template = topology.backend_broker.endpoint
-            self.endpoint = self._gate.bind(self._router, topology.endpoint(template), Listener.BACKEND_BROKER)
+            self.endpoint = self._authenticator.bind(self._router, topology.endpoint(template), Listener.BACKEND_BROKER)
         except ProrlError:
             self._loop.close()
             raise
@@ -83,7 +83,7 @@ class BackendBroker:
     def run(self) -> None:
         """Serve until `stop`, SIGTERM or SIGINT; then close all sockets."""
         self._loop.register(self._router, self._drain)
-        self._gate.register(self._loop.register)
+        self._authenticator.register(self._loop.register)
         try:
             self._loop.run(self._housekeep, self._say_ready)
         finally:
@@ -108,7 +108,7 @@ class BackendBroker:
     def _drain(self) -> None:
         for _ in range(BATCH):
             try:
-                sender, frames = self._gate.receive(self._router)
+                sender, frames = self._authenticator.receive(self._router)
                 envelope, message = split_envelope(frames)
             except zmq.Again:
                 return
@@ -133,10 +133,10 @@ class BackendBroker:
 
     def _keys(self, request: ListKeys) -> KeyList:
         """Say which keys are let in, if that has changed."""
-        doorkeeper = self._gate.doorkeeper
-        doorkeeper.reread()
-        known = request.state == doorkeeper.list_state
-        return KeyList(request.request_id, doorkeeper.list_state, None if known else doorkeeper.listed())
+        allow_list = self._authenticator.allow_list
+        allow_list.reread()
+        known = request.state == allow_list.list_state
+        return KeyList(request.request_id, allow_list.list_state, None if known else allow_list.listed())
 
     def _tell(self, answers: Iterable[Answer], *, tick: bool = False) -> None:
         """Note what has changed, then answer. A journal that fails stops no job: it is asked again with each tick."""

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from prorl_zmq.errors import NotAllowed
-from prorl_zmq.security.rights import ANYBODY, DOORS, REQUESTS, Listener, Sender
+from prorl_zmq.security.rights import ANYBODY, CONNECTING_ROLES, REQUESTS, Listener, Sender
 from prorl_zmq.wire.messages.backends import AnyBackendRequest, BeginWeights, ClearBackends, DrainBackend
 from prorl_zmq.wire.messages.base import KeyRole
 from prorl_zmq.wire.messages.engines import AnyEngineRequest, BeginUpdate, Generate, UpdateWeights
@@ -28,7 +28,7 @@ def test_every_request_is_somebodys_right(kind: type[msgspec.Struct]) -> None:
 def test_rights_name_requests_only() -> None:
     assert frozenset().union(*REQUESTS.values()) == set(EVERY_REQUEST)
     assert set(REQUESTS) == set(KeyRole) - {KeyRole.SERVICE}
-    assert set(DOORS) == set(Listener)
+    assert set(CONNECTING_ROLES) == set(Listener)
 
 
 @pytest.mark.parametrize(
