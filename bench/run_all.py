@@ -1,9 +1,9 @@
-"""Runs benchmarks in full and rewrites the READMEs from their JSON: `python bench/run_all.py [NAME …]` (none: all).
+"""Runs benchmarks in full and rewrites the pages with figures: `python bench/run_all.py [NAME …]` (none: all).
 
-No figure is typed by hand, neither in bench/README.md nor in the project's README.md, which gets the rows that have a
-target. Benchmarks run one after the other, since they share the machine's cores; one that fails ends the run with its
-exit code, and leaves both as they were. One that cannot measure all of its parts here (no vLLM) leaves its last report,
-and the page has that.
+No figure is typed by hand: bench/README.md gets all rows, docs/benchmarks.md those with a target, README.md the six that
+say most. Benchmarks run one after the other, since they share the machine's cores. One that fails ends the run with its
+exit code, and leaves the pages unchanged. One that cannot measure all of its parts here (no vLLM) keeps its last
+report, which the pages then show.
 """
 
 from __future__ import annotations
@@ -38,8 +38,17 @@ BENCHES = (
     "fuzz",
     "soak",
 )
-"""In the order of README.md."""
+"""In the order of the pages."""
 FOLDER = Path(__file__).parent
+HEADLINES = (
+    ("fetch", "fetch over ipc"),
+    ("dispatch", "waiting p99"),
+    ("dapo", "32 informative groups of 8 on 64 slots, each of 10 batches in a row"),
+    ("sandbox", "Apptainer, directory image: sandbox to first command, p50 of 200"),
+    ("tools", "SWE-ReX LocalRuntime, p50 of 208"),
+    ("chaos", "jobs lost"),
+)
+"""The rows of README.md: a bench, and the first of its rows of this name."""
 FIGURES_BEGIN, FIGURES_END = "<!-- figures: written by bench/run_all.py -->", "<!-- end of figures -->"
 INTRODUCTION = """\
 # Benchmarks
@@ -65,12 +74,12 @@ def main() -> None:
             sys.exit(exit_code)
     reports = [json.loads(path.read_text()) for name in BENCHES if (path := RESULTS / f"{name}.json").exists()]
     (FOLDER / "README.md").write_text(page(reports), encoding="utf-8")
-    projects = FOLDER.parent / "README.md"
-    projects.write_text(with_figures(projects.read_text(encoding="utf-8"), reports), encoding="utf-8")
+    for path, figures in project_pages(reports).items():
+        path.write_text(with_figures(path.read_text(encoding="utf-8"), figures), encoding="utf-8")
 
 
 def page(reports: list[dict[str, Any]]) -> str:
-    """Give README.md."""
+    """Return bench/README.md."""
     machines = list(dict.fromkeys(_machine(report) for report in reports))
     parts = [INTRODUCTION]
     if len(machines) == 1:
@@ -85,14 +94,22 @@ def page(reports: list[dict[str, Any]]) -> str:
     return "\n".join(parts)
 
 
-def with_figures(text: str, reports: list[dict[str, Any]]) -> str:
-    """Give the project's README with the rows that have a target between its two marks."""
+def project_pages(reports: list[dict[str, Any]]) -> dict[Path, list[tuple[str, Row]]]:
+    """Return the rows of the project's pages: a bench's name and a row of it, in order."""
+    rows = [(report["bench"], Row(**row)) for report in reports for row in report["rows"] if row["target"]]
+    headlines = [next(((b, row) for b, row in rows if (b, row.name) == headline), None) for headline in HEADLINES]
+    return {
+        FOLDER.parent / "README.md": [row for row in headlines if row is not None],
+        FOLDER.parent / "docs" / "benchmarks.md": rows,
+    }
+
+
+def with_figures(text: str, rows: list[tuple[str, Row]]) -> str:
+    """Return a page with a table of rows between its two marks."""
     before, _, rest = text.partition(FIGURES_BEGIN)
     _, _, after = rest.partition(FIGURES_END)
     lines = ["| bench | what | value | against | ratio | target |", "|---|---|--:|---|--:|---|"]
-    for report in reports:
-        rows = [Row(**row) for row in report["rows"] if row["target"]]
-        lines += [f"| `{report['bench']}` | {' | '.join(row.cells())} |" for row in rows]
+    lines += [f"| `{bench}` | {' | '.join(row.cells())} |" for bench, row in rows]
     return f"{before}{FIGURES_BEGIN}\n" + "\n".join(lines) + f"\n{FIGURES_END}{after}"
 
 

@@ -120,15 +120,18 @@ def test_the_page_is_written_from_the_reports():
     assert "Machine: cpu, 2 cores" in done.stdout
 
 
-def test_no_figure_of_the_readmes_was_typed_by_hand():
+def test_no_figure_of_the_pages_was_typed_by_hand():
     script = (
         "import json, run_all\n"
         "files = [run_all.RESULTS / f'{name}.json' for name in run_all.BENCHES]\n"
         "reports = [json.loads(file.read_text()) for file in files if file.exists()]\n"
-        "projects = (run_all.FOLDER.parent / 'README.md').read_text(encoding='utf-8')\n"
-        "print(json.dumps([run_all.page(reports), run_all.with_figures(projects, reports)]))"
+        "pages = run_all.project_pages(reports)\n"
+        "texts = {str(path): run_all.with_figures(path.read_text('utf-8'), rows) for path, rows in pages.items()}\n"
+        "assert [(bench, row.name) for bench, row in list(pages.values())[0]] == list(run_all.HEADLINES)\n"
+        "print(json.dumps([run_all.page(reports), texts]))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=BENCH, capture_output=True, text=True, check=True)
-    page, projects = json.loads(done.stdout)
+    page, texts = json.loads(done.stdout)
     assert page == (BENCH / "README.md").read_text(encoding="utf-8")
-    assert projects == (BENCH.parent / "README.md").read_text(encoding="utf-8")
+    assert {path: Path(path).read_text(encoding="utf-8") for path in texts} == texts
+    assert len(texts) == 2

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from readme import TRAIN_COMMAND
+from documents import TRAIN_COMMAND
 
 from prorl_zmq.examples.train_torch import __main__ as program
 

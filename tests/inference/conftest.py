@@ -6,6 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import zmq
 
@@ -31,6 +32,11 @@ def random_policy(seed: int = 0, vocabulary: int = 50) -> Policy:
     other = Policy.initial(PolicyShape(16, window=1, embedding=1, hidden=vocabulary), seed + 1)
     policy.parameters["output_weight"] += 3 * other.parameters["embedding"] * other.parameters["hidden_weight"][0]
     return policy
+
+
+def rounding(policy: Policy, token_ids: Any) -> float:
+    """How far two log-probs may lie apart whose logits were summed in another order: some float32 steps of a logit."""
+    return 4 * float(np.spacing(np.abs(policy.logits(policy.contexts(token_ids))).max()))
 
 
 class Broker:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from documents import MAKE_SWE_COMMANDS
 from needed import lacking
-from readme import MAKE_SWE_COMMANDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

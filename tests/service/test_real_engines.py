@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from documents import ENGINE_COMMANDS, blocks
 from ledger import Entry, Ledger
-from readme import ENGINE_COMMANDS, blocks
 from vllm_python import environment, vllm_python
 from vllm_server import SMALL
 

@@ -1,4 +1,4 @@
-"""The README's examples and commands, run as they stand there."""
+"""The examples and commands of README.md and docs/, run as they are there."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 from chat_families import FAMILIES, make_tokenizer
+from documents import DOCUMENTS, ENGINE_COMMANDS, MAKE_SWE_COMMANDS, PAGES, ROOT, TRAIN_COMMAND, blocks
 from needed import usable
-from readme import ENGINE_COMMANDS, MAKE_SWE_COMMANDS, README, TRAIN_COMMAND, blocks
 from rootfs import tiny_root_filesystem
 
 from prorl_zmq import Job, RolloutClient, Sampling
+from prorl_zmq.config import Topology, load_topology
 
 from .inference.http.conftest import FakeServer, Speech
 
@@ -35,9 +36,9 @@ from swe_rows import SWE_BENCH
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.xdist_group("one service for the README")
+pytestmark = pytest.mark.xdist_group("one service for the documents")
 PROGRAMS = ("prorl", "prorl-stage", "prorl-engine")
-SERVED_BY_CI = ("make demo", "make test", "make vllm")
+SERVED_BY_CI = ("make demo", "make test", "make docs", "make vllm")
 """Run by `.ci/run`."""
 
 
@@ -47,10 +48,31 @@ def command_lines() -> list[str]:
 
 
 def test_every_extra_that_pip_is_told_to_install_is_offered() -> None:
-    named = re.findall(r"pip install '?[\w.-]+\[([^\]]+)\]", README)
+    named = re.findall(r"pip install '?[\w.-]+\[([^\]]+)\]", DOCUMENTS)
     assert len(named) >= 4
     offered = metadata("prorl-zmq").get_all("Provides-Extra") or []
     assert {extra.strip() for extras in named for extra in extras.split(",")} <= set(offered)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES[ROOT / "README.md"].splitlines()) <= 200
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    """Those of docs/ are checked by `make docs`."""
+    links = re.findall(r"\]\(([^):]+)\)", PAGES[ROOT / "README.md"])
+    assert len(links) > 15
+    assert [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
+
+
+@pytest.mark.parametrize("block", blocks("toml"))
+def test_tables_are_right(block: str, tmp_path: Path) -> None:
+    tables = tomllib.loads(block)
+    if "project" in tables:
+        assert set(tables["project"]) == {"entry-points"}
+        return
+    (tmp_path / "topology.toml").write_text(block)
+    assert isinstance(load_topology(tmp_path / "topology.toml"), Topology)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +107,7 @@ def environment(folder: Path) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def started(line: str, folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A command of the README, which is killed if it outlives the test."""
+    """A command of the documents, which is killed if it outlives the test."""
     program, *arguments = shlex.split(line)
     assert program in PROGRAMS
     with subprocess.Popen(
@@ -164,7 +186,7 @@ def test_command(line: str, folder: Path, environment: dict[str, str]) -> None:
 
 @pytest.mark.proof
 def test_pieces_that_are_started_alone_make_a_service(folder: Path) -> None:
-    """The README's topology over TCP, on ports that are free: a job passes, and each piece ends in good order."""
+    """The documents' topology over TCP, on ports that are free: a job passes, and each piece ends in good order."""
     (tables,) = [block for block in blocks("toml") if "[rollout_broker]" in block]
     alone = folder / "alone"
     alone.mkdir()
@@ -275,7 +297,7 @@ def test_jobs_of_a_data_file(folder: Path, environment: dict[str, str]) -> None:
 @pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_task_of_ones_own(folder: Path) -> None:
-    """The README's file and entry point, installed: its data is validated, evaluated and graded."""
+    """The documents' file and entry point, installed: its data is validated, evaluated and graded."""
     usable("bubblewrap")
     (module,) = [block for block in blocks("python") if "AgentHandler" in block]
     assert len(module.splitlines()) < 60

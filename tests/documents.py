@@ -1,11 +1,13 @@
-"""The README's blocks, for the tests that run them as they stand there."""
+"""The code blocks of README.md and docs/, for the tests that run them as they are."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+DOCUMENTS = "\n".join(PAGES.values())
 ENGINE_COMMANDS = (
     "prorl-engine --engine http --url http://127.0.0.1:8000",
     "prorl backends list",
@@ -22,5 +24,5 @@ TRAIN_COMMAND = "python -m prorl_zmq.examples.train_torch"
 
 
 def blocks(language: str) -> list[str]:
-    """Give the code blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    """Return the code blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", DOCUMENTS, re.DOTALL | re.MULTILINE)
