@@ -13,7 +13,7 @@ import msgspec
 import zmq
 
 from ..errors import InternalError, MalformedMessage, NoBackend, from_info
-from ..security.peer_connection import Line
+from ..security.peer_connection import PeerConnection
 from ..wire import codec
 from ..wire.messages.backends import (
     AnyBackendReply,
@@ -63,7 +63,7 @@ class BackendClient:
         node: str,
         keyring: Keyring | None = None,
     ) -> None:
-        self._socket = Line(
+        self._socket = PeerConnection(
             context, zmq.DEALER, endpoint, keyring, self._receive, copied=2, limit_bytes=CONTROL_FRAME_BYTES
         )
         self._owner = owner

@@ -29,7 +29,7 @@ from ..errors import (
     ProrlError,
     shortened,
 )
-from ..inference.chat import chat_format
+from ..inference.chat_loading import chat_format
 from ..tools.processes import to_the_end
 from ..wire import codec
 from ..wire.messages.base import METRICS_LIMIT, NOTE_LIMIT, new_id

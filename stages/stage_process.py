@@ -25,7 +25,7 @@ import zmq
 from ..errors import MalformedMessage, ProrlError, from_info
 from ..inference.client import EngineClient
 from ..security.keyring import WORKER, Keyring
-from ..security.peer_connection import Line
+from ..security.peer_connection import PeerConnection
 from ..security.rights import Listener
 from ..security.zap_authenticator import ZapAuthenticator
 from ..system.logs import about_job, job_of_sandbox, of_job
@@ -178,15 +178,17 @@ class StageProcess:
     def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         options = self._options
         self._keyring = Keyring.load(options.keys, WORKER)
-        self._gate = ZapAuthenticator(context, self._keyring, insecure=options.insecure)
+        self._authenticator = ZapAuthenticator(context, self._keyring, insecure=options.insecure)
         inbox = open_socket(context, zmq.PULL, JOB_FRAME_BYTES)
         where = options.bind or endpoint_beside(options.connect, f"{options.run_dir}/{self.stage_id}")
-        self._endpoint = self._gate.bind(inbox, where, Listener.STAGE_INBOX)
-        self._gate.attend()
+        self._endpoint = self._authenticator.bind(inbox, where, Listener.STAGE_INBOX)
+        self._authenticator.attend()
         self._context = context
         self._engines = EngineClient(context, keyring=self._keyring)
         self._inbox = AsyncSocket(inbox, self._receive, copied=2)
-        self._outbox = Line(context, zmq.PUSH, options.connect, self._keyring, None, limit_bytes=CONTROL_FRAME_BYTES)
+        self._outbox = PeerConnection(
+            context, zmq.PUSH, options.connect, self._keyring, None, limit_bytes=CONTROL_FRAME_BYTES
+        )
         log.info("%s process %s: node %s, %d slots", options.role, self.stage_id, options.node, options.slots)
 
     async def _report_forever(self) -> None:
@@ -203,7 +205,7 @@ class StageProcess:
                 node=self._options.node,
                 slots=self._options.slots,
                 endpoint=self._endpoint,
-                curve_key=self._gate.curve_key(self._endpoint),
+                curve_key=self._authenticator.curve_key(self._endpoint),
                 tasks=self._tasks,
                 welcomed=self._backends is not None,
                 running={job_id: running.attempt for job_id, running in self._running.items()},
@@ -236,7 +238,7 @@ class StageProcess:
             self._backends.close()
         self._engines.close()
         self._inbox.close()
-        self._gate.close()
+        self._authenticator.close()
         self._outbox.close(linger_ms=1000)
         log.info("%s process %s ended", self._options.role, self.stage_id)
 

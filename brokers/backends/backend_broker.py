@@ -136,10 +136,10 @@ class BackendBroker:
 
     def _keys(self, request: ListKeys) -> KeyList:
         """Say which keys are let in, if that has changed."""
-        doorkeeper = self._authenticator.doorkeeper
-        doorkeeper.reread()
-        known = request.state == doorkeeper.list_state
-        return KeyList(request.request_id, doorkeeper.list_state, None if known else doorkeeper.listed())
+        allow_list = self._authenticator.allow_list
+        allow_list.reread()
+        known = request.state == allow_list.list_state
+        return KeyList(request.request_id, allow_list.list_state, None if known else allow_list.listed())
 
     # Engine hosts -----------------------------------------------------------------------------------------------------
 

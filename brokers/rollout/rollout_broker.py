@@ -91,7 +91,7 @@ class RolloutBroker:
         self._settings = topology.rollout_broker
         self._keyring = Keyring.load(topology.security.keys, BROKER)
         self._loop = Loop()
-        self._gate = ZapAuthenticator(self._loop.context, self._keyring, insecure=topology.service.insecure)
+        self._authenticator = ZapAuthenticator(self._loop.context, self._keyring, insecure=topology.service.insecure)
         door_limit = max(CONTROL_FRAME_BYTES, self._settings.job_limit_bytes)
         self._door = open_socket(self._loop.context, zmq.ROUTER, door_limit)
         # A reply to a client that is gone is an error here, not silence: its results go to the next client at once.
@@ -99,8 +99,10 @@ class RolloutBroker:
         self._events = open_socket(self._loop.context, zmq.PULL)
         try:
             front_door, stage_events = self._settings.front_door, self._settings.stage_events
-            self.front_door = self._gate.bind(self._door, topology.endpoint(front_door), Listener.FRONT_DOOR)
-            self.stage_events = self._gate.bind(self._events, topology.endpoint(stage_events), Listener.STAGE_EVENTS)
+            self.front_door = self._authenticator.bind(self._door, topology.endpoint(front_door), Listener.FRONT_DOOR)
+            self.stage_events = self._authenticator.bind(
+                self._events, topology.endpoint(stage_events), Listener.STAGE_EVENTS
+            )
         except ProrlError:
             self._loop.close()
             raise
@@ -140,7 +142,7 @@ class RolloutBroker:
             self._writes,
             self._perform,
             self._reply,
-            self._gate.look_again,
+            self._authenticator.look_again,
             self._batches,
             time.monotonic(),
         )
@@ -158,7 +160,7 @@ class RolloutBroker:
         self._loop.register(self._events, self._drain_events)
         self._loop.register(self._door, self._drain_requests)
         self._loop.register(self._releases, self._drain_release_replies)
-        self._gate.register(self._loop.register)
+        self._authenticator.register(self._loop.register)
         try:
             self._loop.run(self._housekeep, self._say_ready)
             self._writes.settle(time.monotonic(), everything=True)
@@ -234,7 +236,7 @@ class RolloutBroker:
     def _drain_requests(self) -> None:
         for _ in range(BATCH):
             try:
-                sender, frames = self._gate.receive(self._door)
+                sender, frames = self._authenticator.receive(self._door)
             except zmq.Again:
                 return
             except MalformedMessage as error:
@@ -256,7 +258,7 @@ class RolloutBroker:
     def _drain_events(self) -> None:
         for _ in range(BATCH):
             try:
-                sender, (header, *rest) = self._gate.receive(self._events, copied=1)
+                sender, (header, *rest) = self._authenticator.receive(self._events, copied=1)
             except zmq.Again:
                 return
             except MalformedMessage as error:

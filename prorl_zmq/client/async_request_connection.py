@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from ..errors import Closed, MalformedMessage, RequestTimeout
-from ..security.peer_connection import Line
+from ..security.peer_connection import PeerConnection
 from ..wire import codec
 from ..wire.sockets import MAX_FRAME_BYTES
 from .requests import RESEND_S, read_reply
@@ -34,7 +34,7 @@ class AsyncRequestConnection:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keyring: Keyring | None) -> None:
         self._endpoint = endpoint
         self._pending: dict[str, asyncio.Future[list[bytes | zmq.Frame]]] = {}
-        self._socket = Line(
+        self._socket = PeerConnection(
             context,
             zmq.DEALER,
             endpoint,

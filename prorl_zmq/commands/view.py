@@ -98,7 +98,7 @@ def _print(collection: Collection, rollout: Rollout | None, *, tokens: bool) -> 
 
 def _reader(tokenizer: str, tool_calls: ToolCallFormatName) -> TextReader:
     from ..evaluation.transcript import TextReader
-    from ..inference.chat import load_chat_format
+    from ..inference.chat_loading import load_chat_format
 
     if tokenizer == EMBEDDED:
         settings = ChatSettings()

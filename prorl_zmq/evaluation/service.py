@@ -22,7 +22,7 @@ import msgspec
 
 from ..config import BackendSettings, parse_topology
 from ..errors import ConfigError, RequestTimeout
-from ..inference.chat import chat_format
+from ..inference.chat_loading import chat_format
 from ..service.child import RUN_DIR_PREFIX, ChildService
 from ..system.logs import one_line
 from .transcript import TextReader

@@ -152,6 +152,24 @@ class Generator(Protocol):
         """Continue the prompt `token_ids`, int32 [P]; see `Engine.generate`."""
 
 
+def check_prompt(token_ids: NDArray[np.int32], description: EngineDescription) -> None:
+    """Raise `EngineFailed` (`refused`) if the prompt is empty, too long, or holds an unknown id."""
+    context, vocabulary = description.context_tokens, description.vocabulary
+    problem = ""
+    if not len(token_ids):
+        problem = "the prompt is empty; it needs at least one token"
+    elif context and len(token_ids) >= context:
+        problem = f"a prompt of {len(token_ids)} tokens leaves no room in a context of {context}"
+    elif token_ids.min() < 0 or (vocabulary and token_ids.max() >= vocabulary):
+        problem = (
+            f"the prompt holds a token id outside of 0 to {vocabulary - 1}; is the tokenizer the model's?"
+            if vocabulary
+            else "the prompt holds a negative token id"
+        )
+    if problem:
+        raise EngineFailed(problem, refused=True)
+
+
 def checked(generation: Generation, max_tokens: int, vocabulary: int = 0) -> Generation:
     """Give a generation back if it can be one.
 

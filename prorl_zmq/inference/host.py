@@ -112,16 +112,16 @@ class EngineHost:
         self._engine = engine
         self._options = options
         keyring = Keyring.load(options.keys, WORKER)
-        self._gate = ZapAuthenticator(context, keyring, insecure=options.insecure)
+        self._authenticator = ZapAuthenticator(context, keyring, insecure=options.insecure)
         router = open_socket(context, zmq.ROUTER, PROMPT_FRAME_BYTES)
         try:
-            self.endpoint = self._gate.bind(router, options.endpoint, Listener.ENGINE)
-            self._gate.attend()
+            self.endpoint = self._authenticator.bind(router, options.endpoint, Listener.ENGINE)
+            self._authenticator.attend()
             self._registration = Registration(
-                context, options.backend_broker, self._backend(), keyring, self._gate.doorkeeper
+                context, options.backend_broker, self._backend(), keyring, self._authenticator.allow_list
             )
         except BaseException:
-            self._gate.close()
+            self._authenticator.close()
             router.close()
             raise
         self._router = AsyncSocket(router, self._receive, copied=0)  # only a frame knows whose it is
@@ -166,14 +166,14 @@ class EngineHost:
             await asyncio.wait(tasks, timeout=UPDATES_S)
         await self._registration.close()
         self._router.close(linger_ms=200)
-        self._gate.close()
+        self._authenticator.close()
 
     def _backend(self) -> Backend:
         options, engine = self._options, self._engine.description
         return Backend(
             backend_id=options.backend_id,
             endpoint=self.endpoint,
-            curve_key=self._gate.curve_key(self.endpoint),
+            curve_key=self._authenticator.curve_key(self.endpoint),
             model=engine.model,
             chat=engine.chat,
             weight_version=self._engine.weight_version,
@@ -227,7 +227,7 @@ class EngineHost:
             content = codec.unpack(_bytes(message[0]))
             request_id = codec.request_id(content)
             request: AnyEngineRequest = codec.convert(content, AnyEngineRequest)
-            self._gate.sender(frames[0]).check(request)
+            self._authenticator.sender(frames[0]).check(request)
             expected = 2 if isinstance(request, Generate) else 1
             if len(message) != expected:
                 raise MalformedMessage(f"{type(request).__name__} has {expected} frames, not {len(message)}")

@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from ..errors import MalformedMessage, UnknownBackend
-from ..security.peer_connection import Line
+from ..security.peer_connection import PeerConnection
 from ..wire import codec
 from ..wire.messages.backends import (
     AddBackend,
@@ -61,7 +61,7 @@ class Registration:
         endpoint: the backend broker's.
         backend: what to register.
         keyring: ours; None: plaintext.
-        doorkeeper: is told which keys are let in; None: it knows, or needs none.
+        allow_list: is told which keys are let in; None: it knows, or needs none.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Registration:
         endpoint: str,
         backend: Backend,
         keyring: Keyring | None = None,
-        doorkeeper: AllowList | None = None,
+        allow_list: AllowList | None = None,
     ) -> None:
         self._context = context
         self._keyring = keyring
-        self._doorkeeper = doorkeeper if doorkeeper is not None and backend.curve_key else None
+        self._allow_list = allow_list if allow_list is not None and backend.curve_key else None
         self._endpoint = endpoint
         self._backend = backend
         self._unanswered = 0
@@ -100,9 +100,9 @@ class Registration:
             self._heartbeat(load, problem)
         self._weight_version = weight_version
         backend = self._backend
-        if self._doorkeeper is not None and self._doorkeeper.is_told:
-            self._send(ListKeys(new_id(), self._doorkeeper.list_state))
-            if not self._doorkeeper.list_state:
+        if self._allow_list is not None and self._allow_list.is_told:
+            self._send(ListKeys(new_id(), self._allow_list.list_state))
+            if not self._allow_list.list_state:
                 return
         if self._registered:
             self._send(BackendAlive(new_id(), backend.backend_id, weight_version, self._load, self._problem))
@@ -129,9 +129,9 @@ class Registration:
                 await asyncio.wait_for(self._left.wait(), GOODBYE_S)
         self._socket.close()
 
-    def _open(self) -> Line:
+    def _open(self) -> PeerConnection:
         self._unanswered = 0
-        return Line(
+        return PeerConnection(
             self._context,
             zmq.DEALER,
             self._endpoint,
@@ -168,9 +168,9 @@ class Registration:
             self._registered = True
 
     def _learn(self, reply: KeyList) -> None:
-        if self._doorkeeper is None or reply.keys is None:
+        if self._allow_list is None or reply.keys is None:
             return
-        first = not self._doorkeeper.list_state
-        self._doorkeeper.learn(reply.keys, reply.state)
+        first = not self._allow_list.list_state
+        self._allow_list.learn(reply.keys, reply.state)
         if first:
             self.announce(self._weight_version)

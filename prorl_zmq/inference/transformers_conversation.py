@@ -12,12 +12,12 @@ from bisect import bisect_right
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..data.trajectory import Role
 from ..errors import InvalidJob
 from .chat import Piece, PolicyTurn, Prompt
-from .chat_skeleton import Measure, Shape, TurnShape
+from .chat_skeleton import ChatSkeleton, Measure, Shape, TurnShape
 from .chat_template import TemplateRefused, marker
 from .chat_traits import WrittenCall
 from .tool_calls.call import MalformedCall, ToolCall
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .chat_template import Message
-    from .transformers_chat import TransformersChatFormat
+    from .chat_template import ChatTemplate, Message
+    from .chat_tokenizer import ChatTokenizer
+    from .chat_traits import TemplateTraits
 
 _CALL_ID = re.compile(r"[0-9A-Za-z]{9}")
 """What all templates take."""
@@ -63,6 +64,21 @@ class _End(NamedTuple):
     """Messages up to there."""
 
 
+class TemplateParts(Protocol):
+    """What a conversation needs of its chat format."""
+
+    template: ChatTemplate
+    traits: TemplateTraits
+    tokenizer: ChatTokenizer
+    skeleton: ChatSkeleton
+    rewrites: bool
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]: ...
+
+    def decode(self, token_ids: NDArray[np.int32]) -> str: ...
+
+
 class TransformersConversation:
     """Implements `chat.Conversation`.
 
@@ -76,7 +92,7 @@ class TransformersConversation:
 
     def __init__(
         self,
-        chat: TransformersChatFormat,
+        chat: TemplateParts,
         opening: Sequence[Message],
         roles: Sequence[Role],
         tools: Sequence[dict[str, Any]],

@@ -27,9 +27,9 @@ from ..errors import EngineFailed, InvalidWeights, ProrlError
 from ..system.threads import run_aside
 from ..wire.messages.backends import ChatSettings
 from ..wire.messages.engines import VersionSpan
-from .chat import load_chat_format
+from .chat_loading import load_chat_format
 from .checkpoint import check_checkpoint
-from .engine import EngineDescription, Generation
+from .engine import EngineDescription, Generation, check_prompt
 from .vllm_processes import Interrupted, interruptible, set_environment, tailed_output
 from .vllm_start import downloaded_folder, model_folder, start_async_llm
 
@@ -292,18 +292,8 @@ class VllmEngine:
             raise EngineFailed("the engine was closed", unreachable=True)
 
     def _check_prompt(self, token_ids: NDArray[np.int32], stop_token_ids: Sequence[int]) -> None:
-        context, vocabulary = self._description.context_tokens, self._description.vocabulary
-        if not len(token_ids):
-            raise EngineFailed("the prompt is empty; it needs at least one token", refused=True)
-        if len(token_ids) >= context:
-            raise EngineFailed(
-                f"a prompt of {len(token_ids)} tokens leaves no room in a context of {context}", refused=True
-            )
-        if token_ids.min() < 0 or token_ids.max() >= vocabulary:
-            raise EngineFailed(
-                f"the prompt holds a token id outside of 0 to {vocabulary - 1}; is the tokenizer the model's?",
-                refused=True,
-            )
+        check_prompt(token_ids, self._description)
+        vocabulary = self._description.vocabulary
         if any(not 0 <= token < vocabulary for token in stop_token_ids):
             raise EngineFailed(
                 f"a stop token id is outside of 0 to {vocabulary - 1}: {list(stop_token_ids)}", refused=True

@@ -20,7 +20,7 @@ from ..wire.messages.backends import AllowedKey
 from ..wire.messages.base import KeyRole
 from ..wire.sockets import is_loopback_host
 from .keys import PublicKey
-from .rights import ANYBODY, DOORS, Listener, Sender
+from .rights import ANYBODY, CONNECTING_ROLES, Listener, Sender
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -64,11 +64,11 @@ class AllowList:
         self._learn([])
         self.reread()
 
-    def judge(self, door: str, address: str, mechanism: bytes, credentials: Sequence[bytes]) -> Verdict:
+    def judge(self, listener: str, address: str, mechanism: bytes, credentials: Sequence[bytes]) -> Verdict:
         """Decide on a connection.
 
         Args:
-            door: the ZAP domain.
+            listener: the ZAP domain.
             address: the peer's IP address.
             mechanism: `NULL` or `CURVE`.
             credentials: the 32 bytes of the key that the peer has proved, for CURVE.
@@ -86,7 +86,7 @@ class AllowList:
         key = self._known.get(public_key)
         if key is None:
             return Verdict(None, f"the key {self._names.get(public_key, public_key)} is not let in")
-        if key.role not in DOORS[Listener(door)]:
+        if key.role not in CONNECTING_ROLES[Listener(listener)]:
             return Verdict(None, f"the key {key.name} is of role {key.role}")
         return Verdict(public_key)
 

@@ -27,7 +27,7 @@ RENEW_S = 1.0
 log = logging.getLogger("prorl.security")
 
 
-class Line(AsyncSocket):
+class PeerConnection(AsyncSocket):
     """A socket that connects to a broker, or to a peer that announced itself to one.
 
     Args:

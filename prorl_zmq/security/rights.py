@@ -1,4 +1,4 @@
-"""Who may do what: roles of keys, the doors (bound sockets) that each may connect to, the requests that each may make.
+"""Who may do what: the roles of keys, and to which listeners (bound sockets) and for which requests each is allowed.
 
 All of it is in the two tables below. The service's own key may do everything: it is what the brokers are. Left out on
 purpose: rights by session or by stage process. Keys of one role trust each other as programs of one account do.
@@ -55,7 +55,7 @@ class Listener(StrEnum):
     ENGINE = "engine"
 
 
-DOORS: dict[Listener, frozenset[KeyRole]] = {
+CONNECTING_ROLES: dict[Listener, frozenset[KeyRole]] = {
     Listener.FRONT_DOOR: frozenset({KeyRole.TRAINER, KeyRole.OPERATOR, KeyRole.SERVICE}),
     Listener.STAGE_EVENTS: frozenset({KeyRole.STAGE, KeyRole.SERVICE}),
     Listener.BACKEND_BROKER: frozenset(KeyRole),

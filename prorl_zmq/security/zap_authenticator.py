@@ -1,11 +1,11 @@
-"""The gate of a process: binds its sockets, and answers libzmq's question (ZAP) who may connect to them over TCP.
+"""`ZapAuthenticator`: binds a process's sockets, and answers libzmq's question (ZAP) who may connect over TCP.
 
     ROUTER, inproc://zeromq.zap.01, bound in the process's context with the first TCP socket
 
-Every TCP socket has its door as ZAP domain, and the domain is enforced: without an answer nobody gets in. That also
-keeps out what speaks no ZeroMQ at all, whose bytes a plain socket would hand over as messages of ZMTP 1.0. The question
-is answered on the process's own loop, so there is no thread to end before the context (`zmq.auth` has one, knows no
-roles, and wants addresses let in for CURVE as well as for plaintext).
+Every TCP socket has the name of its `Listener` as ZAP domain, and the domain is enforced: without an answer nobody gets
+in. That also keeps out what speaks no ZeroMQ at all, whose bytes a plain socket would hand over as messages of ZMTP 1.0.
+The question is answered on the process's own loop, so there is no thread to end before the context (`zmq.auth` has one,
+knows no roles, and wants addresses let in for CURVE as well as for plaintext).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HANDSHAKE_MS = 5000
 """Longest handshake: a connection that says nothing must not keep its descriptor."""
 BATCH = 256
 OF_A_NODE = (Listener.STAGE_INBOX, Listener.ENGINE)
-"""The doors of stage processes and engine hosts; the others are the brokers'."""
+"""The listeners of stage processes and engine hosts; the others are the brokers'."""
 LOG_EVERY_S = 1.0
 """Refusals beyond one in this time are only counted: an attacker must not fill the disk."""
 
@@ -55,7 +55,7 @@ class ZapAuthenticator:
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], keyring: Keyring | None, *, insecure: bool = False
     ) -> None:
-        self.doorkeeper = AllowList(keyring, insecure=insecure)
+        self.allow_list = AllowList(keyring, insecure=insecure)
         self._context = context
         self._keyring = keyring
         self._insecure = insecure
@@ -65,8 +65,8 @@ class ZapAuthenticator:
         self._refused = 0
         self._told_at = -LOG_EVERY_S
 
-    def bind(self, socket: zmq.Socket[bytes], endpoint: str, door: Listener) -> str:
-        """Bind a socket as one of the doors, and give the endpoint that it got.
+    def bind(self, socket: zmq.Socket[bytes], endpoint: str, listener: Listener) -> str:
+        """Bind a socket as one of the listeners, and give the endpoint that it got.
 
         Raises:
             InvalidEndpoint: it cannot be bound, or is TCP beyond loopback without keys or `insecure`.
@@ -77,13 +77,13 @@ class ZapAuthenticator:
                 self._zap = self._context.socket(zmq.ROUTER)
                 self._zap.linger = 0
                 self._zap.bind(ZAP)
-            socket.setsockopt(zmq.ZAP_DOMAIN, door.encode())
+            socket.setsockopt(zmq.ZAP_DOMAIN, listener.encode())
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
             socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
             if self._keyring is not None:
                 self._keyring.serve(socket)
             elif not self._insecure:
-                check_private(endpoint, KeyRole.STAGE if door in OF_A_NODE else KeyRole.SERVICE)
+                check_private(endpoint, KeyRole.STAGE if listener in OF_A_NODE else KeyRole.SERVICE)
             elif not is_loopback(endpoint) and not self._warned:
                 self._warned = True
                 if SERVICE_VARIABLE not in os.environ:  # else `prorl serve` has said so, for all of its processes
@@ -111,13 +111,13 @@ class ZapAuthenticator:
         if isinstance(frame, bytes):
             raise TypeError("a frame that was copied does not know whose it is")
         try:
-            return self.doorkeeper.sender(str(frame.get("User-Id")))
+            return self.allow_list.sender(str(frame.get("User-Id")))
         except zmq.ZMQError:
             return ANYBODY  # it came by ipc, of which ZAP is not asked
 
     def look_again(self, sender: Sender) -> Sender:
         """Say who a sender is now: its key may have been revoked since."""
-        return self.doorkeeper.sender(sender.user_id)
+        return self.allow_list.sender(sender.user_id)
 
     # The loop that answers --------------------------------------------------------------------------------------------
 
@@ -152,10 +152,10 @@ class ZapAuthenticator:
     def answer(self, frames: list[bytes]) -> list[bytes]:
         """Answer one question of libzmq's (ZAP 1.0), the envelope included."""
         envelope, (version, request_id, domain, address, _, mechanism) = frames[:2], frames[2:8]
-        door, peer = domain.decode("ascii", "replace"), address.decode("ascii", "replace")
-        verdict = self.doorkeeper.judge(door, peer, mechanism, frames[8:])
+        listener, peer = domain.decode("ascii", "replace"), address.decode("ascii", "replace")
+        verdict = self.allow_list.judge(listener, peer, mechanism, frames[8:])
         if verdict.user_id is None:
-            self._tell(f"refused a connection from {peer} to {door}: {verdict.reason}")
+            self._tell(f"refused a connection from {peer} to {listener}: {verdict.reason}")
             return [*envelope, version, request_id, b"400", b"not let in", b"", b""]
         return [*envelope, version, request_id, b"200", b"OK", verdict.user_id.encode(), b""]
 

@@ -5,7 +5,7 @@
 - A second bind silently steals a live ipc path from the first process, so `bind` holds a lock beside the path for as
   long as the process lives, and makes the path's folder private (0700).
 - Plaintext TCP is for loopback only: `bind` refuses any other address unless told that the network is trusted. Services
-  bind through `security.gate` and connect through `security.keyring`, which add the keys.
+  bind through `security.zap_authenticator` and connect through `security.keyring`, which add the keys.
 """
 
 from __future__ import annotations

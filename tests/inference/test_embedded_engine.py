@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights
-from prorl_zmq.inference import embedded_engine
+from prorl_zmq.inference import local_engine
 from prorl_zmq.inference.embedded_engine import CONTEXT_LIMIT, EmbeddedEngine
 from prorl_zmq.inference.policy import Policy
 from prorl_zmq.inference.truncation import truncated
@@ -298,7 +298,7 @@ def test_a_file_that_hangs_blocked_the_updates_behind_it(
         return load(path, *shape)
 
     monkeypatch.setattr(Policy, "load", hanging)
-    monkeypatch.setattr(embedded_engine, "LOAD_S", 0.2)
+    monkeypatch.setattr(local_engine, "LOAD_S", 0.2)
 
     async def main() -> None:
         engine = EmbeddedEngine(policy)

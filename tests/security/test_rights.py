@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from prorl_zmq.errors import NotAllowed
-from prorl_zmq.security.rights import ANYBODY, DOORS, OF_THE_SERVICE, REQUESTS, Listener, Sender
+from prorl_zmq.security.rights import ANYBODY, CONNECTING_ROLES, OF_THE_SERVICE, REQUESTS, Listener, Sender
 from prorl_zmq.wire.messages.backends import AnyBackendRequest, BeginWeights, ClearBackends, DrainBackend, LoadWeights
 from prorl_zmq.wire.messages.base import KeyRole
 from prorl_zmq.wire.messages.engines import AnyEngineRequest, BeginUpdate, Generate, UpdateWeights
@@ -30,7 +30,7 @@ def test_rights_name_requests_only() -> None:
     assert OF_THE_SERVICE.union(*REQUESTS.values()) == set(EVERY_REQUEST)
     assert not any(OF_THE_SERVICE & kinds for kinds in REQUESTS.values())
     assert set(REQUESTS) == set(KeyRole) - {KeyRole.SERVICE}
-    assert set(DOORS) == set(Listener)
+    assert set(CONNECTING_ROLES) == set(Listener)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""No socket of the tree is bound but through a gate, or connected but through a keyring."""
+"""No socket of the tree is bound but through a `ZapAuthenticator`, or connected but through a keyring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ THE_WAY = {
     "bind": {"prorl_zmq/security/zap_authenticator.py"},
     "connect": {"prorl_zmq/security/keyring.py", "prorl_zmq/security/handshake.py"},
 }
-"""Who imports these functions of `sockets`: the modules that see to keys and doors."""
+"""Who imports these functions of `sockets`: the modules that see to keys and listeners."""
 
 
 def importers(name: str) -> set[str]:
@@ -23,7 +23,7 @@ def importers(name: str) -> set[str]:
     return found
 
 
-def test_sockets_are_bound_by_gates_and_connected_with_keyrings() -> None:
+def test_sockets_are_bound_by_authenticators_and_connected_with_keyrings() -> None:
     assert {name: importers(name) for name in THE_WAY} == THE_WAY
 
 

@@ -31,18 +31,18 @@ Message = tuple[object, list[bytes]]
 
 
 class Bound:
-    """A socket behind a gate, served by a loop in a thread."""
+    """A socket behind a authenticator, served by a loop in a thread."""
 
     def __init__(self, keyring: Keyring | None, kind: int = zmq.PULL, limit_bytes: int = 2**20) -> None:
         self._loop = Loop()
-        self._gate = ZapAuthenticator(self._loop.context, keyring)
+        self._authenticator = ZapAuthenticator(self._loop.context, keyring)
         self._socket = open_socket(self._loop.context, kind, limit_bytes)
-        self.endpoint = self._gate.bind(self._socket, "tcp://127.0.0.1:*", Listener.FRONT_DOOR)
+        self.endpoint = self._authenticator.bind(self._socket, "tcp://127.0.0.1:*", Listener.FRONT_DOOR)
         self.messages: list[Message] = []
         self.malformed: list[str] = []
         self._news = threading.Event()
         self._loop.register(self._socket, self._drain)
-        self._gate.register(self._loop.register)
+        self._authenticator.register(self._loop.register)
         self._thread = threading.Thread(target=self._loop.run, args=(lambda: 60.0, lambda: None))
         self._thread.start()
 
@@ -60,7 +60,7 @@ class Bound:
 
     def _drain(self) -> None:
         try:
-            sender, frames = self._gate.receive(self._socket)
+            sender, frames = self._authenticator.receive(self._socket)
         except MalformedMessage as error:
             self.malformed.append(error.message)
         else:
@@ -94,7 +94,7 @@ def sockets() -> Iterator[Sockets]:
 
 @pytest.fixture
 def others() -> Iterator[Sockets]:
-    """Those of another process, as it were: a context has one gate."""
+    """Those of another process, as it were: a context has one authenticator."""
     sockets = Sockets()
     yield sockets
     sockets.context.destroy(linger=0)
@@ -139,7 +139,7 @@ GARBAGE = {
 
 
 def test_a_bare_socket_takes_garbage_for_messages(sockets: Sockets) -> None:
-    """What the gate is against; if this fails libzmq has changed, and the gate may do less."""
+    """What the authenticator is against; if this fails libzmq has changed, and the authenticator may do less."""
     bare = sockets(zmq.PULL)
     port = bare.bind_to_random_port("tcp://127.0.0.1")
     throw(f"tcp://127.0.0.1:{port}", ZMTP_1)
@@ -200,11 +200,11 @@ def test_refusals_do_not_fill_the_log(
 
 
 def test_without_an_answer_nobody_comes_in(sockets: Sockets, others: Sockets) -> None:
-    """A gate that was closed, or whose loop never ran, keeps everybody out."""
-    gate, socket = ZapAuthenticator(sockets.context, None), sockets(zmq.PULL)
-    endpoint = gate.bind(socket, "tcp://127.0.0.1:*", Listener.STAGE_INBOX)
-    gate.close()
-    gate.close()
+    """A authenticator that was closed, or whose loop never ran, keeps everybody out."""
+    authenticator, socket = ZapAuthenticator(sockets.context, None), sockets(zmq.PULL)
+    endpoint = authenticator.bind(socket, "tcp://127.0.0.1:*", Listener.STAGE_INBOX)
+    authenticator.close()
+    authenticator.close()
     sender = others(zmq.PUSH)
     connect_to_service(sender, endpoint, None)
     sender.send(b"hello", zmq.NOBLOCK)
@@ -235,30 +235,30 @@ def test_of_a_message_of_too_many_frames_none_is_kept(bound: Bound, sockets: Soc
 
 
 def test_ipc_needs_no_keys(folders: KeyFolders, sockets: Sockets, tmp_path: Path) -> None:
-    gate = ZapAuthenticator(sockets.context, Keyring.load(folders.service.path, BROKER))
+    authenticator = ZapAuthenticator(sockets.context, Keyring.load(folders.service.path, BROKER))
     pull = sockets(zmq.PULL)
-    endpoint = gate.bind(pull, f"ipc://{tmp_path}/run/door", Listener.STAGE_EVENTS)
-    assert gate.curve_key(endpoint) == ""
+    endpoint = authenticator.bind(pull, f"ipc://{tmp_path}/run/socket", Listener.STAGE_EVENTS)
+    assert authenticator.curve_key(endpoint) == ""
     push = sockets(zmq.PUSH)
     connect_to_service(push, endpoint, Keyring.load(folders["gpu-7"], (KeyRole.STAGE,)))
     push.send(b"hello")
     assert pull.poll(int(WAIT_S * 1000))
-    assert gate.receive(pull) == (ANYBODY, [b"hello"])
+    assert authenticator.receive(pull) == (ANYBODY, [b"hello"])
 
 
 def test_tcp_beyond_loopback_needs_keys_and_says_how_to_make_them(
     folders: KeyFolders, sockets: Sockets, others: Sockets
 ) -> None:
     socket = sockets(zmq.PULL)
-    gate = ZapAuthenticator(sockets.context, None)
+    authenticator = ZapAuthenticator(sockets.context, None)
     with pytest.raises(InvalidEndpoint, match=r"`prorl keys new service --role service`.*--keys.*--insecure"):
-        gate.bind(socket, "tcp://0.0.0.0:*", Listener.FRONT_DOOR)
+        authenticator.bind(socket, "tcp://0.0.0.0:*", Listener.FRONT_DOOR)
     with pytest.raises(InvalidEndpoint, match=r"`prorl keys new NAME --role stage`"):
-        gate.bind(socket, "tcp://0.0.0.0:*", Listener.STAGE_INBOX)
-    gate.close()
-    gate = ZapAuthenticator(others.context, Keyring.load(folders.service.path, BROKER))
-    assert gate.bind(others(zmq.PULL), "tcp://0.0.0.0:*", Listener.FRONT_DOOR).startswith("tcp://0.0.0.0:")
-    gate.close()
+        authenticator.bind(socket, "tcp://0.0.0.0:*", Listener.STAGE_INBOX)
+    authenticator.close()
+    authenticator = ZapAuthenticator(others.context, Keyring.load(folders.service.path, BROKER))
+    assert authenticator.bind(others(zmq.PULL), "tcp://0.0.0.0:*", Listener.FRONT_DOOR).startswith("tcp://0.0.0.0:")
+    authenticator.close()
 
 
 @pytest.mark.parametrize(("supervised", "times"), [(False, 1), (True, 0)])
@@ -268,13 +268,13 @@ def test_plaintext_to_other_machines_is_warned_of_once(
     monkeypatch.delenv(SERVICE_VARIABLE, raising=False)
     if supervised:
         monkeypatch.setenv(SERVICE_VARIABLE, "serve has said it")
-    gate = ZapAuthenticator(sockets.context, None, insecure=True)
-    gate.bind(sockets(zmq.PULL), "tcp://127.0.0.1:*", Listener.FRONT_DOOR)
+    authenticator = ZapAuthenticator(sockets.context, None, insecure=True)
+    authenticator.bind(sockets(zmq.PULL), "tcp://127.0.0.1:*", Listener.FRONT_DOOR)
     assert "plaintext" not in caplog.text
-    for door in (Listener.FRONT_DOOR, Listener.STAGE_EVENTS):
-        gate.bind(sockets(zmq.PULL), "tcp://0.0.0.0:*", door)
+    for listener in (Listener.FRONT_DOOR, Listener.STAGE_EVENTS):
+        authenticator.bind(sockets(zmq.PULL), "tcp://0.0.0.0:*", listener)
     assert caplog.text.count("plaintext to and from other machines: tcp://0.0.0.0:* has no keys") == times
-    gate.close()
+    authenticator.close()
 
 
 def test_a_peer_is_not_met_where_only_one_side_has_keys(folders: KeyFolders, sockets: Sockets) -> None:

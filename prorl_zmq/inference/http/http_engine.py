@@ -25,7 +25,7 @@ from ...system.threads import run_aside
 from ...wire.messages.backends import ChatSettings
 from ...wire.messages.engines import VersionSpan
 from ..checkpoint import check_checkpoint, read_tensors
-from ..engine import EngineDescription, Generation, checked
+from ..engine import EngineDescription, Generation, check_prompt, checked
 from .connections import CONNECTIONS, RETRY_S, Connections
 from .dialect import Turn
 from .known_weights import KnownWeights
@@ -150,7 +150,7 @@ class HttpEngine:
         job_id: str,  # noqa: ARG002 - servers log under names of their own
     ) -> Generation:
         """Continue the prompt `token_ids`, int32 [P]; see `Engine.generate`."""
-        self._check_prompt(token_ids)
+        check_prompt(token_ids, self._description)
         if self._description.context_tokens:
             room = self._description.context_tokens - len(token_ids)
             sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
@@ -248,20 +248,6 @@ class HttpEngine:
         if unasked and not len(generation.token_ids):  # with some, the trainer may have asked it to
             raise EngineFailed(f"{self._connections.url} aborted what nobody asked it to: {answer.excerpt()}")
         return checked(generation, sampling.max_tokens, self._description.vocabulary)
-
-    def _check_prompt(self, token_ids: NDArray[np.int32]) -> None:
-        context, vocabulary = self._description.context_tokens, self._description.vocabulary
-        if not len(token_ids):
-            raise EngineFailed("the prompt is empty; it needs at least one token", refused=True)
-        if context and len(token_ids) >= context:
-            raise EngineFailed(
-                f"a prompt of {len(token_ids)} tokens leaves no room in a context of {context}", refused=True
-            )
-        if token_ids.min() < 0 or (vocabulary and token_ids.max() >= vocabulary):
-            raise EngineFailed(
-                f"the prompt holds a token id outside of 0 to {vocabulary - 1}; is the tokenizer the model's?",
-                refused=True,
-            )
 
     def _check_not_closed(self) -> None:
         if self._closed:

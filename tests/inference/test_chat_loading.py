@@ -10,13 +10,15 @@ import pytest
 from chat_families import FAMILIES, save_tokenizer
 
 from prorl_zmq.errors import ConfigError
-from prorl_zmq.inference import chat
-from prorl_zmq.inference.chat import chat_format, load_chat_format
+from prorl_zmq.inference import chat_loading
+from prorl_zmq.inference.chat_loading import chat_format, load_chat_format
 from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from prorl_zmq.inference.chat import ChatFormat
 
 
 def test_a_format_is_loaded_once() -> None:
@@ -32,7 +34,7 @@ def test_a_transformers_format_needs_a_tokenizer() -> None:
 
 def test_who_needs_no_chat_format_loads_none() -> None:
     code = (
-        "import sys, prorl_zmq.brokers.backends.backend_broker, prorl_zmq.inference.chat; "
+        "import sys, prorl_zmq.brokers.backends.backend_broker, prorl_zmq.inference.chat_loading; "
         "sys.exit(any(name in sys.modules for name in ('prorl_zmq.inference.embedded_chat', 'transformers', 'jinja2')))"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
@@ -43,14 +45,14 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatSettings]:
     """A tokenizer whose files cannot be read until the test is over, as on a network's file system."""
     settings = ChatSettings(kind="transformers", tokenizer="/hanging")
     over = threading.Event()
-    load = chat._load
+    load = chat_loading._load
 
-    def hang(asked: ChatSettings) -> chat.ChatFormat:
+    def hang(asked: ChatSettings) -> ChatFormat:
         if asked == settings:
             over.wait(60)
         return load(asked)
 
-    monkeypatch.setattr(chat, "_load", hang)
+    monkeypatch.setattr(chat_loading, "_load", hang)
     yield settings
     over.set()
 
@@ -59,7 +61,7 @@ def test_a_tokenizer_that_hangs_holds_up_only_who_needs_it(
     hanging: ChatSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        monkeypatch.setattr(chat, "LOADING_LIMIT_S", 0.5)
+        monkeypatch.setattr(chat_loading, "LOADING_LIMIT_S", 0.5)
         threads = threading.active_count()
         jobs = [asyncio.create_task(chat_format(hanging)) for _ in range(50)]
         cancelled = asyncio.create_task(chat_format(hanging))
@@ -84,8 +86,8 @@ def test_a_failure_answers_for_a_while_and_is_tried_again(tmp_path: Path, monkey
         save_tokenizer(FAMILIES["chatml"], tmp_path)
         with pytest.raises(ConfigError, match="no tokenizer could be loaded"):
             await chat_format(settings)
-        until, failure = chat._FAILED[settings]
-        monkeypatch.setitem(chat._FAILED, settings, (until - chat.FAILURE_KEPT_S, failure))
+        until, failure = chat_loading._FAILED[settings]
+        monkeypatch.setitem(chat_loading._FAILED, settings, (until - chat_loading.FAILURE_KEPT_S, failure))
         assert await chat_format(settings) is load_chat_format(settings)
 
     asyncio.run(main())

@@ -1,0 +1,245 @@
+"""The base of engines that compute in this process: continuous batching on the host's event loop.
+
+One task decodes while anything runs: each step draws one token for every generation that runs, and gives the loop back.
+So requests join and leave between any two tokens, and so do new weights; each token is noted with the version that made
+it. While an update is begun no step is made. Stop texts are left to the agent loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import EngineFailed, InvalidWeights
+from ..system.threads import run_aside
+from ..wire.messages.engines import VersionSpan
+from .engine import EngineDescription, Generation, check_prompt
+from .policy import draw
+from .truncation import truncated, truncates
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from ..wire.messages.engines import FinishReason, UpdateMode
+    from ..wire.messages.jobs import Sampling
+
+LOAD_S = 60.0
+"""Longest reading of new weights: a file on a network may hang, and must not block the updates behind it."""
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A generation under way."""
+
+    tokens: list[int]
+    """The prompt, then the answer."""
+    prompt: int
+    """Tokens of the prompt."""
+    limit: int
+    """Length of `tokens` at which the answer ends."""
+    sampling: Sampling
+    random: np.random.Generator
+    stop_token_ids: frozenset[int]
+    done: asyncio.Future[Generation]
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """Where in the answer each weight version begins: (version, start)."""
+
+    def add(self, token: int, logprob: float, weight_version: int) -> None:
+        if not self.versions or self.versions[-1][0] != weight_version:
+            self.versions.append((weight_version, len(self.logprobs)))
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if token in self.stop_token_ids:
+            self.end("stop")
+        elif len(self.tokens) == self.limit:
+            self.end("length")
+
+    def end(self, finish_reason: FinishReason) -> None:
+        if self.done.done():
+            return
+        ends = [*(start for _, start in self.versions), len(self.logprobs)][1:]
+        self.done.set_result(
+            Generation(
+                np.array(self.tokens[self.prompt :], np.int32),
+                np.array(self.logprobs, np.float32),
+                tuple(VersionSpan(*at, end) for at, end in zip(self.versions, ends, strict=True)),
+                finish_reason,
+            )
+        )
+
+
+class LocalEngine(ABC):
+    """Implements `engine.Engine` but for the model: a subclass computes a step, and reads and takes weights."""
+
+    def __init__(self, description: EngineDescription, weight_version: int) -> None:
+        self._description = description
+        self._weight_version = weight_version
+        self._running: list[Running] = []
+        """In the order in which they came."""
+        self._decoding: asyncio.Task[None] | None = None
+        self._updating = asyncio.Lock()
+        self._admits = asyncio.Event()
+        """Unset from the begin of an update until its end: new requests wait."""
+        self._admits.set()
+        self._steps = asyncio.Event()
+        """Unset while an update is begun: generations pause."""
+        self._steps.set()
+        self._idle = asyncio.Event()
+        """Set while nothing runs."""
+        self._idle.set()
+        self._closed = False
+
+    @abstractmethod
+    def _step(self) -> None:
+        """Draw one more token (`_draw`) for the generations in `_running` that have room; none of them is done."""
+
+    @abstractmethod
+    def _read_weights(self, path: Path) -> Any:
+        """Read and check weights; runs in a thread of its own.
+
+        Raises:
+            InvalidWeights: they cannot be used.
+        """
+
+    @abstractmethod
+    def _take_weights(self, weights: Any) -> None: ...
+
+    def _on_new_weights(self) -> None:  # noqa: B027 - not every engine keeps such
+        """Forget what was computed with other weights; called before the first step with new ones."""
+
+    @property
+    def description(self) -> EngineDescription:
+        return self._description
+
+    @property
+    def weight_version(self) -> int:
+        return self._weight_version
+
+    async def generate(
+        self,
+        token_ids: NDArray[np.int32],
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        job_id: str,  # noqa: ARG002 - no state is kept per job
+    ) -> Generation:
+        while not self._admits.is_set():
+            await self._admits.wait()
+        if self._closed:
+            raise EngineFailed("the engine was closed", unreachable=True)
+        check_prompt(token_ids, self._description)
+        running = Running(
+            token_ids.tolist(),
+            len(token_ids),
+            min(len(token_ids) + sampling.max_tokens, self._description.context_tokens),
+            sampling,
+            np.random.default_rng(sampling.seed),
+            frozenset(stop_token_ids),
+            asyncio.get_running_loop().create_future(),
+        )
+        self._running.append(running)
+        self._idle.clear()
+        if self._decoding is None:
+            self._decoding = asyncio.create_task(self._decode(), name="decode")
+            self._decoding.add_done_callback(self._decoding_ended)
+        try:
+            return await running.done
+        finally:
+            if running in self._running:
+                self._running.remove(running)
+
+    async def begin_update(self, mode: UpdateMode) -> None:
+        if not self._steps.is_set():
+            return
+        self._admits.clear()
+        if mode == "drain":
+            try:
+                await self._idle.wait()
+            except BaseException:
+                self._admits.set()
+                raise
+        elif mode == "abort":
+            for running in self._running:
+                running.end("abort")
+        if not self._closed:
+            self._steps.clear()
+
+    async def end_update(self, weight_version: int | None) -> None:
+        if weight_version is not None:
+            self._weight_version = weight_version
+            self._on_new_weights()
+        self._steps.set()
+        self._admits.set()
+
+    async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+        async with self._updating:  # in the order of the calls, however long each file takes
+            served = None
+            try:
+                async with asyncio.timeout(LOAD_S):
+                    weights = await run_aside(self._read_weights, path)
+                await self.begin_update(mode)
+                self._take_weights(weights)
+                served = weight_version
+            except TimeoutError:
+                raise InvalidWeights(f"{path} could not be read within {LOAD_S:g} s", path=str(path)) from None
+            finally:
+                await self.end_update(served)
+
+    async def set_weight_version(self, weight_version: int) -> None:
+        self._weight_version = weight_version
+
+    async def check_health(self) -> None:  # noqa: B027
+        """Do nothing: an engine in this process is well if this runs."""
+
+    async def close(self) -> None:
+        self._closed = True
+        self._steps.set()
+        self._admits.set()
+        if self._decoding is not None:
+            self._decoding.cancel()
+            await asyncio.wait([self._decoding])
+
+    def _draw(self, batch: Sequence[Running], logits: NDArray[np.float32]) -> None:
+        """Draw the next token of each generation from its row of `logits`, float32 [B, vocabulary]; changes them."""
+        for row, running in enumerate(batch):
+            if truncates(running.sampling):
+                logits[row] = truncated(logits[row], running.sampling)
+        temperatures = np.array([running.sampling.temperature for running in batch], np.float64)
+        uniforms = np.array([running.random.random() for running in batch])
+        tokens, logprobs = draw(logits, temperatures, uniforms)
+        for running, token, logprob in zip(batch, tokens.tolist(), logprobs.tolist(), strict=True):
+            running.add(token, logprob, self._weight_version)
+
+    async def _decode(self) -> None:
+        while self._running:
+            if self._steps.is_set():
+                self._drop_done()
+                if self._running:
+                    self._step()
+            self._drop_done()
+            await (asyncio.sleep(0) if self._steps.is_set() else self._steps.wait())
+        self._idle.set()
+        self._decoding = None  # here, so that no request can join a task that has ended
+
+    def _drop_done(self) -> None:
+        self._running = [running for running in self._running if not running.done.done()]
+
+    def _decoding_ended(self, task: asyncio.Task[None]) -> None:
+        """Fail the generations under way if decoding was ended by `close` or by a fault."""
+        fault = None if task.cancelled() else task.exception()
+        if fault is None and not task.cancelled():
+            return
+        self._decoding = None
+        reason = f"decoding failed: {type(fault).__name__}: {fault}" if fault else "the engine was closed"
+        for running in self._running:
+            if not running.done.done():
+                running.done.set_exception(EngineFailed(reason, unreachable=True))
+        self._running = []
+        self._idle.set()
