@@ -44,6 +44,11 @@ class Loop:
         self._poller.register(zmq_socket, zmq.POLLIN)
         self._drains[id(zmq_socket)] = (zmq_socket, drain)
 
+    def unregister(self, zmq_socket: zmq.Socket[bytes]) -> None:
+        """Forget a socket that is about to be closed; may be called while messages are drained."""
+        self._poller.unregister(zmq_socket)
+        del self._drains[id(zmq_socket)]
+
     def run(self, housekeep: Callable[[], float], on_ready: Callable[[], None]) -> None:
         """Serve until `stop`, or in the main thread SIGTERM or SIGINT.
 
@@ -57,8 +62,8 @@ class Loop:
             wait_s = 0.0
             while not self._stopped:
                 ready = dict(self._poller.poll(math.ceil(min(wait_s, MAX_WAIT_S) * 1000)))
-                for zmq_socket, drain in self._drains.values():
-                    if zmq_socket in ready:
+                for zmq_socket, drain in tuple(self._drains.values()):
+                    if id(zmq_socket) in self._drains and zmq_socket in ready:
                         drain()
                 wait_s = housekeep()
         finally:

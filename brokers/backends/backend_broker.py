@@ -1,9 +1,10 @@
 """The backend broker's process: a ROUTER that says which inference backend each job talks to.
 
-Stage processes ask for assignments and release them, engine hosts register and send heartbeats, trainers add, drain and
-list backends. The tokens themselves never pass here. When this process dies, running jobs keep the backend that they
-know; its successor reads in its journal which backends there are, and learns of the assignments from the heartbeats of
-the stage processes. What changes is in the journal before anybody is told that it has.
+Stage processes ask for assignments and release them, engine hosts register and send heartbeats, trainers list and
+change backends and give them new weights, which the broker has the engine hosts take (`EngineConnections`). The tokens
+themselves never pass here. When this process dies, running jobs keep the backend that they know; its successor reads in
+its journal which backends there are, and learns of the assignments from the heartbeats of the stage processes. What
+changes is in the journal before anybody is told that it has, engine hosts included.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from ...wire.messages.backends import AnyBackendRequest, BackendRefused, KeyList
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, send, split_envelope
 from ..loop import Loop
 from ..request_routing import BACKEND_BROKER, convert_request
-from .request_handler import Answer, BackendRequestHandler
+from .engine_connections import EngineConnections
+from .request_handler import BackendRequestHandler
+from .weight_requests import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from ...wire.sockets import Frame
     from .backend_journal import BackendJournal
     from .backend_records import BackendRecord, WeightsRecord
+    from .weight_requests import EngineAddress
 
 BATCH = 256
 """Requests answered before timers get their turn."""
@@ -47,7 +51,7 @@ class BackendBroker:
 
     Args:
         topology: endpoint and limits.
-        journal: where backends are remembered; what it holds already is taken up again. None: they are not.
+        journal: where backends are remembered; what it holds already is restored. None: they are not.
 
     Raises:
         EndpointInUse, InvalidEndpoint: it could not bind.
@@ -57,64 +61,63 @@ class BackendBroker:
     def __init__(self, topology: Topology, journal: BackendJournal | None = None) -> None:
         keyring = Keyring.load(topology.security.keys, BROKER)
         self._loop = Loop()
-        self._gate = ZapAuthenticator(self._loop.context, keyring, insecure=topology.service.insecure)
+        self._authenticator = ZapAuthenticator(self._loop.context, keyring, insecure=topology.service.insecure)
+        self._engines = EngineConnections(self._loop, keyring, self)
         self._router = open_socket(self._loop.context, zmq.ROUTER, CONTROL_FRAME_BYTES)
-        try:
-            template = topology.backend_broker.endpoint
-            self.endpoint = self._gate.bind(self._router, topology.endpoint(template), Listener.BACKEND_BROKER)
-        except ProrlError:
-            self._loop.close()
-            raise
         self._lease_s = topology.backend_broker.lease_s
-        self._desk = BackendRequestHandler(self._lease_s, topology.backend_broker.affinity)
+        self._handler = BackendRequestHandler(self._lease_s, topology.backend_broker.affinity)
         self._next_tick = time.monotonic()
         self._journal = journal
         self._unwritten: dict[str, BackendRecord | None] = {}
         """Changes that the journal could not take yet."""
         self._unwritten_weights: WeightsRecord | None = None
-        if journal is not None:
-            try:
+        try:
+            endpoint = topology.endpoint(topology.backend_broker.endpoint)
+            self.endpoint = self._authenticator.bind(self._router, endpoint, Listener.BACKEND_BROKER)
+            if journal is not None:
                 of_before = journal.begin_service(os.environ.get(SERVICE_VARIABLE, ""))
-                self._desk.restore(journal.load(), self._next_tick, of_before=of_before, weights=journal.load_weights())
-            except ProrlError:
-                self._loop.close()
-                raise
+                records, weights = journal.load(), journal.load_weights()
+                self._handler.restore(records, self._next_tick, of_before=of_before, weights=weights)
+        except ProrlError:
+            self._close()
+            raise
 
     def run(self) -> None:
         """Serve until `stop`, SIGTERM or SIGINT; then close all sockets."""
         self._loop.register(self._router, self._drain)
-        self._gate.register(self._loop.register)
+        self._authenticator.register(self._loop.register)
         try:
-            self._loop.run(self._housekeep, self._say_ready)
+            self._loop.run(self._housekeep, lambda: log.info("ready: %s", self.endpoint))
         finally:
-            self._loop.close()
+            self._close()
 
     def stop(self) -> None:
         """End `run`; may be called from another thread or a signal handler."""
         self._loop.stop()
 
-    def _say_ready(self) -> None:
-        log.info("ready: %s", self.endpoint)
+    def _close(self) -> None:
+        self._engines.close()
+        self._loop.close()
 
     def _housekeep(self) -> float:
         now = time.monotonic()
-        deadline = self._desk.next_deadline()
+        deadline = self._handler.next_deadline()
         if now >= self._next_tick or (deadline is not None and now >= deadline):
             self._next_tick = now + min(1.0, self._lease_s / 4)
-            self._tell(self._desk.tick(now), tick=True)
-            deadline = self._desk.next_deadline()
+            self._carry_out(self._handler.tick(now), tick=True)
+            deadline = self._handler.next_deadline()
         return max(0.0, min(self._next_tick, deadline if deadline is not None else self._next_tick) - now)
 
     def _drain(self) -> None:
         for _ in range(BATCH):
             try:
-                sender, frames = self._gate.receive(self._router)
+                sender, frames = self._authenticator.receive(self._router)
                 envelope, message = split_envelope(frames)
             except zmq.Again:
                 return
             except MalformedMessage:
                 continue  # without a delimiter there is no telling where an answer would go
-            self._tell(self._answers(envelope, message, sender))  # type: ignore[arg-type]
+            self._carry_out(self._answers(envelope, message, sender))  # type: ignore[arg-type]
 
     def _answers(self, envelope: Sequence[Frame], message: Sequence[bytes], sender: Sender) -> list[Answer]:
         request_id = "unknown"
@@ -127,20 +130,53 @@ class BackendBroker:
             sender.check(request)
             if isinstance(request, ListKeys):
                 return [Answer(envelope, self._keys(request))]
-            return self._desk.handle(envelope, request, time.monotonic())
+            return self._handler.handle(envelope, request, time.monotonic())
         except (MalformedMessage, NotAllowed) as error:
             return [Answer(envelope, BackendRefused(request_id, error.info()))]
 
     def _keys(self, request: ListKeys) -> KeyList:
         """Say which keys are let in, if that has changed."""
-        doorkeeper = self._gate.doorkeeper
+        doorkeeper = self._authenticator.doorkeeper
         doorkeeper.reread()
         known = request.state == doorkeeper.list_state
         return KeyList(request.request_id, doorkeeper.list_state, None if known else doorkeeper.listed())
 
-    def _tell(self, answers: Iterable[Answer], *, tick: bool = False) -> None:
-        """Note what has changed, then answer. A journal that fails stops no job: it is asked again with each tick."""
-        changes, weights = self._desk.take_changes(), self._desk.take_weights()
+    # Engine hosts -----------------------------------------------------------------------------------------------------
+
+    def engine_answered(self, request_id: str, error: ProrlError | None) -> None:
+        """See `EngineEvents`; so below."""
+        self._carry_out(self._handler.engine_answered(request_id, error, time.monotonic()))
+
+    def engine_unreachable(self, address: EngineAddress, error: ProrlError) -> None:
+        """No connection will come about."""
+        self._carry_out(self._handler.engine_unreachable(address, error, time.monotonic()))
+
+    def engine_reconnected(self, address: EngineAddress) -> None:
+        """A connection that was lost is there again."""
+        self._handler.engine_reconnected(address)
+        self._carry_out([])
+
+    # What follows from a change ---------------------------------------------------------------------------------------
+
+    def _carry_out(self, answers: list[Answer], *, tick: bool = False) -> None:
+        """Note what has changed, then send answers, and requests to engine hosts."""
+        self._note(tick=tick)
+        self._send(answers)
+        while calls := self._handler.take_calls():
+            answers = []
+            for call in calls:
+                try:
+                    self._engines.send(call)
+                except ProrlError as error:
+                    answers += self._handler.engine_unreachable(call.address, error, time.monotonic())
+            self._note(tick=False)
+            self._send(answers)
+        if len(self._engines):
+            self._engines.keep_only(self._handler.addresses())
+
+    def _note(self, *, tick: bool) -> None:
+        """Write changes to the journal. One that fails stops no job: the changes are written with a later tick."""
+        changes, weights = self._handler.take_changes(), self._handler.take_weights()
         unwritten = self._unwritten or self._unwritten_weights
         if self._journal is not None and (changes or weights or (tick and unwritten)):
             self._unwritten.update(changes)
@@ -150,7 +186,6 @@ class BackendBroker:
                 self._unwritten, self._unwritten_weights = {}, None
             except JournalFailed as error:
                 log.error("%s; if this broker ends now, the last changes of backends are lost", error.message)  # noqa: TRY400
-        self._send(answers)
 
     def _send(self, answers: Iterable[Answer]) -> None:
         for envelope, reply in answers:

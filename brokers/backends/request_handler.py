@@ -1,17 +1,18 @@
-"""What the backend broker is asked, answered: assignments that wait, leases on owners, and probation.
+"""The backend broker's requests and replies: assignments that wait, leases on owners, and probation. Pure.
 
-Owns no socket, clock or file, only the `BackendHeap`, what waits for it, and which backends are tried when
-(`Probation`); hosts and what is remembered of them are the `BackendRegistry`'s. An owner (a stage process) that falls
-silent loses its assignments. While weights are on their way jobs wait for backends that have them (`WeightUpdate`).
-While all backends are on probation, jobs wait as if there were none, and are the ones
-that try them; one whose wait is over is given such a backend rather than none.
+Owns the `BackendHeap`, the jobs that wait for it, and which backends are tried when (`Probation`); hosts and what is
+remembered of them are the `BackendRegistry`'s, requests to engine hosts those of `WeightRequests`. An owner (a stage
+process) that falls silent loses its assignments. While weights are on their way jobs wait for backends that have them
+(`WeightUpdate`). While an engine is starting no wait runs out (`EngineStarts`). While all backends are on probation,
+jobs wait as if there were none, and are the ones that try them; one whose wait is over gets such a backend rather
+than none.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,14 +33,19 @@ from ...wire.messages.backends import (
     EndWeights,
     GenerationFailed,
     ListBackends,
+    LoadWeights,
     OwnerAlive,
     Release,
     RemoveBackend,
+    ReportStarts,
     SetWeightVersion,
+    WaitLonger,
 )
 from .backend_heap import BackendHeap
 from .backend_probation import Probation
 from .backend_registry import BackendRegistry
+from .engine_starts import EngineStarts
+from .weight_requests import Answer, WeightRequests
 from .weight_update import WeightUpdate
 
 if TYPE_CHECKING:
@@ -49,15 +55,9 @@ if TYPE_CHECKING:
     from ...wire.sockets import Frame
     from .backend_heap import Affinity
     from .backend_records import BackendRecord, WeightsRecord
+    from .weight_requests import EngineAddress, EngineCall
 
 log = logging.getLogger("prorl.backend_broker")
-
-
-class Answer(NamedTuple):
-    """A reply, and the envelope behind which its client is."""
-
-    envelope: Sequence[Frame]
-    reply: AnyBackendReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,6 @@ class _Waiting:
     envelope: Sequence[Frame]
     request: Assign
     since: float
-
-    @property
-    def until(self) -> float:
-        return self.since + self.request.wait_s
 
 
 class BackendRequestHandler:
@@ -84,41 +80,78 @@ class BackendRequestHandler:
         self._registry = BackendRegistry(self.heap, lease_s)
         self._probation = Probation()
         self._update = WeightUpdate(self.heap)
+        self._weights = WeightRequests(self.heap, self._registry, self._update)
+        self._starts = EngineStarts(self.heap, lease_s)
         self._lease_s = lease_s
         self._waiting: dict[str, _Waiting] = {}
         self._owners: dict[str, float] = {}
 
     def handle(self, envelope: Sequence[Frame], request: AnyBackendRequest, now: float) -> list[Answer]:
-        """Answer one request, and the assignments that no longer have to wait because of it."""
+        """Answer one request, and what no longer has to wait because of it."""
+        self._starts.look(now)
         self._offer(now)
         try:
             reply = self._reply(envelope, request, now)
         except ProrlError as error:
             reply = BackendRefused(request.request_id, error.info())
         answers = [Answer(envelope, reply)] if reply is not None else []
-        return answers + self._serve_waiting(now) if self._waiting else answers
+        return answers + self._ready_answers(now)
+
+    def engine_answered(self, request_id: str, error: ProrlError | None, now: float) -> list[Answer]:
+        """An engine host did what it was asked, or says why not."""
+        self._weights.engine_answered(request_id, error, now)
+        return self._ready_answers(now)
+
+    def engine_unreachable(self, address: EngineAddress, error: ProrlError, now: float) -> list[Answer]:
+        """No connection to an engine host will come about."""
+        self._weights.unreachable(address, error, now)
+        return self._ready_answers(now)
+
+    def engine_reconnected(self, address: EngineAddress) -> None:
+        """A connection to an engine host was lost, and is there again."""
+        self._weights.reconnected(address)
+
+    def take_calls(self) -> list[EngineCall]:
+        """Return what is to be sent to engine hosts, once the journal has the changes."""
+        return self._weights.take_calls()
+
+    def addresses(self) -> set[EngineAddress]:
+        """Return the addresses of the engine hosts that have not answered."""
+        return self._weights.addresses()
 
     def tick(self, now: float) -> list[Answer]:
         """Time has passed: drop what fell silent, let jobs try backends, and end the waits that are over."""
+        self._starts.look(now)
         for owner in [owner for owner in self.heap.owners() if self._owners[owner] + self._lease_s <= now]:
             self.heap.drop_owner(owner)
         self._owners = {owner: heard for owner, heard in self._owners.items() if heard + self._lease_s > now}
         self._registry.tick(now)
+        self._weights.tick(now)  # first: what has reached some engines in time is no update that was given up
         if self._update.tick(now):
             self._registry.note_all()
+        self._starts.tick(now)
         self._offer(now)
-        answers = self._serve_waiting(now)
-        for waiting in [waiting for waiting in self._waiting.values() if waiting.until <= now]:
-            del self._waiting[waiting.request.job_id]
-            answers.append(Answer(waiting.envelope, self._at_last(waiting, now)))
+        answers = self._ready_answers(now)
+        if not self._starts.is_starting:
+            for waiting in [waiting for waiting in self._waiting.values() if self._until(waiting) <= now]:
+                del self._waiting[waiting.request.job_id]
+                answers.append(Answer(waiting.envelope, self._at_last(waiting, now)))
         return answers
 
     def next_deadline(self) -> float | None:
-        """Give the time at which the first wait is over, or a job that waits may get a backend."""
-        if not self._waiting:
-            return None
-        first = min(waiting.until for waiting in self._waiting.values())
-        return min(due for due in (first, self._probation.next_due(), self._update.next_deadline()) if due is not None)
+        """Return when the first wait is over, or a job that waits may get a backend."""
+        dues = [self._weights.next_deadline()]
+        if self._waiting:
+            dues += [self._probation.next_due(), self._update.next_deadline()]
+            if not self._starts.is_starting:
+                dues.append(min(self._until(waiting) for waiting in self._waiting.values()))
+        return min((due for due in dues if due is not None), default=None)
+
+    def _until(self, waiting: _Waiting) -> float:
+        return max(waiting.since, self._starts.last) + waiting.request.wait_s
+
+    def _ready_answers(self, now: float) -> list[Answer]:
+        return self._weights.take_answers() + self._serve_waiting(now)
 
     def take_changes(self) -> dict[str, BackendRecord | None]:
         """Give what a journal has to note since the last call (see `BackendRegistry.take_changes`)."""
@@ -164,6 +197,7 @@ class BackendRequestHandler:
                 self._registry.host_alive(request, now)
             case AddBackend():
                 self._registry.add(request, now)
+                self._weights.registered(request.backend)
                 self._probation.forget(request.backend.backend_id)
             case DrainBackend():
                 self._registry.drain(request.backend_id)
@@ -171,29 +205,17 @@ class BackendRequestHandler:
                 self._registry.remove(request.backend_id)
             case ClearBackends():
                 self._registry.clear()
-            case BeginWeights() | EndWeights() | CancelWeights() | SetWeightVersion():
-                self._change_weights(request, now)
+            case SetWeightVersion(backend_id=str()):
+                self._update.check_none_but(request.weight_version)
+                self._registry.set_weight_version(request.weight_version, request.backend_id)
+            case BeginWeights() | EndWeights() | CancelWeights() | LoadWeights() | SetWeightVersion():
+                return self._weights.handle(envelope, request, now)
+            case ReportStarts():
+                self._starts.report(request, now)
             case ListBackends():
                 backends = tuple(self._described(status, now) for status in self.heap.status())
-                return BackendList(request.request_id, backends=backends, waiting=len(self._waiting))
+                return BackendList(request.request_id, backends, len(self._waiting), tuple(self._starts))
         return Done(request.request_id)
-
-    def _change_weights(
-        self, request: BeginWeights | EndWeights | CancelWeights | SetWeightVersion, now: float
-    ) -> None:
-        version = request.weight_version
-        match request:
-            case BeginWeights():
-                self._update.begin(version, request.limit_s, now)
-            case EndWeights():
-                if self._update.end(version):
-                    self._registry.note_all()
-            case CancelWeights():
-                if self._update.cancel(version):
-                    self._registry.note_all()
-            case SetWeightVersion():
-                self._update.check_none_but(version if request.backend_id is not None else None)
-                self._registry.set_weight_version(version, request.backend_id)
 
     def _described(self, status: BackendStatus, now: float) -> BackendStatus:
         backend_id = status.backend.backend_id
@@ -238,19 +260,23 @@ class BackendRequestHandler:
             self._note_served(job_id, held.attempt, held.served, now)
         self.heap.keep_only(alive.owner, alive.jobs)
 
-    def _assign(self, envelope: Sequence[Frame], request: Assign, now: float) -> Assigned | None:
+    def _assign(self, envelope: Sequence[Frame], request: Assign, now: float) -> Assigned | WaitLonger | None:
         self._owners[request.owner] = now
         waiting = self._waiting.get(request.job_id)
         if waiting is not None:
             if waiting.request.attempt == request.attempt:  # the job has waited since the first time
                 self._waiting[request.job_id] = _Waiting(envelope, _settled(request), waiting.since)
-                return None
+                return self._wait_longer(request)
             if waiting.request.attempt > request.attempt:
                 return None
         assigned = self._try(request, now)
         if assigned is None:
             self._waiting[request.job_id] = _Waiting(envelope, _settled(request), now)
+            return self._wait_longer(request)
         return assigned
+
+    def _wait_longer(self, request: Assign) -> WaitLonger | None:
+        return WaitLonger(request.request_id) if self._starts.is_starting else None
 
     def _try(self, request: Assign, now: float, *, anyhow: bool = False) -> Assigned | None:
         known = self.heap.holds(request.job_id)
@@ -291,6 +317,8 @@ class BackendRequestHandler:
             self._owners.setdefault(request.owner, now)
             return assigned
         remedy = "register one with `prorl backends add` or start `prorl-engine`"
+        if not any(True for _ in self.heap):
+            remedy = self._starts.failures() or remedy
         if self._update.version is not None:
             remedy = (
                 f"weights {self._update.version} are on their way, and none serves them yet: let its jobs wait longer"

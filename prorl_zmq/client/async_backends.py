@@ -5,20 +5,14 @@ As `backends`, whose docstrings say more: a part of `AsyncRolloutClient`, on its
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
-from ..errors import NoBackend, ProrlError
 from ..wire import codec
 from ..wire.messages.backends import AddBackend, BackendList, ClearBackends, DrainBackend, ListBackends, RemoveBackend
 from ..wire.messages.base import new_id
-from .backends import NO_BACKEND, left_s, named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..wire.messages.backends import Backend, BackendStatus
-    from ..wire.messages.engines import EngineRequest
     from .async_client import AsyncRolloutClient
 
 
@@ -56,21 +50,3 @@ class AsyncBackends:
         endpoint = (await client._hello(until)).backend_broker  # noqa: SLF001 - a part of the client
         line = client._line(endpoint)  # noqa: SLF001 - a part of the client
         return await line.ask([codec.encode(request)], request.request_id, until)
-
-    async def tell_engines(self, request: Callable[[], EngineRequest], until: float) -> dict[str, ProrlError | None]:
-        """Ask the engine hosts of all backends the same at one time; see `Backends.tell_engines`."""
-
-        async def tell(backend: Backend) -> ProrlError | None:
-            asked = request()
-            try:
-                line = self._client._line(backend.endpoint, backend)  # noqa: SLF001 - a part of the client
-                await line.ask([codec.encode(asked)], asked.request_id, until)
-            except ProrlError as error:
-                return named(error, backend.backend_id)
-            return None
-
-        backends = [status.backend for status in await self.list(timeout_s=left_s(until))]
-        if not backends:
-            raise NoBackend(NO_BACKEND)
-        outcomes = await asyncio.gather(*map(tell, backends))
-        return {backend.backend_id: outcome for backend, outcome in zip(backends, outcomes, strict=True)}

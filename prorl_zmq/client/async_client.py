@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..data.trajectory import Trajectory
-    from ..wire.messages.backends import Backend
     from ..wire.messages.batches import CarryOver, GroupFilter
     from ..wire.messages.engines import UpdateMode
     from ..wire.messages.front_door import Accepted, Cancelled, JobTrace, ServiceStatus, Welcome
@@ -244,14 +243,11 @@ class AsyncRolloutClient:
         self.weight_version = version
         await self._ask(NoteWeights(new_id(), version), self._until(None))
 
-    def _line(self, endpoint: str, backend: Backend | None = None) -> AsyncRequestConnection:
-        """Give the line to a broker, or to a backend's engine host."""
+    def _line(self, endpoint: str) -> AsyncRequestConnection:
         if self._context.closed:
             raise Closed("the client was closed")
         if endpoint not in self._lines:
-            self._lines[endpoint] = AsyncRequestConnection(
-                self._context, endpoint, self._keyring, None if backend is None else backend.curve_key
-            )
+            self._lines[endpoint] = AsyncRequestConnection(self._context, endpoint, self._keyring)
         return self._lines[endpoint]
 
     async def _hello(self, until: float) -> Welcome:

@@ -29,16 +29,9 @@ class AsyncRequestConnection:
         context: the client's.
         endpoint: of the other side.
         keyring: ours; None: plaintext.
-        curve_key: the public key of an engine host; None: it is a broker.
     """
 
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        endpoint: str,
-        keyring: Keyring | None,
-        curve_key: str | None,
-    ) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keyring: Keyring | None) -> None:
         self._endpoint = endpoint
         self._pending: dict[str, asyncio.Future[list[bytes | zmq.Frame]]] = {}
         self._socket = Line(
@@ -47,7 +40,6 @@ class AsyncRequestConnection:
             endpoint,
             keyring,
             self._receive,
-            curve_key=curve_key,
             copied=2,
             on_refused=self._refused,
             limit_bytes=MAX_FRAME_BYTES,

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..data.trajectory import Trajectory
-    from ..wire.messages.backends import Backend
     from ..wire.messages.batches import CarryOver, GroupFilter
     from ..wire.messages.engines import UpdateMode
     from ..wire.messages.front_door import Accepted, Cancelled, JobTrace, ServiceStatus, Welcome
@@ -453,6 +452,3 @@ class RolloutClient:
 
     def _backend_broker(self, until: float) -> RequestConnection:
         return RequestConnection.to_service(self._context, self._hello(until).backend_broker, self._keyring)
-
-    def _engine_line(self, backend: Backend) -> RequestConnection:
-        return RequestConnection.to_engine(self._context, backend, self._keyring)

@@ -15,7 +15,7 @@ import zmq
 
 from ..errors import Closed, RequestTimeout
 from ..security.handshake import Handshake
-from ..security.keyring import connect_to_peer, connect_to_service
+from ..security.keyring import connect_to_service
 from ..wire import codec
 from ..wire.sockets import open_socket, receive
 from .requests import RESEND_S, read_reply
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..security.keyring import Keyring
-    from ..wire.messages.backends import Backend
 
 SEND_MS = 1000
 """Longest wait to hand a request to libzmq; only a connection that is being refused makes it wait at all."""
@@ -67,12 +66,6 @@ class RequestConnection:
     def to_service(cls, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keyring: Keyring | None) -> Self:
         """Open the line to a broker."""
         return cls(context, endpoint, keyring, lambda socket: connect_to_service(socket, endpoint, keyring))
-
-    @classmethod
-    def to_engine(cls, context: zmq.Context[zmq.Socket[bytes]], backend: Backend, keyring: Keyring | None) -> Self:
-        """Open the line to an engine host."""
-        endpoint, key = backend.endpoint, backend.curve_key
-        return cls(context, endpoint, keyring, lambda socket: connect_to_peer(socket, endpoint, key, keyring))
 
     def ask(self, frames: list[bytes], request_id: str, until: float) -> Any:
         """Send a request and give what the reply's first frame says.

@@ -23,9 +23,11 @@ from ..wire.messages.backends import (
     GenerationFailed,
     ListBackends,
     ListKeys,
+    LoadWeights,
     OwnerAlive,
     Release,
     RemoveBackend,
+    ReportStarts,
     SetWeightVersion,
 )
 from ..wire.messages.base import KeyRole
@@ -58,27 +60,14 @@ DOORS: dict[Listener, frozenset[KeyRole]] = {
     Listener.STAGE_EVENTS: frozenset({KeyRole.STAGE, KeyRole.SERVICE}),
     Listener.BACKEND_BROKER: frozenset(KeyRole),
     Listener.STAGE_INBOX: frozenset({KeyRole.SERVICE}),
-    Listener.ENGINE: frozenset(KeyRole),
+    Listener.ENGINE: frozenset({KeyRole.STAGE, KeyRole.SERVICE}),
 }
 """Which roles may connect at all; others fail the handshake."""
 
 _Kinds = frozenset[type[msgspec.Struct]]
-_EVERYBODY: _Kinds = frozenset({Hello, Status, ListBackends, EngineHealth})
+_EVERYBODY: _Kinds = frozenset({Hello, Status, ListBackends})
 _BATCHES: _Kinds = frozenset({OpenBatch, Feed, NextGroup, CloseBatch, SessionAlive})
-_WEIGHTS: _Kinds = frozenset(
-    {
-        NoteWeights,
-        BeginWeights,
-        EndWeights,
-        CancelWeights,
-        SetWeightVersion,
-        UpdateWeights,
-        BeginUpdate,
-        EndUpdate,
-        CancelUpdate,
-        NoteWeightVersion,
-    }
-)
+_WEIGHTS: _Kinds = frozenset({NoteWeights, BeginWeights, EndWeights, CancelWeights, LoadWeights, SetWeightVersion})
 REQUESTS: dict[KeyRole, _Kinds] = {
     KeyRole.TRAINER: _EVERYBODY | _WEIGHTS | _BATCHES | {Submit, Collect, Cancel, Trace},
     KeyRole.OPERATOR: _EVERYBODY | _WEIGHTS | {Cancel, Trace, AddBackend, DrainBackend, RemoveBackend, ClearBackends},
@@ -92,12 +81,16 @@ REQUESTS: dict[KeyRole, _Kinds] = {
         BackendAlive,
         DrainBackend,
         RemoveBackend,
+        ReportStarts,
         ListKeys,
+        EngineHealth,
         Generate,
         Abort,
     },
 }
-"""Which requests each role may make, behind the doors that are open to it."""
+"""Which requests each role may make, at the listeners that it may connect to."""
+OF_THE_SERVICE: _Kinds = frozenset({UpdateWeights, BeginUpdate, EndUpdate, CancelUpdate, NoteWeightVersion})
+"""Requests of the backend broker alone, which asks engine hosts what a trainer or operator asked it for."""
 
 
 class Sender(msgspec.Struct, frozen=True):

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from prorl_zmq.errors import NotAllowed
-from prorl_zmq.security.rights import ANYBODY, DOORS, REQUESTS, Listener, Sender
-from prorl_zmq.wire.messages.backends import AnyBackendRequest, BeginWeights, ClearBackends, DrainBackend
+from prorl_zmq.security.rights import ANYBODY, DOORS, OF_THE_SERVICE, REQUESTS, Listener, Sender
+from prorl_zmq.wire.messages.backends import AnyBackendRequest, BeginWeights, ClearBackends, DrainBackend, LoadWeights
 from prorl_zmq.wire.messages.base import KeyRole
 from prorl_zmq.wire.messages.engines import AnyEngineRequest, BeginUpdate, Generate, UpdateWeights
 from prorl_zmq.wire.messages.front_door import Collect, FrontDoorRequest, Status, Submit
@@ -22,11 +22,13 @@ def made(kind: type[msgspec.Struct]) -> msgspec.Struct:
 
 @pytest.mark.parametrize("kind", EVERY_REQUEST)
 def test_every_request_is_somebodys_right(kind: type[msgspec.Struct]) -> None:
-    assert any(kind in kinds for kinds in REQUESTS.values()), f"no role may ask for {kind.__name__}: add it to REQUESTS"
+    somebodys = OF_THE_SERVICE.union(*REQUESTS.values())
+    assert kind in somebodys, f"no role may ask for {kind.__name__}: add it to REQUESTS"
 
 
 def test_rights_name_requests_only() -> None:
-    assert frozenset().union(*REQUESTS.values()) == set(EVERY_REQUEST)
+    assert OF_THE_SERVICE.union(*REQUESTS.values()) == set(EVERY_REQUEST)
+    assert not any(OF_THE_SERVICE & kinds for kinds in REQUESTS.values())
     assert set(REQUESTS) == set(KeyRole) - {KeyRole.SERVICE}
     assert set(DOORS) == set(Listener)
 
@@ -40,8 +42,9 @@ def test_rights_name_requests_only() -> None:
         (KeyRole.TRAINER, ClearBackends, "operator"),
         (KeyRole.TRAINER, DrainBackend, "operator"),  # a stage's too, but no command takes one
         (KeyRole.STAGE, Submit, "trainer"),
-        (KeyRole.STAGE, UpdateWeights, "trainer or operator"),
-        (KeyRole.STAGE, BeginUpdate, "trainer or operator"),
+        (KeyRole.STAGE, LoadWeights, "trainer or operator"),
+        (KeyRole.TRAINER, UpdateWeights, "service"),
+        (KeyRole.STAGE, BeginUpdate, "service"),
         (KeyRole.STAGE, BeginWeights, "trainer or operator"),
     ],
 )
@@ -50,6 +53,10 @@ def test_who_may_not_is_told_who_may(role: KeyRole, kind: type[msgspec.Struct], 
     with pytest.raises(NotAllowed, match=rf"the {role} key k may not .* `{tag}`; .* of role {able}$") as caught:
         Sender(role, "k").check(made(kind))
     assert caught.value.key == "k"
+
+
+def test_trainers_and_operators_do_not_reach_engine_hosts() -> None:
+    assert DOORS[Listener.ENGINE] == {KeyRole.STAGE, KeyRole.SERVICE}
 
 
 def test_the_service_and_who_has_no_key_may_ask_for_all() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pytest
+import zmq
 
 from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.brokers.backends.backend_journal import BackendJournal
@@ -17,8 +17,9 @@ from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.inference.tokenizer import IM_END
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.base import new_id
-from prorl_zmq.wire.messages.engines import EngineHealth
+from prorl_zmq.wire.messages.engines import EngineHealth, EngineReady
 from prorl_zmq.wire.messages.jobs import EpisodeLimits, Sampling
+from prorl_zmq.wire.sockets import connect, open_socket
 
 from .conftest import scripted, until
 
@@ -86,18 +87,22 @@ def states(client: RolloutClient) -> dict[str, tuple[str, int]]:
 
 def until_running(client: RolloutClient, count: int) -> None:
     """Ask the engine hosts themselves: their next heartbeats may come when all is over."""
-    lines = [client._engine_line(one.backend) for one in client.backends.list()]
+    with zmq.Context() as context:
+        sockets = [open_socket(context, zmq.REQ) for _ in client.backends.list()]
+        for socket, one in zip(sockets, client.backends.list(), strict=True):
+            connect(socket, one.backend.endpoint)
 
-    def running() -> int:
-        total = 0
-        for line in lines:
-            request = EngineHealth(new_id())
-            total += line.ask([codec.encode(request)], request.request_id, time.monotonic() + 60).in_flight
-        return total
+        def running() -> int:
+            total = 0
+            for socket in sockets:
+                socket.send(codec.encode(EngineHealth(new_id())))
+                assert socket.poll(60_000)
+                total += codec.decode(socket.recv(), EngineReady).in_flight
+            return total
 
-    until(lambda: running() >= count, f"{count} generations")
-    for line in lines:
-        line.close()
+        until(lambda: running() >= count, f"{count} generations")
+        for socket in sockets:
+            socket.close()
 
 
 def test_weights_that_come_between_the_halves(service: TestService, tmp_path: Path) -> None:

@@ -17,10 +17,19 @@ from .base import (
     KeyRole,
     Message,
     Part,
+    PathText,
     Seconds,
     WeightVersion,
 )
+from .engines import UpdateMode
 from .jobs import LogprobsMode
+
+TAKE_BACK_S = 5.0
+"""How much later than a request's `timeout_s` the answer to it may come: a begin that failed is taken back first."""
+ENGINES_S = 30.0
+"""How long engine hosts have to answer, unless a request says otherwise."""
+STARTS_LIMIT = 1024
+"""Most engines of one report."""
 
 ToolCallFormatName = Literal["", "hermes", "llama3", "mistral", "fenced"]
 History = Literal["template", "append"]
@@ -193,8 +202,29 @@ class ListBackends(BackendRequest, frozen=True):
     """Describe all backends."""
 
 
+class EngineStart(Part, frozen=True):
+    """An engine that is expected to register as a backend, or was."""
+
+    backend_id: Identifier
+    state: Literal["starting", "failed"]
+    """`failed`: it ended before it was ready, and is not started again."""
+    problem: Annotated[str, Meta(max_length=1000)] = ""
+    """Why it failed, or ended the last time."""
+
+
+class ReportStarts(BackendRequest, frozen=True):
+    """Name the engines that are not ready yet: while one is `starting`, the waits of jobs for a backend do not run out.
+
+    Whoever starts engines sends it every second while one of them is not ready. It replaces the owner's report before,
+    and expires after the lease. An engine that registers is not starting any more.
+    """
+
+    owner: Identifier
+    engines: Annotated[tuple[EngineStart, ...], Meta(max_length=STARTS_LIMIT)] = ()
+
+
 class SetWeightVersion(BackendRequest, frozen=True):
-    """Note which weights a backend (None: each) serves from now on.
+    """Note which weights a backend serves from now on; of all backends (None), their engine hosts are told too.
 
     It holds until a heartbeat reports another version than the host's heartbeat before: engines that were updated by
     other means go on reporting what they know.
@@ -202,29 +232,47 @@ class SetWeightVersion(BackendRequest, frozen=True):
 
     weight_version: WeightVersion
     backend_id: Identifier | None = None
+    timeout_s: Seconds = ENGINES_S
+    """How long the engine hosts have to answer; so below."""
 
 
 class BeginWeights(BackendRequest, frozen=True):
-    """Weights of this version are on their way: assign no job to a backend that does not serve them.
+    """Have all engines stop generating, and assign no job to a backend that does not serve weights of this version.
 
-    Begun again for the same version, only the limit begins anew.
+    Begun again for the same version, only the limit begins again. If one engine cannot, the update is cancelled.
     """
 
     weight_version: WeightVersion
     limit_s: Seconds
-    """If neither end nor cancel comes for so long, jobs get any backend again."""
+    """If neither end nor cancel comes for so long, engines go on, and jobs get any backend again."""
+    mode: UpdateMode = "keep"
+    timeout_s: Seconds = ENGINES_S
 
 
 class EndWeights(BackendRequest, frozen=True):
-    """Engines serve these weights now: those that do not, get no jobs until they do."""
+    """Have all engines go on with these weights; backends that do not serve them get no jobs until they do."""
 
     weight_version: WeightVersion
+    timeout_s: Seconds = ENGINES_S
 
 
 class CancelWeights(BackendRequest, frozen=True):
-    """The weights that were on their way will not come: jobs get any backend again."""
+    """Have all engines go on with the weights that they have: those that were on their way will not come."""
 
     weight_version: WeightVersion
+    timeout_s: Seconds = ENGINES_S
+
+
+class LoadWeights(BackendRequest, frozen=True):
+    """Have all engines load the weights at `path` (as the engine hosts see it): begin, load and end in one.
+
+    Each engine goes on as soon as it has them; one that fails gets no jobs while others serve the version.
+    """
+
+    path: PathText
+    weight_version: WeightVersion
+    mode: UpdateMode = "keep"
+    timeout_s: Seconds = ENGINES_S
 
 
 class ListKeys(BackendRequest, frozen=True):
@@ -249,12 +297,21 @@ class Done(BackendReply, frozen=True):
     """The request was done."""
 
 
+class WaitLonger(BackendReply, frozen=True):
+    """Answer to an `Assign` that came while a backend is starting: its wait begins when none is.
+
+    The answer proper follows. A stage process that hears nothing more asks again with the same request.
+    """
+
+
 class BackendList(BackendReply, frozen=True):
     """Answer to `ListBackends`."""
 
     backends: tuple[BackendStatus, ...] = ()
     waiting: int = 0
     """Jobs that wait for a backend."""
+    starts: tuple[EngineStart, ...] = ()
+    """Engines that are no backends yet."""
 
 
 class AllowedKey(Part, frozen=True):
@@ -275,7 +332,10 @@ class KeyList(BackendReply, frozen=True):
 
 
 class BackendRefused(BackendReply, frozen=True):
-    """The request was not done, and changed nothing."""
+    """The request was not done, and changed nothing.
+
+    Of a request about weights, at least one engine did not do its part: the error's field `backend` names it.
+    """
 
     error: ErrorInfo
 
@@ -291,10 +351,12 @@ AnyBackendRequest = (
     | RemoveBackend
     | ClearBackends
     | ListBackends
+    | ReportStarts
     | SetWeightVersion
     | BeginWeights
     | EndWeights
     | CancelWeights
+    | LoadWeights
     | ListKeys
 )
-AnyBackendReply = Assigned | Done | BackendList | KeyList | BackendRefused
+AnyBackendReply = Assigned | WaitLonger | Done | BackendList | KeyList | BackendRefused

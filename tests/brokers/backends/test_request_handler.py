@@ -6,6 +6,7 @@ import pytest
 
 from prorl_zmq.brokers.backends import backend_registry
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
+from prorl_zmq.errors import UpdateNotBegun
 from prorl_zmq.wire.messages.backends import (
     AddBackend,
     Assign,
@@ -30,6 +31,7 @@ from prorl_zmq.wire.messages.backends import (
     RemoveBackend,
     SetWeightVersion,
 )
+from prorl_zmq.wire.messages.engines import EndUpdate
 
 if TYPE_CHECKING:
     from prorl_zmq.brokers.backends.backend_heap import Affinity
@@ -38,14 +40,20 @@ LEASE_S = 10.0
 
 
 class Desk:
-    """A desk and what it answered: client name to reply."""
+    """A request handler and what it answered: client name to reply. Engine hosts do what they are asked at once."""
 
     def __init__(self, affinity: Affinity = "job") -> None:
         self.desk = BackendRequestHandler(LEASE_S, affinity)
         self.now = 0.0
+        self.late: set[str] = set()
+        """Backends whose hosts had begun nothing when an update ends."""
 
     def ask(self, request: Any, client: bytes = b"client") -> dict[bytes, Any]:
         answers = self.desk.handle([client, b""], request, self.now)
+        for call in self.desk.take_calls():
+            late = isinstance(call.request, EndUpdate) and call.address.endpoint.removeprefix("ipc://") in self.late
+            error = UpdateNotBegun(f"no update to weights {call.request.weight_version} was begun") if late else None
+            answers += self.desk.engine_answered(call.request.request_id, error, self.now)
         return {bytes(answer.envelope[0]): answer.reply for answer in answers}
 
     def tick(self, now: float) -> dict[bytes, Any]:
@@ -582,7 +590,7 @@ def test_a_backend_that_joins_with_older_weights_gets_no_jobs_until_it_has_the_n
     desk = begun("x")
     desk.ask(add("y", heartbeats=True, version=1))
     assert desk.listed("y") == ("updating", 1)
-    desk.ask(SetWeightVersion("set", 2, "x"))
+    desk.late = {"y"}
     desk.ask(EndWeights("end", 2))
     desk.ask(add("z", version=1))
     desk.ask(add("new", heartbeats=True, version=2))
@@ -605,7 +613,7 @@ def test_a_trainer_that_goes_back_to_older_weights_updates_all() -> None:
     desk.ask(EndWeights("end", 2))
     desk.ask(BeginWeights("begin", 1, 100.0))
     assert desk.listed("x") == ("updating", 2)
-    desk.ask(SetWeightVersion("set", 1, "x"))
+    desk.late = {"y"}
     desk.ask(EndWeights("end", 1))
     assert (desk.listed("x"), desk.listed("y")) == (("ready", 1), ("draining", 2))
 
@@ -624,11 +632,13 @@ def test_an_update_whose_end_does_not_come_is_given_up(caplog: pytest.LogCapture
     (status,) = desk.ask(ListBackends("list"))[b"client"].backends
     assert (status.state, status.backend.weight_version) == ("ready", 1)
     assert "update to weights 2 did not end" in status.problem
+    desk.late = {"x"}
     assert refusal(desk.ask(EndWeights("end", 2)))[0] == "update_not_begun"
+    desk.late = set()
     desk.ask(SetWeightVersion("set", 2, "x"))
     (status,) = desk.ask(ListBackends("list"))[b"client"].backends
     assert status.problem == ""
-    assert desk.ask(EndWeights("end", 2)) == {b"client": Done("end")}, "it only came late"
+    assert desk.ask(EndWeights("late", 2)) == {b"client": Done("late")}, "it only came late"
 
 
 def test_a_job_waits_for_new_weights_no_longer_than_it_allows() -> None:
@@ -655,6 +665,7 @@ def test_one_update_at_a_time_and_each_has_its_end() -> None:
     assert desk.ask(CancelWeights("cancel", 2)) == {b"client": Done("cancel")}
     assert desk.listed("x") == ("ready", 1)
     assert desk.ask(CancelWeights("cancel", 2)) == {b"client": Done("cancel")}
+    desk.late = {"x"}
     code, message = refusal(desk.ask(EndWeights("end", 2)))
     assert code == "update_not_begun"
     assert "no update to weights 2 was begun" in message

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
-from prorl_zmq.errors import UpdateInProgress, UpdateNotBegun
+from prorl_zmq.errors import NoBackend, UpdateInProgress, UpdateNotBegun
 from prorl_zmq.wire.messages.backends import (
     AddBackend,
     Assign,
@@ -25,6 +26,7 @@ from prorl_zmq.wire.messages.backends import (
     RemoveBackend,
     SetWeightVersion,
 )
+from prorl_zmq.wire.messages.engines import EndUpdate
 
 NAMES = st.sampled_from("xyz")
 JOBS = st.sampled_from([f"job-{number}" for number in range(6)])
@@ -34,12 +36,16 @@ WAIT_S = 25.0
 
 
 class UpdateMachine(RuleBasedStateMachine):
-    """Nobody is given a backend that is behind, and nobody waits for ever."""
+    """Nobody is given a backend that is behind, and nobody waits for ever.
+
+    Engine hosts do what they are asked, but end updates only to the weights that they serve.
+    """
 
     @initialize()
     def start(self) -> None:
         self.desk = BackendRequestHandler(lease_s=1e9)
         self.now = 0.0
+        self.asked = 0
         self.begun: int | None = None
         self.until = 0.0
         self.wanted = 0
@@ -49,7 +55,16 @@ class UpdateMachine(RuleBasedStateMachine):
     def ask(self, request: Any, client: bytes = b"trainer") -> Any:
         """Give the reply; hand the assignments that came with it to their jobs."""
         reply = None
-        for answer in self.desk.handle([client, b""], request, self.now):
+        self.asked += 1
+        serving = {status.backend.endpoint: status.backend.weight_version for status in self.listed()}
+        unique = msgspec.structs.replace(request, request_id=f"r-{self.asked}")
+        answers = self.desk.handle([client, b""], unique, self.now)
+        for call in self.desk.take_calls():
+            version = call.request.weight_version
+            late = isinstance(call.request, EndUpdate) and serving[call.address.endpoint] != version
+            error = UpdateNotBegun("no update was begun here") if late else None
+            answers += self.desk.engine_answered(call.request.request_id, error, self.now)
+        for answer in answers:
             if answer.envelope[0] == b"trainer":
                 reply = answer.reply
             else:
@@ -81,28 +96,34 @@ class UpdateMachine(RuleBasedStateMachine):
 
     @rule(version=VERSIONS)
     def begin(self, version: int) -> None:
-        other = self.begun not in (None, version)
-        if not other:
+        other, none = self.begun not in (None, version), not self.listed()
+        if not other and not none:
             self.begun, self.until = version, self.now + LIMIT_S
         reply = self.ask(BeginWeights("begin", version, LIMIT_S))
         assert self.refused(reply, UpdateInProgress) == other
+        assert self.refused(reply, NoBackend) == (none and not other)
 
     @rule(version=VERSIONS)
     def end(self, version: int) -> None:
-        begun, wanted = self.begun, self.wanted
-        late = begun is None and version >= wanted and any(s.backend.weight_version == version for s in self.listed())
-        if begun == version or late:
+        begun, none = self.begun, not self.listed()
+        served = any(status.backend.weight_version == version for status in self.listed())
+        ends = served and (begun == version or (begun is None and version >= self.wanted))
+        if ends:
             self.begun, self.wanted = None, version
         reply = self.ask(EndWeights("end", version))
-        assert self.refused(reply, UpdateInProgress) == (begun not in (None, version))
-        assert self.refused(reply, UpdateNotBegun) == (begun is None and not late)
+        other = served and begun not in (None, version)
+        assert self.refused(reply, NoBackend) == none
+        assert self.refused(reply, UpdateInProgress) == other
+        assert self.refused(reply, UpdateNotBegun) == (not ends and not other and not none)
 
     @rule(version=VERSIONS)
     def cancel(self, version: int) -> None:
-        other = self.begun not in (None, version)
-        if not other:
+        other, none = self.begun not in (None, version), not self.listed()
+        if not other and not none:
             self.begun = None
-        assert self.refused(self.ask(CancelWeights("cancel", version)), UpdateInProgress) == other
+        reply = self.ask(CancelWeights("cancel", version))
+        assert self.refused(reply, UpdateInProgress) == (other and not none)
+        assert self.refused(reply, NoBackend) == none
 
     @rule(name=NAMES, version=VERSIONS, by_itself=st.booleans())
     def add(self, name: str, version: int, by_itself: bool) -> None:
@@ -120,7 +141,8 @@ class UpdateMachine(RuleBasedStateMachine):
 
     @rule(name=st.none() | NAMES, version=VERSIONS)
     def set_version(self, name: str | None, version: int) -> None:
-        known = name is None or name in {status.backend.backend_id for status in self.listed()}
+        names = {status.backend.backend_id for status in self.listed()}
+        known = name in names if name is not None else bool(names)
         refused = self.begun is not None and (name is None or version != self.begun)
         if name is None and not refused:
             self.wanted = min(self.wanted, version)

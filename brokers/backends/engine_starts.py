@@ -1,0 +1,61 @@
+"""Engines that are not backends yet, as those who start them report. Pure: told the time.
+
+While one is starting, no job's wait for a backend runs out: the waits begin when none is. An engine that is registered
+is not starting, and one whose owner fell silent is not either.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...wire.messages.backends import EngineStart, ReportStarts
+    from .backend_heap import BackendHeap
+
+
+class _Report(NamedTuple):
+    heard: float
+    engines: tuple[EngineStart, ...]
+
+
+class EngineStarts:
+    """The engines that are expected, and those that failed before they were ready."""
+
+    def __init__(self, heap: BackendHeap, lease_s: float) -> None:
+        self._heap = heap
+        self._lease_s = lease_s
+        self._reports: dict[str, _Report] = {}
+        self.last = -math.inf
+        """When an engine was starting last, as of the last `look`."""
+
+    @property
+    def is_starting(self) -> bool:
+        """At least one engine is starting."""
+        return any(engine.state == "starting" for engine in self)
+
+    def look(self, now: float) -> None:
+        """Note whether an engine is starting; to be called before anything changes."""
+        if self.is_starting:
+            self.last = now
+
+    def report(self, report: ReportStarts, now: float) -> None:
+        """Take a report, which replaces its owner's earlier one."""
+        self._reports.pop(report.owner, None)
+        if report.engines:
+            self._reports[report.owner] = _Report(now, report.engines)
+
+    def tick(self, now: float) -> None:
+        """Time has passed: forget the reports of owners that fell silent."""
+        for owner in [owner for owner, report in self._reports.items() if report.heard + self._lease_s <= now]:
+            del self._reports[owner]
+
+    def failures(self) -> str:
+        """Describe the engines that failed; empty if none did."""
+        failed = [engine for engine in self if engine.state == "failed"]
+        return "; ".join(f"engine {one.backend_id} failed to start: {one.problem or 'see its log'}" for one in failed)
+
+    def __iter__(self) -> Iterator[EngineStart]:
+        return (one for report in self._reports.values() for one in report.engines if one.backend_id not in self._heap)

@@ -1,0 +1,298 @@
+"""Requests about weights that are under way: which engine hosts were asked, which answered, and what follows. Pure.
+
+    request             before                 every engine host         after
+    BeginWeights        update.begin           BeginUpdate               failed: CancelUpdate everywhere, update.cancel
+    EndWeights                                 EndUpdate                 one did: note its version, update.end
+    CancelWeights                              CancelUpdate              update.cancel
+    LoadWeights         update.begin           UpdateWeights             one did: as the end; none did: update.cancel
+    SetWeightVersion    note the version       NoteWeightVersion
+
+All hosts of a request have one deadline. The reply says that all did it, or why the first that did not, did not. A
+request that is sent again joins the one under way, and one that has ended gets the same reply: a load that is run twice
+would stand in the way of the next one. Hosts are asked once, and again where a connection was lost (their requests
+are idempotent). A broker that dies leaves updates to the limits of hosts and broker; a request that comes after its
+restart is run from the beginning.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...errors import Busy, NoBackend, ProrlError, RequestTimeout, UnknownBackend, UpdateNotBegun
+from ...wire.messages.backends import (
+    TAKE_BACK_S,
+    BackendRefused,
+    BeginWeights,
+    CancelWeights,
+    Done,
+    EndWeights,
+    LoadWeights,
+    SetWeightVersion,
+)
+from ...wire.messages.base import new_id
+from ...wire.messages.engines import BeginUpdate, CancelUpdate, EndUpdate, NoteWeightVersion, UpdateWeights
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...wire.messages.backends import AnyBackendReply, Backend
+    from ...wire.sockets import Frame
+    from .backend_heap import BackendHeap
+    from .backend_registry import BackendRegistry
+    from .weight_update import WeightUpdate
+
+    WeightsRequest = BeginWeights | EndWeights | CancelWeights | LoadWeights | SetWeightVersion
+    EngineRequest = BeginUpdate | EndUpdate | CancelUpdate | UpdateWeights | NoteWeightVersion
+
+REQUESTS_LIMIT = 256
+"""Most requests under way, and most that have ended whose replies are remembered."""
+LIMIT_MOST_S = 7 * 86400.0
+
+
+class Answer(NamedTuple):
+    """A reply, and the envelope behind which its client is."""
+
+    envelope: Sequence[Frame]
+    reply: AnyBackendReply
+
+
+class EngineAddress(NamedTuple):
+    """Where an engine host listens, and the key that it proves there; empty: none."""
+
+    endpoint: str
+    curve_key: str
+
+
+class EngineCall(NamedTuple):
+    """A request to an engine host."""
+
+    address: EngineAddress
+    request: EngineRequest
+
+
+@dataclass(slots=True, eq=False)
+class _UnderWay:
+    """A client's request, whose engine hosts were asked."""
+
+    request: WeightsRequest
+    envelope: Sequence[Frame]
+    until: float
+    outcomes: dict[str, ProrlError | None]
+    """Of each backend; None: it did its part, if it is not missing."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """The backends whose hosts have not answered, by the ids of the calls."""
+    failure: ProrlError | None = None
+    """Why a begin is being taken back."""
+
+    def done(self) -> list[str]:
+        return [backend_id for backend_id, error in self.outcomes.items() if error is None]
+
+    def error(self) -> ProrlError | None:
+        """Return the first error that explains the failure; that a host had begun nothing explains the least.
+
+        Where others have ended an update, a backend that came too late for its begin is no failure: it is behind, and
+        gets no jobs until it serves the version.
+        """
+        errors = [error for error in self.outcomes.values() if error is not None]
+        if isinstance(self.request, EndWeights) and self.done():
+            errors = [error for error in errors if not isinstance(error, UpdateNotBegun)]
+        return min(errors, key=lambda error: isinstance(error, UpdateNotBegun), default=None)
+
+
+class WeightRequests:
+    """Carries out requests about weights on all backends."""
+
+    def __init__(self, heap: BackendHeap, registry: BackendRegistry, update: WeightUpdate) -> None:
+        self._heap = heap
+        self._registry = registry
+        self._update = update
+        self._under_way: dict[WeightsRequest, _UnderWay] = {}
+        self._ended: dict[WeightsRequest, AnyBackendReply] = {}
+        self._calls: dict[str, tuple[EngineCall, _UnderWay]] = {}
+        """Those without an answer, by their request's id."""
+        self._unsent: list[EngineCall] = []
+        self._answers: list[Answer] = []
+
+    def handle(self, envelope: Sequence[Frame], request: WeightsRequest, now: float) -> AnyBackendReply | None:
+        """Begin a request; None: the reply comes later, by `take_answers`.
+
+        Raises:
+            ProrlError: it cannot be done; engine hosts were not asked.
+        """
+        under_way = self._under_way.get(request)
+        if under_way is not None:
+            under_way.envelope = envelope
+            return None
+        if request in self._ended:
+            return self._ended[request]
+        if len(self._under_way) >= REQUESTS_LIMIT:
+            raise Busy("too many requests about weights are under way", retry_after_s=1.0)
+        self._prepare(request, now)
+        under_way = self._under_way[request] = _UnderWay(request, envelope, now + request.timeout_s, {})
+        self._ask(under_way)
+        return None
+
+    def engine_answered(self, request_id: str, error: ProrlError | None, now: float) -> None:
+        """An engine host did what it was asked, or says why not."""
+        known = self._calls.pop(request_id, None)
+        if known is not None:
+            _, under_way = known
+            backend_id = under_way.missing.pop(request_id)
+            under_way.outcomes[backend_id] = _named(error, backend_id) if error is not None else None
+            if not under_way.missing:
+                self._follow(under_way, now)
+
+    def unreachable(self, address: EngineAddress, error: ProrlError, now: float) -> None:
+        """No connection to an address will come about: the calls there have failed."""
+        for request_id in [key for key, (call, _) in self._calls.items() if call.address == address]:
+            self.engine_answered(request_id, type(error)(error.message, **error.fields), now)
+
+    def reconnected(self, address: EngineAddress) -> None:
+        """A connection was lost, and is there again: what was sent may be lost too, and is sent again."""
+        self._unsent += [call for call, _ in self._calls.values() if call.address == address]
+
+    def registered(self, backend: Backend) -> None:
+        """A backend has registered: its host may be another process, to which its calls go from now on."""
+        address = _address(backend)
+        for request_id, (call, under_way) in self._calls.items():
+            if under_way.missing[request_id] == backend.backend_id and call.address != address:
+                moved = EngineCall(address, call.request)
+                self._calls[request_id] = (moved, under_way)
+                self._unsent.append(moved)
+
+    def tick(self, now: float) -> None:
+        """Time has passed: end the waits for hosts that did not answer."""
+        for under_way in [one for one in self._under_way.values() if one.until <= now]:
+            for request_id, backend_id in under_way.missing.items():
+                del self._calls[request_id]
+                late = RequestTimeout("its engine host did not answer in time")
+                under_way.outcomes[backend_id] = _named(late, backend_id)
+            under_way.missing.clear()
+            self._follow(under_way, now)
+
+    def next_deadline(self) -> float | None:
+        """Return when the first request's time is up."""
+        return min((one.until for one in self._under_way.values()), default=None)
+
+    def take_calls(self) -> list[EngineCall]:
+        """Return what is to be sent to engine hosts since the last call."""
+        calls, self._unsent = self._unsent, []
+        return calls
+
+    def take_answers(self) -> list[Answer]:
+        """Return the replies of requests that have ended since the last call."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def addresses(self) -> set[EngineAddress]:
+        """Return the addresses of the hosts that have not answered."""
+        return {call.address for call, _ in self._calls.values()}
+
+    def _prepare(self, request: WeightsRequest, now: float) -> None:
+        version = request.weight_version
+        match request:
+            case BeginWeights() | LoadWeights():
+                self._update.check_none_but(version)
+                self._check_backends()
+                limit_s = request.limit_s if isinstance(request, BeginWeights) else request.timeout_s + TAKE_BACK_S
+                self._update.begin(version, min(limit_s, LIMIT_MOST_S), now)
+            case SetWeightVersion():
+                self._update.check_none_but(None)
+                self._registry.set_weight_version(version, None)
+                self._check_backends()
+            case _:
+                self._check_backends()
+
+    def _check_backends(self) -> None:
+        if not any(True for _ in self._heap):
+            raise NoBackend("no backend is registered, so none has taken the weights; see `prorl backends list`")
+
+    def _ask(self, under_way: _UnderWay) -> None:
+        """Ask all hosts for their part of a request, or to take it back."""
+        for backend_id in self._heap:
+            call = EngineCall(_address(self._heap.member(backend_id).backend), _part(under_way))
+            under_way.outcomes[backend_id] = None
+            under_way.missing[call.request.request_id] = backend_id
+            self._calls[call.request.request_id] = (call, under_way)
+            self._unsent.append(call)
+
+    def _follow(self, under_way: _UnderWay, now: float) -> None:
+        """All hosts have answered, or their time is up."""
+        request, error = under_way.request, under_way.error()
+        if under_way.failure is not None:
+            with suppress(ProrlError):
+                self._cancel(request.weight_version)
+            error = under_way.failure
+        elif error is not None and isinstance(request, BeginWeights):
+            under_way.failure, under_way.until, under_way.outcomes = error, now + TAKE_BACK_S, {}
+            self._ask(under_way)
+            if under_way.missing:
+                return
+            self._follow(under_way, now)  # all backends have left
+            return
+        else:
+            try:
+                self._conclude(under_way)
+            except ProrlError as refusal:
+                error = refusal
+        request_id = request.request_id
+        reply = BackendRefused(request_id, error.info()) if error is not None else Done(request_id)
+        del self._under_way[request]
+        self._ended[request] = reply
+        if len(self._ended) > REQUESTS_LIMIT:
+            del self._ended[next(iter(self._ended))]
+        self._answers.append(Answer(under_way.envelope, reply))
+
+    def _conclude(self, under_way: _UnderWay) -> None:
+        """Change what the broker knows, now that its engines have changed."""
+        version, done = under_way.request.weight_version, under_way.done()
+        match under_way.request:
+            case EndWeights() | LoadWeights() if done:
+                self._update.check_none_but(version)
+                for backend_id in done:  # heartbeats would say it too, in a second
+                    with suppress(UnknownBackend):  # it has left meanwhile
+                        self._registry.set_weight_version(version, backend_id)
+                if self._update.end(version):
+                    self._registry.note_all()
+            case CancelWeights():
+                self._cancel(version)
+            case LoadWeights():
+                with suppress(ProrlError):
+                    self._cancel(version)
+
+    def _cancel(self, version: int) -> None:
+        if self._update.cancel(version):
+            self._registry.note_all()
+
+
+def _part(under_way: _UnderWay) -> EngineRequest:
+    """Return one host's part of a request."""
+    request_id, request = new_id(), under_way.request
+    version = request.weight_version
+    if under_way.failure is not None:
+        return CancelUpdate(request_id, version)
+    match request:
+        case BeginWeights():
+            return BeginUpdate(request_id, version, request.limit_s, request.mode)
+        case EndWeights():
+            return EndUpdate(request_id, version)
+        case CancelWeights():
+            return CancelUpdate(request_id, version)
+        case LoadWeights():
+            return UpdateWeights(request_id, request.path, version, request.mode)
+        case SetWeightVersion():
+            return NoteWeightVersion(request_id, version)
+
+
+def _address(backend: Backend) -> EngineAddress:
+    return EngineAddress(backend.endpoint, backend.curve_key)
+
+
+def _named(error: ProrlError, backend_id: str) -> ProrlError:
+    """Return an error that names the backend where it came up."""
+    error.fields["backend"] = backend_id
+    error.message = f"backend {backend_id}: {error.message}"
+    error.args = (error.message,)
+    return error
