@@ -323,7 +323,7 @@ class Supervisor:
         endpoint = self._topology.endpoint(self._topology.backend_broker.endpoint)
         owner = self._environment[SERVICE_VARIABLE]
         with zmq.Context() as context:
-            broker = AsyncRequestConnection(context, endpoint, Keyring.load(self._topology.security.keys, BROKER), None)
+            broker = AsyncRequestConnection(context, endpoint, Keyring.load(self._topology.security.keys, BROKER))
             try:
                 while True:
                     self._engines_changed.clear()

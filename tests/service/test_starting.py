@@ -72,7 +72,7 @@ def test_jobs_wait_for_an_engine_that_loads_for_longer_than_they_would_wait() ->
             client.submit(impatient(3))
             listed = served.run("backends", "list").stdout
             assert "starting" in listed
-            assert [one.outcome for one in client.stream(timeout_s=60)] == ["completed"] * 3
+            assert [(one.outcome, one.error) for one in client.stream(timeout_s=60)] == [("completed", None)] * 3
             assert "starting" not in served.run("backends", "list").stdout
 
 
@@ -107,7 +107,7 @@ def test_an_engine_that_fails_twice_and_then_works_serves() -> None:
         served.wait_line("restarting it in")
         with RolloutClient(served.front_door) as client:
             client.submit(impatient(3))
-            assert [one.outcome for one in client.stream(timeout_s=60)] == ["completed"] * 3
+            assert [(one.outcome, one.error) for one in client.stream(timeout_s=60)] == [("completed", None)] * 3
         assert starts(served) == 3
         served.wait_ready()
         assert not any("engine-0 failed" in line for line in served.lines)
