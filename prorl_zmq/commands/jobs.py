@@ -94,12 +94,7 @@ def submit(
 
 
 class _Report:
-    """What came of a file's jobs: a bar on the terminal, files, and a summary.
-
-    Args:
-        jobs: how many there are.
-        out: the folder for the files; None: there are none.
-    """
+    """What came of a file's jobs: a bar on the terminal, files, and a summary."""
 
     def __init__(self, jobs: int, out: Path | None) -> None:
         self.finished: list[Trajectory] = []
@@ -111,7 +106,6 @@ class _Report:
         self._bar = self.progress.add_task("rollouts", total=jobs or None, note="")
 
     def add(self, trajectory: Trajectory) -> None:
-        """Take a result."""
         if self._out is not None:
             _write(trajectory, self._out)
         self.finished.append(trajectory)
@@ -214,11 +208,7 @@ def cancel(
 
 
 def read_jobs(path: Path) -> list[Job]:
-    """Read a file of one JSON job per line; blank lines are skipped.
-
-    Raises:
-        ConfigError: it cannot be read, is empty, or a line is not a job; the error names the line.
-    """
+    """Read a file of one JSON job per line; blank lines are skipped."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -241,7 +231,6 @@ def read_jobs(path: Path) -> list[Job]:
 
 
 def status_tables(status: ServiceStatus, listed: BackendList) -> Group:
-    """Lay out a service's state for the terminal."""
     stages = Table(title="stages", title_justify="left")
     stages.add_column("stage")
     for column in ("processes", "busy", "slots", "queued"):
@@ -263,7 +252,6 @@ def status_tables(status: ServiceStatus, listed: BackendList) -> Group:
 
 
 def batch_table(batches: tuple[BatchStatus, ...]) -> Table:
-    """Lay out the open batches."""
     table = Table(title="batches", title_justify="left")
     table.add_column("batch")
     table.add_column("session")

@@ -22,14 +22,7 @@ CANNOT_START = "prorl-engine: cannot start: "
 
 
 class ChildOutput:
-    """A child's log file, or a pipe whose lines go on to our standard error.
-
-    Args:
-        path: the log file, which is appended to; None: a pipe.
-
-    Raises:
-        OSError: neither can be opened.
-    """
+    """A child's log file, or a pipe whose lines go on to our standard error."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

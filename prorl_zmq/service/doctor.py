@@ -32,8 +32,6 @@ State = Literal["ok", "missing", "optional"]
 
 
 class Finding(NamedTuple):
-    """One thing looked at."""
-
     subject: str
     state: State
     """`missing` keeps the default service from working; `optional` only limits what it can do."""
@@ -42,7 +40,6 @@ class Finding(NamedTuple):
 
 
 def examine() -> Iterator[Finding]:
-    """Look at this machine, one finding at a time."""
     checks: tuple[Callable[[], Finding], ...] = (
         _python,
         _zeromq,
@@ -165,7 +162,7 @@ def _version(package: str) -> str | None:
 
 
 def _first_line(command: list[str]) -> str:
-    """Give the first line that a command prints; empty if it fails."""
+    """Return the first line that a command prints; empty if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -21,6 +21,8 @@ from ..wire.messages.backends import EngineStart
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from ..wire.messages.backends import BackendList
+
 MAX_STARTS = 3
 """Starts of an engine that has never been ready."""
 PROBLEM_LENGTH = 900
@@ -42,12 +44,7 @@ class _Engine:
 
 
 class EngineStarts:
-    """The engines that this node starts.
-
-    Args:
-        names: of the engines, which are also their backends' ids.
-        lease_s: how long the backend broker lists an engine that is gone.
-    """
+    """The engines that this node starts."""
 
     def __init__(self, names: Iterable[str], lease_s: float) -> None:
         self._engines = {name: _Engine() for name in names}
@@ -97,3 +94,10 @@ class EngineStarts:
             for name, engine in self._engines.items()
             if not engine.is_ready
         )
+
+
+def no_engine_left(listed: BackendList) -> str:
+    """Return why a service has no backend and will get none of its own; empty: it has one, or one is starting."""
+    if listed.backends or not listed.starts or any(start.state == "starting" for start in listed.starts):
+        return ""
+    return "; ".join(f"{start.backend_id} {start.problem}" for start in listed.starts)

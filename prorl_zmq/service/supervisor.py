@@ -77,8 +77,6 @@ log = logging.getLogger("prorl.serve")
 
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
-    """One process to start."""
-
     name: str
     arguments: tuple[str, ...]
     """Of `python -m prorl_zmq.cli`."""
@@ -128,7 +126,7 @@ def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
 
 
 def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
-    """Give the flags of `prorl-engine` for one engine of a kind."""
+    """Return the flags of `prorl-engine` for one engine of a kind."""
     flags = {
         "--engine": backends.kind,
         "--model": backends.model,
@@ -148,13 +146,7 @@ def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
 
 
 class Supervisor:
-    """The service of one topology on this node.
-
-    Args:
-        topology: what to start.
-        config: the file that it came from, which the brokers read too.
-        log_dir: folder for one log file per child; None: they write to this process's standard error.
-    """
+    """The service of one topology on this node."""
 
     def __init__(self, topology: Topology, config: Path | None, log_dir: Path | None = None) -> None:
         self._topology = topology
@@ -177,17 +169,7 @@ class Supervisor:
         self._environment = {**os.environ, SERVICE_VARIABLE: new_id()}
 
     async def run(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`.
-
-        Args:
-            on_startup: called while processes are missing, whenever that changes.
-            on_ready: called once everything has reported.
-
-        Raises:
-            ConfigError: a child cannot work with its settings or keys, or an interpreter is none.
-            InvalidEndpoint: an endpoint lacks a key, or our own stage processes or engine hosts could not reach it.
-            EndpointInUse: another service runs in this run folder.
-        """
+        """Serve until SIGTERM, SIGINT or `stop`."""
         check_connections(self._topology)
         for python in {plan.python for plan in self._plans} - {sys.executable}:
             await check_python(python)

@@ -23,6 +23,8 @@ from swe_rows import GENERIC, R2E, SWE_BENCH
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.usefixtures("logging_kept")
+BENCH_IMAGE = "sweb.eval.x86_64.psf_1776_requests-2317"
 R2E_IMAGE = "aiohttp_final-f0d74880deec8fcd982bce639c93c5e130d41654"
 SOURCES = {BENCH_IMAGE: f"docker://swebench/{BENCH_IMAGE}", R2E_IMAGE: f"docker://{R2E['docker_image']}", "mine": ""}
 
