@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import pytest
 
 from prorl_zmq import Job, RolloutClient
 
