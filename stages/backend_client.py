@@ -24,11 +24,14 @@ from ..wire.messages.backends import (
     HeldAssignment,
     OwnerAlive,
     Release,
+    WaitLonger,
 )
 from ..wire.messages.base import new_id
 from ..wire.sockets import CONTROL_FRAME_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..security.keyring import Keyring
     from ..wire.messages.backends import AnyBackendRequest, Backend
     from ..wire.messages.jobs import Job
@@ -65,16 +68,21 @@ class BackendClient:
         )
         self._owner = owner
         self._node = node
-        self._pending: dict[str, asyncio.Future[AnyBackendReply]] = {}
+        self._pending: dict[str, tuple[asyncio.Future[AnyBackendReply], Callable[[], None]]] = {}
         self._held: dict[str, HeldAssignment] = {}
 
-    async def assign(self, job: Job, attempt: int) -> Backend:
-        """Give the job's backend, waiting for one as long as the job allows.
+    async def assign(self, job: Job, attempt: int, on_starting: Callable[[], None] = lambda: None) -> Backend:
+        """Give the job's backend, waiting for one as long as the job allows, from when no backend is starting.
+
+        Args:
+            job: whose backend.
+            attempt: its attempt.
+            on_starting: called when the wait is found to be for a backend that is starting.
 
         Raises:
             NoBackend: none took the job in that time.
         """
-        return await self._assign(job, attempt, leaving="")
+        return await self._assign(job, attempt, "", on_starting)
 
     async def reassign(self, job: Job, attempt: int, leaving: str) -> Backend:
         """Give the job another backend than `leaving`, which it has; the same, when it may be tried, if it is alone.
@@ -84,7 +92,7 @@ class BackendClient:
         Raises:
             NoBackend: none took the job in the time that it allows.
         """
-        return await self._assign(job, attempt, leaving)
+        return await self._assign(job, attempt, leaving, lambda: None)
 
     def report_failure(self, job_id: str, backend_id: str, problem: str) -> None:
         """Say that a backend could not be reached, or failed a generation: other jobs will avoid it for a while."""
@@ -114,10 +122,10 @@ class BackendClient:
     def close(self) -> None:
         """Close the socket; what waits for an answer is cancelled."""
         self._socket.close()
-        for future in self._pending.values():
+        for future, _ in self._pending.values():
             future.cancel()
 
-    async def _assign(self, job: Job, attempt: int, leaving: str) -> Backend:
+    async def _assign(self, job: Job, attempt: int, leaving: str, on_starting: Callable[[], None]) -> Backend:
         self._held[job.job_id] = HeldAssignment(attempt)
         request = Assign(
             new_id(),
@@ -129,7 +137,7 @@ class BackendClient:
             node=self._node,
             leaving=leaving,
         )
-        reply = await self._ask(request, job.backend_wait_s + REPLY_SLACK_S)
+        reply = await self._ask(request, job.backend_wait_s + REPLY_SLACK_S, on_starting)
         if isinstance(reply, BackendRefused):
             raise from_info(reply.error)
         if not isinstance(reply, Assigned):
@@ -138,11 +146,19 @@ class BackendClient:
             self._held[job.job_id] = HeldAssignment(attempt, reply.backend.backend_id)
         return reply.backend
 
-    async def _ask(self, request: Assign, limit_s: float) -> AnyBackendReply:
-        future: asyncio.Future[AnyBackendReply] = asyncio.get_running_loop().create_future()
-        self._pending[request.request_id] = future
+    async def _ask(self, request: Assign, limit_s: float, on_starting: Callable[[], None]) -> AnyBackendReply:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[AnyBackendReply] = loop.create_future()
+        timer = asyncio.timeout(limit_s)
+
+        def wait_longer() -> None:
+            if not timer.expired():
+                timer.reschedule(loop.time() + limit_s + RESEND_S)
+                on_starting()
+
+        self._pending[request.request_id] = (future, wait_longer)
         try:
-            async with asyncio.timeout(limit_s):
+            async with timer:
                 while True:
                     self._send(request)
                     done, _ = await asyncio.wait([future], timeout=RESEND_S)
@@ -163,6 +179,10 @@ class BackendClient:
             reply = codec.decode(frames[-1], AnyBackendReply)  # type: ignore[arg-type]
         except MalformedMessage:
             return  # the request is sent again
-        future = self._pending.get(reply.request_id)
-        if future is not None and not future.done():
+        future, wait_longer = self._pending.get(reply.request_id, (None, None))
+        if future is None or wait_longer is None or future.done():
+            return
+        if isinstance(reply, WaitLonger):
+            wait_longer()
+        else:
             future.set_result(reply)

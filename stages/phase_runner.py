@@ -113,6 +113,7 @@ class PhaseRunner:
         self._moves = 0
         self._reported: EngineFailed | None = None
         self._started = time.monotonic()
+        self._timer = asyncio.timeout(None)
 
     async def run(self) -> tuple[PhaseDone | PhaseFailed, NDArray[np.uint8] | None]:
         """Give the event that ends the phase, and the trajectory's block if it has one. Never raises.
@@ -123,6 +124,7 @@ class PhaseRunner:
         event: PhaseDone | PhaseFailed
         try:
             async with asyncio.timeout(limit_s) as timer:
+                self._timer = timer
                 event = checked(await self._phase())
             closing = not self._hands_on_sandbox()
         except BaseException as error:  # noqa: BLE001 - the boundary between the task's code and the service
@@ -193,7 +195,22 @@ class PhaseRunner:
 
     async def _assigned(self) -> Backend:
         if self._backend is None:
-            self._backend = await self._backends.assign(self._job, self._command.attempt)
+            timer, loop = self._timer, asyncio.get_running_loop()
+            deadline, paused = timer.when(), 0.0
+
+            def pause() -> None:
+                nonlocal paused
+                if not timer.expired():
+                    paused = paused or loop.time()
+                    timer.reschedule(None)
+
+            try:
+                self._backend = await self._backends.assign(self._job, self._command.attempt, pause)
+            finally:
+                if (
+                    paused and deadline is not None and not timer.expired()
+                ):  # the start of a backend is no time of the job's
+                    timer.reschedule(deadline + loop.time() - paused)
         return self._backend
 
     async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:

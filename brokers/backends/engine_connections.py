@@ -106,7 +106,7 @@ class EngineConnections:
         try:
             content = codec.unpack(frames[-1])  # type: ignore[arg-type]
             request_id = codec.request_id(content)
-            reply = codec.convert(content, AnyEngineReply)
+            reply: AnyEngineReply = codec.convert(content, AnyEngineReply)
             error = from_info(reply.error) if isinstance(reply, EngineRefused) else None
             if error is None and not isinstance(reply, EngineReady):
                 error = EngineFailed(f"its engine host answered with {type(reply).__name__}")

@@ -98,21 +98,25 @@ def test_a_list_that_cannot_be_read_stays_as_it_was(
 
 
 def test_an_engine_host_of_another_node_is_told_the_list(doorkeeper: AllowList, folders: KeyFolders) -> None:
+    folders.make("gpu-8", KeyRole.STAGE)
+    folders.service.allow(folders["gpu-8"] / "gpu-8.pub", KeyRole.STAGE)
+    doorkeeper.reread()
     host = AllowList(Keyring.load(folders["gpu-7"], WORKER))
-    alice = public(folders["alice"])
+    other = public(folders["gpu-8"])
     assert host.is_told
     assert not host.list_state
-    assert not comes(host, Listener.ENGINE, alice)
+    assert not comes(host, Listener.ENGINE, other)
     assert comes(host, Listener.ENGINE, public(folders["gpu-7"]))  # its own node's stage processes
     assert comes(host, Listener.STAGE_INBOX, public(folders.service.path))
     host.learn(doorkeeper.listed(), doorkeeper.list_state)
     assert host.list_state == doorkeeper.list_state
-    assert comes(host, Listener.ENGINE, alice)
-    assert not comes(host, Listener.STAGE_INBOX, alice)
-    folders.service.revoke("alice")
+    assert comes(host, Listener.ENGINE, other)
+    assert not comes(host, Listener.ENGINE, public(folders["alice"])), "trainers ask the backend broker"
+    assert not comes(host, Listener.STAGE_INBOX, other)
+    folders.service.revoke("gpu-8")
     doorkeeper.reread()
     host.learn(doorkeeper.listed(), doorkeeper.list_state)
-    assert host.sender(alice).revoked
+    assert host.sender(other).revoked
 
 
 def test_no_list_makes_another_key_the_services(folders: KeyFolders) -> None:

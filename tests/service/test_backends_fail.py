@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,8 @@ import msgspec
 import pytest
 
 from prorl_zmq.brokers.backends.backend_journal import BackendJournal
-from prorl_zmq.wire.messages.backends import Backend, SetWeightVersion
-from prorl_zmq.wire.messages.jobs import EpisodeLimits
+from prorl_zmq.wire.messages.backends import Backend, EngineStart, ReportStarts, SetWeightVersion
+from prorl_zmq.wire.messages.jobs import EpisodeLimits, PhaseLimits
 
 from .conftest import TestService, scripted, until
 
@@ -145,3 +146,17 @@ def test_a_backend_broker_that_is_started_anew_knows_what_is_in_flight(
             assert [(one.outcome, one.result.attempt) for one in done] == [("completed", 1)] * 4
             until(lambda: status_of(client, "slow").in_flight == 0, "the releases")
         service.stop_broker("backend")
+
+
+def test_what_a_backend_takes_to_start_is_no_time_of_a_jobs_run(service: TestService) -> None:
+    job = msgspec.structs.replace(scripted(run="converse"), limits=PhaseLimits(run_s=1.0), backend_wait_s=0.3)
+    with service.client() as client:
+        client.backends.ask(ReportStarts("r", "supervisor", (EngineStart("engine-0", "starting"),)))
+        client.submit(job)
+        time.sleep(2.0)
+        assert client.status().running["run"] == 1
+        client.backends.ask(ReportStarts("r", "supervisor", (EngineStart("engine-0", "failed", "no memory"),)))
+        (trajectory,) = client.stream(timeout_s=60)
+    assert trajectory.error is not None
+    assert trajectory.error.code == "no_backend"
+    assert "engine engine-0 failed to start: no memory" in trajectory.error.message

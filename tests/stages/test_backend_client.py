@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 import zmq
@@ -23,8 +23,10 @@ from prorl_zmq.wire.messages.backends import (
     BackendList,
     Done,
     DrainBackend,
+    EngineStart,
     ListBackends,
     RemoveBackend,
+    ReportStarts,
 )
 from prorl_zmq.wire.sockets import connect, open_socket
 
@@ -179,5 +181,36 @@ def test_the_end_of_an_older_attempt_ended_the_assignment_of_the_newer_one(broke
         client.release("a", 2)
         await client.assign(job("b"), 1)
         assert broker.states() == {"x": ("ready", 1)}
+
+    run(broker, body)
+
+
+def test_a_job_waits_for_a_backend_that_is_starting_longer_than_it_allows(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RESEND_S", "REPLY_SLACK_S"):
+        monkeypatch.setattr(f"prorl_zmq.stages.backend_client.{name}", 0.2)
+    told: list[None] = []
+
+    def report(state: Literal["starting", "failed"]) -> None:
+        broker.ask(ReportStarts("starts", "supervisor", (EngineStart("x", state, "no memory"),)))
+
+    async def body(client: BackendClient) -> None:
+        report("starting")
+        waiting = asyncio.create_task(client.assign(job("a", wait_s=0.2), 1, lambda: told.append(None)))
+        refused = asyncio.create_task(client.assign(job("b", wait_s=0.2), 1))
+        await asyncio.sleep(1.5)
+        assert told
+        assert not waiting.done()
+        assert not refused.done()
+        broker.add("x")
+        assert (await waiting).backend_id == "x"
+        assert (await refused).backend_id == "x"
+        client.release("a", 1)
+        client.release("b", 1)
+        broker.ask(RemoveBackend("remove", "x"))
+        report("failed")
+        with pytest.raises(NoBackend, match="engine x failed to start: no memory"):
+            await client.assign(job("c", wait_s=0.2), 1)
 
     run(broker, body)

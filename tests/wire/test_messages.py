@@ -11,18 +11,31 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prorl_zmq.errors import FIELDS_LIMIT, TEXT_LIMIT, ErrorInfo, InternalError, MalformedMessage
-from prorl_zmq.wire import codec, messages
-from prorl_zmq.wire.messages.jobs import Job, Phase, PhaseLimits, Sampling
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.backends import AnyBackendReply, AnyBackendRequest, HeldAssignment
+from prorl_zmq.wire.messages.base import (
+    ATTEMPT_LIMIT,
+    METRICS_LIMIT,
+    SEGMENTS_LIMIT,
+    TASK_LIMIT,
+    TIMINGS_LIMIT,
+    JobIdentifier,
+    new_id,
+)
+from prorl_zmq.wire.messages.engines import AnyEngineReply, AnyEngineRequest
+from prorl_zmq.wire.messages.front_door import Collected, FrontDoorReply, FrontDoorRequest, Span
+from prorl_zmq.wire.messages.jobs import EpisodeLimits, Job, Outcome, Phase, PhaseLimits, Result, Sampling
+from prorl_zmq.wire.messages.stages import PhaseDone, PhaseFailed, StageCommand, StageEvent
 
 UNIONS = [
-    messages.FrontDoorRequest,
-    messages.FrontDoorReply,
-    messages.StageEvent,
-    messages.StageCommand,
-    messages.AnyBackendRequest,
-    messages.AnyBackendReply,
-    messages.AnyEngineRequest,
-    messages.AnyEngineReply,
+    FrontDoorRequest,
+    FrontDoorReply,
+    StageEvent,
+    StageCommand,
+    AnyBackendRequest,
+    AnyBackendReply,
+    AnyEngineRequest,
+    AnyEngineReply,
 ]
 REPORT: dict[str, Any] = {
     "type": "stage_report",
@@ -102,7 +115,7 @@ def test_every_job_survives_the_wire(job: Job) -> None:
 def test_the_members_of_a_union_are_told_apart_by_their_tags(union: Any) -> None:
     tags = [kind.__struct_config__.tag for kind in get_args(union)]
     assert len(set(tags)) == len(tags)
-    assert "phase_done" in tags or messages.PhaseDone not in get_args(union)
+    assert "phase_done" in tags or PhaseDone not in get_args(union)
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a" * 65, "a b", "a\n", "ä"])
@@ -115,7 +128,7 @@ def test_an_id_that_could_not_be_the_name_of_a_file_is_refused(name: str) -> Non
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 1e9])
 @pytest.mark.parametrize(
     ("kind", "field"),
-    [(Sampling, "temperature"), (PhaseLimits, "run_s"), (messages.EpisodeLimits, "tool_call_s")],
+    [(Sampling, "temperature"), (PhaseLimits, "run_s"), (EpisodeLimits, "tool_call_s")],
 )
 def test_no_limit_lets_a_wild_number_through(kind: Any, field: str, value: float) -> None:
     with pytest.raises(MalformedMessage) as caught:
@@ -127,14 +140,12 @@ def test_no_limit_lets_a_wild_number_through(kind: Any, field: str, value: float
 def test_a_poll_cannot_be_held_forever(value: float) -> None:
     poll = {"type": "collect", "request_id": "r", "session": "s", "client_id": "c", "wait_s": value}
     with pytest.raises(MalformedMessage):
-        codec.decode(codec.pack(poll), messages.FrontDoorRequest)
+        codec.decode(codec.pack(poll), FrontDoorRequest)
 
 
 def test_a_measure_without_bounds_may_be_anything_a_float_is() -> None:
-    result = messages.Result(
-        job_id="a", task="math", outcome=messages.Outcome.COMPLETED, reward=math.inf, metrics={"loss": math.nan}
-    )
-    got = codec.decode(codec.encode(result), messages.Result)
+    result = Result(job_id="a", task="math", outcome=Outcome.COMPLETED, reward=math.inf, metrics={"loss": math.nan})
+    got = codec.decode(codec.encode(result), Result)
     assert got.reward == math.inf
     assert math.isnan(got.metrics["loss"])
 
@@ -164,63 +175,63 @@ def is_by_job(field: Any) -> bool:
 
 def test_every_attempt_that_crosses_is_bounded() -> None:
     """One beyond what a client can decode would block its session, and one beyond 2**63 the journal."""
-    kinds = [*(kind for _, kind in MESSAGES), messages.HeldAssignment, messages.Result, messages.Span]
+    kinds = [*(kind for _, kind in MESSAGES), HeldAssignment, Result, Span]
     fields = [field for kind in kinds for field in msgspec.inspect.type_info(kind).fields]  # type: ignore[attr-defined]
     attempts = [field.type for field in fields if field.name == "attempt"]
     attempts += [field.type.value_type for field in fields if field.name in ("running", "ended") and is_by_job(field)]
     assert len(attempts) >= 11
-    assert {(one.ge, one.le) for one in attempts} == {(1, messages.ATTEMPT_LIMIT)}
+    assert {(one.ge, one.le) for one in attempts} == {(1, ATTEMPT_LIMIT)}
 
 
 @pytest.mark.parametrize("field", ["running", "ended"])
-@pytest.mark.parametrize("attempt", [0, -1, messages.ATTEMPT_LIMIT + 1, 2**31 - 1, 2**63])
+@pytest.mark.parametrize("attempt", [0, -1, ATTEMPT_LIMIT + 1, 2**31 - 1, 2**63])
 def test_a_report_with_a_wild_attempt_is_refused(field: str, attempt: int) -> None:
     report = {**REPORT, field: {"a": attempt}}
     with pytest.raises(MalformedMessage):
-        codec.decode(codec.pack(report), messages.StageEvent)
+        codec.decode(codec.pack(report), StageEvent)
 
 
 @pytest.mark.parametrize(
     "tasks",
     [
-        [{"name": f"task-{number}"} for number in range(messages.TASK_LIMIT + 1)],
-        [{"name": "task", "fields": {f"f{number}": "str" for number in range(messages.TASK_LIMIT + 1)}}],
-        [{"name": "task", "optional": ["x"] * (messages.TASK_LIMIT + 1)}],
+        [{"name": f"task-{number}"} for number in range(TASK_LIMIT + 1)],
+        [{"name": "task", "fields": {f"f{number}": "str" for number in range(TASK_LIMIT + 1)}}],
+        [{"name": "task", "optional": ["x"] * (TASK_LIMIT + 1)}],
         [{"name": "task", "fields": {"x": "y" * 200}}],
     ],
 )
 def test_a_report_with_too_many_tasks_is_refused(tasks: list[Any]) -> None:
-    assert codec.decode(codec.pack(REPORT), messages.StageEvent).tasks == ()
+    assert codec.decode(codec.pack(REPORT), StageEvent).tasks == ()
     with pytest.raises(MalformedMessage):
-        codec.decode(codec.pack({**REPORT, "tasks": tasks}), messages.StageEvent)
+        codec.decode(codec.pack({**REPORT, "tasks": tasks}), StageEvent)
 
 
 def test_the_largest_result_fits_into_a_header_with_room_to_spare() -> None:
     """Its metrics and timings are those of three phases; one that did not fit would block its session."""
     letter = "\U0001f600"  # four bytes
     text = letter * (TEXT_LIMIT + 96)
-    name = {number: f"{number:03d}".ljust(128, letter) for number in range(messages.METRICS_LIMIT)}
+    name = {number: f"{number:03d}".ljust(128, letter) for number in range(METRICS_LIMIT)}
     error = ErrorInfo(name[0], text, {name[number]: text for number in range(FIELDS_LIMIT)})
     metrics: dict[str, float] = {}
     timings: dict[str, float] = {}
     for phase in Phase:
-        failed = messages.PhaseFailed(
+        failed = PhaseFailed(
             stage_id="s",
             job_id="j",
-            attempt=messages.ATTEMPT_LIMIT,
+            attempt=ATTEMPT_LIMIT,
             phase=phase,
-            outcome=messages.Outcome.FAILED,
+            outcome=Outcome.FAILED,
             error=error,
             stop_reason=name[0],
             backend="b" * 128,
             metrics={phase[0] + one[1:]: 1.5 for one in name.values()},
-            timings={phase[0] + name[number][1:]: 1.5 for number in range(messages.TIMINGS_LIMIT)},
-            segments=(2**31 - 1,) * messages.SEGMENTS_LIMIT,
+            timings={phase[0] + name[number][1:]: 1.5 for number in range(TIMINGS_LIMIT)},
+            segments=(2**31 - 1,) * SEGMENTS_LIMIT,
         )
-        assert codec.decode(codec.encode(failed), messages.StageEvent) == failed
+        assert codec.decode(codec.encode(failed), StageEvent) == failed
         metrics |= failed.metrics
         timings |= failed.timings
-    result = messages.Result(
+    result = Result(
         job_id="j",
         task="t",
         outcome=failed.outcome,
@@ -230,10 +241,10 @@ def test_the_largest_result_fits_into_a_header_with_room_to_spare() -> None:
         timings=timings,
         segments=failed.segments,
     )
-    collected = messages.Collected("r", (result,))
+    collected = Collected("r", (result,))
     frame = codec.encode(collected)
     assert len(frame) < 1.5 * 2**20
-    assert codec.decode(frame, messages.FrontDoorReply) == collected
+    assert codec.decode(frame, FrontDoorReply) == collected
 
 
 def test_an_error_of_any_length_crosses_in_short() -> None:
@@ -253,5 +264,5 @@ def test_messages_cannot_be_changed() -> None:
 
 
 def test_new_ids_are_job_ids() -> None:
-    assert codec.convert(messages.new_id(), messages.JobIdentifier)
-    assert messages.new_id() != messages.new_id()
+    assert codec.convert(new_id(), JobIdentifier)
+    assert new_id() != new_id()

@@ -1,0 +1,240 @@
+"""Requests about weights: who is asked, when it is over, and what the client is told. Without sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
+from prorl_zmq.brokers.backends.weight_requests import REQUESTS_LIMIT, EngineAddress, EngineCall
+from prorl_zmq.errors import InvalidWeights, NotAllowed, ProrlError, UpdateNotBegun
+from prorl_zmq.wire.messages.backends import (
+    TAKE_BACK_S,
+    AddBackend,
+    Backend,
+    BackendList,
+    BackendRefused,
+    BeginWeights,
+    CancelWeights,
+    Done,
+    EndWeights,
+    ListBackends,
+    LoadWeights,
+    SetWeightVersion,
+)
+from prorl_zmq.wire.messages.engines import BeginUpdate, CancelUpdate, EndUpdate, NoteWeightVersion, UpdateWeights
+
+
+class Service:
+    """A request handler with backends, and what it sent to clients and engine hosts."""
+
+    def __init__(self, names: str = "xy") -> None:
+        self.handler = BackendRequestHandler(lease_s=1e9)
+        self.now = 0.0
+        self.replies: list[tuple[bytes, Any]] = []
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str, key: str = "") -> None:
+        self.ask(AddBackend("add", Backend(backend_id=name, endpoint=f"ipc://{name}", curve_key=key)))
+        self.replies.clear()
+
+    def ask(self, request: Any, client: bytes = b"client") -> None:
+        self.tell(self.handler.handle([client, b""], request, self.now))
+
+    def tell(self, answers: Any) -> None:
+        self.replies += [(bytes(envelope[0]), reply) for envelope, reply in answers]
+
+    def calls(self) -> dict[str, EngineCall]:
+        """What is sent to the engine hosts now, by the names of their backends."""
+        return {call.address.endpoint.removeprefix("ipc://"): call for call in self.handler.take_calls()}
+
+    def answer(self, call: EngineCall, error: ProrlError | None = None) -> None:
+        self.tell(self.handler.engine_answered(call.request.request_id, error, self.now))
+
+    def tick(self, now: float) -> None:
+        self.now = now
+        self.tell(self.handler.tick(now))
+
+    def reply(self) -> Any:
+        ((client, reply),) = self.replies
+        assert client == b"client"
+        self.replies.clear()
+        return reply
+
+    def refusal(self) -> tuple[str, str]:
+        reply = self.reply()
+        assert isinstance(reply, BackendRefused)
+        assert isinstance(reply.error.fields["backend"], str)
+        assert reply.error.message.startswith(f"backend {reply.error.fields['backend']}: ")
+        return reply.error.code, reply.error.fields["backend"]
+
+    def states(self) -> dict[str, tuple[str, int]]:
+        ((_, reply),) = self.handler.handle([b"look", b""], ListBackends("list"), self.now)
+        assert isinstance(reply, BackendList)
+        return {one.backend.backend_id: (one.state, one.backend.weight_version) for one in reply.backends}
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind"),
+    [
+        (BeginWeights("r", 3, 60.0, "drain"), BeginUpdate),
+        (EndWeights("r", 3), EndUpdate),
+        (CancelWeights("r", 3), CancelUpdate),
+        (LoadWeights("r", "/weights", 3, "abort"), UpdateWeights),
+        (SetWeightVersion("r", 3), NoteWeightVersion),
+    ],
+)
+def test_all_hosts_are_asked_and_the_client_hears_when_the_last_has_answered(request_: Any, kind: Any) -> None:
+    service = Service()
+    service.ask(request_)
+    calls = service.calls()
+    assert {name: type(call.request) for name, call in calls.items()} == {"x": kind, "y": kind}
+    for name, value in {"weight_version": 3, "mode": getattr(request_, "mode", None), "path": "/weights"}.items():
+        if hasattr(calls["x"].request, name):
+            assert getattr(calls["x"].request, name) == value
+    service.answer(calls["x"])
+    assert service.replies == []
+    assert service.handler.addresses() == {EngineAddress("ipc://y", "")}
+    service.answer(calls["y"])
+    assert service.reply() == Done("r")
+    assert service.handler.addresses() == set()
+    assert service.handler.next_deadline() is None
+    service.answer(calls["y"])
+    assert service.replies == [], "an answer that comes twice changes nothing"
+
+
+def test_a_begin_that_one_host_does_not_answer_is_taken_back_on_all() -> None:
+    service = Service()
+    service.ask(BeginWeights("r", 1, 60.0, timeout_s=2.0))
+    service.answer(service.calls()["x"])
+    assert service.states() == {"x": ("updating", 0), "y": ("updating", 0)}
+    assert service.handler.next_deadline() == 2.0
+    service.tick(2.0)
+    taken_back = service.calls()
+    assert {type(call.request) for call in taken_back.values()} == {CancelUpdate}
+    assert service.replies == []
+    service.answer(taken_back["x"])
+    assert service.handler.next_deadline() == 2.0 + TAKE_BACK_S
+    service.tick(2.0 + TAKE_BACK_S)
+    assert service.refusal() == ("request_timeout", "y")
+    assert service.states() == {"x": ("ready", 0), "y": ("ready", 0)}
+    service.answer(taken_back["y"])
+    assert service.replies == []
+
+
+def test_of_a_load_that_fails_on_one_host_the_others_serve_the_new_weights() -> None:
+    service = Service()
+    service.ask(LoadWeights("r", "/weights", 1))
+    calls = service.calls()
+    service.answer(calls["x"], InvalidWeights("another shape", path="/weights"))
+    service.answer(calls["y"])
+    assert service.refusal() == ("invalid_weights", "x")
+    assert service.states() == {"x": ("draining", 0), "y": ("ready", 1)}
+    service.ask(LoadWeights("r2", "/weights", 2))
+    for call in service.calls().values():
+        service.answer(call, InvalidWeights("another shape", path="/weights"))
+    assert service.refusal() == ("invalid_weights", "x")
+    assert service.states() == {"x": ("draining", 0), "y": ("ready", 1)}, "none has them: all go on as they were"
+
+
+def test_hosts_that_had_begun_nothing_are_no_failure_of_an_end_that_others_did() -> None:
+    service = Service()
+    not_begun = UpdateNotBegun("no update was begun here", weight_version=1)
+    service.ask(EndWeights("r", 1))
+    calls = service.calls()
+    service.answer(calls["x"], not_begun)
+    service.answer(calls["y"], InvalidWeights("it broke"))
+    assert service.refusal() == ("invalid_weights", "y"), "that says more"
+    service.ask(EndWeights("r2", 1))
+    calls = service.calls()
+    service.answer(calls["x"], UpdateNotBegun("no update was begun here"))
+    service.answer(calls["y"])
+    assert service.reply() == Done("r2")
+    assert service.states() == {"x": ("draining", 0), "y": ("ready", 1)}
+
+
+def test_a_request_that_is_sent_again_joins_the_one_under_way_and_hears_its_end() -> None:
+    service = Service("x")
+    load = LoadWeights("r", "/weights", 1)
+    service.ask(load, b"lost")
+    (call,) = service.calls().values()
+    service.ask(load)
+    assert service.calls() == {}
+    service.answer(call)
+    assert service.reply() == Done("r")
+    service.ask(load)
+    assert service.calls() == {}, "a load that has ended is not run again"
+    assert service.reply() == Done("r")
+    for number in range(REQUESTS_LIMIT):
+        service.ask(EndWeights(f"end-{number}", 1))
+        service.answer(*service.calls().values())
+    service.replies.clear()
+    service.ask(load)
+    assert set(service.calls()) == {"x"}
+
+
+def test_of_two_trainers_at_once_the_second_is_refused_and_changes_nothing() -> None:
+    service = Service()
+    service.ask(BeginWeights("r", 1, 60.0), b"first")
+    calls = service.calls()
+    for other in (BeginWeights("o1", 2, 60.0), LoadWeights("o2", "/weights", 2), SetWeightVersion("o3", 2)):
+        service.ask(other)
+        reply = service.reply()
+        assert isinstance(reply, BackendRefused)
+        assert (reply.error.code, reply.error.fields) == ("update_in_progress", {"weight_version": 1})
+        assert service.calls() == {}
+    for call in calls.values():
+        service.answer(call)
+    assert service.replies == [(b"first", Done("r"))]
+
+
+def test_a_host_that_was_restarted_under_another_key_is_asked_there() -> None:
+    service = Service()
+    service.ask(BeginWeights("r", 1, 60.0))
+    calls = service.calls()
+    service.answer(calls["y"])
+    service.add("x", "k" * 40)
+    moved = service.calls()["x"]
+    assert moved == EngineCall(EngineAddress("ipc://x", "k" * 40), calls["x"].request)
+    assert service.handler.addresses() == {moved.address}
+    service.add("x", "k" * 40)
+    assert service.calls() == {}
+    service.answer(moved)
+    assert service.reply() == Done("r")
+
+
+def test_a_connection_that_was_lost_has_its_calls_sent_again_and_one_that_is_refused_ends_them() -> None:
+    service = Service()
+    service.ask(CancelWeights("r", 1))
+    calls = service.calls()
+    service.handler.engine_reconnected(calls["x"].address)
+    assert service.calls() == {"x": calls["x"]}
+    service.tell(service.handler.engine_unreachable(calls["x"].address, NotAllowed("no such key", key="k"), 0.0))
+    service.answer(calls["y"])
+    assert service.refusal() == ("not_allowed", "x")
+
+
+def test_without_backends_nothing_is_begun() -> None:
+    service = Service("")
+    for request in (
+        BeginWeights("r", 1, 60.0),
+        EndWeights("r", 1),
+        CancelWeights("r", 1),
+        LoadWeights("r", "/weights", 1),
+        SetWeightVersion("r", 1),
+    ):
+        service.ask(request)
+        assert service.reply().error.code == "no_backend"
+    service.add("x")
+    assert service.states() == {"x": ("ready", 0)}
+
+
+def test_requests_under_way_have_a_limit() -> None:
+    service = Service("x")
+    for number in range(REQUESTS_LIMIT):
+        service.ask(CancelWeights(f"r-{number}", 1))
+    assert service.replies == []
+    service.ask(CancelWeights("more", 1))
+    assert service.reply().error.code == "busy"
