@@ -25,9 +25,9 @@ settings.register_profile("thorough", parent=settings.get_profile("quick"), max_
 settings.load_profile("quick")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def logging_kept() -> Iterator[None]:
-    """Put back what `start_logging` changes."""
+    """Put back what `start_logging` changes: a handler that outlives its test writes to that test's closed stream."""
     root, package = logging.getLogger(), logging.getLogger("prorl")
     handlers, levels, hook = root.handlers[:], (root.level, package.level), sys.excepthook
     yield

@@ -15,12 +15,14 @@ from rich.text import Text
 
 from ..client.weights import UPDATE_LIMIT_S
 from ..system.logs import one_line
-from ..wire.messages.backends import Backend, ChatSettings
+from ..wire.messages.backends import Backend, ChatSettings, ListBackends
+from ..wire.messages.base import new_id
 from ..wire.messages.engines import UpdateMode
 from .options import Config, Connect, Keys, client_of, console
 
 if TYPE_CHECKING:
-    from ..wire.messages.backends import BackendStatus
+    from ..client.client import RolloutClient
+    from ..wire.messages.backends import BackendList, BackendStatus, EngineStart
 
 commands = typer.Typer(
     help="List and change the inference backends: the engines that jobs are spread over. Engine hosts (`prorl-engine`) "
@@ -69,16 +71,18 @@ def list_(
     A backend is `ready`; or `draining`: it keeps its jobs and gets no more; or `updating`: new weights are on their
     way, and it gets no more until it serves them; or on `probation`: a job could not reach
     it, or its generation failed there, and single jobs try it, at growing intervals, until one is served; or `unwell`:
-    its host says why it cannot serve. Cache hits are the share of all prompt tokens that the engine found in its prefix
-    cache; some servers do not say. Tokens/s and cache hits are known of engine hosts that send heartbeats.
+    its host says why it cannot serve; or `starting`: its engine loads, and jobs wait for it; or `failed`: its engine
+    could not be started, and the reason is below the table. Cache hits are the share of all prompt tokens that the
+    engine found in its prefix cache; some servers do not say. Tokens/s and cache hits are known of engine hosts that
+    send heartbeats.
     """
     with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
         if not watch:
-            console().print(_tables(client.backends.list(), details=details))
+            console().print(_tables(backend_list(client), details=details))
             return
         with Live(console=console(), auto_refresh=False) as live:
             while True:
-                live.update(_tables(client.backends.list(), details=details), refresh=True)
+                live.update(_tables(backend_list(client), details=details), refresh=True)
                 threading.Event().wait(WATCH_S)
 
 
@@ -238,8 +242,14 @@ def cancel_weights(
         print(f"{len(client.backends.list())} backend(s) go on without version {weight_version}")
 
 
-def backend_table(backends: tuple[BackendStatus, ...]) -> Table:
-    """Lay out what the backends are doing, in 80 columns."""
+def backend_list(client: RolloutClient) -> BackendList:
+    """Return the backends of a service, and its engines that are none yet."""
+    listed: BackendList = client.backends.ask(ListBackends(new_id()))
+    return listed
+
+
+def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart, ...] = ()) -> Table:
+    """Lay out what the backends are doing, and the engines that are not ready, in 80 columns."""
     table = Table(title="backends", title_justify="left", caption_justify="left")
     table.add_column("backend", overflow="fold", min_width=8)
     table.add_column("state", no_wrap=True)
@@ -260,7 +270,10 @@ def backend_table(backends: tuple[BackendStatus, ...]) -> Table:
     problems = [
         f"{status.backend.backend_id}: {status.problem}{_next_try(status)}" for status in backends if status.problem
     ]
-    if problems or not backends:
+    for start in starts:
+        table.add_row(start.backend_id, start.state, *[NOTHING] * 5)
+        problems += [f"{start.backend_id}: {start.problem}"] if start.problem else []
+    if problems or not table.row_count:
         lines = [one_line(problem) for problem in problems]  # text of another machine, on its way to a terminal
         table.caption = Text("\n".join(lines) or NO_BACKENDS)
     return table
@@ -289,9 +302,8 @@ def detail_table(backends: tuple[BackendStatus, ...]) -> Table:
     return table
 
 
-def _tables(backends: tuple[BackendStatus, ...], *, details: bool) -> Group:
+def _tables(listed: BackendList, *, details: bool) -> Group:
+    table = backend_table(listed.backends, listed.starts)
     if details:
-        return Group(backend_table(backends), detail_table(backends))
-    return Group(
-        backend_table(backends), "with weight, limit, context, model and endpoint: prorl backends list --details"
-    )
+        return Group(table, detail_table(listed.backends))
+    return Group(table, "with weight, limit, context, model and endpoint: prorl backends list --details")

@@ -162,7 +162,7 @@ def _starter(
     context_tokens: int,
     weight_version: int,
 ) -> Callable[[], Awaitable[Engine]]:
-    """Give what starts the engine."""
+    """Return what starts the engine."""
     if arguments and kind != "vllm":
         raise ConfigError(f"{' '.join(arguments)}: only --engine vllm takes flags behind --", key="arguments")
     if bool(url) != (kind == "http"):

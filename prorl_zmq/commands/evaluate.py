@@ -292,15 +292,12 @@ class _Display:
         self._errors = 0  # those that are there are run again
 
     def waits(self, what: str) -> None:
-        """The service is not ready yet."""
         self.progress.update(self._bar, note=f"waiting for {what}")
 
     def starts(self) -> None:
-        """The first rollouts are on their way."""
         self.progress.update(self._bar, note=self._note())
 
     def ended(self, sample: Sample) -> None:
-        """A rollout has ended."""
         errors, error = self._errors, sample.result.error
         self._count(sample)
         self.progress.update(self._bar, advance=1, note=self._note())
@@ -308,7 +305,6 @@ class _Display:
             self.troubled(f"the first error, of {sample.problem}: {error.code}: {error.message}")
 
     def troubled(self, message: str) -> None:
-        """Something is not as it should be, and goes on."""
         say("prorl eval", message)
 
     def _note(self) -> str:

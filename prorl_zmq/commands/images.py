@@ -135,7 +135,7 @@ def remove(name: Name, wait: Wait = 3600.0, images: Images = None) -> None:
 
 
 def image_store(root: Path | None) -> ImageStore:
-    """Give the store of images in a folder; None: the default one."""
+    """Return the store of images in a folder; None: the default one."""
     from ..tools.images.image import default_root
     from ..tools.images.image_store import ImageStore
 
@@ -154,7 +154,7 @@ def _variables(settings: list[str]) -> dict[str, str]:
 
 @contextmanager
 def _progress(*, verbose: bool) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """Give what takes our own lines, and what takes those of the building programs."""
+    """Return what takes our own lines, and what takes those of the building programs."""
     screen = console(stderr=True)
 
     def say(line: str) -> None:

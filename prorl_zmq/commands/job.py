@@ -47,14 +47,14 @@ def job(
 
 
 def plain(trace: JobTrace) -> dict[str, object]:
-    """Give a trace as plain data, with every field."""
+    """Return a trace as plain data, with every field."""
     fields = msgspec.structs.asdict(trace)
     del fields["request_id"]
     return {**fields, "spans": [msgspec.structs.asdict(span) for span in trace.spans]}
 
 
 def json_text(trace: JobTrace) -> str:
-    """Give a trace as one JSON object, in ASCII: text of other machines, on its way to a terminal."""
+    """Return a trace as one JSON object, in ASCII: text of other machines, on its way to a terminal."""
     return json.dumps(msgspec.to_builtins(plain(trace)))
 
 

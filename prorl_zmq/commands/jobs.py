@@ -24,7 +24,7 @@ from ..system.logs import one_line, say
 from ..system.processes import stop_signals
 from ..wire.messages.base import Identifier
 from ..wire.messages.jobs import Job, Outcome, Phase
-from .backends import QUICK_S, backend_table
+from .backends import QUICK_S, backend_list, backend_table
 from .options import Config, Connect, Keys, async_client_of, client_of, console
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ..client.async_client import AsyncRolloutClient
     from ..data.trajectory import Trajectory
-    from ..wire.messages.backends import BackendStatus
+    from ..wire.messages.backends import BackendList
     from ..wire.messages.batches import BatchStatus
     from ..wire.messages.front_door import ServiceStatus
 
@@ -94,12 +94,7 @@ def submit(
 
 
 class _Report:
-    """What came of a file's jobs: a bar on the terminal, files, and a summary.
-
-    Args:
-        jobs: how many there are.
-        out: the folder for the files; None: there are none.
-    """
+    """What came of a file's jobs: a bar on the terminal, files, and a summary."""
 
     def __init__(self, jobs: int, out: Path | None) -> None:
         self.finished: list[Trajectory] = []
@@ -111,7 +106,6 @@ class _Report:
         self._bar = self.progress.add_task("rollouts", total=jobs or None, note="")
 
     def add(self, trajectory: Trajectory) -> None:
-        """Take a result."""
         if self._out is not None:
             _write(trajectory, self._out)
         self.finished.append(trajectory)
@@ -190,11 +184,11 @@ def status(
     """Show the stage processes, queues, outcomes and backends of a service."""
     with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
         if not watch:
-            console().print(status_tables(client.status(), client.backends.list()))
+            console().print(status_tables(client.status(), backend_list(client)))
             return
         with Live(console=console(), auto_refresh=False) as live:
             while True:
-                live.update(status_tables(client.status(), client.backends.list()), refresh=True)
+                live.update(status_tables(client.status(), backend_list(client)), refresh=True)
                 threading.Event().wait(1.0)
 
 
@@ -214,11 +208,7 @@ def cancel(
 
 
 def read_jobs(path: Path) -> list[Job]:
-    """Read a file of one JSON job per line; blank lines are skipped.
-
-    Raises:
-        ConfigError: it cannot be read, is empty, or a line is not a job; the error names the line.
-    """
+    """Read a file of one JSON job per line; blank lines are skipped."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -240,8 +230,7 @@ def read_jobs(path: Path) -> list[Job]:
     return jobs
 
 
-def status_tables(status: ServiceStatus, backends: tuple[BackendStatus, ...]) -> Group:
-    """Lay out a service's state for the terminal."""
+def status_tables(status: ServiceStatus, listed: BackendList) -> Group:
     stages = Table(title="stages", title_justify="left")
     stages.add_column("stage")
     for column in ("processes", "busy", "slots", "queued"):
@@ -258,12 +247,11 @@ def status_tables(status: ServiceStatus, backends: tuple[BackendStatus, ...]) ->
     ended = ", ".join(f"{count} {outcome}" for outcome, count in sorted(status.outcomes.items())) or "none"
     line = f"ended: {ended}; uncollected: {status.uncollected}; redelivered: {status.redelivered}"
     served = f"tasks: {', '.join(status.tasks) or 'none'}; up for {status.uptime_s:.0f} s"
-    tables = [stages, backend_table(backends), *([batch_table(status.batches)] if status.batches else [])]
-    return Group(*tables, line, served)
+    batches = [batch_table(status.batches)] if status.batches else []
+    return Group(stages, backend_table(listed.backends, listed.starts), *batches, line, served)
 
 
 def batch_table(batches: tuple[BatchStatus, ...]) -> Table:
-    """Lay out the open batches."""
     table = Table(title="batches", title_justify="left")
     table.add_column("batch")
     table.add_column("session")

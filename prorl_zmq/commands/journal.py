@@ -41,7 +41,7 @@ def show(file: File = None, config: Config = None, run_dir: RunDir = None) -> No
 
 @commands.command()
 def compact(file: File = None, config: Config = None, run_dir: RunDir = None) -> None:
-    """Give the room that collected results have left back to the disk. The broker must not be running."""
+    """Return the room that collected results have left back to the disk. The broker must not be running."""
     from ..brokers.journal.disk_journal import DiskJournal
     from ..brokers.journal.journal_summary import parts
 

@@ -160,7 +160,7 @@ def _table(made: list[Made]) -> Table:
 
 @contextmanager
 def _progress(*, verbose: bool) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """Give what takes our own lines, and what takes those of the building programs."""
+    """Return what takes our own lines, and what takes those of the building programs."""
     screen = console(stderr=True)
 
     def say(line: str) -> None:

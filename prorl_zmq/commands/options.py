@@ -61,7 +61,7 @@ def sandbox_kind(kind: str) -> str:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Give the console that commands print to; into a pipe or a file it cuts and breaks nothing."""
+    """Return the console that commands print to; into a pipe or a file it cuts and breaks nothing."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, width=None if stream.isatty() else 200)
 
@@ -69,11 +69,7 @@ def console(*, stderr: bool = False) -> Console:
 def topology_of(
     config: Path | None, run_dir: Path | None, *, insecure: bool = False, keys: Path | None = None
 ) -> Topology:
-    """Read a topology file (None: the defaults) and apply the flags that override it.
-
-    Raises:
-        ConfigError: the file is wrong.
-    """
+    """Read a topology file (None: the defaults) and apply the flags that override it."""
     topology = load_topology(config)
     service = topology.service
     if run_dir is not None:
@@ -102,22 +98,14 @@ def log_as(
 def client_of(
     connect: str | None, config: Path | None, keys: Path | None = None, *, timeout_s: float = 30.0
 ) -> RolloutClient:
-    """Give the client that a command talks through; the keys are the topology file's if none are named.
-
-    Raises:
-        ConfigError: the topology file is wrong, or the key folder.
-    """
+    """Return the client that a command talks through; the keys are the topology file's if none are named."""
     return RolloutClient(front_door_of(connect, config), keys=_keys_of(config, keys), timeout_s=timeout_s)
 
 
 def async_client_of(
     connect: str | None, config: Path | None, keys: Path | None = None, *, session: str | None = None
 ) -> AsyncRolloutClient:
-    """Give the client of a command that does several things at a time; see `client_of`.
-
-    Raises:
-        ConfigError: the topology file is wrong, or the key folder.
-    """
+    """Return the client of a command that does several things at a time; see `client_of`."""
     return AsyncRolloutClient(front_door_of(connect, config), session=session, keys=_keys_of(config, keys))
 
 
@@ -129,11 +117,7 @@ def _keys_of(config: Path | None, keys: Path | None) -> Path | None:
 
 
 def front_door_of(connect: str | None, config: Path | None) -> str:
-    """Give the front door that a command talks to.
-
-    Raises:
-        ConfigError: the topology file is wrong.
-    """
+    """Return the front door that a command talks to."""
     if connect is not None:
         return connect
     if config is None:

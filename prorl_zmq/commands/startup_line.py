@@ -37,7 +37,6 @@ class StartupLine:
         self.close()
 
     def show(self, startup: Startup) -> None:
-        """Show what is missing now."""
         text = f"waiting for {startup.missing}"
         if self._progress is not None:
             self._progress.update(self._task, completed=startup.there, total=startup.total, description=text)

@@ -153,7 +153,7 @@ def _state(store: Any, name: str) -> str:
 
 
 def _checked(file: Path, task: str, form: str) -> Iterator[tuple[int, str, Row | None]]:
-    """Give each row's number, what is wrong with it, and what it is, if nothing."""
+    """Return each row's number, what is wrong with it, and what it is, if nothing."""
     from ..stages.handler import load_handlers
     from ..stages.known_row_formats import known_forms
     from ..tasks.loading import load_rows

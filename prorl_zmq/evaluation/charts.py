@@ -83,13 +83,11 @@ def charts_of(summary: Summary, samples: Sequence[Sample]) -> dict[str, str]:
 
 
 def standing_alone(svg: str) -> str:
-    """Give a chart as a file of its own."""
     style = f"{COLOURS}\nsvg {{ color: var(--text); font-family: sans-serif; }}"
     return svg.replace(">", f">\n<style>\n{style}\n</style>", 1)
 
 
 def _passes(rows: Sequence[PassRow]) -> str:
-    """Draw pass@k over k with its intervals."""
     known = [(row.k, row.estimate) for row in rows if row.estimate is not None]
     if not known:
         return ""
@@ -118,7 +116,6 @@ def _passes(rows: Sequence[PassRow]) -> str:
 
 
 def _rewards(summary: Summary) -> str:
-    """Draw how many problems have which mean reward."""
     rewards = [row.reward for row in summary.problems if row.reward is not None]
     if not rewards:
         return ""
@@ -180,7 +177,6 @@ def _tokens(samples: Sequence[Sample], threshold: float) -> str:
 
 
 def _failures(rows: Sequence[FailureRow]) -> str:
-    """Draw how many rollouts ended for which reason."""
     if not rows:
         return ""
     bars = [(_label(row.reason), row.count, row.outcome == "infrastructure_error") for row in rows[:REASONS]]
@@ -202,7 +198,7 @@ def _failures(rows: Sequence[FailureRow]) -> str:
 
 
 def _axes(rows: int = 0) -> tuple[Figure, Axes]:
-    """Give axes; for horizontal bars, as high as so many rows need."""
+    """Return axes; for horizontal bars, as high as so many rows need."""
     height = max(1.5, 0.34 * rows + 0.8) if rows else HEIGHT
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.add_subplot()
@@ -218,7 +214,7 @@ def _label(text: str) -> str:
 
 
 def _svg(figure: Figure) -> str:
-    """Give a figure as an SVG element: no XML head, no metadata, no fixed size, the page's colours."""
+    """Return a figure as an SVG element: no XML head, no metadata, no fixed size, the page's colours."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()

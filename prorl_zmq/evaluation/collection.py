@@ -62,35 +62,21 @@ class Rollout:
 
     @property
     def job_id(self) -> str:
-        """Its job's id."""
         return self.result.job_id
 
     @property
     def solved(self) -> bool:
-        """It has the full reward, which is 1 by custom."""
         return is_solved(self.result)
 
 
 class Collection:
-    """The rollouts of a folder.
-
-    Args:
-        path: the folder.
-        rollouts: those in it.
-        reader: reads tokens of rollouts that have no texts; None: they stay ids.
-    """
-
     def __init__(self, path: Path, rollouts: list[Rollout], reader: TextReader | None = None) -> None:
         self.path = path
         self.rollouts = rollouts
         self._reader = reader
 
     def transcript(self, rollout: Rollout) -> Transcript:
-        """Read what a rollout says; an empty one if it ended before its first token.
-
-        Raises:
-            ConfigError: a file is missing or damaged.
-        """
+        """Read what a rollout says; an empty one if it ended before its first token."""
         written = self.path / TRAJECTORIES / f"{rollout.job_id}.json"
         if written.exists():
             transcript = _read_transcript(written)
@@ -105,11 +91,7 @@ class Collection:
         return Transcript(job_id=rollout.job_id)
 
     def find(self, name: str) -> Rollout:
-        """Give the rollout of a job's id, or of a beginning of one, or of a problem that has only one.
-
-        Raises:
-            ConfigError: none has it, or several do.
-        """
+        """Return the rollout of a job's id, or of a beginning of one, or of a problem that has only one."""
         exact = [one for one in self.rollouts if one.job_id == name]
         exact = exact or [one for one in self.rollouts if one.problem == name]
         found = exact or [one for one in self.rollouts if one.job_id.startswith(name)]
@@ -122,11 +104,7 @@ class Collection:
 
 
 def open_collection(path: Path, reader: TextReader | None = None) -> Collection:
-    """Read the list of a folder's rollouts; their trajectories are read when they are asked for.
-
-    Raises:
-        ConfigError: it is no folder of rollouts, or its list cannot be read.
-    """
+    """Read the list of a folder's rollouts; their trajectories are read when they are asked for."""
     if (path / PLAN).exists():
         plan = read_plan(path)
         several = plan.settings.samples > 1
@@ -153,11 +131,6 @@ def open_collection(path: Path, reader: TextReader | None = None) -> Collection:
 
 
 def read_arrays(file: Path) -> TokenArrays:
-    """Read a trajectory's arrays.
-
-    Raises:
-        ConfigError: the file is damaged, or its arrays are no trajectory.
-    """
     try:
         # Opened here: of a file that is no archive, numpy leaves its own open.
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as data:

@@ -52,7 +52,7 @@ CONTEXT_STYLE = "dim"
 
 
 def clean(text: str, limit: int = SHOWN_TEXT) -> str:
-    """Give a text as lines of printable characters: escapes for all others, its beginning if it is long."""
+    """Return a text as lines of printable characters: escapes for all others, its beginning if it is long."""
     more = len(text) - limit
     lines = text[:limit].replace("\r\n", "\n").replace("\t", TAB).split("\n")
     shown = "\n".join(one_line(line, SHOWN_LINE) for line in lines)
@@ -60,13 +60,11 @@ def clean(text: str, limit: int = SHOWN_TEXT) -> str:
 
 
 def short(text: str, limit: int = SHOWN_NAME) -> str:
-    """Give a text as one short line of printable characters."""
     shown = one_line(text)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def rollout_table(rollouts: Sequence[Rollout]) -> Table:
-    """Lay a list of rollouts out."""
     table = Table(box=None, pad_edge=False)
     table.add_column("job", no_wrap=True)
     for header in HEADERS:
@@ -81,7 +79,6 @@ NUMBERS = frozenset({"sample", "reward", "tokens", "turns"})
 
 
 def row(rollout: Rollout) -> tuple[Text, ...]:
-    """Give a rollout as cells under `HEADERS`."""
     result = rollout.result
     style = "green" if rollout.solved else OUTCOME_STYLES.get(result.outcome, "")
     reward = NOTHING if result.reward is None else f"{result.reward:g}"
@@ -100,7 +97,6 @@ def row(rollout: Rollout) -> tuple[Text, ...]:
 
 
 def head(rollout: Rollout) -> Text:
-    """Say what became of a rollout, in a few lines."""
     result = rollout.result
     lines = [f"job {rollout.job_id}, task {result.task}" + (f", {rollout.problem}" if rollout.problem else "")]
     parts = [result.outcome.replace("_", " ")]
@@ -118,7 +114,6 @@ def head(rollout: Rollout) -> Text:
 
 
 def turn_title(number: int, turn: TurnText, transcript: Transcript) -> Text:
-    """Give the line above a turn."""
     generated = [logprob for logprob in transcript.logprobs[turn.start : turn.end] if logprob is not None]
     parts = [f"{number}  {turn.role}", f"tokens {turn.start} to {turn.end}"]
     if generated:
@@ -128,7 +123,7 @@ def turn_title(number: int, turn: TurnText, transcript: Transcript) -> Text:
 
 
 def turn_body(turn: TurnText, transcript: Transcript) -> Text:
-    """Give what a turn says, and below it the tool calls that were read out of it."""
+    """Return what a turn says, and below it the tool calls that were read out of it."""
     if turn.text is not None:
         body = Text(clean(turn.text).strip("\n"))
     else:
@@ -141,7 +136,6 @@ def turn_body(turn: TurnText, transcript: Transcript) -> Text:
 
 
 def legend() -> Text:
-    """Say what the colours of tokens mean."""
     text = Text("not generated", style=CONTEXT_STYLE)
     text.append("   generated, by probability: ", style="not dim")
     for index, (least, style) in enumerate(SCALE):
@@ -152,12 +146,12 @@ def legend() -> Text:
 
 
 def pages(transcript: Transcript) -> int:
-    """Give how many pages of tokens there are; one, if there are no tokens."""
+    """Return how many pages of tokens there are; one, if there are no tokens."""
     return max(1, math.ceil(len(transcript.token_ids) / PAGE_TOKENS))
 
 
 def token_text(transcript: Transcript, page: int) -> Text:
-    """Give a page of tokens as running text, each in the colour of its probability."""
+    """Return a page of tokens as running text, each in the colour of its probability."""
     text = Text()
     for index in _of_page(transcript, page):
         text.append(_token(transcript, index, running=True), style=token_style(transcript, index))
@@ -165,7 +159,7 @@ def token_text(transcript: Transcript, page: int) -> Text:
 
 
 def token_rows(transcript: Transcript, page: int) -> list[tuple[Text, ...]]:
-    """Give a page of tokens one by one: number, text, id, whether it was generated, log-prob, weight version."""
+    """Return a page of tokens one by one: number, text, id, whether it was generated, log-prob, weight version."""
     rows: list[tuple[Text, ...]] = []
     for index in _of_page(transcript, page):
         generated = bool(transcript.mask[index])
@@ -187,7 +181,6 @@ TOKEN_HEADERS = ("#", "token", "id", "mask", "log-prob", "version")
 
 
 def token_style(transcript: Transcript, index: int) -> str:
-    """Give the colour of a token."""
     if not transcript.mask[index]:
         return CONTEXT_STYLE
     logprob = transcript.logprobs[index]
@@ -198,7 +191,7 @@ def token_style(transcript: Transcript, index: int) -> str:
 
 
 def notes_text(rollout: Rollout) -> Text:
-    """Give what EVAL noted, the metrics and the timings."""
+    """Return what EVAL noted, the metrics and the timings."""
     result = rollout.result
     text = Text()
     for name, note in result.notes.items():

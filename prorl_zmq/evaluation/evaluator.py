@@ -60,7 +60,6 @@ class Stopping:
         self._work: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
-        """Take a signal."""
         now = time.monotonic()
         if now - self._last <= TWICE_S:
             return
@@ -79,15 +78,7 @@ class Stopping:
 
 
 class Evaluator:
-    """Runs what is missing of an evaluation.
-
-    Args:
-        folder: its folder, opened.
-        problems: all of the plan.
-        service: its own; or what gives a client of one that runs, for a session.
-        watcher: told how it goes.
-        start_s: how long the service may take to start.
-    """
+    """Runs what is missing of an evaluation."""
 
     def __init__(
         self,
@@ -109,12 +100,7 @@ class Evaluator:
         """What is cancelled now, we have cancelled."""
 
     def run(self) -> bool:
-        """Run until each rollout has a result; false: a signal has stopped it.
-
-        Raises:
-            ConfigError: the service did not start, or the folder cannot be written.
-            ProrlError: the service refused a job, or stopped answering.
-        """
+        """Run until each rollout has a result; false: a signal has stopped it."""
         return asyncio.run(self._run())
 
     async def _run(self) -> bool:

@@ -51,17 +51,9 @@ class Tally:
 
 
 def pass_at_k(samples: int, solved: int, k: int) -> float:
-    """Give the chance that at least one of k samples, drawn without putting back, is solved: 1 - C(n-c, k) / C(n, k).
+    """Return the chance that at least one of k samples, drawn without putting back, is solved: 1 - C(n-c, k) / C(n, k).
 
     This is the estimator of Chen et al. 2021 without bias, in exact integers.
-
-    Args:
-        samples: n.
-        solved: c, how many of them are solved.
-        k: at most n.
-
-    Raises:
-        ValueError: not 0 ≤ c ≤ n, or not 1 ≤ k ≤ n.
     """
     if not 0 <= solved <= samples or not 1 <= k <= samples:
         raise ValueError(f"there is no pass@{k} of {solved} solved among {samples} samples")
@@ -69,7 +61,7 @@ def pass_at_k(samples: int, solved: int, k: int) -> float:
 
 
 def pass_estimate(tallies: Sequence[Tally], k: int) -> Estimate | None:
-    """Give pass@k over the problems with at least k samples; None: there is no such problem."""
+    """Return pass@k over the problems with at least k samples; None: there is no such problem."""
     used = [tally for tally in tallies if tally.samples >= k]
     if not used:
         return None
@@ -80,7 +72,7 @@ def pass_estimate(tallies: Sequence[Tally], k: int) -> Estimate | None:
 
 
 def mean_estimate(means: Sequence[float]) -> Estimate | None:
-    """Give the mean of the problems' means, with Student's t interval; None: there are none."""
+    """Return the mean of the problems' means, with Student's t interval; None: there are none."""
     if not means:
         return None
     value = float(np.mean(means))
@@ -96,7 +88,7 @@ def _wilson(solved: int, problems: int) -> Estimate:
 
 
 def _clustered_share(values: Sequence[float], samples: int) -> Estimate:
-    """Give a mean of shares, one per problem, with Wilson's interval at the effective number of samples."""
+    """Return a mean of shares, one per problem, with Wilson's interval at the effective number of samples."""
     problems = len(values)
     value = float(np.mean(values))
     if problems == 1:
@@ -114,7 +106,7 @@ def _clustered_share(values: Sequence[float], samples: int) -> Estimate:
 
 
 def _interval(value: float, samples: float, problems: int) -> Estimate:
-    """Give Wilson's interval of a share of so many independent samples, which need be no whole number."""
+    """Return Wilson's interval of a share of so many independent samples, which need be no whole number."""
     shrunk = 1 + Z * Z / samples
     centre = (value + Z * Z / (2 * samples)) / shrunk
     reach = Z / shrunk * math.sqrt(value * (1 - value) / samples + Z * Z / (4 * samples**2))
@@ -123,5 +115,5 @@ def _interval(value: float, samples: float, problems: int) -> Estimate:
 
 
 def _student(freedom: int) -> float:
-    """Give how many standard errors Student's t interval reaches."""
+    """Return how many standard errors Student's t interval reaches."""
     return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))

@@ -89,12 +89,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def session(self) -> str:
-        """The session of its jobs."""
         return f"eval-{self.run_id}"
 
     @property
     def rollouts(self) -> int:
-        """How many there are to be."""
         return self.problems * self.settings.samples
 
 
@@ -124,12 +122,11 @@ def differences(before: Plan, now: Plan) -> list[str]:
 
 
 def job_id(plan: Plan, place: Place) -> str:
-    """Give the id of a rollout's job."""
     return f"{plan.run_id}-{place.problem}-{place.sample}.{place.trial}"
 
 
 def place_of(plan: Plan, name: str) -> Place | None:
-    """Give the rollout that a job's id names; None: the job is none of this plan."""
+    """Return the rollout that a job's id names; None: the job is none of this plan."""
     match = _JOB_ID.match(name)
     if match is None or match["run"] != plan.run_id:
         return None
@@ -138,7 +135,6 @@ def place_of(plan: Plan, name: str) -> Place | None:
 
 
 def jobs_of(plan: Plan, problems: Sequence[Problem], places: Iterable[Place]) -> list[Job]:
-    """Give the jobs of some rollouts; the same ones each time."""
     return [_job(plan, problems[place.problem].job, place) for place in places]
 
 
@@ -158,7 +154,7 @@ def _job(plan: Plan, template: Job, place: Place) -> Job:
 
 
 def sample_seed(seed: int, problem: int, sample: int) -> int:
-    """Give the random seed of a sample, 0 to 2**63 - 1; those of two samples have nothing to do with each other."""
+    """Return the random seed of a sample, 0 to 2**63 - 1; those of two samples have nothing to do with each other."""
     digest = hashlib.sha256(f"{seed} {problem} {sample}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 

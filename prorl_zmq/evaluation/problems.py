@@ -30,8 +30,6 @@ SHOWN_ERRORS = 3
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One row of a data file."""
-
     name: str
     """What the row calls itself, or its number. Text of the file: clean it before it is shown."""
     line: int
@@ -50,20 +48,6 @@ def load_problems(
     limit: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> list[Problem]:
-    """Read the problems of a data file.
-
-    Args:
-        path: as of `load_jobs`.
-        forms: those that a row may have, the most special ones first.
-        form: the name of the one that all rows have; empty: each row is looked at.
-        task: only forms of this task; empty: of any.
-        limit: read so many and no more; 0: all.
-        options: fields of the instances beside those that the rows give.
-
-    Raises:
-        ConfigError: the file cannot be read or is empty; rows fit no form (the message has the first ones); or `form`
-            or `task` is not known.
-    """
     problems: list[Problem] = []
     wrong: list[str] = []
     for row in load_rows(path, task=task, form=form, forms=forms, options=options):
@@ -81,14 +65,7 @@ def load_problems(
 
 
 def check_instances(problems: Sequence[Problem], handlers: Mapping[str, AgentHandler[Any]], path: Path) -> Counter[str]:
-    """Check the instances of tasks that are installed here, options included, before anything is started.
-
-    Returns:
-        What a service with this process's environment would lack, and how many problems need it.
-
-    Raises:
-        ConfigError: one is not what its task takes.
-    """
+    """Check the instances of tasks that are installed here, options included, before anything is started."""
     lacks: Counter[str] = Counter()
     for problem in problems:
         handler = handlers.get(problem.job.task)
@@ -103,11 +80,6 @@ def check_instances(problems: Sequence[Problem], handlers: Mapping[str, AgentHan
 
 
 def checksum(path: Path) -> str:
-    """Give a file's SHA-256, in hexadecimal digits.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -41,25 +41,14 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~$!])")
 
 
 def write_reports(folder: RunFolder, summary: Summary) -> None:
-    """Write `summary.json`, `report.md`, `report.html` and the charts of a run folder.
-
-    Raises:
-        ConfigError: one cannot be written.
-    """
+    """Write `summary.json`, `report.md`, `report.html` and the charts of a run folder."""
     folder.write(SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=1).decode() + "\n")
     for name, text in reports_of(folder.plan, summary, folder.samples, str(folder.path)).items():
         folder.write(name, text)
 
 
 def reports_of(plan: Plan, summary: Summary, samples: Sequence[Sample], folder: str) -> dict[str, str]:
-    """Give the texts of the reports by the names of their files.
-
-    Args:
-        plan: of the evaluation.
-        summary: its figures.
-        samples: what they are of.
-        folder: how the run folder is called, for the commands in the reports.
-    """
+    """Return the texts of the reports by the names of their files."""
     shown = _hardest_first(summary.problems)
     charts = charts_of(summary, samples)
     files = {name: f"{CHARTS}/{name}.svg" for name in charts}
@@ -90,7 +79,6 @@ def reports_of(plan: Plan, summary: Summary, samples: Sequence[Sample], folder: 
 
 
 def remarks(summary: Summary) -> list[str]:
-    """Say what a reader of the figures must know."""
     lines = []
     missing = summary.rollouts - summary.ended
     if missing:
@@ -112,7 +100,6 @@ def remarks(summary: Summary) -> list[str]:
 
 
 def counting_text(threshold: float) -> str:
-    """Say how rollouts count."""
     return (
         f"a rollout solves its problem if it completes with a reward of {threshold:g} or more. Failed ones and those "
         "out of time count as not solved, with reward 0; errors of the infrastructure or the task are left out. pass@k "
@@ -127,39 +114,33 @@ def counting_text(threshold: float) -> str:
 
 
 def percent(estimate: Estimate | None) -> str:
-    """Give the value of a share."""
     return NOTHING if estimate is None else f"{estimate.value:.1%}"
 
 
 def interval(estimate: Estimate | None) -> str:
-    """Give the interval of a share."""
     return NOTHING if estimate is None else f"{estimate.low:.1%} to {estimate.high:.1%}"
 
 
 def mean(estimate: Estimate | None) -> str:
-    """Give the value of a mean."""
     return NOTHING if estimate is None else f"{estimate.value:.3f}"
 
 
 def mean_interval(estimate: Estimate | None) -> str:
-    """Give the interval of a mean."""
     if estimate is None or not math.isfinite(estimate.low):
         return NOTHING
     return f"{estimate.low:.3f} to {estimate.high:.3f}"
 
 
 def plain_mean(value: float | None) -> str:
-    """Give a mean without an interval."""
     return NOTHING if value is None else f"{value:.3f}"
 
 
 def share(value: float | None) -> str:
-    """Give a share of a whole."""
     return NOTHING if value is None else f"{value:.1%}"
 
 
 def seconds(value: float) -> str:
-    """Give a time with about three digits."""
+    """Return a time with about three digits."""
     if value < 0.1:
         return f"{value * 1000:.1f} ms"
     if value < 100:
@@ -168,24 +149,22 @@ def seconds(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Give a count, or a mean of counts."""
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
 
 
 def money(value: float | None) -> str:
-    """Give a cost with enough digits to see it."""
+    """Return a cost with enough digits to see it."""
     if value is None:
         return NOTHING
     return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
 
 
 def cell(value: object) -> str:
-    """Give any text for a cell of a Markdown table: one line, in which nothing is markup."""
+    """Return any text for a cell of a Markdown table: one line, in which nothing is markup."""
     return _MARKDOWN.sub(r"\\\1", escape(one_line(str(value)), quote=False)) or " "
 
 
 def shown(value: object) -> str:
-    """Give any text as one line of printable characters."""
     return one_line(str(value))
 
 

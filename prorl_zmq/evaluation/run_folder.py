@@ -56,7 +56,7 @@ ROUNDING = 1e-9
 
 
 def says_nothing(result: Result) -> bool:
-    """Tell whether a result says nothing about the model: such a rollout is run again when the evaluation goes on."""
+    """Return whether a result says nothing about the model: such a rollout is run again when the evaluation goes on."""
     error = result.error
     faulty = result.outcome == Outcome.FAILED and error is not None and error.code in TASKS_FAULTS
     unbegun = result.outcome == Outcome.TIMEOUT and error is not None and error.fields.get("phase") == Phase.INIT
@@ -64,7 +64,7 @@ def says_nothing(result: Result) -> bool:
 
 
 def is_solved(result: Result, threshold: float = 1.0) -> bool:
-    """Tell whether a rollout solved its problem: with the full reward, which is 1 by custom, or so much."""
+    """Return whether a rollout solved its problem: with the full reward, which is 1 by custom, or so much."""
     return result.outcome == Outcome.COMPLETED and result.reward is not None and result.reward >= threshold - ROUNDING
 
 
@@ -85,22 +85,11 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def job_id(self) -> str:
-        """The id of its job, which names its files."""
         return self.result.job_id
 
 
 class RunFolder:
-    """The folder of one evaluation; `with` holds its lock.
-
-    Args:
-        path: made if it is not there.
-        plan: what is to be evaluated; the folder's own plan, if it has one, takes its place, with the samples and
-            problems that this one adds.
-        fresh: put aside what the folder has, and begin anew.
-
-    Raises:
-        ConfigError: another process has the folder; it has another plan; something in it cannot be read or written.
-    """
+    """The folder of one evaluation; `with` holds its lock."""
 
     def __init__(self, path: Path, plan: Plan, *, fresh: bool = False) -> None:
         self.path = path
@@ -114,11 +103,10 @@ class RunFolder:
 
     @property
     def samples(self) -> list[Sample]:
-        """The newest result of each rollout, in the order of problems."""
         return [self._latest[key] for key in sorted(self._latest)]
 
     def missing(self) -> list[Place]:
-        """Give the rollouts that are to be run: those without a result, and those that an infrastructure error ended.
+        """Return the rollouts that are to be run: those without a result, and those that an infrastructure error ended.
 
         First the first sample of each problem, so that an evaluation that is stopped early has seen all problems.
         """
@@ -132,15 +120,9 @@ class RunFolder:
         return places
 
     def has(self, job_id: str) -> bool:
-        """Tell whether there is a result of a job."""
         return job_id in self._job_ids
 
     def add(self, sample: Sample, trajectory: Trajectory, transcript: Transcript) -> None:
-        """Keep what came of a rollout.
-
-        Raises:
-            ConfigError: it cannot be written.
-        """
         place = self.path / TRAJECTORIES
         try:
             np.savez(place / f"{sample.job_id}.npz", **{name: getattr(trajectory, name) for name in ARRAYS})
@@ -152,11 +134,7 @@ class RunFolder:
         self._note(sample)
 
     def write(self, name: str, content: str) -> None:
-        """Write one of the folder's files whole: an old one stays until the new one is there.
-
-        Raises:
-            ConfigError: it cannot be written.
-        """
+        """Write one of the folder's files whole: an old one stays until the new one is there."""
         new = self.path / f"{name}.new"
         try:
             new.write_text(content, encoding="utf-8")
@@ -265,11 +243,6 @@ class RunFolder:
 
 
 def read_plan(folder: Path) -> Plan:
-    """Read a run folder's plan.
-
-    Raises:
-        ConfigError: there is none, or it cannot be read.
-    """
     file = folder / PLAN
     try:
         plan = msgspec.json.decode(file.read_bytes(), type=Plan)
@@ -283,11 +256,7 @@ def read_plan(folder: Path) -> Plan:
 
 
 def read_samples(file: Path) -> list[Sample]:
-    """Read the results of a run folder; none if there is no file. A last line that is torn is passed over.
-
-    Raises:
-        ConfigError: a line is not what it should be.
-    """
+    """Read the results of a run folder; none if there is no file. A last line that is torn is passed over."""
     try:
         content = file.read_bytes()
     except FileNotFoundError:
@@ -325,14 +294,7 @@ def repair(file: Path) -> int:
 def sample_of(
     plan: Plan, names: Sequence[tuple[str, int, str]], trajectory: Trajectory, model: str = ""
 ) -> Sample | None:
-    """Give what came of a job; None if it is none of the plan's.
-
-    Args:
-        plan: of the evaluation.
-        names: name, line and form of each problem.
-        trajectory: the job's.
-        model: what its engine says that it serves.
-    """
+    """Return what came of a job; None if it is none of the plan's."""
     place = place_of(plan, trajectory.job_id)
     if place is None:
         return None

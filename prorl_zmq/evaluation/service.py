@@ -24,25 +24,27 @@ from ..config import BackendSettings, parse_topology
 from ..errors import ConfigError, RequestTimeout
 from ..inference.chat_loading import chat_format
 from ..service.child import RUN_DIR_PREFIX, ChildService
+from ..service.engine_starts import no_engine_left
 from ..system.logs import one_line
+from ..wire.messages.backends import ListBackends
+from ..wire.messages.base import new_id
 from .transcript import TextReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..client.async_client import AsyncRolloutClient
-    from ..wire.messages.backends import BackendStatus, ChatSettings
+    from ..wire.messages.backends import BackendList, BackendStatus, ChatSettings
 
 ROLES = ("init", "run", "eval")
 ASK_S = 2.0
 """How long the service may take to answer one question while it starts."""
-RUNNING_ASK_S = 10.0
+RUNNING_ASK_S = 4.0
 """How long one that runs already may take to answer at all."""
 LOOK_S = 0.3
 """How long to wait between two looks at a service that starts: it tells nobody of it."""
 RUN_DIR = "run_dir"
 """File in the service's folder that names its temporary one."""
-PREFIX = "prorl-child-"
 ENGINE_LOG = "engine-0.log"
 LOG_TAIL_BYTES = 16_384
 SHOWN_LINE = 160
@@ -52,8 +54,6 @@ _BLAMED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]*) cannot work with its setting
 
 
 class OwnService(msgspec.Struct, frozen=True, kw_only=True):
-    """What a service for one evaluation is to be."""
-
     backend: BackendSettings
     slots: int
     """Rollouts at a time."""
@@ -62,11 +62,6 @@ class OwnService(msgspec.Struct, frozen=True, kw_only=True):
     image_folders: tuple[str, ...] = ()
 
     def topology(self) -> str:
-        """Give its topology file.
-
-        Raises:
-            ConfigError: a setting is wrong; its message names the option.
-        """
         stages = [f'[[stage]]\nrole = "{role}"\nslots = {self.slots}\n' for role in ROLES]
         backend = {
             name: value
@@ -96,8 +91,6 @@ class OwnService(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class RunningService:
-    """A service of an evaluation's own that has been started."""
-
     child: ChildService
     logs: Path
     """The folder of its logs."""
@@ -105,15 +98,6 @@ class RunningService:
 
 @contextmanager
 def own_service(folder: Path, service: OwnService) -> Iterator[RunningService]:
-    """Run a service while the context does.
-
-    Args:
-        folder: for its topology file and its logs.
-        service: what it is to be.
-
-    Raises:
-        ConfigError: a setting is wrong.
-    """
     sweep(folder)
     child = ChildService(folder, service.topology())
     (folder / RUN_DIR).write_text(child.run_dir, encoding="utf-8")
@@ -139,19 +123,9 @@ def sweep(folder: Path) -> None:
 async def wait_ready(
     client: AsyncRolloutClient, child: RunningService | None, limit_s: float, on_wait: Callable[[str], None]
 ) -> tuple[BackendStatus, ...]:
-    """Wait until the service has all three stages and an engine; give its engines.
-
-    Args:
-        client: of the service.
-        child: it, if it is the evaluation's own.
-        limit_s: how long it may take.
-        on_wait: told what is waited for.
-
-    Raises:
-        ConfigError: the service ended; the message has the last it said.
-        RequestTimeout: it was not ready in time, or is not its own and does not answer.
-    """
+    """Wait until the service has all three stages and an engine; give its engines."""
     if child is None:
+        on_wait("the service to answer")
         await client.status(timeout_s=RUNNING_ASK_S)
     until = time.monotonic() + limit_s
     missing = "the service to answer"
@@ -161,7 +135,10 @@ async def wait_ready(
         on_wait(missing)
         with suppress(RequestTimeout):
             status = await client.status(timeout_s=ASK_S)
-            backends = await client.backends.list(timeout_s=ASK_S)
+            listed: BackendList = await client.backends.ask(ListBackends(new_id()), ASK_S)
+            backends = listed.backends
+            if child is not None and (problem := no_engine_left(listed)):
+                raise ConfigError(f"the engine cannot be started: {problem}")
             roles = {str(stage.role) for stage in status.stages}
             lacking = [f"a stage process for {role.upper()}" for role in ROLES if role not in roles]
             lacking += [] if backends else ["an engine"]
@@ -176,12 +153,7 @@ async def wait_ready(
 
 
 class Readers:
-    """Gives what reads the tokens of each backend's model.
-
-    Args:
-        backends: those that the service has.
-        on_trouble: told of a tokenizer that cannot be loaded here.
-    """
+    """Gives what reads the tokens of each backend's model."""
 
     def __init__(self, backends: tuple[BackendStatus, ...], on_trouble: Callable[[str], None]) -> None:
         self._backends = {status.backend.backend_id: status.backend for status in backends}
@@ -201,7 +173,7 @@ class Readers:
                 self._on_trouble(f"trajectories are kept without texts, since {one_line(error.message)}")
 
     def model(self, backend_id: str) -> str:
-        """Give what a backend says that it serves; of one that came later, what the others do if they agree."""
+        """Return what a backend says that it serves; of one that came later, what the others do if they agree."""
         backend = self._backends.get(backend_id)
         if backend is not None:
             return backend.model or backend_id
@@ -209,7 +181,7 @@ class Readers:
         return models.pop() if len(models) == 1 else ""
 
     def of(self, backend_id: str) -> TextReader | None:
-        """Give the reader of a backend's tokens; of one that came later, the only one that there is."""
+        """Return the reader of a backend's tokens; of one that came later, the only one that there is."""
         backend = self._backends.get(backend_id)
         if backend is not None:
             return self._readers.get((backend.chat, backend.model))
@@ -218,7 +190,7 @@ class Readers:
 
 
 def _why(logs: Path) -> str:
-    """Give the last that the service said, and the process that it blames for its end."""
+    """Return the last that the service said, and the process that it blames for its end."""
     said = _last_line(logs / "serve.log")
     blamed = _BLAMED.search(said)
     log = logs / f"{blamed[1]}.log" if blamed is not None else logs / "serve.log"
@@ -226,7 +198,7 @@ def _why(logs: Path) -> str:
 
 
 def _said(log: Path) -> str:
-    """Give the last that the engine host said, in brackets."""
+    """Return the last that the engine host said, in brackets."""
     return f" ({_last_line(log)[-SHOWN_LINE:]})" if log.exists() else ""
 
 
@@ -241,5 +213,5 @@ def _last_line(log: Path) -> str:
 
 
 def _toml(value: object) -> str:
-    """Give a string, number, or list of them as TOML, which JSON's own forms are, but for DEL."""
+    """Return a string, number, or list of them as TOML, which JSON's own forms are, but for DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

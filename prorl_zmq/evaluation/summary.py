@@ -52,8 +52,6 @@ class Counting:
 
 
 class PassRow(msgspec.Struct, frozen=True, kw_only=True):
-    """pass@k."""
-
     k: int
     estimate: Estimate | None
     """None: no problem has so many samples that count."""
@@ -77,8 +75,6 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What tokens cost, in the currency of the prices."""
-
     total: float
     per_problem: float
     per_solved: float | None
@@ -103,7 +99,6 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reason(self) -> str:
-        """All of it, in words."""
         what = "not solved" if self.outcome == Outcome.COMPLETED else self.outcome.replace("_", " ")
         why = ", ".join(part for part in (self.code, self.stop_reason) if part)
         return f"{what}: {why}" if why else what
@@ -127,8 +122,6 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProblemRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem."""
-
     name: str
     line: int
     task: str
@@ -149,8 +142,6 @@ class ProblemRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """All figures of an evaluation."""
-
     threshold: float
     rollouts: int
     """How many there are to be."""
@@ -176,7 +167,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise(plan: Plan, samples: Sequence[Sample], counting: Counting) -> Summary:
-    """Give the figures of a plan from the newest result of each rollout."""
+    """Return the figures of a plan from the newest result of each rollout."""
     ended = [sample for sample in samples if sample.result.outcome != Outcome.CANCELLED]
     by_problem = _grouped(ended, lambda sample: sample.place.problem)
     problems = tuple(_problem_row(by_problem[index], counting) for index in sorted(by_problem))
@@ -206,17 +197,15 @@ def summarise(plan: Plan, samples: Sequence[Sample], counting: Counting) -> Summ
 
 
 def counts(sample: Sample) -> bool:
-    """Tell whether a rollout says something about the model."""
     return not says_nothing(sample.result)
 
 
 def seconds_of(sample: Sample) -> float:
-    """Give a rollout's whole time, queues included."""
     return sum(sample.result.timings.get(name, 0.0) for name in STAYS)
 
 
 def default_ks(samples: int) -> tuple[int, ...]:
-    """Give 1, 2, 4 and so on up to the number of samples, and that."""
+    """Return 1, 2, 4 and so on up to the number of samples, and that."""
     return (*(2**power for power in range(samples.bit_length()) if 2**power < samples), samples)
 
 

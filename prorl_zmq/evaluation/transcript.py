@@ -47,8 +47,6 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TurnText(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One turn."""
-
     role: Literal["system", "user", "assistant", "tool"]
     start: int
     """Its first token."""
@@ -93,13 +91,7 @@ class Arrays(Protocol):
 
 
 class TextReader:
-    """Gives the texts of one model's tokens. Keeps the text of each id that it met, so that few are decoded.
-
-    Args:
-        chat: the model's chat format.
-        settings: those that it was made by.
-        model: what the engine says that it serves.
-    """
+    """Gives the texts of one model's tokens. Keeps the text of each id that it met, so that few are decoded."""
 
     def __init__(self, chat: ChatFormat, settings: ChatSettings, model: str = "") -> None:
         self.model = model
@@ -108,19 +100,10 @@ class TextReader:
         self._known: dict[int, str] = {}
 
     def text(self, token_ids: NDArray[np.int32]) -> str:
-        """Give the text of ids.
-
-        Raises:
-            EngineFailed: an id is not in the vocabulary.
-        """
         return self._chat.decode(token_ids) if len(token_ids) else ""
 
     def texts(self, token_ids: NDArray[np.int32]) -> tuple[str, ...]:
-        """Give the text of each id; that of a character in several tokens is at the one that completes it.
-
-        Raises:
-            EngineFailed: an id is not in the vocabulary.
-        """
+        """Return the text of each id; that of a character in several tokens is at the one that completes it."""
         ids: list[int] = token_ids.tolist()
         texts = [self._one(token_id) for token_id in ids]
         place = 0
@@ -132,7 +115,7 @@ class TextReader:
         return tuple(texts)
 
     def _parts(self, token_ids: NDArray[np.int32]) -> list[str]:
-        """Give the texts of tokens none of which is text by itself; of a long run of such, all at its last."""
+        """Return the texts of tokens none of which is text by itself; of a long run of such, all at its last."""
         count, begins = len(token_ids), 0
         texts = [""] * count
         for place in range(0 if count <= RUN_LIMIT else count - 1, count):
@@ -142,7 +125,7 @@ class TextReader:
         return texts
 
     def calls(self, text: str) -> tuple[Call, ...]:
-        """Give the tool calls of a policy's turn, none of them from its reasoning."""
+        """Return the tool calls of a policy's turn, none of them from its reasoning."""
         found: list[Call] = []
         for call in self._form.parse(_REASONING.sub("", text)):
             if isinstance(call, MalformedCall):
@@ -152,7 +135,7 @@ class TextReader:
         return tuple(found)
 
     def _one(self, token_id: int) -> str:
-        """Give a token's text as it is behind another: many decoders take away the blank that begins a text."""
+        """Return a token's text as it is behind another: many decoders take away the blank that begins a text."""
         known = self._known.get(token_id)
         if known is None:
             alone = self.text(np.array([token_id], np.int32))
@@ -173,7 +156,6 @@ def make_transcript(job_id: str, arrays: Arrays, reader: TextReader | None) -> T
 
 
 def transcript_of(trajectory: Trajectory, reader: TextReader | None) -> Transcript:
-    """Write down a job's trajectory."""
     return make_transcript(trajectory.job_id, trajectory, reader)
 
 

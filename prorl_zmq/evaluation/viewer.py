@@ -51,12 +51,6 @@ TABS = ("turns", "tokens", "table", "result")
 
 
 class RolloutList(Screen[None]):
-    """The list of rollouts.
-
-    Args:
-        collection: what is shown.
-    """
-
     BINDINGS: ClassVar = [
         Binding("enter", "open", "open"),
         Binding("s", "sort", "sort by"),
@@ -76,13 +70,11 @@ class RolloutList(Screen[None]):
         """The rollouts in the table, in its order."""
 
     def compose(self) -> ComposeResult:
-        """Lay the screen out."""
         yield Static(id="title")
         yield DataTable(id="rollouts", cursor_type="row", zebra_stripes=True)
         yield Footer()
 
     def on_mount(self) -> None:
-        """Fill the table."""
         self._table.add_columns(*HEADERS)
         self._fill()
 
@@ -105,42 +97,30 @@ class RolloutList(Screen[None]):
         self.query_one("#title", Static).update(Text(one_line(title)))
 
     def action_sort(self) -> None:
-        """Sort by the next column."""
         self.sort = next(self._sorts)
         self._fill()
 
     def action_reverse(self) -> None:
-        """Turn the order round."""
         self.reverse = not self.reverse
         self._fill()
 
     def action_filter(self) -> None:
-        """Show the next kind of rollouts."""
         self.filter = next(self._filters)
         self._fill()
 
     def action_open(self) -> None:
-        """Open the rollout under the cursor."""
         if self.shown:
             self.app.push_screen(RolloutView(self._collection, self.shown, self._table.cursor_row))
 
     def on_data_table_row_selected(self) -> None:
-        """Open the rollout that was chosen in the table."""
         self.action_open()
 
     def point_at(self, index: int) -> None:
-        """Put the cursor on a row."""
         self._table.move_cursor(row=index)
 
 
 class RolloutView(Screen[None]):
-    """One rollout: its turns, its tokens, and its result.
-
-    Args:
-        collection: where it is from.
-        rollouts: it and its neighbours in the list.
-        index: which it is.
-    """
+    """One rollout: its turns, its tokens, and its result."""
 
     BINDINGS: ClassVar = [
         Binding("escape", "back", "list"),
@@ -161,7 +141,6 @@ class RolloutView(Screen[None]):
         self.transcript = Transcript(job_id="")
 
     def compose(self) -> ComposeResult:
-        """Lay the screen out."""
         yield Static(id="head")
         with TabbedContent(initial=TABS[0]):
             with TabPane("Turns", id="turns"):
@@ -177,7 +156,6 @@ class RolloutView(Screen[None]):
         yield Footer()
 
     async def on_mount(self) -> None:
-        """Show the rollout."""
         self.query_one("#token-table", DataTable).add_columns(*TOKEN_HEADERS)
         await self._show()
 
@@ -215,21 +193,18 @@ class RolloutView(Screen[None]):
             table.add_row(*cells)
 
     async def action_move(self, step: int) -> None:
-        """Show the next rollout of the list, or the one before."""
         index = self.index + step
         if 0 <= index < len(self._rollouts):
             self.index = index
             await self._show()
 
     def action_page(self, step: int) -> None:
-        """Show the next page of tokens, or the one before."""
         page = self.page + step
         if 0 <= page < pages(self.transcript):
             self.page = page
             self._show_page()
 
     def action_tab(self, name: str) -> None:
-        """Show a tab."""
         self.query_one(TabbedContent).active = name
 
     def action_back(self) -> None:
@@ -241,13 +216,6 @@ class RolloutView(Screen[None]):
 
 
 class Viewer(App[None]):
-    """The viewer.
-
-    Args:
-        collection: what is shown.
-        first: the rollout to open at once; None: the list is shown.
-    """
-
     TITLE = "prorl view"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -267,7 +235,6 @@ class Viewer(App[None]):
         self._first = first
 
     def on_mount(self) -> None:
-        """Show the list, and the rollout that was asked for."""
         self.push_screen(RolloutList(self._collection))
         if self._first is not None:
             rollouts = self._collection.rollouts

@@ -18,12 +18,16 @@ from typing import TYPE_CHECKING, Self
 
 from ..errors import ConfigError, RequestTimeout
 from ..system.processes import ISOLATED, begin_session
+from ..wire.messages.backends import ListBackends
+from ..wire.messages.base import new_id
+from .engine_starts import no_engine_left
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from ..client.client import RolloutClient
+    from ..wire.messages.backends import BackendList
 
 START_S = 60.0
 """How long the service may take until all its processes have reported."""
@@ -33,13 +37,7 @@ RUN_DIR_PREFIX = "prorl-child-"
 
 
 class ChildProcess:
-    """A Python module that runs as a child while the context does.
-
-    Args:
-        arguments: the module's name and its arguments.
-        log: file that it writes to.
-        nice: how much lower its priority is than ours, as `nice` has it.
-    """
+    """A Python module that runs as a child while the context does."""
 
     def __init__(self, arguments: Sequence[str], log: Path, nice: int = 0) -> None:
         self._arguments = arguments
@@ -49,7 +47,6 @@ class ChildProcess:
 
     @property
     def is_running(self) -> bool:
-        """It has started and not ended."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -80,13 +77,7 @@ class ChildProcess:
 
 
 class ChildService:
-    """Starts a service in a run folder of its own, and ends it with the context.
-
-    Args:
-        folder: the program's: the topology file and the logs go there.
-        topology: the text of the topology file.
-        nice: see `ChildProcess`.
-    """
+    """Starts a service in a run folder of its own, and ends it with the context."""
 
     def __init__(self, folder: Path, topology: str, nice: int = 0) -> None:
         file = folder / "topology.toml"
@@ -100,17 +91,14 @@ class ChildService:
 
     @property
     def run_dir(self) -> str:
-        """The folder of its sockets."""
         return self._run_dir.name
 
     @property
     def front_door(self) -> str:
-        """Its endpoint."""
         return f"ipc://{self.run_dir}/front_door"
 
     @property
     def is_running(self) -> bool:
-        """It has started and not ended."""
         return self._process.is_running
 
     @property
@@ -129,12 +117,7 @@ class ChildService:
             self._run_dir.cleanup()
 
     def wait_ready(self, client: RolloutClient) -> None:
-        """Wait until each stage and an engine have reported.
-
-        Raises:
-            ConfigError: the service ended.
-            RequestTimeout: it was not ready in time.
-        """
+        """Wait until each stage and an engine have reported."""
         logs = self._process.log.parent
         until = time.monotonic() + START_S
         while time.monotonic() < until:
@@ -142,7 +125,10 @@ class ChildService:
                 raise ConfigError(f"the service ended as it started; {self._process.log} says why")
             with suppress(RequestTimeout):
                 roles = {str(stage.role) for stage in client.status(timeout_s=1.0).stages}
-                if roles == {"init", "run", "eval"} and client.backends.list(timeout_s=1.0):
+                listed: BackendList = client.backends.ask(ListBackends(new_id()), 1.0)
+                if problem := no_engine_left(listed):
+                    raise ConfigError(f"the service's engine cannot be started: {problem}")
+                if roles == {"init", "run", "eval"} and listed.backends:
                     return
                 client.collect(1, wait_s=0.2)
         raise RequestTimeout(f"the service was not ready within {START_S:g} s; see {logs}/*.log", timeout_s=START_S)

@@ -31,8 +31,6 @@ State = Literal["ok", "missing", "optional"]
 
 
 class Finding(NamedTuple):
-    """One thing looked at."""
-
     subject: str
     state: State
     """`missing` keeps the default service from working; `optional` only limits what it can do."""
@@ -41,7 +39,6 @@ class Finding(NamedTuple):
 
 
 def examine() -> Iterator[Finding]:
-    """Look at this machine, one finding at a time."""
     checks: tuple[Callable[[], Finding], ...] = (
         _python,
         _zeromq,

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 class Notifier:
-    """Tells the service manager how the service is.
-
-    Args:
-        environment: where the socket and the watchdog are named; the process's own by default.
-    """
+    """Tells the service manager how the service is."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         named = os.environ if environment is None else environment
@@ -30,19 +26,15 @@ class Notifier:
         """How often WATCHDOG=1 is due, half of what the manager allows; None: it does not ask."""
 
     def ready(self) -> None:
-        """Say that all processes have reported."""
         self._send("READY=1\nSTATUS=serving")
 
     def stopping(self) -> None:
-        """Say that the service ends."""
         self._send("STOPPING=1\nSTATUS=stopping")
 
     def status(self, text: str) -> None:
-        """Say in one line what the service is doing."""
         self._send(f"STATUS={' '.join(text.split())}")
 
     def watchdog(self) -> None:
-        """Say that the service is alive."""
         self._send("WATCHDOG=1")
 
     def _send(self, state: str) -> None:

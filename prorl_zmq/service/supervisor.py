@@ -1,54 +1,70 @@
-"""`prorl serve`: starts the processes of a topology on this node, starts again what dies, and ends them in order.
+"""`prorl serve`: starts the processes of a topology on this node, restarts what dies, and ends them in order.
 
-The supervisor owns the run folder (private, locked) and its children; it holds no job and no message, so a child that
-is started again finds its work through the brokers. Children die with the supervisor, however it ends. A child that
-ends because of a wrong setting (exit code 2) before the service was ready once ends the service; any other is started
-again after a pause that doubles up to `MAX_PAUSE_S` while it keeps dying young.
+The supervisor owns the run folder (private, locked) and its children. It holds no job and no message, so a restarted
+child finds its work through the brokers. Children die with the supervisor, however it ends. A child that ends because
+of a wrong setting (exit code 2) before the service was ready once ends the service. An engine that was never ready is
+started at most `MAX_STARTS` times (see `engine_starts`). Any other child is restarted after a pause that doubles up to
+`MAX_PAUSE_S` while it keeps dying young.
 
-It stays in the foreground, ends on SIGTERM or SIGINT, stages first and brokers last, each rank within its `STOP_S`, and
-at once on a second signal; what does not end by itself is killed with all that it started. systemd is told by
-`Notifier` when the service is ready, what it waits for, and that it lives.
+While an engine is not ready, the supervisor reports it to the backend broker every `REPORT_S` (`ReportStarts`): jobs
+wait for engines that start, and lists show the reason of those that failed.
+
+The supervisor stays in the foreground and ends on SIGTERM or SIGINT: stages first and brokers last, each rank within
+its `STOP_S`, at once on a second signal. A child that does not end by itself is killed with all that it started.
+`Notifier` tells systemd when the service is ready, what it waits for, and that it lives.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import signal
+import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import zmq
 
 from ..client.async_client import AsyncRolloutClient
-from ..config import SERVICE_VARIABLE, own_run_dir
-from ..errors import ConfigError, EndpointInUse, InvalidEndpoint, ProrlError
-from ..security.keyring import BROKER, WORKER, Keyring
-from ..security.zap_authenticator import PLAINTEXT
+from ..client.async_request_connection import AsyncRequestConnection
+from ..config import SERVICE_VARIABLE
+from ..errors import ConfigError, ProrlError
+from ..security.keyring import BROKER, Keyring
+from ..system.logs import one_line
 from ..system.processes import ISOLATED, begin_session, stop_signals
-from ..tools.sandbox.sweeping import sweep
+from ..wire import codec
+from ..wire.messages.backends import ListBackends, ReportStarts
 from ..wire.messages.base import new_id
-from ..wire.sockets import check_private, endpoint_beside, is_loopback
+from .checks import check_connections, check_python
+from .child_output import ChildOutput, reason_of
+from .engine_starts import MAX_STARTS, EngineStarts
 from .notify import Notifier
+from .run_dir import held_run_dir
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
     from ..config import BackendSettings, Topology
-    from ..wire.messages.backends import BackendStatus
+    from ..wire.messages.backends import BackendList, BackendStatus
     from ..wire.messages.front_door import ServiceStatus
 
-LOCK = "serve.lock"
 USAGE_ERROR = 2
 """Exit code of a child that cannot work with the settings it was given."""
+ENGINE_RANK = 1
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
 GROWN_UP_S = 30.0
-"""A child that lived for so long starts again without a longer pause."""
+"""A child that lived for so long is restarted without a longer pause."""
+REPORT_S = 1.0
+REPORT_TIMEOUT_S = 5.0
+REASON_LENGTH = 500
+"""Most characters of an engine's last line; the log has all of it."""
 STOP_S = (5.0, 20.0, 15.0)
 """How long the children of each rank may take to end before they are killed; vLLM takes up to ten seconds."""
 PATIENCE_S = 2.0
@@ -61,8 +77,6 @@ log = logging.getLogger("prorl.serve")
 
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
-    """One process to start."""
-
     name: str
     arguments: tuple[str, ...]
     """Of `python -m prorl_zmq.cli`."""
@@ -97,10 +111,10 @@ def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
     ]
     for backends in topology.backends:
         for index in range(backends.engines):
-            name = f"engine-{sum(plan.rank == 1 for plan in plans)}"
+            name = f"engine-{sum(plan.rank == ENGINE_RANK for plan in plans)}"
             place = ["--connect", backend_broker, "--name", name, "--node", service.node, *shared]
             arguments = ["prorl-engine", *place, *_engine_arguments(backends, index)]
-            plans.append(ChildPlan(name, tuple(arguments), 1, backends.python or sys.executable))
+            plans.append(ChildPlan(name, tuple(arguments), ENGINE_RANK, backends.python or sys.executable))
     for stage in topology.stage:
         for _ in range(stage.processes):
             name = f"{stage.role}-{sum(plan.name.startswith(stage.role) for plan in plans)}"
@@ -112,7 +126,7 @@ def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
 
 
 def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
-    """Give the flags of `prorl-engine` for one engine of a kind."""
+    """Return the flags of `prorl-engine` for one engine of a kind."""
     flags = {
         "--engine": backends.kind,
         "--model": backends.model,
@@ -132,13 +146,7 @@ def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
 
 
 class Supervisor:
-    """The service of one topology on this node.
-
-    Args:
-        topology: what to start.
-        config: the file that it came from, which the brokers read too.
-        log_dir: folder for one log file per child; None: they write to this process's standard error.
-    """
+    """The service of one topology on this node."""
 
     def __init__(self, topology: Topology, config: Path | None, log_dir: Path | None = None) -> None:
         self._topology = topology
@@ -150,27 +158,26 @@ class Supervisor:
         self._stopped_at = 0.0
         self._was_ready = False
         self._usage_error = ""
+        engines = [plan.name for plan in self._plans if plan.rank == ENGINE_RANK]
+        self._engines = EngineStarts(engines, topology.backend_broker.lease_s)
+        self._engines_changed = asyncio.Event()
+        self._backend_ids: set[str] = set()
+        """As the backend broker listed them last."""
+        self._failure: BaseException | None = None
+        """What ended a task of ours that only a stop should end."""
         self._notifier = Notifier()
         self._environment = {**os.environ, SERVICE_VARIABLE: new_id()}
 
     async def run(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`.
-
-        Args:
-            on_startup: called while processes are missing, whenever that changes.
-            on_ready: called once everything has reported.
-
-        Raises:
-            ConfigError: a child cannot work with its settings or keys, or an interpreter is none.
-            InvalidEndpoint: an endpoint lacks a key, or our own stage processes or engine hosts could not reach it.
-            EndpointInUse: another service runs in this run folder.
-        """
-        _check_connections(self._topology)
+        """Serve until SIGTERM, SIGINT or `stop`."""
+        check_connections(self._topology)
         for python in {plan.python for plan in self._plans} - {sys.executable}:
-            await _check_python(python)
-        async with _run_dir(self._topology.run_dir):
+            await check_python(python)
+        async with held_run_dir(self._topology.run_dir):
             with stop_signals(self.stop):
                 await self._serve(on_startup, on_ready)
+        if self._failure is not None:
+            raise self._failure
         if self._usage_error:
             raise ConfigError(f"{self._usage_error} cannot work with its settings; its log says why")
 
@@ -178,6 +185,10 @@ class Supervisor:
         watchdog = asyncio.create_task(self._feed_watchdog())
         tasks = [asyncio.create_task(self._keep(plan)) for plan in self._plans]
         tasks.append(asyncio.create_task(self._announce(on_startup, on_ready)))
+        if self._engines.report():
+            tasks.append(asyncio.create_task(self._report_starts()))
+        for task in tasks:
+            task.add_done_callback(self._note_failure)
         try:
             await self._stopping.wait()
         finally:
@@ -202,57 +213,130 @@ class Supervisor:
             self._notifier.watchdog()
             await asyncio.sleep(self._notifier.watchdog_s)
 
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = error
+            self._stopping.set()
+
     async def _keep(self, plan: ChildPlan) -> None:
-        """Start a child, and again whenever it ends."""
+        """Start a child, and restart it whenever it ends."""
         loop = asyncio.get_running_loop()
+        is_engine = plan.name in self._engines
         pause = FIRST_PAUSE_S
         while True:
             started = loop.time()
-            child = await self._start(plan)
-            code = await child.wait()
-            if code == USAGE_ERROR and not self._was_ready:
-                self._usage_error = plan.name
-                self.stop()
+            if is_engine:
+                self._engines.started(plan.name, started)
+                self._engines_changed.set()
+            problem = await self._run_child(plan)
+            if problem is None:
                 return
             lived = loop.time() - started
-            pause = FIRST_PAUSE_S if lived >= GROWN_UP_S else min(2 * pause, MAX_PAUSE_S)
-            log.warning("%s ended with code %d after %.1f s; starting it again in %g s", plan.name, code, lived, pause)
-            self._notifier.status(f"starting {plan.name} again, which ended with code {code}")
+            grew_up = lived >= GROWN_UP_S and (not is_engine or self._engines.is_ready(plan.name))
+            pause = FIRST_PAUSE_S if grew_up else min(2 * pause, MAX_PAUSE_S)
+            if is_engine:
+                self._engines_changed.set()
+                if not self._engines.ended(plan.name, problem):
+                    self._say_failed(plan.name)
+                    return
+            log.warning("%s %s, after %.1f s; restarting it in %g s", plan.name, problem, lived, pause)
+            self._notifier.status(f"restarting {plan.name}, which {problem}")
             await asyncio.sleep(pause)
 
-    async def _start(self, plan: ChildPlan) -> asyncio.subprocess.Process:
-        with contextlib.ExitStack() as stack:
-            stderr = None
-            if self._log_dir is not None:
-                self._log_dir.mkdir(parents=True, exist_ok=True)
-                stderr = stack.enter_context((self._log_dir / f"{plan.name}.log").open("ab"))
-            # From here on the child is ours even if this task is cancelled while it starts.
-            starting = asyncio.ensure_future(
-                asyncio.create_subprocess_exec(
-                    *(plan.python, *ISOLATED, "-m", "prorl_zmq.cli", *plan.arguments),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=stderr,
-                    stderr=stderr,
-                    env=self._environment,
-                    start_new_session=True,
-                    preexec_fn=partial(begin_session, os.getpid()),
-                )
+    async def _run_child(self, plan: ChildPlan) -> str | None:
+        """Run a child until it ends; return how it ended, or None if that ends the service."""
+        try:
+            output = self._output(plan)
+            with contextlib.closing(output) if output is not None else contextlib.nullcontext():
+                child = await self._start(plan, output)
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"could not be started: {error}"
+        code = await child.wait()
+        if code == USAGE_ERROR and not self._was_ready:
+            self._usage_error = plan.name
+            self._stopping.set()
+            return None
+        how = f"ended with code {code}" if code >= 0 else f"was ended by a signal ({signal.strsignal(-code)})"
+        if output is None or plan.name not in self._engines:
+            return how
+        reason = reason_of(await asyncio.to_thread(output.tail))
+        return f"{how}: {one_line(reason, REASON_LENGTH)} (log: {output.name})"
+
+    def _output(self, plan: ChildPlan) -> ChildOutput | None:
+        """Return where a child writes to; None: to our standard error, without a look at it."""
+        if self._log_dir is not None:
+            return ChildOutput(self._log_dir / f"{plan.name}.log")
+        return ChildOutput(None) if plan.name in self._engines else None
+
+    async def _start(self, plan: ChildPlan, output: ChildOutput | None) -> asyncio.subprocess.Process:
+        write_end = output.write_end if output is not None else None
+        # From here on the child is ours even if this task is cancelled while it starts.
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *(plan.python, *ISOLATED, "-m", "prorl_zmq.cli", *plan.arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                env=self._environment,
+                start_new_session=True,
+                preexec_fn=partial(begin_session, os.getpid()),
             )
-            try:
-                child = await asyncio.shield(starting)
-            except asyncio.CancelledError:
-                self._children[plan.name] = await starting
-                raise
+        )
+        try:
+            child = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._children[plan.name] = await starting
+            raise
         self._children[plan.name] = child
         return child
+
+    def _say_failed(self, name: str) -> None:
+        reason = self._engines.failed()[name]
+        log.error("%s failed: it %s; it was started %d times and never ready, and stays off", name, reason, MAX_STARTS)
+        self._notifier.status(f"{name} failed: it {reason}")
+        if self._engines.all_failed() and not self._backend_ids:
+            log.error(
+                "no inference backend is left, and jobs end as `no_backend`: mend what the reasons name and restart "
+                "`prorl serve`, or start another engine with `prorl-engine`"
+            )
+
+    async def _report_starts(self) -> None:
+        """Report engines that are not ready to the backend broker, and learn from its list which are."""
+        endpoint = self._topology.endpoint(self._topology.backend_broker.endpoint)
+        owner = self._environment[SERVICE_VARIABLE]
+        with zmq.Context() as context:
+            broker = AsyncRequestConnection(context, endpoint, Keyring.load(self._topology.security.keys, BROKER))
+            try:
+                while True:
+                    self._engines_changed.clear()
+                    report = self._engines.report()
+                    with contextlib.suppress(ProrlError):
+                        await self._ask(broker, ReportStarts(new_id(), owner, report))
+                        listed: BackendList = await self._ask(broker, ListBackends(new_id()))
+                        self._note_backends(listed.backends)
+                        if not report:
+                            await self._engines_changed.wait()
+                            continue
+                    await asyncio.sleep(REPORT_S)
+            finally:
+                broker.close()
+
+    async def _ask(self, broker: AsyncRequestConnection, request: ReportStarts | ListBackends) -> Any:
+        return await broker.ask([codec.encode(request)], request.request_id, time.monotonic() + REPORT_TIMEOUT_S)
+
+    def _note_backends(self, backends: tuple[BackendStatus, ...]) -> None:
+        self._backend_ids = {one.backend.backend_id for one in backends}
+        self._engines.listed(self._backend_ids, asyncio.get_running_loop().time())
 
     async def _announce(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
         async for startup in self._startup():
             self._notifier.status(f"waiting for {startup.missing}")
-            on_startup(startup)
+            with contextlib.suppress(OSError):  # a service goes on without its terminal
+                on_startup(startup)
         self._was_ready = True
         self._notifier.ready()
-        on_ready()
+        with contextlib.suppress(OSError):
+            on_ready()
 
     async def _startup(self) -> AsyncIterator[Startup]:
         """Say what is missing, whenever that changes, until every process has reported to its broker."""
@@ -261,7 +345,9 @@ class Supervisor:
         async with AsyncRolloutClient(door, timeout_s=MAX_PAUSE_S, keys=self._topology.security.keys) as client:
             while True:
                 try:
-                    startup = self._compared(await client.status(), await client.backends.list())
+                    status = await client.status()
+                    self._note_backends(await client.backends.list())
+                    startup = self._compared(status)
                 except ProrlError:
                     startup = Startup(0, len(self._plans), "the brokers")
                 if startup.there == startup.total:
@@ -271,18 +357,20 @@ class Supervisor:
                     yield startup
                 await asyncio.sleep(FIRST_PAUSE_S / 5)
 
-    def _compared(self, status: ServiceStatus, backends: tuple[BackendStatus, ...]) -> Startup:
-        """Compare what has reported with what was planned."""
-        wanted = {plan.name for plan in self._plans if plan.rank == 1} - {one.backend.backend_id for one in backends}
+    def _compared(self, status: ServiceStatus) -> Startup:
+        """Compare what has reported with what was planned; engines that failed are not waited for."""
+        failed = self._engines.failed()
+        planned = [plan.name for plan in self._plans if plan.name not in failed]
+        wanted = {name for name in planned if name in self._engines} - self._backend_ids
         parts = sorted(wanted)
         missing = len(wanted)
         for role in dict.fromkeys(stage.role for stage in self._topology.stage):
-            planned = sum(one.processes for one in self._topology.stage if one.role == role)
-            lacking = planned - sum(one.role == role for one in status.stages)
+            processes = sum(one.processes for one in self._topology.stage if one.role == role)
+            lacking = processes - sum(one.role == role for one in status.stages)
             if lacking > 0:
                 missing += lacking
                 parts.append(f"{lacking} {role} process{'es' if lacking > 1 else ''}")
-        return Startup(len(self._plans) - missing, len(self._plans), ", ".join(parts))
+        return Startup(len(planned) - missing, len(planned), ", ".join(parts))
 
     async def _end_children(self) -> None:
         for rank in sorted({plan.rank for plan in self._plans}, reverse=True):
@@ -324,89 +412,3 @@ class Supervisor:
             "waiting for %s to end, to be killed in %.0f s; a second signal kills now", ", ".join(names), left_s
         )
         self._notifier.status(f"stopping, waiting for {', '.join(names)}")
-
-
-def _check_connections(topology: Topology) -> None:
-    """Raise what each child would: about its keys, its endpoints, and where stages and engines reach the brokers."""
-    stages, backends = topology.rollout_broker.stage_events, topology.backend_broker.endpoint
-    keyring = Keyring.load(topology.security.keys, BROKER)
-    if topology.stage or topology.backends:
-        Keyring.load(topology.security.keys, WORKER)
-    endpoints = [topology.endpoint(template) for template in (topology.rollout_broker.front_door, stages, backends)]
-    if keyring is None:
-        for endpoint in endpoints:
-            if not topology.service.insecure:
-                check_private(endpoint)
-            elif endpoint.startswith("tcp://") and not is_loopback(endpoint):
-                log.warning(PLAINTEXT, endpoint)
-                break
-    for template, users in ((stages, topology.stage), (backends, topology.backends)):
-        endpoint = topology.endpoint(template)
-        try:
-            endpoint_beside(endpoint, "")
-        except InvalidEndpoint:
-            if users:
-                raise InvalidEndpoint(
-                    f"{endpoint} is no address of this machine to which the service's own processes could connect; "
-                    "name one, such as tcp://10.0.0.1:5556",
-                    endpoint=endpoint,
-                ) from None
-
-
-async def _check_python(python: str) -> None:
-    """Raise unless another environment's interpreter has what an engine host needs."""
-    null = asyncio.subprocess.DEVNULL
-    try:
-        child = await asyncio.create_subprocess_exec(
-            *(python, *ISOLATED, "-c", "import prorl_zmq.cli"), stdin=null, stdout=null, stderr=asyncio.subprocess.PIPE
-        )
-    except OSError as error:
-        raise ConfigError(
-            f"backends.python: {python} cannot be started ({error.strerror}); `make vllm` makes .vllm/bin/python, and "
-            "a relative path is seen from the current folder",
-            key="backends.python",
-        ) from error
-    _, said = await child.communicate()
-    if child.returncode:
-        words = said.decode(errors="replace").strip().rpartition("\n")[2]
-        raise ConfigError(
-            f"backends.python: {python} has no prorl-zmq: `{python} -m pip install 'prorl-zmq[server]'` ({words})",
-            key="backends.python",
-        )
-
-
-@contextlib.asynccontextmanager
-async def _run_dir(path: Path) -> AsyncIterator[None]:
-    """Own the run folder: private to this user, held by one service at a time, and without sandboxes afterwards."""
-    with _locked(path):
-        await sweep(path / "sandboxes")  # of a service that was killed
-        _clear(path)
-        try:
-            yield
-        finally:
-            await sweep(path / "sandboxes")
-            _clear(path)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    try:
-        own_run_dir(path)
-        lock = (path / LOCK).open("w")
-    except OSError as error:
-        raise ConfigError(f"the run folder {path} cannot be used: {error.strerror}", key="run_dir") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise EndpointInUse(
-                f"another service runs in {path}; stop it, or name another folder with --run-dir", endpoint=str(path)
-            ) from None
-        yield
-
-
-def _clear(path: Path) -> None:
-    """Remove the sockets that a service leaves in its run folder."""
-    for left in path.iterdir():
-        if left.is_socket() or (left.name.endswith(".lock") and left.name != LOCK):
-            left.unlink(missing_ok=True)

@@ -56,7 +56,7 @@ def test_who_may_not_is_told_who_may(role: KeyRole, kind: type[msgspec.Struct], 
 
 
 def test_trainers_and_operators_do_not_reach_engine_hosts() -> None:
-    assert DOORS[Listener.ENGINE] == {KeyRole.STAGE, KeyRole.SERVICE}
+    assert CONNECTING_ROLES[Listener.ENGINE] == {KeyRole.STAGE, KeyRole.SERVICE}
 
 
 def test_the_service_and_who_has_no_key_may_ask_for_all() -> None:

@@ -45,7 +45,7 @@ kind = "process"
 class Served:
     """A running `prorl serve`."""
 
-    def __init__(self, folder: Path, topology: str = "", **environment: str) -> None:
+    def __init__(self, folder: Path, topology: str = "", *flags: str, **environment: str) -> None:
         self.folder = folder
         self.config = folder / "topology.toml"
         self.config.write_text(TOPOLOGY + topology)
@@ -54,7 +54,7 @@ class Served:
         self.lines: list[str] = []
         # In the folder of the sources, whose prorl_zmq/ lacks the mapped packages: it must not hide the installed one.
         self.process = subprocess.Popen(
-            [*PRORL, "serve", *self.flags()],
+            [*PRORL, "serve", *self.flags(), *flags],
             cwd=ROOT,
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,

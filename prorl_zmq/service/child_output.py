@@ -1,0 +1,92 @@
+"""Where a child of `prorl serve` writes to, and what its last lines say of why it ended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STANDARD_ERROR = 2
+TAIL_BYTES = 65_536
+RELAY_END_S = 1.0
+"""How long to wait for the last lines of a child that has ended; its own children may hold the pipe open."""
+CANNOT_START = "prorl-engine: cannot start: "
+"""What an engine host writes before the root cause."""
+
+
+class ChildOutput:
+    """A child's log file, or a pipe whose lines go on to our standard error."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._tail = b""
+        self._begin = 0
+        self._relay: threading.Thread | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.write_end = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._begin = os.fstat(self.write_end).st_size
+            return
+        read_end, self.write_end = os.pipe2(os.O_CLOEXEC)
+        # In a thread: a standard error that nobody reads must hold up this child only.
+        self._relay = threading.Thread(target=self._copy, args=(read_end,), daemon=True)
+        try:
+            self._relay.start()
+        except RuntimeError as error:
+            os.close(read_end)
+            os.close(self.write_end)
+            raise OSError(errno.EAGAIN, str(error)) from error
+
+    @property
+    def name(self) -> str:
+        """Where a person reads it."""
+        return str(self._path) if self._path is not None else "the standard error of prorl serve"
+
+    def close(self) -> None:
+        """Close our write end, once the child has its own."""
+        os.close(self.write_end)
+
+    def tail(self) -> str:
+        """Return the end of what the child wrote; call it in a thread, once the child has ended."""
+        if self._relay is not None:
+            self._relay.join(RELAY_END_S)
+        elif self._path is not None:
+            with suppress(OSError), self._path.open("rb") as file:
+                file.seek(max(self._begin, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+                self._tail = file.read(TAIL_BYTES)
+        return self._tail.decode("utf-8", "replace")
+
+    def _copy(self, read_end: int) -> None:
+        with open(read_end, "rb", buffering=0) as pipe:
+            while chunk := pipe.read(TAIL_BYTES):
+                self._tail = (self._tail + chunk)[-TAIL_BYTES:]
+                with suppress(OSError):
+                    while chunk:
+                        chunk = chunk[os.write(STANDARD_ERROR, chunk) :]
+
+
+def reason_of(output: str) -> str:
+    """Return the root cause that an engine host wrote last, else the last line that has words in it."""
+    lines = [text for line in output.splitlines() if any(map(str.isalnum, text := _text(line)))]
+    causes = [line for line in lines if line.startswith(CANNOT_START)]
+    return causes[-1].removeprefix(CANNOT_START) if causes else lines[-1] if lines else "it said nothing"
+
+
+def _text(line: str) -> str:
+    """Return a line's text, which is the `event` where lines are JSON."""
+    line = line.strip()
+    if line.startswith("{"):
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(line, type=_LogLine).event
+    return line
+
+
+class _LogLine(msgspec.Struct):
+    event: str

@@ -1,0 +1,103 @@
+"""Which engines of this node are starting, ready or failed: the decisions of `prorl serve`, without I/O.
+
+    starting   listed by the backend broker                      ready
+    starting   ended; never ready before, fewer than MAX_STARTS  starting, after a pause
+    starting   ended; never ready before, MAX_STARTS reached     failed; not restarted
+    starting   ended; it was ready once                          starting; from MAX_STARTS on reported as failed
+    ready      ended                                             starting
+
+The backend broker lists an engine that was killed until its lease expires. So the listing counts as the new process's
+only if the engine was missing from a list since that process started, or if the lease has passed since then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..system.logs import one_line
+from ..wire.messages.backends import EngineStart
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from ..wire.messages.backends import BackendList
+
+MAX_STARTS = 3
+"""Starts of an engine that has never been ready."""
+PROBLEM_LENGTH = 900
+"""Most characters of a reason, as in `EngineStart`."""
+
+
+@dataclass(slots=True)
+class _Engine:
+    is_ready: bool = False
+    was_ready: bool = False
+    starts: int = 0
+    """Since it was ready last."""
+    started: float = 0.0
+    was_missing: bool = False
+    """A list of backends lacked it since its process started."""
+    problem: str = ""
+    """Why it ended, if it ended."""
+    failed: bool = False
+
+
+class EngineStarts:
+    """The engines that this node starts."""
+
+    def __init__(self, names: Iterable[str], lease_s: float) -> None:
+        self._engines = {name: _Engine() for name in names}
+        self._lease_s = lease_s
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._engines
+
+    def started(self, name: str, now: float) -> None:
+        """A process of the engine is about to start."""
+        engine = self._engines[name]
+        engine.is_ready = engine.was_missing = False
+        engine.starts += 1
+        engine.started = now
+
+    def ended(self, name: str, problem: str) -> bool:
+        """Its process ended, or could not be started; return whether it is to be restarted."""
+        engine = self._engines[name]
+        engine.problem = one_line(problem, PROBLEM_LENGTH)
+        engine.is_ready = False
+        engine.failed = engine.starts >= MAX_STARTS
+        return engine.was_ready or not engine.failed
+
+    def listed(self, backend_ids: Collection[str], now: float) -> None:
+        """The backend broker has these backends."""
+        for name, engine in self._engines.items():
+            if name not in backend_ids:
+                engine.was_missing = True
+            elif engine.starts and (engine.was_missing or now - engine.started > self._lease_s):
+                engine.is_ready = engine.was_ready = True
+                engine.starts, engine.problem, engine.failed = 0, "", False
+
+    def is_ready(self, name: str) -> bool:
+        return self._engines[name].is_ready
+
+    def failed(self) -> dict[str, str]:
+        """Return the engines that failed, each with the reason."""
+        return {name: engine.problem for name, engine in self._engines.items() if engine.failed}
+
+    def all_failed(self) -> bool:
+        return bool(self._engines) and all(engine.failed for engine in self._engines.values())
+
+    def report(self) -> tuple[EngineStart, ...]:
+        """Return what the backend broker needs to hear: the engines that are not ready."""
+        return tuple(
+            EngineStart(name, "failed" if engine.failed else "starting", engine.problem)
+            for name, engine in self._engines.items()
+            if not engine.is_ready
+        )
+
+
+def no_engine_left(listed: BackendList) -> str:
+    """Return why a service has no backend and will get none of its own; empty: it has one, or one is starting."""
+    if listed.backends or not listed.starts or any(start.state == "starting" for start in listed.starts):
+        return ""
+    return "; ".join(f"{start.backend_id} {start.problem}" for start in listed.starts)

@@ -1,0 +1,54 @@
+"""The run folder of a service: private to this user, held by one service at a time, and swept before and after it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from typing import TYPE_CHECKING
+
+from ..config import own_run_dir
+from ..errors import ConfigError, EndpointInUse
+from ..tools.sandbox.sweeping import sweep
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+LOCK = "serve.lock"
+
+
+@contextlib.asynccontextmanager
+async def held_run_dir(path: Path) -> AsyncIterator[None]:
+    """Hold a run folder; no sandboxes are left in it afterwards."""
+    with _locked(path):
+        await sweep(path / "sandboxes")  # of a service that was killed
+        _clear(path)
+        try:
+            yield
+        finally:
+            await sweep(path / "sandboxes")
+            _clear(path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    try:
+        own_run_dir(path)
+        lock = (path / LOCK).open("w")
+    except OSError as error:
+        raise ConfigError(f"the run folder {path} cannot be used: {error.strerror}", key="run_dir") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise EndpointInUse(
+                f"another service runs in {path}; stop it, or name another folder with --run-dir", endpoint=str(path)
+            ) from None
+        yield
+
+
+def _clear(path: Path) -> None:
+    """Remove the sockets that a service leaves in its run folder."""
+    for left in path.iterdir():
+        if left.is_socket() or (left.name.endswith(".lock") and left.name != LOCK):
+            left.unlink(missing_ok=True)
