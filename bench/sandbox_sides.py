@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prorl_zmq.errors import ProrlError
+from prorl_zmq.tools.images.image import APPTAINER_PROGRAMS
 from prorl_zmq.tools.images.image_store import ImageStore
-from prorl_zmq.tools.sandbox.apptainer import FUSE, PROGRAMS
+from prorl_zmq.tools.sandbox.apptainer import FUSE
 from prorl_zmq.tools.sandbox.kinds import problem_with
 from prorl_zmq.tools.sandbox.specification import Bind, SandboxSpec
 
@@ -79,7 +80,7 @@ def find_sides(folder: Path, *, build: bool) -> tuple[list[Side], dict[str, str]
     problem = problem_with("apptainer") or no_image
     if problem:
         return sides, missing | {DIRECTORY: problem, SIF: problem}
-    program = next(filter(shutil.which, PROGRAMS))
+    program = next(filter(shutil.which, APPTAINER_PROGRAMS))
     bare = (program, "--quiet", "exec", "--containall", "--net", "--network", "none")
     bare += ("--no-privs",) if os.geteuid() == 0 else ()
     sides.append(Side(DIRECTORY, "apptainer", (*bare, image), 350, packages, "python3", 1))

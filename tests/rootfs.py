@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from needed import lacking
 
-from prorl_zmq.tools.images.image import hold
+from prorl_zmq.tools.images.image import lock_image
 from prorl_zmq.tools.images.image_store import ImageStore
 
 TINY_PROGRAMS = ("bash", "cat", "cut", "echo", "getopt", "ls", "mkdir", "rm", "sed", "sleep", "true")
@@ -39,7 +39,7 @@ def root_filesystem() -> Path:
         found = store.find(name)
         if found is None:
             lacking("debootstrap", "only root can build a root filesystem, and none is there yet")
-        return hold(found.path).path
+        return lock_image(found.path).path
     if shutil.which("debootstrap") is None:
         lacking("debootstrap", "debootstrap is not installed")
     folder.mkdir(0o755, exist_ok=True)
@@ -47,7 +47,7 @@ def root_filesystem() -> Path:
         pytest.skip(f"{folder} belongs to a stranger")
     suite = platform.freedesktop_os_release().get("VERSION_CODENAME", "stable")
     built = store.build(f"debootstrap://{suite}?include={PACKAGES}&variant=minbase", name)
-    return hold(built.image.path).path
+    return lock_image(built.image.path).path
 
 
 def tiny_root_filesystem(folder: Path) -> Path:

@@ -37,6 +37,13 @@ class Broken(ProcessContainer):
     def problem(cls):
         return "the machine lacks a wheel; mount one"
 
+class Crashing(ProcessContainer):
+    kind = "crashing"
+
+    @classmethod
+    def problem(cls):
+        raise RuntimeError("no wheel")
+
 class NoKind:
     kind = "none"
 '''

@@ -30,7 +30,7 @@ from packaging.utils import canonicalize_name
 
 from ..errors import ConfigError
 from ..tools.images.fingerprint import NOT_PART, digest
-from ..tools.images.image import hold
+from ..tools.images.image import lock_image
 from .program import pip
 from .project import FILE_TIME_S
 
@@ -92,7 +92,7 @@ def build_image(
         content.add(tree, ".", filter=_plain)
         content.add(project.folder, TESTBED.lstrip("/"), filter=_plain)
     shutil.rmtree(tree)
-    with hold(base.image):
+    with lock_image(base.image):
         definition = work / "image.def"
         definition.write_text(_definition(base, archive, compile_there=not same_python))
         image = store.build(str(definition), name, say=say, heard=heard).image

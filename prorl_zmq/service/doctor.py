@@ -78,8 +78,8 @@ def _sandbox_kind(kind: str) -> Finding:
     try:
         container = container_class(kind)
         problem = container.problem()
-    except ProrlError as error:  # another package's, which does not work
-        problem = error.message
+    except Exception as error:  # noqa: BLE001 - of another package, which does not work
+        problem = f"{type(error).__name__}: {error}"
     if problem is None:
         return Finding(f"sandboxes: {kind}", "ok", container.version())
     return Finding(f"sandboxes: {kind}", "missing" if kind == SandboxSettings().kind else "optional", problem)

@@ -12,7 +12,7 @@ from rootfs import root_filesystem
 
 from prorl_zmq.errors import SandboxFailed, SandboxUnavailable
 from prorl_zmq.make_swe.base import DEBOOTSTRAP
-from prorl_zmq.tools.images.image import hold
+from prorl_zmq.tools.images.image import lock_image
 from prorl_zmq.tools.images.image_store import ImageStore
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def store(tmp_path: Path) -> ImageStore:
     if not (base / "usr/bin/git").exists():
         kept = ImageStore(Path(tempfile.gettempdir()) / "prorl-test-rootfs")
         try:
-            base = hold(kept.build(DEBOOTSTRAP, "debian-git").image.path).path
+            base = lock_image(kept.build(DEBOOTSTRAP, "debian-git").image.path).path
         except (SandboxFailed, SandboxUnavailable) as error:
             lacking("debootstrap", f"no base image with git: {error}")
     store = ImageStore(tmp_path / "images")

@@ -21,7 +21,7 @@ from prorl_zmq.stages.handler import Evaluation, InitPhase, RunPhase
 from prorl_zmq.stages.handlers.swe import SweHandler
 from prorl_zmq.tasks.swe import SweInstance
 from prorl_zmq.tasks.swe_formats import eval_script
-from prorl_zmq.tools.sandbox.root_image import SIF_MAGIC, SIF_MAGIC_AT
+from prorl_zmq.tools.images.image import SIF_MAGIC, SIF_MAGIC_OFFSET_BYTES
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.wire.messages.base import new_id
 from prorl_zmq.wire.messages.jobs import Outcome, PhaseLimits
@@ -370,7 +370,7 @@ def test_sif_file_that_does_not_start_is_said_and_no_reward(instance: SweInstanc
     usable("apptainer")
     images = tmp_path / "images"
     images.mkdir()
-    (images / "torn.sif").write_bytes(SIF_MAGIC.rjust(SIF_MAGIC_AT + len(SIF_MAGIC), b" ") + b" torn")
+    (images / "torn.sif").write_bytes(SIF_MAGIC.rjust(SIF_MAGIC_OFFSET_BYTES + len(SIF_MAGIC), b" ") + b" torn")
     with pytest.raises(SandboxFailed, match=r"torn\.sif") as caught:
         judged(msgspec.structs.replace(instance, image="torn"), {"patch": PATCH}, tmp_path, images=(images,))
     assert SweHandler().eval_exception(JOB, caught.value).outcome == Outcome.INFRASTRUCTURE_ERROR

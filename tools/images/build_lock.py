@@ -1,10 +1,9 @@
 """The folder in which one image is built, its lock, and what killed builders left in it.
 
 The lock is `flock` on a file in the folder. The kernel frees it when the last process that has it open ends: the
-builder, or, if that was killed, what it had started. So whoever gets the lock knows that nobody writes to the folder,
-and that a `building-…` in it is a leftover. What goes away is first renamed to `trash-…`, so that a removal that is
-interrupted leaves no half image either, and is removed with `rm --one-file-system`: a removal must never follow
-something mounted below it.
+builder, or, if that was killed, what it had started. So the process that gets the lock knows that no other writes to
+the folder, and that a `building-…` in it is a leftover. A removal first renames to `trash-…`, so that it leaves no half
+image if it is interrupted, and uses `rm --one-file-system`: it must never follow something mounted below.
 """
 
 from __future__ import annotations
@@ -29,16 +28,12 @@ PID_BYTES = 32
 
 
 class BuildFolder:
-    """A locked folder; `locked` makes it.
-
-    Args:
-        path: the folder.
-        descriptor: the lock; programs that write to the folder inherit it.
-    """
+    """A locked folder; `locked` makes it."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self.descriptor = descriptor
+        """The lock; programs that write to the folder inherit it."""
 
     def clear(self) -> None:
         """Remove what interrupted builds and removals left."""
@@ -48,7 +43,7 @@ class BuildFolder:
 
     @contextmanager
     def building(self) -> Iterator[Path]:
-        """Give a new folder to build in. It is removed at the end, unless it was renamed: then it is complete."""
+        """Make a folder to build in. It is removed at the end, unless it was renamed: then it is complete."""
         path = self.path / f"{BUILDING}{secrets.token_hex(4)}"
         path.mkdir(0o755)
         try:
@@ -64,26 +59,15 @@ class BuildFolder:
         remove(trash)
 
     def remove_if_empty(self) -> None:
-        """Remove the folder and its lock, if there is nothing else in it."""
         if [each.name for each in self.path.iterdir()] == [LOCK]:
             (self.path / LOCK).unlink()
-            with suppress(OSError):  # somebody who waits has made the lock anew
+            with suppress(OSError):  # a process that waits has made another lock
                 self.path.rmdir()
 
 
 @contextmanager
 def locked(path: Path, *, wait_s: float, say: Callable[[str], None]) -> Iterator[BuildFolder]:
-    """Make a folder if there is none, and hold its lock.
-
-    Args:
-        path: the folder; its parent exists.
-        wait_s: how long another builder is waited for.
-        say: called with a line for the person who waits.
-
-    Raises:
-        SandboxFailed: another builder did not end in time.
-        OSError: the disk refuses it.
-    """
+    """Make a folder if there is none, and hold its lock; wait at most so long for another builder."""
     descriptor = _acquire(path, wait_s, say)
     try:
         os.ftruncate(descriptor, 0)
@@ -94,11 +78,7 @@ def locked(path: Path, *, wait_s: float, say: Callable[[str], None]) -> Iterator
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder with all that is in it, folders that their owner may not write included.
-
-    Raises:
-        SandboxFailed: something cannot be removed, such as files that a user namespace's other users own.
-    """
+    """Remove a file or folder with all that is in it, also folders that their owner may not write."""
     problem = _run("rm", "-rf", "--one-file-system", "--", str(path))
     if problem and os.geteuid() != 0:
         _run("chmod", "-R", "u+rwX", "--", str(path))

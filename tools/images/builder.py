@@ -5,7 +5,7 @@ user may not copy device nodes, and every container brings its own. Then Apptain
 (without them it starts no instances) or packs it. Where Apptainer is not installed the raw one is the image, which is
 all that bubblewrap needs.
 
-Apptainer's command line is used, not spython's `build`: that calls sudo by default and gives None on failure.
+Apptainer's command line is used, not spython's `build`: that calls sudo by default and returns None on failure.
 
 Left out on purpose: fakeroot for debootstrap, which is slow and needs packages of its own; a power failure between the
 end of a build and the disk's writing it.
@@ -28,7 +28,7 @@ import msgspec
 from ...errors import ConfigError, SandboxFailed, SandboxUnavailable
 from .build_lock import remove
 from .fingerprint import NOT_PART, file_digest
-from .image import read_manifest
+from .image import apptainer_program, read_manifest
 from .private_namespaces import root_lacks_capabilities
 from .program import run_program
 from .sources import DebootstrapSource, DefinitionSource, DirectorySource, RegistrySource, SifSource
@@ -42,9 +42,8 @@ if TYPE_CHECKING:
     from .sources import Source
 
 RECIPE_VERSION = 1
-"""Raise it when images are built in another way, so that those that are there are built anew."""
+"""Raise it when images are built in another way, so that those that are there are built again."""
 FILE_NAMES: dict[Format, str] = {"directory": "rootfs", "sif": "image.sif"}
-APPTAINER = ("apptainer", "singularity")
 COMPRESSION = ("--mksquashfs-args", "-comp zstd -Xcompression-level 3")
 """4 s for 170 MB, where gzip, the default, takes 26 to 39 s (measured)."""
 MAKE_DEVICES = frozenset({"debootstrap", "yum", "dnf", "zypper", "arch", "busybox"})
@@ -57,32 +56,19 @@ APT_LIMIT_S = 30.0
 
 @dataclass
 class Builder:
-    """Builds one image.
-
-    Args:
-        folder: an empty folder; the image will be in it, and all that is temporary.
-        lock: a descriptor that programs inherit (see `build_lock`).
-        timeout_s: how long all programs together may take.
-        heard: called with each line that a program prints.
-    """
-
     folder: Path
+    """Empty; the image will be in it, and all that is temporary."""
     lock: int
+    """A descriptor that programs inherit (see `build_lock`)."""
     timeout_s: float
+    """For all programs together."""
     heard: Callable[[str], None]
+    """Called with each line that a program prints."""
 
     def __post_init__(self) -> None:
         self._deadline = time.monotonic() + self.timeout_s
 
     def build(self, source: Source, format_: Format) -> Path:
-        """Build the image; give its path.
-
-        Raises:
-            ConfigError: the source cannot be an image.
-            SandboxUnavailable: this machine lacks what the source needs (`kind`), or root.
-            SandboxFailed: a program failed; the message has its last words.
-            OSError: the disk refuses it.
-        """
         target = self.folder / FILE_NAMES[format_]
         (self.folder / "tmp").mkdir(0o700)
         match source:
@@ -132,10 +118,10 @@ class Builder:
         table = check_sif_content(sif, self._run)
         if format_ == "sif":
             self._run(["cp", "--reflink=auto", "--", str(sif), str(target)])
-        elif os.geteuid() == 0 and (place := next(filter(None, map(SQUASHFS.search, table)), None)):
+        elif os.geteuid() == 0 and (found := next(filter(None, map(SQUASHFS.search, table)), None)):
             # Apptainer unpacks in a container, where root may lack what it needs to give files to their owners.
             raw = self.folder / "raw"
-            self._run(["unsquashfs", "-quiet", "-no-progress", "-offset", place[1], "-dest", str(raw), str(sif)])
+            self._run(["unsquashfs", "-quiet", "-no-progress", "-offset", found[1], "-dest", str(raw), str(sif)])
             self._without_devices(raw).rename(target)
         else:
             self._apptainer(target, format_, str(sif))
@@ -174,7 +160,6 @@ class Builder:
     def _run(
         self, argv: list[str], namespaces: Namespaces = "none", *, folder: Path | None = None, private: str = ""
     ) -> Sequence[str]:
-        """Run a program; give its last lines."""
         lines: deque[str] = deque(maxlen=LINES_KEPT)
 
         def heard(line: str) -> None:
@@ -200,12 +185,12 @@ class Builder:
         return lines
 
 
-def check_possible(source: Source, format_: Format) -> str:
-    """Give what will put the image together: `apptainer`, or `copy`.
+def ignore_line(line: str) -> None:
+    del line
 
-    Raises:
-        SandboxUnavailable: this machine cannot build it (`kind`).
-    """
+
+def check_possible(source: Source, format_: Format) -> str:
+    """Return what will put the image together: `apptainer`, or `copy`."""
     if isinstance(source, DebootstrapSource) and os.geteuid() != 0:
         raise SandboxUnavailable(
             f"{source} needs root, because debootstrap changes roots and makes devices; run it as root, or build from "
@@ -219,26 +204,15 @@ def check_possible(source: Source, format_: Format) -> str:
 
 
 def maker_of_raw(format_: Format) -> str:
-    """Give what makes an image of a root filesystem.
-
-    Raises:
-        SandboxUnavailable: it is Apptainer, and that is not installed.
-    """
-    if format_ == "directory" and not any(map(shutil.which, APPTAINER)):
+    if format_ == "directory" and apptainer_program() is None:
         return "copy"
     apptainer()
     return "apptainer"
 
 
 def apptainer() -> str:
-    """Give Apptainer's program.
-
-    Raises:
-        SandboxUnavailable: it is not installed (`kind`).
-    """
-    for name in APPTAINER:
-        if found := shutil.which(name):
-            return found
+    if found := apptainer_program():
+        return found
     raise SandboxUnavailable(
         "Apptainer is not installed, and this needs it; install the package apptainer. Without it, directory images "
         "can be built from folders and debootstrap://",
@@ -247,19 +221,14 @@ def apptainer() -> str:
 
 
 def check_sif_content(sif: Path, run: Callable[[list[str]], Sequence[str]]) -> Sequence[str]:
-    """Make sure that a SIF file is what it was when it was built, as far as that can be known.
+    """Check that a SIF file did not change since it was built, as far as known; return its table of contents.
 
-    Returns:
-        Its table of contents, as Apptainer prints it.
-
-    Raises:
-        SandboxFailed: it is ours and changed since, or Apptainer cannot read its table of contents (a file without one
-            Apptainer would take for a definition, and run it).
+    A file without such a table Apptainer would take for a definition, and run it.
     """
     with suppress(OSError, msgspec.MsgspecError):  # without a manifest it is not ours
         wanted = read_manifest(sif).sif_digest
         if wanted and file_digest(sif) != wanted:
-            raise SandboxFailed(f"{sif} is corrupt: its content is not what was built; build it anew", path=str(sif))
+            raise SandboxFailed(f"{sif} is corrupt: its content is not what was built; build it again", path=str(sif))
     try:
         return run([apptainer(), "--nocolor", "sif", "list", str(sif)])
     except SandboxFailed as error:
@@ -275,7 +244,7 @@ def _namespaces(definition: Definition) -> Namespaces:
 
 
 def _configured_mirror(suite: str) -> str:
-    """Give the mirror that apt has for a suite; empty if none, and then debootstrap has one of its own."""
+    """Return the mirror that apt has for a suite; empty if none, and then debootstrap has one of its own."""
     lines: list[str] = []
     listing = ["apt-get", "indextargets", "--format", "$(RELEASE) $(CODENAME) $(SUITE) $(REPO_URI)"]
     with suppress(SandboxFailed):  # a machine without apt has none
@@ -294,7 +263,7 @@ def _configured_mirror(suite: str) -> str:
 
 
 def _hidden(text: str, private: str) -> str:
-    """Give a text without the mirror's address: it may hold a password, and errors and logs travel."""
+    """Remove the mirror's address: it may hold a password, and errors and logs travel."""
     return re.sub(re.escape(private.rstrip("/")) + "/?", "(mirror)/", text) if private else text
 
 

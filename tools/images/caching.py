@@ -44,21 +44,15 @@ UNCHANGED: dict[Mode, str] = {
 
 
 class Verdict(NamedTuple):
-    """Whether an image is used again, and why, for a person."""
-
     reuse: bool
     reason: str
 
 
 def decide(mode: Mode, wanted: Recipe, there: Manifest | None, *, waited: bool = False) -> Verdict:
-    """Decide whether the image that is there will do.
+    """Decide whether the image that is there is used again.
 
-    Args:
-        mode: the caching mode.
-        wanted: what is to be built.
-        there: the manifest of the image of that name; None if there is none.
-        waited: another process built it while this one waited for it to finish. Then it is used in mode `scratch` too,
-            if it is the same in everything: both asked for it at the same time.
+    `waited`: another process built it while this one waited for it to finish. Then it is used in mode `scratch` too, if
+    it is the same in everything: both asked for it at the same time.
     """
     if there is None:
         return Verdict(reuse=False, reason="there is no image of this name yet")
@@ -73,7 +67,6 @@ def decide(mode: Mode, wanted: Recipe, there: Manifest | None, *, waited: bool =
 
 
 def changes(fields: tuple[str, ...], wanted: Recipe, there: Recipe) -> list[str]:
-    """Say which of these fields differ."""
     found = []
     for field in fields:
         new, old = getattr(wanted, field), getattr(there, field)

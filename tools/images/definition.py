@@ -1,11 +1,10 @@
 """Apptainer definition files (`.def`), and Jinja2 templates of them (`.def.j2`).
 
 Only the header of each stage is read here, for the base image's identity and for an early, clear error; all else is
-Apptainer's to judge. spython's parser does not serve: it refuses every header but Docker's and puts image names into
-lower case.
+Apptainer's. spython's parser cannot be used: it refuses every header but Docker's and puts image names into lower case.
 
 Paths in a definition are relative to its own folder, for Apptainer runs there. Files that it copies (`%files`) are not
-looked at: who changes one builds with mode scratch, or names it in a lock file.
+looked at: after a change of one, build with mode scratch, or name it in a lock file.
 """
 
 from __future__ import annotations
@@ -30,35 +29,20 @@ LOCAL_AGENTS = frozenset({"localimage", "oci", "oci-archive", "docker-archive"})
 
 @dataclass(frozen=True)
 class Definition:
-    """A definition that is ready for Apptainer.
-
-    Args:
-        path: the file that it came from.
-        text: what Apptainer gets: the file's content, or the template filled in.
-        bases: the base image of each stage, as (bootstrap agent, reference or path).
-    """
+    """A definition that is ready for Apptainer."""
 
     path: Path
     text: str
+    """The file's content, or the template filled in."""
     bases: tuple[tuple[str, str], ...]
+    """The base image of each stage, as (bootstrap agent, reference or path)."""
 
     def local_bases(self) -> list[Path]:
-        """Give the base images that are files or folders of this machine."""
         return [self.path.parent / base for agent, base in self.bases if agent in LOCAL_AGENTS and base]
 
 
 def load_definition(path: Path, variables: Mapping[str, str], lock_file: Path | None = None) -> Definition:
-    """Read a definition, and fill it in if it is a template.
-
-    Args:
-        path: a `.def` or `.def.j2` file.
-        variables: values for the template's variables.
-        lock_file: the dependency lock file; templates know its path as `lock_file`.
-
-    Raises:
-        ConfigError: it cannot be read, its header is malformed, a variable of the template has no value (the message
-            names it), or a value has no variable.
-    """
+    """Read a definition, and fill it in if it is a template, which knows the path of the lock file as `lock_file`."""
     text = _read(path)
     if path.name.endswith(TEMPLATE_SUFFIX):
         given = {"lock_file": str(lock_file.absolute())} if lock_file is not None else {}

@@ -20,26 +20,15 @@ NOT_PART = frozenset({"dev", "proc", "sys"})
 
 
 def digest(data: bytes) -> str:
-    """Give the digest of bytes."""
     return hashlib.sha256(data).hexdigest()
 
 
 def file_digest(path: Path) -> str:
-    """Give the digest of a file's content.
-
-    Raises:
-        OSError: it cannot be read.
-    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def tree_digest(root: Path) -> str:
-    """Give the identity of a root filesystem in a folder.
-
-    Raises:
-        OSError: a folder in it cannot be read, or it changes at the moment.
-    """
     sha = hashlib.sha256(os.fsencode(root.resolve()))
     folders = [(root, "")]
     while folders:
@@ -59,7 +48,7 @@ def tree_digest(root: Path) -> str:
 
 
 def size_bytes(path: Path) -> int:
-    """Give how many bytes a file, or all files in a folder, hold; folders that cannot be read are passed over."""
+    """Return how many bytes a file, or all files in a folder, hold; folders that cannot be read are left out."""
     if not path.is_dir():
         return path.stat().st_size
     return sum(

@@ -2,11 +2,11 @@
 
 Building programs start others (debootstrap starts dpkg, Apptainer a package manager), which outlive a parent that is
 killed. So this process stands between the builder and them: orphans become its children, and it kills all of them when
-the program ends, or when its standard input closes, which happens when the builder ends in whatever way. It exits with
-the program's exit code.
+the program ends, or when its standard input closes, which happens however the builder ends. It exits with the
+program's exit code.
 
 Left out on purpose: being killed itself. Then the program dies with it, and orphans keep the build's lock, which they
-inherited, so that nobody else touches the folder they write to until they end.
+inherited, so that no other builder touches the folder they write to until they end.
 """
 
 from __future__ import annotations
@@ -30,13 +30,7 @@ NOT_STARTED = 127
 
 
 def main(namespaces: Namespaces, inherited: list[int], argv: list[str]) -> int:
-    """Run a program to its end or that of the builder; give its exit code.
-
-    Args:
-        namespaces: what it gets of its own.
-        inherited: descriptors that it gets too.
-        argv: the program and its arguments.
-    """
+    """Run a program to its end or that of the builder; return its exit code."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     own_pid = os.getpid()
 

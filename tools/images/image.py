@@ -1,9 +1,9 @@
 """An image: a root filesystem in a folder or a SIF file, with the manifest that says what it was built from.
 
-Who uses an image holds it (`hold`): a shared lock on the folder or file, which the kernel lets go of when the last
-process that inherited it ends, however it ends. An image that was replaced or removed keeps its files until nobody
-holds it, so a running sandbox never loses files below it. On other machines that share the folder nobody sees the lock
-unless the file system carries it: do not build there what runs here.
+A sandbox locks its image (`lock_image`): a shared lock on the folder or file, which the kernel frees when the last
+process that inherited it ends, however it ends. An image that was replaced or removed keeps its files while it is
+locked, so a running sandbox never loses files. Other machines that share the folder do not see the lock unless the file
+system carries it: do not build there what runs here.
 
 Left out on purpose: any check of what is inside. An image without a shell is an image.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,12 @@ Mode = Literal["scratch", "versioned", "lock"]
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MANIFEST = "manifest.json"
-HOLD_ATTEMPTS = 10
-"""How often an image may be replaced under the hands of one who wants to hold it."""
+LOCK_ATTEMPTS = 10
+"""How often an image may be replaced while it is being locked."""
+SIF_MAGIC = b"SIF_MAGIC"
+SIF_MAGIC_OFFSET_BYTES = 32
+"""Where a SIF file says what it is, behind the line that runs it."""
+APPTAINER_PROGRAMS = ("apptainer", "singularity")
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,32 +76,22 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def default_root() -> Path:
-    """Give where images are kept if nothing else is said: in the user's cache."""
+    """Return where images are kept by default: in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if Path(cache).is_absolute() else Path("~/.cache").expanduser()) / "prorl" / "images"
 
 
 @dataclass(frozen=True)
 class Image:
-    """An image that is complete.
-
-    Args:
-        name: what it is called in its store.
-        path: the folder or SIF file itself, behind any link; it stays until nobody holds it.
-        manifest: what it was built from.
-    """
+    """An image that is complete."""
 
     name: str
     path: Path
+    """The folder or SIF file itself, behind any link; it stays while it is locked."""
     manifest: Manifest
 
 
 def check_name(name: str) -> str:
-    """Give the name of an image.
-
-    Raises:
-        ConfigError: it is not one.
-    """
     if not NAME_PATTERN.fullmatch(name):
         raise ConfigError(
             f"{name!r} is not a name for an image: use 1 to 100 letters, digits, '.', '_' and '-', beginning with a "
@@ -107,29 +102,19 @@ def check_name(name: str) -> str:
 
 
 def read_manifest(image: Path) -> Manifest:
-    """Read what lies beside an image.
-
-    Raises:
-        OSError: nothing, so it is none of ours.
-        msgspec.MsgspecError: it is malformed.
-    """
+    """Read what lies beside an image; an OSError: nothing does, so we did not build it."""
     return msgspec.json.decode((image.parent / MANIFEST).read_bytes(), type=Manifest)
 
 
-class Hold:
-    """A lock on an image; close it when the image is no longer used.
-
-    Args:
-        path: the image itself, behind any link: start sandboxes from this path.
-        descriptor: an open file whose lock this is; children that inherit it hold the image too.
-    """
+class ImageLock:
+    """Keeps an image's files until it is closed; children that inherit the descriptor keep them too."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
+        """The image itself, behind any link: start sandboxes from this path."""
         self.descriptor = descriptor
 
     def close(self) -> None:
-        """Let go of the image; may be called again."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -141,16 +126,22 @@ class Hold:
         self.close()
 
 
-def hold(image: Path) -> Hold:
-    """Keep an image's files from being removed, whatever is built or removed under its name from now on.
+def is_sif(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(SIF_MAGIC_OFFSET_BYTES + len(SIF_MAGIC))[SIF_MAGIC_OFFSET_BYTES:] == SIF_MAGIC
+
+
+def apptainer_program() -> str | None:
+    return next(filter(None, map(shutil.which, APPTAINER_PROGRAMS)), None)
+
+
+def lock_image(image: Path) -> ImageLock:
+    """Keep an image's files from being removed, even if its name gets another image or none from now on.
 
     Args:
         image: a name in a store (the link `ROOT/NAME`), or any folder or SIF file.
-
-    Raises:
-        SandboxFailed: there is none, or it may not be read.
     """
-    for _ in range(HOLD_ATTEMPTS):
+    for _ in range(LOCK_ATTEMPTS):
         try:
             path = image.resolve(strict=True)
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -161,20 +152,16 @@ def hold(image: Path) -> Hold:
         except OSError as error:
             raise SandboxFailed(f"the image {image} cannot be opened: {error.strerror}") from error
         if _locked(descriptor, fcntl.LOCK_SH) and _is_still_at(path, descriptor):
-            return Hold(path, descriptor)
+            return ImageLock(path, descriptor)
         os.close(descriptor)
     raise SandboxFailed(f"the image {image} is being removed or replaced all the time")
 
 
-def hold_alone(path: Path) -> Hold | None:
-    """Hold an image so that nobody else can from now on; None if somebody holds it.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+def lock_alone(path: Path) -> ImageLock | None:
+    """Lock an image so that no other process can from now on; None if one has locked it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     if _locked(descriptor, fcntl.LOCK_EX):
-        return Hold(path, descriptor)
+        return ImageLock(path, descriptor)
     os.close(descriptor)
     return None
 
@@ -185,7 +172,7 @@ def _locked(descriptor: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        # A network file system that has no such locks on what is open for reading only: all images count as held there.
+        # A network file system without such locks on what is open for reading only: all images count as locked there.
         return kind == fcntl.LOCK_SH
     return True
 

@@ -1,14 +1,14 @@
 """A folder of images: built, found, listed, shown, removed.
 
     ROOT/NAME                             link to the image; replaced in one step, so it is always absent or complete
-    ROOT/.NAME/lock                       held by who builds or removes (see `build_lock`)
-    ROOT/.NAME/building-ID/               an image that is being built; a leftover if nobody holds the lock
+    ROOT/.NAME/lock                       held by the process that builds or removes (see `build_lock`)
+    ROOT/.NAME/building-ID/               an image that is being built; a leftover if the lock is free
     ROOT/.NAME/ID/rootfs or image.sif     the image
     ROOT/.NAME/ID/manifest.json           what it was built from
     ROOT/.NAME/ID/image.def               the definition, its template filled in, if there was one
 
-An image that is replaced or removed loses its name at once. Its files go when nobody holds it (`image.hold`): now, or
-at the next build or removal of that name.
+An image that is replaced or removed loses its name at once. Its files go when no sandbox has locked it
+(`image.lock_image`): now, or at the next build or removal of that name.
 
 A builder may be killed at any moment: what it had started ends with it, the name keeps its old image or none, and the
 next build of the name removes what is left.
@@ -27,9 +27,9 @@ import msgspec
 from ...errors import ConfigError, SandboxFailed
 from . import caching
 from .build_lock import BUILDING, LOCK, TRASH, locked
-from .builder import FILE_NAMES, RECIPE_VERSION, Builder, check_possible
+from .builder import FILE_NAMES, RECIPE_VERSION, Builder, check_possible, ignore_line
 from .fingerprint import digest, file_digest, size_bytes
-from .image import MANIFEST, Format, Image, Manifest, Mode, Recipe, check_name, hold_alone, read_manifest
+from .image import MANIFEST, Format, Image, Manifest, Mode, Recipe, check_name, lock_alone, read_manifest
 from .sources import DefinitionSource, Source, parse_source
 
 if TYPE_CHECKING:
@@ -42,27 +42,16 @@ BUILD_LIMIT_S = 3600.0
 WAIT_LIMIT_S = 3600.0
 
 
-def nothing(line: str) -> None:
-    """Take a line and do nothing with it."""
-    del line
-
-
 class Built(NamedTuple):
-    """What a build came to."""
-
     image: Image
     reused: bool
-    """Nothing was built: the image that was there will do."""
+    """Nothing was built: the image that was there is used."""
     reason: str
     """Why it was built or used again."""
 
 
 class ImageStore:
-    """A folder of images; any number of processes may use it at one time.
-
-    Args:
-        root: the folder; made when the first image is built, for its owner alone.
-    """
+    """A folder of images, made with the first one, for its owner alone; any number of processes may use it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -79,23 +68,14 @@ class ImageStore:
         mirror: str = "",
         timeout_s: float = BUILD_LIMIT_S,
         wait_s: float = WAIT_LIMIT_S,
-        say: Callable[[str], None] = nothing,
-        heard: Callable[[str], None] = nothing,
+        say: Callable[[str], None] = ignore_line,
+        heard: Callable[[str], None] = ignore_line,
     ) -> Built:
-        """Build an image, or find that the one of that name will do.
+        """Build an image, or find that the one of that name can be used again (see `caching` for `mode`).
 
-        Args:
-            source: see `sources`.
-            name: what the image is called; it takes the place of one that is there.
-            mode: see `caching`.
-            lock_file: the dependency lock file, for mode `lock`.
-            format: a folder or a SIF file.
-            variables: values for a template.
-            mirror: the package mirror for debootstrap.
-            timeout_s: how long the build may take.
-            wait_s: how long another process that builds the same image is waited for.
-            say: called with a line whenever there is something to know.
-            heard: called with each line that the building programs print.
+        `variables` are for a template, `mirror` is for debootstrap, `lock_file` for mode `lock`. `timeout_s` limits the
+        build, `wait_s` the wait for another process that builds the same name. `say` is called with lines for a person,
+        `heard` with each line that the building programs print.
 
         Raises:
             ConfigError: an argument is wrong (`key`).
@@ -120,8 +100,8 @@ class ImageStore:
                 say(f"building {name}: {verdict.reason}")
                 self._clear(name, folder)
                 started = time.monotonic()
-                with folder.building() as place:
-                    built = Builder(place, folder.descriptor, timeout_s, heard).build(parsed, format)
+                with folder.building() as build:
+                    built = Builder(build, folder.descriptor, timeout_s, heard).build(parsed, format)
                     manifest = Manifest(
                         name=name,
                         mode=mode,
@@ -132,19 +112,15 @@ class ImageStore:
                         size_bytes=size_bytes(built),
                         sif_digest=file_digest(built) if format == "sif" else "",
                     )
-                    (place / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
-                    complete = folder.path / place.name.removeprefix(BUILDING)
-                    place.rename(complete)
+                    (build / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+                    complete = folder.path / build.name.removeprefix(BUILDING)
+                    build.rename(complete)
                 self._link(name, complete / built.name)
                 self._clear(name, folder)
                 return Built(Image(name, complete / built.name, manifest), reused=False, reason=verdict.reason)
 
     def find(self, name: str) -> Image | None:
-        """Give the image of a name, None if there is none, or none that is whole.
-
-        Raises:
-            ConfigError: the name is none.
-        """
+        """Return the image of a name; None if there is none, or none that is complete."""
         link = self.root / check_name(name)
         with suppress(OSError, msgspec.MsgspecError):
             path = link.resolve(strict=True)
@@ -152,42 +128,22 @@ class ImageStore:
         return None
 
     def show(self, name: str) -> Image:
-        """Give the image of a name.
-
-        Raises:
-            ConfigError: there is none.
-        """
         image = self.find(name)
         if image is None:
             raise ConfigError(f"there is no image {name} in {self.root}; see: prorl image list", key="name")
         return image
 
     def list(self) -> list[Image]:
-        """Give all images, by name.
-
-        Raises:
-            SandboxFailed: the folder cannot be read.
-        """
         with self._explained("images"):
             if not self.root.exists():
                 return []
             names = sorted(each.name for each in self.root.iterdir() if each.is_symlink() and each.name[0] != ".")
         return [image for name in names if (image := self.find(name))]
 
-    def remove(self, name: str, *, wait_s: float = WAIT_LIMIT_S, say: Callable[[str], None] = nothing) -> bool:
-        """Remove an image.
+    def remove(self, name: str, *, wait_s: float = WAIT_LIMIT_S, say: Callable[[str], None] = ignore_line) -> bool:
+        """Remove an image; return False if a sandbox still uses its files.
 
-        Args:
-            name: the image's name.
-            wait_s: how long a process that builds it is waited for.
-            say: called with a line whenever there is something to know.
-
-        Returns:
-            False if a sandbox still uses its files: then a later build or removal of the name removes them.
-
-        Raises:
-            ConfigError: there is none.
-            SandboxFailed: the disk refused it, or the wait was too long.
+        Then a later build or removal of the name removes them. Wait at most `wait_s` for a process that builds it.
         """
         link = self.root / check_name(name)
         with self._explained(name):
@@ -203,13 +159,13 @@ class ImageStore:
         return self.root / f".{name}"
 
     def _link(self, name: str, image: Path) -> None:
-        """Give the name to an image, in one step."""
+        """Name an image, in one step."""
         fresh = image.parent / f"link-{secrets.token_hex(4)}"
         fresh.symlink_to(image.relative_to(self.root))
         fresh.rename(self.root / name)
 
     def _clear(self, name: str, folder: BuildFolder) -> bool:
-        """Remove leftovers, and images without the name that nobody holds; give whether none is left."""
+        """Remove leftovers, and unlocked images without the name; return whether none is left."""
         folder.clear()
         with suppress(OSError):
             current = (self.root / name).resolve(strict=True).parent
@@ -222,12 +178,12 @@ class ImageStore:
             if build.name == LOCK or build.name.startswith((BUILDING, TRASH)) or build == current:
                 continue
             images = [build / name for name in FILE_NAMES.values() if (build / name).exists()]
-            held = [hold_alone(image) for image in images]
-            if None in held:
+            locks = [lock_alone(image) for image in images]
+            if None in locks:
                 all_gone = False
             else:
                 folder.throw_away(build)
-            for each in held:
+            for each in locks:
                 if each is not None:
                     each.close()
         return all_gone
@@ -242,12 +198,6 @@ class ImageStore:
 
 
 def make_recipe(source: Source, format_: Format, lock_file: Path | None) -> Recipe:
-    """Say what an image is made from, as it is now.
-
-    Raises:
-        ConfigError: the source or the lock file cannot be read.
-        SandboxUnavailable: this machine cannot build it.
-    """
     maker = check_possible(source, format_)
     try:
         base = source.base()

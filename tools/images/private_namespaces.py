@@ -4,7 +4,7 @@
   leave /proc mounted in a folder that is removed next.
 - `user`: that, and a user namespace in which the first 65,536 users and groups are themselves. Root of a container
   often lacks a few capabilities, and Apptainer then refuses to run `%post`; in a namespace of its own it has all.
-  Not all works there (making devices does not), so it is only for those who need it (`root_lacks_capabilities`).
+  Not all works there (making devices does not), so it is only for where it is needed (`root_lacks_capabilities`).
 
 A map of all 2³² users would do too, but Apptainer would take itself for the real root then and mount what it may not.
 """
@@ -25,11 +25,7 @@ IDS = 65536
 
 
 def enter(namespaces: Namespaces) -> None:
-    """Move this process, which has one thread, into new namespaces.
-
-    Raises:
-        OSError: the system refuses it.
-    """
+    """Move this process, which has one thread, into new namespaces."""
     if namespaces == "none":
         return
     if namespaces == "user":
@@ -39,7 +35,6 @@ def enter(namespaces: Namespaces) -> None:
 
 
 def root_lacks_capabilities() -> bool:
-    """Give whether this process is root without some of the capabilities that the kernel knows."""
     last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
     permitted = next(
         line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapPrm:")

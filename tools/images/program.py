@@ -1,4 +1,4 @@
-"""A program that builds something: run under a guard, its words heard line by line, its time limited.
+"""A program that builds something: run under a guard, its output read line by line, its time limited.
 
 It gets no terminal and no input. It inherits the build's lock, so that the lock is free only when it and all that it
 started have ended (see `guard`). It has no part in the terminal's ^C: the builder gets that, and stops it.
@@ -48,19 +48,10 @@ def run_program(
     inherited: Sequence[int] = (),
     namespaces: Namespaces = "none",
 ) -> None:
-    """Run a program to its end.
+    """Run a program to its end; call `heard` with each line that it prints, standard output and error as one.
 
-    Args:
-        argv: the program and its arguments.
-        folder: where it runs.
-        environment: all of its environment.
-        timeout_s: it and all that it started are killed after so many seconds.
-        heard: called with each line that it prints, standard output and standard error as one.
-        inherited: descriptors that it and its children get.
-        namespaces: what it gets of its own (see `private_namespaces`).
-
-    Raises:
-        SandboxFailed: it failed (`exit_code`) or took too long; the message has its last words.
+    It is killed with all that it started after `timeout_s`. `environment` is all of its environment; `inherited` are
+    descriptors that it and its children get.
     """
     name = os.path.basename(argv[0])  # noqa: PTH119 - of an argument
     last: deque[str] = deque(maxlen=LAST_LINES)

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from ...errors import ConfigError
 from .definition import SUFFIX, TEMPLATE_SUFFIX, Definition, load_definition
 from .fingerprint import digest, file_digest, tree_digest
+from .image import is_sif
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,49 +30,39 @@ SUITE_PATTERN = re.compile(r"[a-z][a-z0-9.-]{0,63}")
 PACKAGE_PATTERN = re.compile(r"[a-z0-9][a-z0-9+.-]*")
 VARIANTS = ("minbase", "buildd", "standard")
 MIRROR_PATTERN = re.compile(r"(https?|file|ftp)://?\S+")
-SIF_MAGIC = b"SIF_MAGIC"
-SIF_MAGIC_OFFSET_BYTES = 32
 
 
 @dataclass(frozen=True)
 class DirectorySource:
-    """A root filesystem in a folder."""
-
     path: Path
 
     def __str__(self) -> str:
         return str(self.path)
 
     def base(self) -> str:
-        """Give the identity of the base image."""
         return tree_digest(self.path)
 
 
 @dataclass(frozen=True)
 class SifSource:
-    """A SIF file."""
-
     path: Path
 
     def __str__(self) -> str:
         return str(self.path)
 
     def base(self) -> str:
-        """Give the identity of the base image."""
         return file_digest(self.path)
 
 
 @dataclass(frozen=True)
 class DefinitionSource:
-    """A definition."""
-
     definition: Definition
 
     def __str__(self) -> str:
         return str(self.definition.path)
 
     def base(self) -> str:
-        """Give the identity of the base images: of those of this machine by content, of others by reference."""
+        """Identify the base images: those of this machine by content, others by reference."""
         local = [_identity(path) for path in self.definition.local_bases()]
         return digest(repr((self.definition.bases, local)).encode())
 
@@ -86,52 +77,36 @@ class RegistrySource:
         return self.reference
 
     def base(self) -> str:
-        """Give the identity of the base image: its reference. A tag that is moved is not noticed; a digest is."""
+        """Identify the base image by its reference: a tag that is moved is not noticed; a digest is."""
         return self.reference
 
 
 @dataclass(frozen=True)
 class DebootstrapSource:
-    """A Debian or Ubuntu, installed from its packages.
-
-    Args:
-        suite: such as `bookworm`.
-        include: packages beside those of the variant.
-        variant: `minbase` (only what apt needs), `buildd`, or `standard`.
-        mirror: where the packages come from; empty: what this machine's apt has configured for the suite.
-    """
+    """A Debian or Ubuntu, installed from its packages."""
 
     suite: str
     include: tuple[str, ...] = ()
     variant: str = "minbase"
     mirror: str = ""
+    """Empty: what this machine's apt has configured for the suite."""
 
     def __str__(self) -> str:
         include = f"include={','.join(self.include)}&" if self.include else ""
         return f"{DEBOOTSTRAP}{self.suite}?{include}variant={self.variant}"
 
     def base(self) -> str:
-        """Give the identity of the base image: what was asked for. New versions of packages are not noticed."""
+        """Identify the base image by what was asked for: new versions of packages are not noticed."""
         return str(self)
 
 
+# The identity of a source's base image is its `base()`.
 Source = DirectorySource | SifSource | DefinitionSource | RegistrySource | DebootstrapSource
 
 
 def parse_source(
     text: str, *, variables: Mapping[str, str] | None = None, lock_file: Path | None = None, mirror: str = ""
 ) -> Source:
-    """Read what an image is to be built from.
-
-    Args:
-        text: as in the list above.
-        variables: values for a template.
-        lock_file: the dependency lock file, of which a template may know.
-        mirror: the package mirror for debootstrap.
-
-    Raises:
-        ConfigError: there is no such source, it is malformed, or an argument does not apply to it.
-    """
     path = Path(text)
     if path.name.endswith((SUFFIX, TEMPLATE_SUFFIX)) and "://" not in text:
         _none_for_others(text, mirror=mirror)
@@ -151,17 +126,12 @@ def parse_source(
 
 
 def check_sif(path: Path) -> None:
-    """Make sure that a file is a SIF file by its first bytes. Apptainer takes any other for a definition, and runs it.
-
-    Raises:
-        ConfigError: it is none, or cannot be read.
-    """
+    """Check that a file is a SIF file by its first bytes. Apptainer takes any other for a definition, and runs it."""
     try:
-        with path.open("rb") as file:
-            start = file.read(SIF_MAGIC_OFFSET_BYTES + len(SIF_MAGIC))
+        known = is_sif(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", key="source") from error
-    if start[SIF_MAGIC_OFFSET_BYTES:] != SIF_MAGIC:
+    if not known:
         raise ConfigError(
             f"{path} is no SIF file (definitions are called NAME{SUFFIX} or NAME{TEMPLATE_SUFFIX})", key="source"
         )

@@ -2,7 +2,7 @@
 
 A user who cannot open /dev/fuse can start a SIF file only by unpacking it, and `apptainer exec --unsquash` does that
 for every container. Here it is done once for each file: the folder's name is the file's identity (path, inode, size,
-time of change), so a file that is replaced is unpacked anew. Many processes that ask at one time get one unpacking.
+time of change), so a file that is replaced is unpacked again. Many processes that ask at one time get one unpacking.
 
     ROOT/IDENTITY                  the root filesystem, made by one rename: absent or complete
     ROOT/.IDENTITY/                its lock and what is unfinished (see `build_lock`)
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import ConfigError, SandboxFailed
 from .build_lock import locked
-from .builder import Builder
+from .builder import Builder, ignore_line
 from .fingerprint import digest
 from .sources import SifSource, check_sif
 
@@ -30,16 +30,10 @@ UNPACK_LIMIT_S = 600.0
 
 
 def unpacked(sif: Path, root: Path, *, timeout_s: float = UNPACK_LIMIT_S) -> Path:
-    """Give a SIF file's root filesystem as a folder. Blocks: 4 s for 170 MB the first time, 1 ms after that.
+    """Return a SIF file's root filesystem as a folder below `root`, the cache, which is made for its owner alone.
 
-    Args:
-        sif: the file.
-        root: the cache; made for its owner alone if it is not there.
-        timeout_s: how long unpacking may take, and as long again for another process that does it.
-
-    Raises:
-        SandboxFailed: there is no such file, it is no SIF file or a corrupt one, or the disk refuses it.
-        SandboxUnavailable: Apptainer is not installed.
+    Blocks: 4 s for 170 MB the first time, 1 ms after that. `timeout_s` limits the unpacking, and as long again the wait
+    for another process that does it.
     """
     try:
         path = sif.resolve(strict=True)
@@ -62,14 +56,10 @@ def unpacked(sif: Path, root: Path, *, timeout_s: float = UNPACK_LIMIT_S) -> Pat
 
 def _unpack(sif: Path, target: Path, timeout_s: float) -> None:
     target.parent.mkdir(0o700, parents=True, exist_ok=True)
-    with locked(target.with_name(f".{target.name}"), wait_s=timeout_s, say=_nothing) as folder:
+    with locked(target.with_name(f".{target.name}"), wait_s=timeout_s, say=ignore_line) as folder:
         folder.clear()
         if not target.is_dir():
-            with folder.building() as place:
-                builder = Builder(place, folder.descriptor, timeout_s, _nothing)
+            with folder.building() as build:
+                builder = Builder(build, folder.descriptor, timeout_s, ignore_line)
                 builder.build(SifSource(sif), "directory").rename(target)
         folder.remove_if_empty()
-
-
-def _nothing(line: str) -> None:
-    del line

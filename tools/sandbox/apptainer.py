@@ -13,21 +13,18 @@ Cgroups are not used: Apptainer sets them through systemd only. See `Limits` for
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-from functools import cache
 from pathlib import Path
 
 import msgspec
 
 from ...errors import SandboxFailed
-from ..images.image import default_root
+from ..images.image import apptainer_program, default_root
 from ..processes import first_line
 from . import seccomp
 from .container import WORKSPACE
 from .namespaced import NamespacedContainer
 
-PROGRAMS = ("apptainer", "singularity")
 FUSE = "/dev/fuse"
 WRITABLE_BY_ROOT = tuple(
     f"/proc/{name}" for name in ("sys", "bus", "irq", "fs", "acpi", "scsi", "mtrr", "pressure", "sysrq-trigger")
@@ -46,7 +43,7 @@ class ApptainerContainer(NamespacedContainer):
     def problem(cls) -> str | None:
         from spython.utils import get_singularity_version
 
-        if not any(map(shutil.which, PROGRAMS)):
+        if apptainer_program() is None:
             return "apptainer is not installed; install it, or choose another kind with --sandbox bubblewrap"
         if not get_singularity_version():
             return "apptainer is installed but does not run; try `apptainer version`"
@@ -54,7 +51,7 @@ class ApptainerContainer(NamespacedContainer):
 
     @classmethod
     def version(cls) -> str:
-        found = first_line([_program(), "--version"]) or "works"
+        found = first_line([apptainer_program() or "", "--version"]) or "works"
         if os.geteuid() != 0 and not os.access(FUSE, os.R_OK | os.W_OK):
             return f"{found}; {FUSE} cannot be opened, so SIF files are unpacked once"
         return found
@@ -63,9 +60,11 @@ class ApptainerContainer(NamespacedContainer):
         del passed  # it reads its filter from a file
         if image is None:
             raise SandboxFailed("apptainer needs an image; name one in the task or as the service's default (--image)")
+        if (program := apptainer_program()) is None:
+            raise SandboxFailed("apptainer is not installed")
         spec = self.spec
         root = os.geteuid() == 0
-        arguments = [_program(), "--quiet", "exec", "--containall", "--no-home", "--no-eval", "--pwd", "/"]
+        arguments = [program, "--quiet", "exec", "--containall", "--no-home", "--no-eval", "--pwd", "/"]
         arguments += ["--no-mount", "bind-paths,sys" if root else "bind-paths"]  # of the host's files, only the task's
         arguments += _mount(str(self.workspace), WORKSPACE, writable=True)
         for target in ("/tmp", "/var/tmp"):  # noqa: S108 - the sandbox's own
@@ -103,11 +102,3 @@ def _mount(source: str, target: str, *, writable: bool) -> list[str]:
     """Return the option that binds a path, quoted as CSV is: `--bind` takes no colon or comma in a path."""
     fields = ["type=bind", f"source={source}", f"destination={target}", *([] if writable else ["ro"])]
     return ["--mount", ",".join('"' + field.replace('"', '""') + '"' for field in fields)]
-
-
-@cache
-def _program() -> str:
-    for name in PROGRAMS:
-        if path := shutil.which(name):
-            return path
-    raise SandboxFailed("apptainer is not installed")

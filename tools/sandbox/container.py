@@ -24,7 +24,7 @@ from ptyprocess import PtyProcess
 
 from ...errors import ErrorInfo, ProrlError, SandboxFailed, from_info
 from ..processes import Child, children, descendants, kill, to_the_end
-from . import forking, terminal, tree
+from . import forking, tree
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -106,18 +106,10 @@ class Container(ABC):
         """
 
     async def ensure_running(self) -> None:  # noqa: B027 - the default for what cannot end
-        """Start it again if it ended; nothing to do for a kind that cannot end.
-
-        Raises:
-            SandboxFailed: see `start`.
-        """
+        """Start it again if it ended."""
 
     async def restart(self, number: int) -> None:  # noqa: B027 - see above
-        """Start it again if `starts` is still `number`: else another call has done so.
-
-        Raises:
-            SandboxFailed: see `start`.
-        """
+        """Start it again if `starts` is still `number`: else another call has done so."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -173,21 +165,7 @@ class Container(ABC):
         directory: str = "",
         pass_fds: Sequence[int] = (),
     ) -> Child:
-        """Start a program inside, in a process session of its own; the caller passes the child to `end`.
-
-        Args:
-            argv: the program, by path or as found in the environment's PATH, and its arguments.
-            stdin: the host's descriptor for its standard input.
-            stdout: that for its standard output.
-            stderr: that for its standard error.
-            environment: variables that are added to `environment()`, or replace its own.
-            directory: where it starts; empty: `directory`.
-            pass_fds: descriptors that it inherits under their numbers.
-
-        Raises:
-            FileNotFoundError, PermissionError: there is no such program, or it cannot be executed.
-            SandboxFailed: the container is gone.
-        """
+        """Start a program inside, in a process session of its own; the caller passes the child to `end`."""
 
         def run(report: int) -> None:
             self._join(report, limited=True)
@@ -202,19 +180,15 @@ class Container(ABC):
     def terminal(
         self, argv: Sequence[str], directory: str, pass_fds: Sequence[int], dimensions: tuple[int, int]
     ) -> tuple[Child, int]:
-        """Start a program inside on a terminal of its own, in plain modes; return it and our side of the terminal.
-
-        Raises:
-            SandboxFailed: the container or the program is gone; the message has the reason.
-        """
+        """Start a program inside on a terminal of its own, in plain modes; return it and our side of the terminal."""
         self.unlock()
         ours, report = os.pipe()
         kept = (*pass_fds, *self._kept_descriptors())
 
         def run() -> None:
-            terminal.give_up()
+            forking.give_up_terminal()
             self._join(report, limited=True)
-            terminal.take()
+            forking.take_terminal()
             self._enter_directory(directory)
             forking.execute(argv, self.environment(), pass_fds)
 
@@ -243,11 +217,7 @@ class Container(ABC):
             raise
 
     async def begin(self, start: Callable[[], Awaitable[T]]) -> T:
-        """Do something that starts a process inside; if the container has ended, or ends just then, in a new one.
-
-        Raises:
-            SandboxFailed: the container cannot be started again.
-        """
+        """Do something that starts a process inside; if the container has ended, or ends just then, in a new one."""
         await self.ensure_running()
         number = self.starts
         try:
@@ -324,18 +294,13 @@ class Container(ABC):
         self.kill_all()  # it starts new ones faster than they can be killed
 
     def kill_all(self) -> None:
-        """Kill all that runs inside."""
         for _ in range(KILL_ROUNDS):
             if not (found := self.processes()):
                 return
             kill(*found)
 
     async def end(self, child: Child) -> int:
-        """Kill what is left of a process that `spawn` or `terminal` started, wait for its end; return its exit code.
-
-        Raises:
-            SandboxFailed: it did not end within `KILL_LIMIT_S`.
-        """
+        """Kill what is left of a process that `spawn` or `terminal` started, wait for its end; return its exit code."""
         if not child.reaped:
             self.kill(child.pid)
         try:
@@ -354,11 +319,7 @@ class Container(ABC):
                     os.waitpid(pid, os.WNOHANG)
 
     def unlock(self) -> None:
-        """Restore the owner's access to the workspace: a command may have taken it, with `chmod 000 .`.
-
-        Raises:
-            SandboxFailed: the workspace is gone, or is another user's.
-        """
+        """Restore the owner's access to the workspace: a command may have taken it, with `chmod 000 .`."""
         try:
             tree.grant(str(self.workspace), None, 0o700)
         except OSError as error:
@@ -389,12 +350,12 @@ class Container(ABC):
     def _joined(self, pid: int, report: int) -> Child:
         """Wait until a forked child has become a process of the container; return that."""
         try:
-            inner, number, problem = forking.hear(report)
+            inner, number, problem = forking.read_report(report)
         except TimeoutError as error:
             inner, number = error.args[0].inner, 0
             problem = f"it was stopped, or took longer than {forking.JOIN_LIMIT_S:g} s"
             kill(inner or pid)
-            self.kill_all()  # whoever stops one will stop the next
+            self.kill_all()  # what stopped one will stop the next
         if inner:
             os.waitpid(pid, 0)  # it has forked and ended; its child is ours now
         if problem:

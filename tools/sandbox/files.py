@@ -1,10 +1,10 @@
 """Single files of a sandbox, read and written by a process that has joined its container.
 
 A relative path is one of the workspace. It is opened component by component, relative to the folder before it, and
-symbolic links are refused: whoever wants a file of the agent's gets that file, not what a planted link names. There is
-no check that a link could outrun, only the open. An absolute path may lead through links: it cannot leave the
-container. Where there is none (kind `process`), an absolute path must be below the workspace, and is treated as if it
-were relative. Only regular files are opened: a FIFO would block for ever.
+symbolic links are refused, so that a planted link names no other file. The open itself refuses: there is no check
+before it that a link could outrun. An absolute path may lead through links: it cannot leave the container. Without
+isolation an absolute path must be below the workspace, and is treated as if it were relative. Only regular files are
+opened: a FIFO would block for ever.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 EXTRACTION: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-"""Python before 3.11.4 has no filter; whoever unpacks has no more rights than a command in any case."""
+"""Python before 3.11.4 has no filter; the process that unpacks has no more rights than a command in any case."""
 FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -55,11 +55,7 @@ def read(root: str, home: str, path: str, limit_bytes: int) -> bytes:
 
 
 def write(root: str, home: str, contents: Mapping[str, bytes], mode: int) -> None:
-    """Write regular files, with the folders that lead to them (see `read`).
-
-    Raises:
-        SandboxFailed: as for `read`; or the disk refuses it.
-    """
+    """Write regular files, with the folders that lead to them (see `read`)."""
     for path, data in contents.items():
         with _explained(path), _parent(root, home, path, create=True) as (folder, name, follow):
             flags = os.O_WRONLY | os.O_CREAT | (FILE_FLAGS & ~os.O_NOFOLLOW if follow else FILE_FLAGS)
@@ -72,11 +68,7 @@ def write(root: str, home: str, contents: Mapping[str, bytes], mode: int) -> Non
 
 
 def unpack(root: str, home: str, path: str, archive: bytes) -> None:
-    """Unpack a tar archive below the folder `path`, which is made if it is missing; `.` is the workspace (see `read`).
-
-    Raises:
-        SandboxFailed: as for `write`; or the archive is none, or has what leaves the folder.
-    """
+    """Unpack a tar archive below the folder `path`, made if it is missing; `.` is the workspace (see `read`)."""
     target = path if path != "." else home
     if path != ".":
         with _explained(path), _parent(root, home, f"{path}/.unpack", create=True) as (folder, _, _):
@@ -90,31 +82,20 @@ def unpack(root: str, home: str, path: str, archive: bytes) -> None:
 
 
 def split_path(path: str) -> list[str]:
-    """Give the components of a relative path.
-
-    Raises:
-        SandboxFailed: it is empty, or has a `..` or a NUL.
-    """
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not parts or ".." in parts or "\0" in path:
-        raise SandboxFailed(
-            f"{path!r} is not a path inside the sandbox; give a plain one, without '..'",
-            path=path,
-            reason="path",
-        )
+        message = f"{path!r} is not a path inside the sandbox; give a plain one, without '..'"
+        raise SandboxFailed(message, path=path, reason="path")
     return parts
 
 
 @contextmanager
 def _parent(root: str, home: str, path: str, *, create: bool = False) -> Iterator[tuple[int, str, bool]]:
-    """Open the folder that a path's last component is in; give it, that name, and whether links are followed."""
+    """Open the folder that a path's last component is in; return it, that name, and whether links are followed."""
     absolute = path.startswith("/")
     if absolute and root != "/" and not path.startswith(f"{root}/"):
-        raise SandboxFailed(
-            f"{path!r} is not a path inside the sandbox; give one relative to the workspace, or below {root}",
-            path=path,
-            reason="path",
-        )
+        message = f"{path!r} is not a path inside the sandbox; give one relative to the workspace, or below {root}"
+        raise SandboxFailed(message, path=path, reason="path")
     follow = absolute and root == "/"
     *parts, name = split_path(path.removeprefix(root).lstrip("/") if absolute else path)
     if follow:
@@ -133,11 +114,7 @@ def _parent(root: str, home: str, path: str, *, create: bool = False) -> Iterato
 
 @contextmanager
 def open_folder(root: Path, parts: Sequence[str], *, create: bool = False) -> Iterator[int]:
-    """Open the folder `parts` below `root`, following no symbolic link; close it at the end.
-
-    Raises:
-        OSError: there is none, or a component is a symbolic link (ENOTDIR).
-    """
+    """Open the folder `parts` below `root`, following no symbolic link; close it at the end."""
     folder = os.open(root, FOLDER_FLAGS)
     try:
         for part in parts:
@@ -163,10 +140,7 @@ def _explained(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise SandboxFailed(
-                f"{path} is or leads through a symbolic link or a file; only plain folders are followed",
-                path=path,
-                reason="link",
-            ) from error
+            message = f"{path} is or leads through a symbolic link or a file; only plain folders are followed"
+            raise SandboxFailed(message, path=path, reason="link") from error
         reason = "missing" if error.errno == errno.ENOENT else "system"
         raise SandboxFailed(f"{path} in the sandbox: {error.strerror}", path=path, reason=reason) from error

@@ -1,18 +1,20 @@
-"""Forked children of the execution server: what they do before they execute a program, and how they say what failed.
+"""Forked children of the execution server: what they do before they execute a program, and how they report errors.
 
-Such a child has the server's memory and no rights of its own yet. Before it joins a container it forgets the server's
-descriptors and how to import, since from then on the files of `sys.path` are the agent's. All that it has to say goes
-through one pipe, the report: the number of the process that it became in the container, then nothing, or an error. A
-command inside may stop it before it executes its program, so the server waits for the report only for a time.
+Such a child has the server's memory. Before it joins a container it closes the server's descriptors and disables
+imports, since from then on the files of `sys.path` are the agent's. It writes to one pipe, the report: the number of
+the process that it became in the container, then nothing, or an error. A command inside may stop it before it executes
+its program, so the server waits for the report only for a time.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import select
 import signal
 import sys
+import termios
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -40,7 +42,7 @@ RESET_SIGNALS = (
 
 
 class Report(NamedTuple):
-    """What a forked child said."""
+    """What a forked child reported."""
 
     inner: int
     """The process that it became, if it had to fork again to join; else 0."""
@@ -55,13 +57,7 @@ class ExecFailed(OSError):
 
 
 def child(run: Callable[[], None], report: int, kept: Iterable[int]) -> NoReturn:
-    """Be a forked child: do `run`, which does not return if all goes well, and say what it raises.
-
-    Args:
-        run: the child's work.
-        report: the pipe that is told.
-        kept: descriptors that `run` needs, beside the three standard ones.
-    """
+    """Be a forked child: do `run`, which does not return if all goes well; report what it raises."""
     try:
         for number in RESET_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
@@ -70,25 +66,40 @@ def child(run: Callable[[], None], report: int, kept: Iterable[int]) -> NoReturn
         _close_all_but({report, *kept})
         run()
     except ExecFailed as error:
-        _say(report, f"{error.errno} {error.strerror}")
+        _write(report, f"{error.errno} {error.strerror}")
     except BaseException as error:  # noqa: BLE001 - nothing may get out of a forked child
-        _say(report, f"0 {type(error).__name__}: {error}")
+        _write(report, f"0 {type(error).__name__}: {error}")
     finally:
         os._exit(127)
 
 
-def be_the_first_to_go() -> None:
-    """If the node runs out of memory, have the kernel take this process and its children before others."""
+def be_killed_first() -> None:
+    """If the node runs out of memory, have the kernel kill this process and its children before others."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:  # noqa: PTH123 - between fork and exec
         score.write("500")
 
 
-def execute(argv: Sequence[str], environment: Mapping[str, str], inherited: Iterable[int]) -> NoReturn:
-    """Become a program.
+def give_up_terminal() -> None:
+    """In the session's leader: give up the terminal on standard input, without the hang-up that this means."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGCONT, signal.SIG_IGN)
+    fcntl.ioctl(0, termios.TIOCNOTTY)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGCONT, signal.SIG_DFL)
 
-    Raises:
-        ExecFailed: there is no such program, or it cannot be executed.
-    """
+
+def take_terminal() -> None:
+    """Lead a new session on the terminal on standard input; output is not changed, input is not echoed."""
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    modes = termios.tcgetattr(0)
+    modes[1] &= ~termios.ONLCR
+    modes[3] &= ~termios.ECHO
+    termios.tcsetattr(0, termios.TCSANOW, modes)
+
+
+def execute(argv: Sequence[str], environment: Mapping[str, str], inherited: Iterable[int]) -> NoReturn:
     for descriptor in inherited:
         os.set_inheritable(descriptor, True)
     try:
@@ -97,31 +108,30 @@ def execute(argv: Sequence[str], environment: Mapping[str, str], inherited: Iter
         raise ExecFailed(error.errno, error.strerror) from None
 
 
-def hear(pipe: int) -> Report:
-    """Read what a forked child says until it has executed its program, or closed the report; close the pipe.
+def read_report(pipe: int) -> Report:
+    """Read a report until the child has executed its program, or closed it; close the pipe.
 
-    Raises:
-        TimeoutError: it did neither in time; `args[0]` is the report so far.
+    A TimeoutError has the report so far as `args[0]`.
     """
-    said = b""
+    received = b""
     deadline = time.monotonic() + JOIN_LIMIT_S
     with os.fdopen(pipe, "rb", buffering=0) as reports:
         while select.select([reports], [], [], max(0.0, deadline - time.monotonic()))[0]:
             data = reports.read(REPORT_BYTES)
             if not data:
-                return _parsed(said)
-            said += data
-    raise TimeoutError(_parsed(said))
+                return _parsed(received)
+            received += data
+    raise TimeoutError(_parsed(received))
 
 
 def tell_inner(report: int, pid: int) -> None:
-    """Tell the number of the process that goes on for this one; that one may have said something already."""
+    """Tell the number of the process that goes on for this one; that one may have written something already."""
     os.write(report, b"P%d\n" % pid)
 
 
-def _parsed(said: bytes) -> Report:
+def _parsed(received: bytes) -> Report:
     inner, number, problem = 0, 0, ""
-    for line in said.decode("utf-8", "replace").splitlines():
+    for line in received.decode("utf-8", "replace").splitlines():
         if line.startswith("P"):
             inner = int(line[1:])
         else:
@@ -130,7 +140,7 @@ def _parsed(said: bytes) -> Report:
     return Report(inner, number, problem)
 
 
-def _say(report: int, words: str) -> None:
+def _write(report: int, words: str) -> None:
     with suppress(OSError):
         os.write(report, " ".join(words.split())[: REPORT_BYTES // 8].encode("utf-8", "replace") + b"\n")
 

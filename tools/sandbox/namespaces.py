@@ -1,4 +1,4 @@
-"""Entering a container's namespaces, and giving up privileges: system calls that Python has not.
+"""Entering a container's namespaces, and giving up privileges: system calls that Python lacks.
 
 All of this happens in a forked child between `fork` and `exec`, where only plain calls are safe. The namespaces are
 opened once, before the first command runs: a command could trace the process that they are taken from, and have it
@@ -39,16 +39,10 @@ _MS_RDONLY, _MS_REMOUNT, _MS_BIND = 1, 32, 4096
 
 
 class Namespaces:
-    """The namespaces of a process that this one is not in; `close` them.
-
-    Args:
-        pid: a process that nobody else controls yet.
-
-    Raises:
-        OSError: the process is gone, or not ours to look at.
-    """
+    """The namespaces of a process that this one is not in; `close` them."""
 
     def __init__(self, pid: int) -> None:
+        """Open them; nothing else may control the process yet."""
         self._opened: list[tuple[int, int]] = []
         """Descriptors with their flags, in the order of joining."""
         try:
@@ -59,7 +53,6 @@ class Namespaces:
 
     @property
     def kinds(self) -> int:
-        """The flags of all of them."""
         return sum({flag for _, flag in self._opened})
 
     @property
@@ -68,20 +61,12 @@ class Namespaces:
         return tuple(descriptor for descriptor, _ in self._opened)
 
     def enter(self) -> None:
-        """Join them all; of the process namespace only children to come are members.
-
-        Raises:
-            OSError: the kernel refuses.
-        """
+        """Join them all; of the process namespace only later children are members."""
         for descriptor, flag in self._opened:
             _check(_libc.setns(descriptor, flag))
 
     def protect_devices(self) -> None:
-        """In a forked child of a service of root: have nobody inside change the modes of the host's devices.
-
-        Raises:
-            OSError: the kernel refuses.
-        """
+        """In a forked child of a service of root: let no command change the modes of the host's devices."""
         for descriptor, flag in self._opened:
             if flag == KINDS["mnt"]:
                 _check(_libc.setns(descriptor, flag))
@@ -93,7 +78,6 @@ class Namespaces:
                     _check(_libc.mount(None, bytes(path), None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY, None))
 
     def close(self) -> None:
-        """Free the descriptors; may be called again."""
         for descriptor, _ in self._opened:
             os.close(descriptor)
         self._opened.clear()
@@ -123,7 +107,7 @@ class Namespaces:
 
 
 def become_subreaper() -> None:
-    """Adopt whatever is orphaned below this process, so that nothing it started can escape it."""
+    """Adopt all orphans below this process, so that nothing it started can escape it."""
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
@@ -145,7 +129,7 @@ def forbid_new_privileges() -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up all capabilities, for programs to come as well, root's included."""
+    """Give up all capabilities, root's too, also for the programs that this process executes."""
     number = 0
     while _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
         number += 1  # ends at the first one that the kernel does not know, or at once where we may not

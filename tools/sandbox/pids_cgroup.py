@@ -2,7 +2,7 @@
 
 `RLIMIT_NPROC` does not bind root, and what looks at processes at intervals (`execution.watch`) is too late for a fork
 bomb that takes the node's last processor. A cgroup of the `pids` controller bounds all that joins it. Where none can be
-made (an ordinary user, whom RLIMIT_NPROC binds; a node that delegates none), there is none.
+made (an ordinary user, whom RLIMIT_NPROC binds; a node that delegates none), the container does without.
 
     CGROUP/prorl-PID-NUMBER/    CGROUP: where this process is itself; PID: the execution server that made it
 """
@@ -23,11 +23,7 @@ SLACK = 64
 
 
 class PidsCgroup:
-    """One cgroup; `close` it when what joined it has ended.
-
-    Args:
-        folder: the cgroup, which is there.
-    """
+    """One cgroup; `close` it when what joined it has ended."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,19 +31,10 @@ class PidsCgroup:
         """For `enter`, in a forked child that sees other files by then."""
 
     def enter(self) -> None:
-        """Move the calling process into it.
-
-        Raises:
-            OSError: the cgroup is full (EAGAIN), or gone.
-        """
+        """Move the calling process into it; EAGAIN: it is full."""
         os.write(self.descriptor, b"0")
 
     def add(self, pid: int) -> None:
-        """Move another process into it.
-
-        Raises:
-            OSError: there is no such process.
-        """
         os.write(self.descriptor, str(pid).encode())
 
     def close(self) -> None:
@@ -58,21 +45,17 @@ class PidsCgroup:
 
 
 def make_pids_cgroup(number: int, processes: int) -> PidsCgroup | None:
-    """Make a cgroup for at most so many processes; None where the kernel, or whoever runs the node, gives none.
+    """Make a cgroup for at most so many processes; None where the node allows none.
 
     Those that killed servers left are removed.
-
-    Args:
-        number: tells it from others of this process.
-        processes: a sandbox's limit; `SLACK` is added.
     """
     if os.geteuid() != 0:
         return None
     for controller, root in ROOTS.items():
-        place = root / _own_cgroup(controller).lstrip("/")
-        folder = place / f"{PREFIX}{os.getpid()}-{number}"
+        own = root / _own_cgroup(controller).lstrip("/")
+        folder = own / f"{PREFIX}{os.getpid()}-{number}"
         with suppress(OSError):
-            _sweep(place)
+            _sweep(own)
             folder.mkdir(0o755)
             try:
                 (folder / "pids.max").write_text(str(processes + SLACK), encoding="ascii")
@@ -83,7 +66,6 @@ def make_pids_cgroup(number: int, processes: int) -> PidsCgroup | None:
 
 
 def _own_cgroup(controller: str) -> str:
-    """Give this process's own cgroup in a hierarchy."""
     for line in (PROC / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
@@ -91,8 +73,8 @@ def _own_cgroup(controller: str) -> str:
     raise FileNotFoundError(controller)
 
 
-def _sweep(place: Path) -> None:
-    for folder in place.glob(f"{PREFIX}*-*"):
+def _sweep(own: Path) -> None:
+    for folder in own.glob(f"{PREFIX}*-*"):
         pid = folder.name.removeprefix(PREFIX).partition("-")[0]
         if not (PROC / pid).exists():
             with suppress(OSError):

@@ -1,8 +1,8 @@
 """The root filesystem that a sandbox names: a path, or the name of an image that `prorl image build` made.
 
-Whoever runs the service may name any (`find_image`). A job comes from a trainer, who is to see nothing of the host, and
-an image is shown whole: so a job may name only what is offered (`find_offered`). Neither may be the host's own root, or
-have the service's private folders below it.
+The operator of the service may name any (`find_image`). A job comes from a trainer, who is to see nothing of the host,
+and an image is shown whole: so a job may name only what is offered (`find_offered`). Neither may be the host's own
+root, or have the service's private folders below it.
 """
 
 from __future__ import annotations
@@ -13,26 +13,19 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError, SandboxFailed
-from ..images.image import NAME_PATTERN, default_root
+from ..images.image import NAME_PATTERN, default_root, is_sif
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from .container import ImageFormat
 
-SIF_MAGIC = b"SIF_MAGIC"
-SIF_MAGIC_AT = 32
-"""Where a SIF file says what it is, behind the line that runs it."""
 SHOWN_LENGTH = 200
 """How much of a job's words an error repeats."""
 
 
 def find_image(image: str) -> Path:
-    """Give the path of an image that whoever runs the service names: its path, or its name in `prorl image list`.
-
-    Raises:
-        SandboxFailed: there is none (`reason` is `image`).
-    """
+    """Return the path of an image that the operator names: by its path, or its name in `prorl image list`."""
     _refuse_reference(image)
     try:
         path = Path(image).expanduser()
@@ -47,10 +40,10 @@ def find_image(image: str) -> Path:
 
 
 def find_offered(image: str, folders: Iterable[Path]) -> Path:
-    """Give the path of an image that a job names: one of those that `prorl image build` made, or below a folder.
+    """Return the path of an image that a job names: one of those that `prorl image build` made, or below a folder.
 
-    The name must begin with one of the folders, and lead to one. What this gives has no link on the way that a sandbox
-    could have written, and change afterwards: only the link `FOLDER/NAME` stays, for `hold` to find what it leads to.
+    The name must begin with one of the folders, and lead to one. The returned path has no link that a sandbox could
+    have written, and change afterwards: only the link `FOLDER/NAME` stays, which `lock_image` follows.
 
     Args:
         image: a name in one of the folders, or a path below one.
@@ -79,11 +72,7 @@ def find_offered(image: str, folders: Iterable[Path]) -> Path:
 
 
 def check_folder(folder: Path, private: Iterable[Path]) -> Path:
-    """Give the absolute path of a folder of images for jobs.
-
-    Raises:
-        ConfigError: it is not absolute, or has private folders of the host below it.
-    """
+    """Return the absolute path of a folder of images for jobs."""
     try:
         path = folder.expanduser()
     except RuntimeError as error:
@@ -97,26 +86,14 @@ def check_folder(folder: Path, private: Iterable[Path]) -> Path:
 
 
 def check_private(image: Path, private: Iterable[Path]) -> None:
-    """Refuse an image that would show sandboxes what is the host's, whoever named it.
-
-    Args:
-        image: its path.
-        private: folders that must not be below it.
-
-    Raises:
-        SandboxFailed: it would (`reason` is `image`).
-    """
+    """Refuse an image that would show sandboxes what is the host's, also where the operator named it."""
     if problem := _exposes(image, private):
         message = f"{image} cannot be an image: {problem}; build one with: prorl image build"
         raise SandboxFailed(message, reason="image")
 
 
 def check_image(kind: str, formats: Collection[ImageFormat], image: Path) -> None:
-    """Check that a kind of sandbox that takes images of these formats can start from an image.
-
-    Raises:
-        SandboxFailed: it cannot (`reason` is `image`).
-    """
+    """Check that a kind of sandbox that takes images of these formats can start from an image."""
     if not formats:
         return
     if image.is_dir():
@@ -128,16 +105,15 @@ def check_image(kind: str, formats: Collection[ImageFormat], image: Path) -> Non
         message = f"the image {image} is a file; {kind} takes directories only (use apptainer)"
         raise SandboxFailed(message, reason="image")
     try:
-        with image.open("rb") as file:
-            magic = file.read(SIF_MAGIC_AT + len(SIF_MAGIC))[SIF_MAGIC_AT:]
+        known = is_sif(image)
     except OSError as error:
         raise SandboxFailed(f"the image {image} cannot be read: {error.strerror}", reason="image") from error
-    if magic != SIF_MAGIC:
+    if not known:
         raise SandboxFailed(f"the image {image} is neither a directory nor a SIF file", reason="image")
 
 
 def _exposes(path: Path, private: Iterable[Path]) -> str:
-    """Say what of the host's a folder has below it; empty if nothing."""
+    """Return what of the host's a folder has below it; empty if nothing."""
     real = path.resolve()
     with suppress(OSError):
         if os.path.samestat(real.stat(), os.stat("/")):  # noqa: PTH116
@@ -149,7 +125,7 @@ def _exposes(path: Path, private: Iterable[Path]) -> str:
 
 
 def _below(image: str, named: Path, folder: Path) -> Path | None:
-    """Give where in a folder an image is that is named by its name or path; None if it is not in there."""
+    """Return where in a folder an image with this name or path is; None if it is not in there."""
     if "/" not in image:
         return folder / image if NAME_PATTERN.fullmatch(image) else None
     path = PurePath(image)

@@ -20,7 +20,7 @@ import tarfile
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import SandboxFailed
 from ..execution import messages
@@ -116,7 +116,7 @@ class Sandbox:
 
     @property
     def kind(self) -> str:
-        """What it is made of."""
+        """What it is made of, such as `bubblewrap`."""
         return self.handle.kind
 
     @property
@@ -181,9 +181,8 @@ class Sandbox:
         """
         if isinstance(command, str):
             raise TypeError("the command is a list of words; for a line of shell give ['bash', '-c', line]")
-        request = messages.Exec(
-            tuple(command), timeout_s, stdin, output_limit_bytes, dict(environment or {}), directory
-        )
+        variables = dict(environment or {})
+        request = messages.Exec(tuple(command), timeout_s, stdin, output_limit_bytes, variables, directory)
         result: ExecResult = await self._client.ask(request)
         return result
 
@@ -340,20 +339,16 @@ def remove_abandoned(path: Path) -> None:
 
 def _archive(source: Path) -> bytes:
     content = io.BytesIO()
-    try:
-        with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            for path in sorted(source.iterdir()) if source.is_dir() else [source]:
-                archive.add(path, path.name, filter=_checked(content))
-    except OSError as error:
-        raise SandboxFailed(f"{source} cannot be uploaded: {error.strerror}", path=str(source)) from error
-    return content.getvalue()
 
-
-def _checked(content: io.BytesIO) -> Any:
     def check(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-        if content.tell() + entry.size > messages.UPLOAD_LIMIT_BYTES:
-            limit = messages.UPLOAD_LIMIT_BYTES
+        if content.tell() + entry.size > (limit := messages.UPLOAD_LIMIT_BYTES):
             raise SandboxFailed(f"an upload may have {limit} bytes; bind a folder, or build an image", reason="size")
         return entry
 
-    return check
+    try:
+        with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            for path in sorted(source.iterdir()) if source.is_dir() else [source]:
+                archive.add(path, path.name, filter=check)
+    except OSError as error:
+        raise SandboxFailed(f"{source} cannot be uploaded: {error.strerror}", path=str(source)) from error
+    return content.getvalue()

@@ -2,7 +2,7 @@
 
 Where the service runs as root, a command is root to the kernel although it has no capability. A user namespace would
 give it capabilities over mounts of its own, cgroup file systems among them, whose files root owns; root's keyrings are
-one for all sandboxes; and a lease on a file of the host makes whoever else opens it wait, for most of a minute. What is
+one for all sandboxes; and a lease on a file of the host makes others that open it wait, for most of a minute. What is
 forbidden is the same for every user, so that an image behaves alike everywhere.
 
 There are two forms of it: a filter that a process installs for itself before it executes a command, and a profile in
@@ -34,7 +34,7 @@ NUMBERS = {
 """Of the system calls, by the kernel's name for the machine."""
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32 = 0x40000000
-"""From here on are the calls of another interface to the same kernel, which nobody uses."""
+"""From here on are the calls of another interface to the same kernel, which is not in use."""
 
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT, _SECOND_ARGUMENT_AT = 0, 4, 16, 24
@@ -47,7 +47,7 @@ class _Program(ctypes.Structure):
 
 
 def filter_program(machine: str) -> bytes:
-    """Give the filter as classic BPF; empty for a machine whose numbers are not known here."""
+    """Return the filter as classic BPF; empty for a machine whose numbers are not known here."""
     if machine not in NUMBERS:
         return b""
     numbers = NUMBERS[machine]
@@ -89,11 +89,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def install() -> None:
-    """Install the filter in this process; it must not be able to gain privileges any more.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Install the filter in this process; it must not be able to gain privileges any more."""
     if _PROGRAM:
         program = _Program(len(_PROGRAM) // 8, _PROGRAM)
         if _libc.prctl(_PR_SET_SECCOMP, _FILTER_MODE, ctypes.byref(program), 0, 0) != 0:
@@ -102,11 +98,7 @@ def install() -> None:
 
 
 def opened() -> int | None:
-    """Give the filter as a descriptor for a runtime to read, which the caller closes; None if there is no filter.
-
-    Raises:
-        OSError: there are no more descriptors.
-    """
+    """Return the filter as a descriptor for a runtime to read, which the caller closes; None if there is no filter."""
     if not _PROGRAM:
         return None
     descriptor = os.memfd_create("seccomp")
@@ -115,9 +107,9 @@ def opened() -> int | None:
 
 
 def profile() -> dict[str, Any]:
-    """Give the same as a profile of the Open Container Initiative's form, but for `UNKNOWN`.
+    """Return the same as a profile of the Open Container Initiative's form, but for `UNKNOWN`.
 
-    Apptainer answers EPERM to whatever a profile forbids, and with that its own runtime starts no thread.
+    Apptainer answers EPERM to all that a profile forbids, and with that its own runtime starts no thread.
     """
     refuse = {"action": "SCMP_ACT_ERRNO", "errnoRet": errno.EPERM}
     newuser = {"index": 0, "value": CLONE_NEWUSER, "valueTwo": CLONE_NEWUSER, "op": "SCMP_CMP_MASKED_EQ"}

@@ -57,4 +57,4 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     writable: Literal["disk", "memory", "no"] = "no"
     """What changes to the image's own files (kind `apptainer`) go to: a folder of the sandbox, memory (64 MiB unless
     the administrator allows more), or nowhere: it is read-only, and only the workspace and /tmp can be written. What a
-    user may not change of a directory image outside, such as root's files, nobody may inside, `fakeroot` or not."""
+    user may not change of a directory image outside, such as root's files, no command may inside, `fakeroot` or not."""

@@ -1,4 +1,4 @@
-"""Removes sandboxes that nobody needs: all of them, or those whose maker died before an execution server had them."""
+"""Removes sandboxes: all of them, or those whose maker died before an execution server had them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def sweep(root: Path) -> None:
 
 
 def sweep_abandoned(root: Path) -> None:
-    """Remove what is neither served nor being made: its maker was killed half-way, and its job is given another one."""
+    """Remove what is neither served nor being made: its maker was killed half-way, and its job gets another one."""
     with contextlib.suppress(OSError):
         for name in os.listdir(root):  # noqa: PTH208 - a name is all that is needed
             if not name.startswith(".") or (root / name / MAKER_LOCK).exists():  # without a lock, it is just being made

@@ -1,4 +1,4 @@
-"""Whole folder trees that a hostile process wrote: copied and removed, whatever it left there.
+"""Whole folder trees that a hostile process wrote: copied and removed, with all that it left there.
 
 Both walks go over descriptors and take constant time and descriptors for each step, so that neither a planted link, nor
 a tree deeper than Python's stack or the longest path, nor a folder without permissions stops them. The copy goes depth
@@ -68,11 +68,11 @@ def copy_tree(source: Path, target: Path, limit_bytes: int, timeout_s: float) ->
     name = source.parent.name
     budget = _Budget(time.monotonic() + timeout_s, limit_bytes, ENTRY_LIMIT)
     try:
-        place = _Place(source, target)
+        pair = _FolderPair(source, target)
     except OSError as error:
         raise SandboxFailed(f"{name} cannot be copied: {error.strerror}", reason="system") from error
     try:
-        _copy_folders(place, budget)
+        _copy_folders(pair, budget)
     except TimeoutError:
         raise SandboxFailed(f"copying {name} took longer than {timeout_s:g} s", reason="time") from None
     except _TreeRefused as error:
@@ -81,7 +81,7 @@ def copy_tree(source: Path, target: Path, limit_bytes: int, timeout_s: float) ->
         reason = "tree" if error.errno in TREE_ERRORS else "system"
         raise SandboxFailed(f"{name} cannot be copied: {error.strerror}", reason=reason) from error
     finally:
-        place.close()
+        pair.close()
 
 
 def remove_tree(path: Path, timeout_s: float) -> None:
@@ -131,7 +131,7 @@ def _remove(path: Path, rest: Path, deadline: float) -> None:
 
 
 def _empty(folder: int, flat: int, deadline: float) -> list[str]:
-    """Empty one folder; the folders in it that are not empty move to `flat`, under the names that are given back."""
+    """Empty one folder; the folders in it that are not empty move to `flat`, under the names that are returned."""
     moved: list[str] = []
     while True:
         with os.scandir(folder) as found:
@@ -152,18 +152,9 @@ def _empty(folder: int, flat: int, deadline: float) -> list[str]:
 
 
 def grant(name: str, folder: int | None, needed: int) -> int:
-    """Give the owner the permissions `needed` on an entry, if they lack; never through a symbolic link.
+    """Add the owner's permissions `needed` to an entry, never through a symbolic link; return those it had.
 
-    Args:
-        name: the entry in `folder`, or a path if that is None.
-        folder: a descriptor.
-        needed: bits of the owner's part of a mode.
-
-    Returns:
-        The entry's permissions as they were.
-
-    Raises:
-        OSError: there is no such entry, or it is another user's.
+    `name` is in the open `folder`, or is a path if that is None.
     """
     entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
@@ -177,12 +168,12 @@ def grant(name: str, folder: int | None, needed: int) -> int:
 
 
 class _TreeRefused(Exception):
-    """The tree has something that is not copied."""
+    """The tree's own content is why it is not copied."""
 
 
 @dataclass(slots=True)
 class _Budget:
-    """What the copy may still take."""
+    """What a copy may still take."""
 
     deadline: float
     bytes: int
@@ -201,7 +192,7 @@ class _Budget:
             raise _TreeRefused("it holds more than may be copied")
 
 
-class _Place:
+class _FolderPair:
     """One folder of the source and its copy: owns a descriptor of each, and the way back up, which needs none."""
 
     def __init__(self, source: Path, target: Path) -> None:
@@ -244,49 +235,49 @@ class _Place:
         os.dup2(copy, self.copy, inheritable=False)
 
 
-def _copy_folders(place: _Place, budget: _Budget) -> None:
-    waiting = [_copy_entries(place, budget)]
+def _copy_folders(pair: _FolderPair, budget: _Budget) -> None:
+    waiting = [_copy_entries(pair, budget)]
     while waiting:
         _check_time(budget.deadline)
         if waiting[-1]:
-            if place.depth == DEPTH_LIMIT:
+            if pair.depth == DEPTH_LIMIT:
                 raise _TreeRefused(f"its folders are more than {DEPTH_LIMIT} levels deep")
             try:
-                place.enter(waiting[-1].pop())
+                pair.enter(waiting[-1].pop())
             except FileNotFoundError:
                 continue  # it was removed since it was listed
-            waiting.append(_copy_entries(place, budget))
+            waiting.append(_copy_entries(pair, budget))
         else:
             waiting.pop()
             if waiting:
-                place.leave()
+                pair.leave()
 
 
-def _copy_entries(place: _Place, budget: _Budget) -> list[str]:
-    """Copy all of a folder but the folders in it, whose names are given back."""
+def _copy_entries(pair: _FolderPair, budget: _Budget) -> list[str]:
+    """Copy all of a folder but the folders in it, whose names are returned."""
     folders: list[str] = []
-    with os.scandir(place.origin) as found:
+    with os.scandir(pair.origin) as found:
         for entry in found:
             budget.take_entry()
             with suppress(FileNotFoundError):  # it was removed since it was listed
                 mode = entry.stat(follow_symlinks=False).st_mode
                 if stat.S_ISLNK(mode):
-                    os.symlink(os.readlink(entry.name, dir_fd=place.origin), entry.name, dir_fd=place.copy)
+                    os.symlink(os.readlink(entry.name, dir_fd=pair.origin), entry.name, dir_fd=pair.copy)
                 elif stat.S_ISDIR(mode):
                     folders.append(entry.name)
                 elif stat.S_ISREG(mode):
-                    _copy_file(entry.name, place, budget)
+                    _copy_file(entry.name, pair, budget)
     return folders
 
 
-def _copy_file(name: str, place: _Place, budget: _Budget) -> None:
-    mode = grant(name, place.origin, 0o400)
-    source = os.open(name, os.O_RDONLY | FILE_FLAGS, dir_fd=place.origin)
+def _copy_file(name: str, pair: _FolderPair, budget: _Budget) -> None:
+    mode = grant(name, pair.origin, 0o400)
+    source = os.open(name, os.O_RDONLY | FILE_FLAGS, dir_fd=pair.origin)
     try:
         status = os.fstat(source)
         if not stat.S_ISREG(status.st_mode):
             return  # it was replaced since it was listed
-        target = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place.copy)
+        target = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=pair.copy)
         try:
             os.ftruncate(target, status.st_size)
             _copy_data(source, target, status.st_size, budget)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from prorl_zmq.tools.editor.arguments import Command, EditorArguments
 from prorl_zmq.tools.editor.editing import apply
-from prorl_zmq.tools.sandbox.bubblewrap import bubblewrap_problem
+from prorl_zmq.tools.sandbox.kinds import problem_with
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -480,7 +480,7 @@ for arguments in (
 """
 
 
-@pytest.mark.skipif(bubblewrap_problem() is not None, reason="needs bubblewrap")
+@pytest.mark.skipif(problem_with("bubblewrap") is not None, reason="needs bubblewrap")
 def test_a_full_disk_and_a_read_only_one(workspace: Any) -> None:
     disk = workspace.root / "disk"
     fixed = workspace.root / "fixed"

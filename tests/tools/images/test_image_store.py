@@ -14,7 +14,7 @@ import pytest
 
 from prorl_zmq.errors import ConfigError, SandboxFailed, SandboxUnavailable
 from prorl_zmq.tools.images import image_store
-from prorl_zmq.tools.images.image import default_root, hold
+from prorl_zmq.tools.images.image import default_root, lock_image
 from prorl_zmq.tools.images.image_store import ImageStore
 
 from .conftest import IMAGE, USER, as_user, leftovers, needs_apptainer, needs_root, python_as_user
@@ -113,7 +113,7 @@ def test_an_image_that_lost_a_part_is_built_anew(store: ImageStore, tiny: Path) 
 
 def test_a_replaced_image_stays_while_it_is_held(store: ImageStore, tiny: Path) -> None:
     store.build(str(tiny), "tiny")
-    with hold(store.root / "tiny") as held:
+    with lock_image(store.root / "tiny") as held:
         second = store.build(str(tiny), "tiny", mode="scratch")
         assert second.image.path != held.path
         assert (held.path / "etc" / "word").read_text() == "hello\n"
@@ -127,7 +127,7 @@ def test_a_replaced_image_stays_while_it_is_held(store: ImageStore, tiny: Path) 
 
 def test_a_hold_is_let_go_of_by_the_kernel(store: ImageStore, tiny: Path) -> None:
     first = store.build(str(tiny), "tiny").image.path
-    held = hold(first)
+    held = lock_image(first)
     child = subprocess.Popen(["sleep", "600"], pass_fds=(held.descriptor,))
     held.close()
     store.build(str(tiny), "tiny", mode="scratch")
@@ -151,7 +151,7 @@ def test_a_file_system_without_locks_keeps_all_images(
 
     monkeypatch.setattr(fcntl, "flock", flock)
     first = store.build(str(tiny), "tiny", mode="scratch").image.path
-    with hold(store.root / "tiny") as held:
+    with lock_image(store.root / "tiny") as held:
         assert held.path == first
     store.build(str(tiny), "tiny", mode="scratch")
     assert first.exists()
@@ -159,10 +159,10 @@ def test_a_file_system_without_locks_keeps_all_images(
 
 def test_hold_of_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SandboxFailed, match="there is no image"):
-        hold(tmp_path / "none")
+        lock_image(tmp_path / "none")
     (tmp_path / "dangling").symlink_to("none")
     with pytest.raises(SandboxFailed, match="there is no image"):
-        hold(tmp_path / "dangling")
+        lock_image(tmp_path / "dangling")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "a/b", "/a", ".a", "-a", "a\n", "a" * 101, "é"])

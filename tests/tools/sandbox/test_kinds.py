@@ -43,13 +43,19 @@ def test_an_unknown_kind_is_refused_with_those_that_there_are(tmp_path: Path) ->
 
 
 def test_a_kind_of_another_package_is_known_to_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    register(tmp_path, monkeypatch, marked="my_sandbox:MarkedContainer", broken="my_sandbox:Broken", gone="my_none:X")
+    kinds = {"marked": "MarkedContainer", "broken": "Broken", "crashing": "Crashing"}
+    targets = {name: f"my_sandbox:{target}" for name, target in kinds.items()}
+    register(tmp_path, monkeypatch, **targets, gone="my_none:X")
     seen = " ".join(run(PRORL, "doctor", cwd=tmp_path).stdout.split())
     assert "sandboxes: marked │ ok │ one of my own" in seen
     assert "sandboxes: broken │ optional │ the machine lacks a wheel; mount one" in seen
-    assert "sandboxes: gone │ optional │ the sandbox kind gone (my_none:X) cannot be imported: ModuleNotFound" in seen
+    assert "sandboxes: crashing │ optional │ RuntimeError: no wheel" in seen
+    assert "the sandbox kind gone (my_none:X) cannot be imported: ModuleNotFound" in seen
     assert run(PRORL, "init", cwd=tmp_path).returncode == 0
-    assert "one of apptainer, broken, bubblewrap, gone, marked, process" in (tmp_path / "topology.toml").read_text()
+    assert (
+        "one of apptainer, broken, bubblewrap, crashing, gone, marked, process"
+        in (tmp_path / "topology.toml").read_text()
+    )
     for command in ("serve", "eval"):
         given = (PRORL, command, *(["tasks.jsonl"] if command == "eval" else []))
         assert "not one of 'apptainer', 'broken', " in run(*given, "--sandbox", "none", cwd=tmp_path).stderr
