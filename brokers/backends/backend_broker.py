@@ -3,8 +3,8 @@
 Stage processes ask for assignments and release them, engine hosts register and send heartbeats, trainers list and
 change backends and give them new weights, which the broker has the engine hosts take (`EngineConnections`). The tokens
 themselves never pass here. When this process dies, running jobs keep the backend that they know; its successor reads in
-its journal which backends there are, and learns of the assignments from the heartbeats of the stage processes. What
-changes is in the journal before anybody is told that it has, engine hosts included.
+its journal which backends there are, and learns of the assignments from the heartbeats of the stage processes. A
+change is in the journal before anything is sent that follows from it, to clients or to engine hosts.
 """
 
 from __future__ import annotations
@@ -47,16 +47,7 @@ log = logging.getLogger("prorl.backend_broker")
 
 
 class BackendBroker:
-    """The backend broker, bound and ready to `run`.
-
-    Args:
-        topology: endpoint and limits.
-        journal: where backends are remembered; what it holds already is restored. None: they are not.
-
-    Raises:
-        EndpointInUse, InvalidEndpoint: it could not bind.
-        ConfigError: the journal cannot be read; or the key folder is not private, or lacks the service's key.
-    """
+    """The broker, bound and ready to `run`; what its journal holds is restored."""
 
     def __init__(self, topology: Topology, journal: BackendJournal | None = None) -> None:
         keyring = Keyring.load(topology.security.keys, BROKER)
@@ -135,11 +126,10 @@ class BackendBroker:
             return [Answer(envelope, BackendRefused(request_id, error.info()))]
 
     def _keys(self, request: ListKeys) -> KeyList:
-        """Say which keys are let in, if that has changed."""
-        doorkeeper = self._authenticator.doorkeeper
-        doorkeeper.reread()
-        known = request.state == doorkeeper.list_state
-        return KeyList(request.request_id, doorkeeper.list_state, None if known else doorkeeper.listed())
+        allowed = self._authenticator.doorkeeper
+        allowed.reread()
+        keys = None if request.state == allowed.list_state else allowed.listed()
+        return KeyList(request.request_id, allowed.list_state, keys)
 
     # Engine hosts -----------------------------------------------------------------------------------------------------
 
@@ -148,11 +138,9 @@ class BackendBroker:
         self._carry_out(self._handler.engine_answered(request_id, error, time.monotonic()))
 
     def engine_unreachable(self, address: EngineAddress, error: ProrlError) -> None:
-        """No connection will come about."""
         self._carry_out(self._handler.engine_unreachable(address, error, time.monotonic()))
 
     def engine_reconnected(self, address: EngineAddress) -> None:
-        """A connection that was lost is there again."""
         self._handler.engine_reconnected(address)
         self._carry_out([])
 

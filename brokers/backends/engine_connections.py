@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 
 class EngineEvents(Protocol):
-    """What is told of replies and connections."""
-
     def engine_answered(self, request_id: str, error: ProrlError | None) -> None:
         """A host did what it was asked, or says why not."""
 
@@ -58,11 +56,7 @@ class EngineConnections:
         return len(self._connections)
 
     def send(self, call: EngineCall) -> None:
-        """Send a request to an engine host, which may be down yet.
-
-        Raises:
-            ProrlError: there is no way to it.
-        """
+        """Send a request to an engine host, which may be down yet."""
         connection = self._connections.get(call.address)
         if connection is None:
             try:
@@ -86,7 +80,6 @@ class EngineConnections:
             connection.close()
 
     def close(self) -> None:
-        """Close all sockets."""
         self.keep_only(())
         self._context.destroy(linger=0)
 
@@ -138,7 +131,6 @@ class _Connection:
             raise
 
     def is_back(self, kinds: list[zmq.Event]) -> bool:
-        """Tell whether, by these events, the connection was lost and is there again."""
         back = False
         for kind in kinds:
             if kind == zmq.Event.DISCONNECTED:

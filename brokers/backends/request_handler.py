@@ -68,13 +68,6 @@ class _Waiting:
 
 
 class BackendRequestHandler:
-    """Answers the requests of stage processes, engine hosts and trainers.
-
-    Args:
-        lease_s: how long a silent owner keeps its assignments, and a silent engine host its registration.
-        affinity: what sticks to a backend (see `backend_heap`).
-    """
-
     def __init__(self, lease_s: float, affinity: Affinity = "job") -> None:
         self.heap = BackendHeap(affinity)
         self._registry = BackendRegistry(self.heap, lease_s)
@@ -98,17 +91,14 @@ class BackendRequestHandler:
         return answers + self._ready_answers(now)
 
     def engine_answered(self, request_id: str, error: ProrlError | None, now: float) -> list[Answer]:
-        """An engine host did what it was asked, or says why not."""
         self._weights.engine_answered(request_id, error, now)
         return self._ready_answers(now)
 
     def engine_unreachable(self, address: EngineAddress, error: ProrlError, now: float) -> list[Answer]:
-        """No connection to an engine host will come about."""
         self._weights.unreachable(address, error, now)
         return self._ready_answers(now)
 
     def engine_reconnected(self, address: EngineAddress) -> None:
-        """A connection to an engine host was lost, and is there again."""
         self._weights.reconnected(address)
 
     def take_calls(self) -> list[EngineCall]:
@@ -116,7 +106,6 @@ class BackendRequestHandler:
         return self._weights.take_calls()
 
     def addresses(self) -> set[EngineAddress]:
-        """Return the addresses of the engine hosts that have not answered."""
         return self._weights.addresses()
 
     def tick(self, now: float) -> list[Answer]:
@@ -154,11 +143,9 @@ class BackendRequestHandler:
         return self._weights.take_answers() + self._serve_waiting(now)
 
     def take_changes(self) -> dict[str, BackendRecord | None]:
-        """Give what a journal has to note since the last call (see `BackendRegistry.take_changes`)."""
         return self._registry.take_changes()
 
     def take_weights(self) -> WeightsRecord | None:
-        """Give what a journal has to note of weights (see `WeightUpdate.take_change`)."""
         return self._update.take_change()
 
     def restore(
@@ -169,14 +156,7 @@ class BackendRequestHandler:
         of_before: bool = False,
         weights: WeightsRecord | None = None,
     ) -> None:
-        """Take up what an earlier process knew, before the first request (see `BackendRegistry.restore`).
-
-        Args:
-            records: the backends that it knew.
-            now: the time.
-            of_before: it was of a service that has ended.
-            weights: which weights it wanted.
-        """
+        """See `BackendRegistry.restore`; before the first request."""
         self._registry.restore(records, now, of_before=of_before)
         if weights is not None:
             self._update.restore(weights, now, of_before=of_before)
@@ -332,5 +312,5 @@ class BackendRequestHandler:
 
 
 def _settled(request: Assign) -> Assign:
-    """Give a request that goes on waiting: the backend that the job left is as good as any by then."""
+    """Return a request that goes on waiting: by then the backend that the job left is as good as any."""
     return msgspec.structs.replace(request, leaving="") if request.leaving else request

@@ -94,7 +94,7 @@ class BackendStatus(Part, frozen=True, kw_only=True):
     `probation`: a job could not reach it, or its generation failed there; single jobs try it, at growing intervals,
     until one is served. `unwell`: its host says that the engine cannot serve now, so it gets none."""
     problem: str = ""
-    """What is the matter with one that is unwell or on probation."""
+    """Why it is unwell or on probation."""
     next_try_s: float | None = None
     """How soon a job may try one on probation; 0: the next one does."""
     in_flight: int
@@ -106,13 +106,13 @@ class BackendStatus(Part, frozen=True, kw_only=True):
 
 
 class BackendRequest(Message, frozen=True):
-    """Base of what the backend broker is asked."""
+    """Base of requests to the backend broker."""
 
     request_id: Identifier
 
 
 class Assign(BackendRequest, frozen=True, kw_only=True):
-    """Give the job a backend; a job that holds one gets the same. The reply waits while there is none."""
+    """Assign a backend to the job; a job that holds one gets the same. The reply waits while there is none."""
 
     owner: Identifier
     """The stage process that holds the job: when it falls silent its assignments are released."""
@@ -124,7 +124,7 @@ class Assign(BackendRequest, frozen=True, kw_only=True):
     node: Identifier = "local"
     """Where the job's RUN is."""
     leaving: Identifier | Literal[""] = ""
-    """The backend that the job holds and cannot go on with: give it another one, or wait until that may be tried."""
+    """The backend that the job holds and cannot go on with: assign another one, or wait until that may be tried."""
 
 
 class GenerationFailed(BackendRequest, frozen=True):
@@ -157,7 +157,7 @@ class HeldAssignment(Part, frozen=True, array_like=True):
 class OwnerAlive(BackendRequest, frozen=True):
     """Keep the assignments of a stage process, and name those it still wants.
 
-    A broker that was started anew learns from it which jobs are where.
+    A broker that was restarted learns from it which jobs are where.
     """
 
     owner: Identifier
@@ -173,7 +173,7 @@ class AddBackend(BackendRequest, frozen=True):
 
 
 class BackendAlive(BackendRequest, frozen=True):
-    """Heartbeat of an engine host. It is told `unknown_backend` if it has to register (again)."""
+    """Heartbeat of an engine host. It is refused with `unknown_backend` if it has to register (again)."""
 
     backend_id: Identifier
     weight_version: WeightVersion
@@ -239,7 +239,7 @@ class SetWeightVersion(BackendRequest, frozen=True):
 class BeginWeights(BackendRequest, frozen=True):
     """Have all engines stop generating, and assign no job to a backend that does not serve weights of this version.
 
-    Begun again for the same version, only the limit begins again. If one engine cannot, the update is cancelled.
+    For the same version begun again, only the limit starts over. If one engine cannot, the update is cancelled.
     """
 
     weight_version: WeightVersion
@@ -276,13 +276,13 @@ class LoadWeights(BackendRequest, frozen=True):
 
 
 class ListKeys(BackendRequest, frozen=True):
-    """Tell an engine host which keys the service lets in; it has the list of that state."""
+    """Return which keys the service lets in; the engine host has the list of that state."""
 
     state: str = ""
 
 
 class BackendReply(Message, frozen=True):
-    """Base of the backend broker's answers."""
+    """Base of the backend broker's replies."""
 
     request_id: Identifier
 

@@ -76,7 +76,7 @@ AnnouncedKey = Annotated[str, Meta(pattern=r"^(?:[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@
 
 
 def new_id() -> str:
-    """Give a fresh random identifier: 32 hexadecimal digits."""
+    """Return a new random identifier: 32 hexadecimal digits."""
     return os.urandom(16).hex()
 
 

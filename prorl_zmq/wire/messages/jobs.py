@@ -85,7 +85,7 @@ class PhaseLimits(Part, frozen=True):
     eval_s: Seconds = 600.0
 
     def of(self, phase: Phase) -> float:
-        """Give the limit of one phase in seconds."""
+        """Return the limit of one phase, in seconds."""
         return float(getattr(self, f"{phase}_s"))
 
 

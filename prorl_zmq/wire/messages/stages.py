@@ -42,7 +42,7 @@ class Task(Part, frozen=True):
 class StageReport(Message, frozen=True, kw_only=True):
     """Announces a stage process, and keeps its leases: sent at the start and with every heartbeat.
 
-    Because each report says everything, a broker that starts anew knows its stage processes after one heartbeat.
+    Because each report says everything, a broker that was restarted knows its stage processes after one heartbeat.
     """
 
     protocol: int = PROTOCOL_VERSION
