@@ -53,7 +53,9 @@ class BackendBroker:
         keyring = Keyring.load(topology.security.keys, BROKER)
         self._loop = Loop()
         self._authenticator = ZapAuthenticator(self._loop.context, keyring, insecure=topology.service.insecure)
-        self._engines = EngineConnections(self._loop, keyring, self)
+        self._engines = EngineConnections(
+            self._loop, keyring, self._engine_answered, self._engine_refused, self._engine_returned
+        )
         self._router = open_socket(self._loop.context, zmq.ROUTER, CONTROL_FRAME_BYTES)
         self._lease_s = topology.backend_broker.lease_s
         self._handler = BackendRequestHandler(self._lease_s, topology.backend_broker.affinity)
@@ -131,26 +133,21 @@ class BackendBroker:
         keys = None if request.state == allowed.list_state else allowed.listed()
         return KeyList(request.request_id, allowed.list_state, keys)
 
-    # Engine hosts -----------------------------------------------------------------------------------------------------
-
-    def engine_answered(self, request_id: str, error: ProrlError | None) -> None:
-        """See `EngineEvents`; so below."""
+    def _engine_answered(self, request_id: str, error: ProrlError | None) -> None:
         self._carry_out(self._handler.engine_answered(request_id, error, time.monotonic()))
 
-    def engine_unreachable(self, address: EngineAddress, error: ProrlError) -> None:
+    def _engine_refused(self, address: EngineAddress, error: ProrlError) -> None:
         self._carry_out(self._handler.engine_unreachable(address, error, time.monotonic()))
 
-    def engine_reconnected(self, address: EngineAddress) -> None:
-        self._handler.engine_reconnected(address)
+    def _engine_returned(self, address: EngineAddress) -> None:
+        self._handler.weights.reconnected(address)
         self._carry_out([])
-
-    # What follows from a change ---------------------------------------------------------------------------------------
 
     def _carry_out(self, answers: list[Answer], *, tick: bool = False) -> None:
         """Note what has changed, then send answers, and requests to engine hosts."""
         self._note(tick=tick)
         self._send(answers)
-        while calls := self._handler.take_calls():
+        while calls := self._handler.weights.take_calls():
             answers = []
             for call in calls:
                 try:
@@ -160,7 +157,7 @@ class BackendBroker:
             self._note(tick=False)
             self._send(answers)
         if len(self._engines):
-            self._engines.keep_only(self._handler.addresses())
+            self._engines.keep_only(self._handler.weights.addresses())
 
     def _note(self, *, tick: bool) -> None:
         """Write changes to the journal. One that fails stops no job: the changes are written with a later tick."""

@@ -70,7 +70,7 @@ REQUESTS = st.one_of(
 def reply_of(handler: BackendRequestHandler, request: Any, now: float) -> Any:
     """What is answered; engine hosts do what they are asked at once."""
     answers = handler.handle([b"c", b""], request, now)
-    for call in handler.take_calls():
+    for call in handler.weights.take_calls():
         answers += handler.engine_answered(call.request.request_id, None, now)
     return answers[0].reply
 

@@ -50,7 +50,7 @@ class Broker:
 
     def ask(self, request: Any, client: bytes = b"client") -> dict[bytes, Any]:
         answers = self.handler.handle([client, b""], request, self.now)
-        for call in self.handler.take_calls():
+        for call in self.handler.weights.take_calls():
             late = isinstance(call.request, EndUpdate) and call.address.endpoint.removeprefix("ipc://") in self.late
             error = UpdateNotBegun(f"no update to weights {call.request.weight_version} was begun") if late else None
             answers += self.handler.engine_answered(call.request.request_id, error, self.now)

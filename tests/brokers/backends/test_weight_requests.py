@@ -48,7 +48,7 @@ class Service:
 
     def calls(self) -> dict[str, EngineCall]:
         """What is sent to the engine hosts now, by the names of their backends."""
-        return {call.address.endpoint.removeprefix("ipc://"): call for call in self.handler.take_calls()}
+        return {call.address.endpoint.removeprefix("ipc://"): call for call in self.handler.weights.take_calls()}
 
     def answer(self, call: EngineCall, error: ProrlError | None = None) -> None:
         self.tell(self.handler.engine_answered(call.request.request_id, error, self.now))
@@ -96,10 +96,10 @@ def test_all_hosts_are_asked_and_the_client_hears_when_the_last_has_answered(req
             assert getattr(calls["x"].request, name) == value
     service.answer(calls["x"])
     assert service.replies == []
-    assert service.handler.addresses() == {EngineAddress("ipc://y", "")}
+    assert service.handler.weights.addresses() == {EngineAddress("ipc://y", "")}
     service.answer(calls["y"])
     assert service.reply() == Done("r")
-    assert service.handler.addresses() == set()
+    assert service.handler.weights.addresses() == set()
     assert service.handler.next_deadline() is None
     service.answer(calls["y"])
     assert service.replies == [], "an answer that comes twice changes nothing"
@@ -198,7 +198,7 @@ def test_a_host_that_was_restarted_under_another_key_is_asked_there() -> None:
     service.add("x", "k" * 40)
     moved = service.calls()["x"]
     assert moved == EngineCall(EngineAddress("ipc://x", "k" * 40), calls["x"].request)
-    assert service.handler.addresses() == {moved.address}
+    assert service.handler.weights.addresses() == {moved.address}
     service.add("x", "k" * 40)
     assert service.calls() == {}
     service.answer(moved)
@@ -209,7 +209,7 @@ def test_a_connection_that_was_lost_has_its_calls_sent_again_and_one_that_is_ref
     service = Service()
     service.ask(CancelWeights("r", 1))
     calls = service.calls()
-    service.handler.engine_reconnected(calls["x"].address)
+    service.handler.weights.reconnected(calls["x"].address)
     assert service.calls() == {"x": calls["x"]}
     service.tell(service.handler.engine_unreachable(calls["x"].address, NotAllowed("no such key", key="k"), 0.0))
     service.answer(calls["y"])

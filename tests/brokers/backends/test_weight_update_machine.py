@@ -59,7 +59,7 @@ class UpdateMachine(RuleBasedStateMachine):
         serving = {status.backend.endpoint: status.backend.weight_version for status in self.listed()}
         unique = msgspec.structs.replace(request, request_id=f"r-{self.asked}")
         answers = self.handler.handle([client, b""], unique, self.now)
-        for call in self.handler.take_calls():
+        for call in self.handler.weights.take_calls():
             version = call.request.weight_version
             late = isinstance(call.request, EndUpdate) and serving[call.address.endpoint] != version
             error = UpdateNotBegun("no update was begun here") if late else None
