@@ -271,6 +271,9 @@ class BackendHeap:
             for member in self._members.values()
         )
 
+    def __len__(self) -> int:
+        return len(self._members)
+
     def __contains__(self, backend_id: str) -> bool:
         return backend_id in self._members
 

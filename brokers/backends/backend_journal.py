@@ -1,13 +1,12 @@
 """What the backend broker remembers beyond its own life: one row per backend in an SQLite file (see `journal_file`).
 
-One more row says which weights are wanted, or on their way.
-Written only when a registration, a drained flag or a weight version changes, never for an assignment: stage processes
-report those to a broker that was restarted.
+One more row says which weights are wanted, or on their way. The file is written only when a registration, a drained
+flag or a weight version changes, never for an assignment: stage processes report those to a broker that was restarted.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 
@@ -16,8 +15,10 @@ from ..journal.journal_file import JournalFile, failures
 from .backend_records import BackendRecord, WeightsRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+
+Record = TypeVar("Record")
 
 APPLICATION_ID = 0x70726262
 SCHEMA_VERSION = 2
@@ -46,26 +47,21 @@ class BackendJournal:
 
     def load(self) -> list[BackendRecord]:
         """Return all backends, in the order in which they first came."""
-        try:
-            with failures(self._file.path, "read", at_start=True):
-                rows = self._file.connection.execute("SELECT record FROM backends ORDER BY number")
-                return [_record(row[0]) for row in rows]
-        except (msgspec.MsgspecError, TypeError) as error:
-            raise ConfigError(
-                f"{self._file.path} holds a backend that cannot be read ({error}); remove the file, and add again what "
-                "was added by hand",
-                key="journal",
-            ) from error
+        problem = "holds a backend that cannot be read ({}); remove the file, and add again what was added by hand"
+        return self._read("SELECT record FROM backends ORDER BY number", _record, problem)
 
     def load_weights(self) -> WeightsRecord | None:
+        records = self._read(
+            "SELECT record FROM weights", _weights, "does not say which weights are wanted ({}); remove the file"
+        )
+        return records[0] if records else None
+
+    def _read(self, query: str, decode: Callable[[bytes], Record], problem: str) -> list[Record]:
         try:
             with failures(self._file.path, "read", at_start=True):
-                row = self._file.connection.execute("SELECT record FROM weights").fetchone()
-                return _weights(row[0]) if row is not None else None
+                return [decode(row[0]) for row in self._file.connection.execute(query)]
         except (msgspec.MsgspecError, TypeError) as error:
-            raise ConfigError(
-                f"{self._file.path} does not say which weights are wanted ({error}); remove the file", key="journal"
-            ) from error
+            raise ConfigError(f"{self._file.path} {problem.format(error)}", key="journal") from error
 
     def begin_service(self, service_id: str) -> bool:
         """Note which life of `prorl serve` this is (empty: none); return whether an earlier one had the file."""

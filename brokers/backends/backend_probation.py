@@ -58,10 +58,6 @@ class Probation:
         if self._cases.pop(backend_id, None) is not None:
             self._look()
 
-    def clear(self) -> None:
-        self._cases.clear()
-        self._look()
-
     def take_due(self, now: float) -> list[str]:
         """Return the backends that a job may try from now on; each once until it was tried."""
         if self._next_due is None or self._next_due > now:

@@ -287,7 +287,7 @@ class BackendRequestHandler:
             self._owners.setdefault(request.owner, now)
             return assigned
         remedy = "register one with `prorl backends add` or start `prorl-engine`"
-        if not any(True for _ in self.heap):
+        if len(self.heap) == 0:
             remedy = self._starts.failures() or remedy
         if self._update.version is not None:
             remedy = (

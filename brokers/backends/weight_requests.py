@@ -192,7 +192,7 @@ class WeightRequests:
                 self._check_backends()
 
     def _check_backends(self) -> None:
-        if not any(True for _ in self._heap):
+        if len(self._heap) == 0:
             raise NoBackend("no backend is registered, so none has taken the weights; see `prorl backends list`")
 
     def _ask(self, under_way: _UnderWay) -> None:

@@ -1,4 +1,7 @@
-"""The backend broker: what stage processes, engine hosts and clients ask it, and its replies."""
+"""The backend broker: requests of stage processes, engine hosts and clients, and its replies.
+
+Requests about weights are answered when all engine hosts have done their part: the broker asks them with one deadline.
+"""
 
 from __future__ import annotations
 
@@ -105,6 +108,16 @@ class BackendStatus(Part, frozen=True, kw_only=True):
     """None: it sends no heartbeats."""
 
 
+class EngineStart(Part, frozen=True):
+    """An engine that is expected to register as a backend, or was."""
+
+    backend_id: Identifier
+    state: Literal["starting", "failed"]
+    """`failed`: it ended before it was ready, and is not started again."""
+    problem: Annotated[str, Meta(max_length=1000)] = ""
+    """Why it failed, or ended the last time."""
+
+
 class BackendRequest(Message, frozen=True):
     """Base of requests to the backend broker."""
 
@@ -145,7 +158,7 @@ class Release(BackendRequest, frozen=True):
 
 
 class HeldAssignment(Part, frozen=True, array_like=True):
-    """An assignment, as the stage process knows it that holds its job."""
+    """An assignment, as known to the stage process that holds its job."""
 
     attempt: Attempt
     backend_id: Identifier | None = None
@@ -200,16 +213,6 @@ class ClearBackends(BackendRequest, frozen=True):
 
 class ListBackends(BackendRequest, frozen=True):
     """Describe all backends."""
-
-
-class EngineStart(Part, frozen=True):
-    """An engine that is expected to register as a backend, or was."""
-
-    backend_id: Identifier
-    state: Literal["starting", "failed"]
-    """`failed`: it ended before it was ready, and is not started again."""
-    problem: Annotated[str, Meta(max_length=1000)] = ""
-    """Why it failed, or ended the last time."""
 
 
 class ReportStarts(BackendRequest, frozen=True):
@@ -276,7 +279,7 @@ class LoadWeights(BackendRequest, frozen=True):
 
 
 class ListKeys(BackendRequest, frozen=True):
-    """Return which keys the service lets in; the engine host has the list of that state."""
+    """List the keys that the service lets in, for an engine host, which has the list of this state."""
 
     state: str = ""
 
