@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from ..loop import Loop
     from .weight_requests import EngineAddress, EngineCall
 
+BATCH = 256
+"""Replies of one host that are read before other sockets get their turn."""
+
 
 class EngineConnections:
     """Opens connections when they are needed, and closes them when they are not."""
@@ -85,20 +88,23 @@ class EngineConnections:
         self._context.destroy(linger=0)
 
     def _receive(self, connection: _Connection) -> None:
-        while not connection.socket.closed:
+        for _ in range(BATCH):
+            if connection.socket.closed:
+                return
             try:
                 frames = receive(connection.socket, copied=2)
             except zmq.Again:
                 return
             except MalformedMessage:
                 continue
-            self._answered(frames)
+            if len(frames) == 2:
+                self._answered(frames[1])
 
-    def _answered(self, frames: list[bytes | zmq.Frame]) -> None:
+    def _answered(self, frame: bytes | zmq.Frame) -> None:
         request_id = "unknown"
         error: ProrlError | None
         try:
-            content = codec.unpack(frames[-1])  # type: ignore[arg-type]
+            content = codec.unpack(frame)  # type: ignore[arg-type]
             request_id = codec.request_id(content)
             reply: AnyEngineReply = codec.convert(content, AnyEngineReply)
             error = from_info(reply.error) if isinstance(reply, EngineRefused) else None

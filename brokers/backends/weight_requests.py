@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...errors import Busy, NoBackend, ProrlError, RequestTimeout, UnknownBackend, UpdateNotBegun
+from ...errors import FIELDS_LIMIT, Busy, NoBackend, ProrlError, RequestTimeout, UnknownBackend, UpdateNotBegun
 from ...wire.messages.backends import (
     TAKE_BACK_S,
     BackendRefused,
@@ -275,7 +275,7 @@ def _address(backend: Backend) -> EngineAddress:
 
 
 def _named(error: ProrlError, backend_id: str) -> ProrlError:
-    error.fields["backend"] = backend_id
+    error.fields = {**dict(list(error.fields.items())[: FIELDS_LIMIT - 1]), "backend": backend_id}
     error.message = f"backend {backend_id}: {error.message}"
     error.args = (error.message,)
     return error

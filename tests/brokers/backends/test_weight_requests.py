@@ -8,10 +8,12 @@ import pytest
 
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
 from prorl_zmq.brokers.backends.weight_requests import REQUESTS_LIMIT, EngineAddress, EngineCall
-from prorl_zmq.errors import InvalidWeights, NotAllowed, ProrlError, UpdateNotBegun
+from prorl_zmq.errors import FIELDS_LIMIT, InvalidWeights, NotAllowed, ProrlError, UpdateNotBegun
+from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import (
     TAKE_BACK_S,
     AddBackend,
+    AnyBackendReply,
     Backend,
     BackendList,
     BackendRefused,
@@ -238,3 +240,13 @@ def test_requests_under_way_have_a_limit() -> None:
     assert service.replies == []
     service.ask(CancelWeights("more", 1))
     assert service.reply().error.code == "busy"
+
+
+def test_an_error_of_a_host_with_as_many_fields_as_are_allowed_reaches_the_client() -> None:
+    service = Service("x")
+    service.ask(EndWeights("r", 1))
+    (call,) = service.calls().values()
+    service.answer(call, InvalidWeights("w" * 10_000, **{f"field_{number}": number for number in range(FIELDS_LIMIT)}))
+    reply = service.reply()
+    assert codec.decode(codec.encode(reply), AnyBackendReply) == reply
+    assert reply.error.fields["backend"] == "x"
