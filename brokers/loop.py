@@ -52,9 +52,8 @@ class Loop:
     def run(self, housekeep: Callable[[], float], on_ready: Callable[[], None]) -> None:
         """Serve until `stop`, or in the main thread SIGTERM or SIGINT.
 
-        Args:
-            on_ready: called once, when a signal would end the loop in good order.
-            housekeep: called after each round; gives the seconds until it must be called again.
+        `on_ready` is called once, when a signal would end the loop in good order; `housekeep` after each round, and
+        returns the seconds until it must be called again.
         """
         restore = self._handle_signals() if threading.current_thread() is threading.main_thread() else None
         try:
@@ -79,7 +78,6 @@ class Loop:
             return  # it is awake already, or closed
 
     def close(self) -> None:
-        """Close all sockets of the context."""
         self._stopped = True
         self.context.destroy(linger=0)
         self._wake_receiver.close()

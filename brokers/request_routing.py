@@ -1,7 +1,4 @@
-"""Which of a service's sockets each kind of request is for: who asks the wrong one is told the right one.
-
-Owns nothing. What is no request of any socket is left to the decoder's own error.
-"""
+"""Which of a service's sockets each kind of request is for: the wrong one refuses it with the name of the right one."""
 
 from __future__ import annotations
 
@@ -30,16 +27,7 @@ ASKED_OF: dict[str, str] = {
 
 
 def convert_request(content: Any, kinds: Any, here: str) -> Any:
-    """Give the request that an unpacked header is.
-
-    Args:
-        content: the header.
-        kinds: the union of what is asked here.
-        here: one of `FRONT_DOOR`, `BACKEND_BROKER`.
-
-    Raises:
-        MalformedMessage: it is none, or one for another socket.
-    """
+    """Return an unpacked header as one of the requests that are asked `here`."""
     try:
         return codec.convert(content, kinds)
     except MalformedMessage:

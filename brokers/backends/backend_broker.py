@@ -3,8 +3,8 @@
 Stage processes ask for assignments and release them, engine hosts register and send heartbeats, trainers list and
 change backends and give them new weights, which the broker has the engine hosts take (`EngineConnections`). The tokens
 themselves never pass here. When this process dies, running jobs keep the backend that they know; its successor reads in
-its journal which backends there are, and learns of the assignments from the heartbeats of the stage processes. What
-changes is in the journal before anybody is told that it has, engine hosts included.
+its journal which backends there are, and learns of the assignments from the heartbeats of the stage processes. A
+change is in the journal before anything is sent that follows from it, to clients or to engine hosts.
 """
 
 from __future__ import annotations
@@ -47,22 +47,15 @@ log = logging.getLogger("prorl.backend_broker")
 
 
 class BackendBroker:
-    """The backend broker, bound and ready to `run`.
-
-    Args:
-        topology: endpoint and limits.
-        journal: where backends are remembered; what it holds already is restored. None: they are not.
-
-    Raises:
-        EndpointInUse, InvalidEndpoint: it could not bind.
-        ConfigError: the journal cannot be read; or the key folder is not private, or lacks the service's key.
-    """
+    """The broker, bound and ready to `run`; what its journal holds is restored."""
 
     def __init__(self, topology: Topology, journal: BackendJournal | None = None) -> None:
         keyring = Keyring.load(topology.security.keys, BROKER)
         self._loop = Loop()
         self._authenticator = ZapAuthenticator(self._loop.context, keyring, insecure=topology.service.insecure)
-        self._engines = EngineConnections(self._loop, keyring, self)
+        self._engines = EngineConnections(
+            self._loop, keyring, self._engine_answered, self._engine_refused, self._engine_returned
+        )
         self._router = open_socket(self._loop.context, zmq.ROUTER, CONTROL_FRAME_BYTES)
         self._lease_s = topology.backend_broker.lease_s
         self._handler = BackendRequestHandler(self._lease_s, topology.backend_broker.affinity)
@@ -135,34 +128,26 @@ class BackendBroker:
             return [Answer(envelope, BackendRefused(request_id, error.info()))]
 
     def _keys(self, request: ListKeys) -> KeyList:
-        """Say which keys are let in, if that has changed."""
-        allow_list = self._authenticator.allow_list
-        allow_list.reread()
-        known = request.state == allow_list.list_state
-        return KeyList(request.request_id, allow_list.list_state, None if known else allow_list.listed())
+        allowed = self._authenticator.allow_list
+        allowed.reread()
+        keys = None if request.state == allowed.list_state else allowed.listed()
+        return KeyList(request.request_id, allowed.list_state, keys)
 
-    # Engine hosts -----------------------------------------------------------------------------------------------------
-
-    def engine_answered(self, request_id: str, error: ProrlError | None) -> None:
-        """See `EngineEvents`; so below."""
+    def _engine_answered(self, request_id: str, error: ProrlError | None) -> None:
         self._carry_out(self._handler.engine_answered(request_id, error, time.monotonic()))
 
-    def engine_unreachable(self, address: EngineAddress, error: ProrlError) -> None:
-        """No connection will come about."""
+    def _engine_refused(self, address: EngineAddress, error: ProrlError) -> None:
         self._carry_out(self._handler.engine_unreachable(address, error, time.monotonic()))
 
-    def engine_reconnected(self, address: EngineAddress) -> None:
-        """A connection that was lost is there again."""
-        self._handler.engine_reconnected(address)
+    def _engine_returned(self, address: EngineAddress) -> None:
+        self._handler.weights.reconnected(address)
         self._carry_out([])
-
-    # What follows from a change ---------------------------------------------------------------------------------------
 
     def _carry_out(self, answers: list[Answer], *, tick: bool = False) -> None:
         """Note what has changed, then send answers, and requests to engine hosts."""
         self._note(tick=tick)
         self._send(answers)
-        while calls := self._handler.take_calls():
+        while calls := self._handler.weights.take_calls():
             answers = []
             for call in calls:
                 try:
@@ -172,7 +157,7 @@ class BackendBroker:
             self._note(tick=False)
             self._send(answers)
         if len(self._engines):
-            self._engines.keep_only(self._handler.addresses())
+            self._engines.keep_only(self._handler.weights.addresses())
 
     def _note(self, *, tick: bool) -> None:
         """Write changes to the journal. One that fails stops no job: the changes are written with a later tick."""

@@ -38,7 +38,7 @@ Affinity = Literal["job", "group"]
 
 
 class Served(NamedTuple):
-    """A backend that has done a generation."""
+    """A backend that has completed a generation."""
 
     backend_id: str
     trial: bool
@@ -49,9 +49,6 @@ class BackendHeap:
     """The backends and the assignments on them.
 
     Invariant: a backend's in-flight count is the number of jobs that hold an assignment on it.
-
-    Args:
-        affinity: `group` keeps the jobs of a group together while there is room; a job without a group is by itself.
     """
 
     def __init__(self, affinity: Affinity = "job") -> None:
@@ -69,15 +66,9 @@ class BackendHeap:
         """The weights that are on their way."""
 
     def add(self, backend: Backend, needed_version: int = 0) -> None:
-        """Register a backend. Adding a known one again updates it, and ends its draining or probation.
+        """Register a backend, or update a known one, which ends its draining or probation.
 
-        Args:
-            backend: what to add.
-            needed_version: if its weights are older than these, or than those that are wanted, it drains until they no
-                longer are.
-
-        Raises:
-            DuplicateBackend: one at another endpoint has this id.
+        While its weights are older than `needed_version`, or than the wanted ones, it drains.
         """
         member = self._members.get(backend.backend_id)
         if member is not None and member.backend.endpoint != backend.endpoint:
@@ -97,32 +88,19 @@ class BackendHeap:
         self._rank(member)
 
     def drain(self, backend_id: str) -> None:
-        """Assign no more jobs to a backend; those that hold it keep it.
-
-        Raises:
-            UnknownBackend: there is none of that id.
-        """
         member = self.member(backend_id)
         member.draining = True
         self._rank(member)
 
     def set_problem(self, backend_id: str, problem: str) -> None:
-        """Note why a backend cannot serve, and so takes no jobs; empty: it can again.
-
-        Raises:
-            UnknownBackend: there is none of that id.
-        """
+        """Note why a backend cannot serve; empty: it can."""
         member = self.member(backend_id)
         if member.problem != problem:
             member.problem = problem
             self._rank(member)
 
     def suspend(self, backend_id: str, failure: str) -> None:
-        """Put a backend on probation, or note what failed there last.
-
-        Raises:
-            UnknownBackend: there is none of that id.
-        """
+        """Put a backend on probation, or note what failed there last."""
         member = self.member(backend_id)
         fresh = not member.failure
         member.failure = failure
@@ -130,20 +108,11 @@ class BackendHeap:
             self._rank(member)
 
     def offer(self, backend_id: str) -> None:
-        """Let one job try a backend that is on probation.
-
-        Raises:
-            UnknownBackend: there is none of that id.
-        """
         if self.member(backend_id).failure:
             self._offers[backend_id] = None
 
     def restore(self, backend_id: str) -> None:
-        """End a backend's probation, if it is on one.
-
-        Raises:
-            UnknownBackend: there is none of that id.
-        """
+        """End a backend's probation."""
         member = self.member(backend_id)
         if member.failure:
             member.failure = ""
@@ -151,11 +120,7 @@ class BackendHeap:
             self._rank(member)
 
     def remove(self, backend_id: str) -> None:
-        """Forget a backend and the assignments on it; a job that held one gets another at its next `assign`.
-
-        Raises:
-            UnknownBackend: there is none of that id.
-        """
+        """Forget a backend and its assignments; a job that held one gets another at its next `assign`."""
         for job_id in tuple(self.member(backend_id).jobs):
             self._release(job_id)
         self._offers.pop(backend_id, None)
@@ -165,16 +130,10 @@ class BackendHeap:
     def set_weight_version(
         self, weight_version: int, backend_id: str | None = None, *, as_wanted: bool = False
     ) -> None:
-        """Note which weights a backend serves from now on; one that has caught up takes jobs again.
+        """Note which weights a backend (None: each) serves from now on; one that has caught up takes jobs again.
 
-        Args:
-            weight_version: their version.
-            backend_id: which one; None: each.
-            as_wanted: the trainer says so, and what it wants need not catch up with what the backend has served; of
-                each, no newer ones are wanted.
-
-        Raises:
-            UnknownBackend: there is none of that id.
+        With `as_wanted` a trainer says so: the backend need not catch up with what it has served, and if it is of each,
+        no newer weights are wanted.
         """
         if as_wanted and backend_id is None:
             self.wanted_version = min(self.wanted_version, weight_version)
@@ -188,7 +147,7 @@ class BackendHeap:
                 self._rank(member)
 
     def _weigh(self, member: Member) -> None:
-        """Say anew what a backend lacks, since its weights are other ones."""
+        """Find out what a backend lacks, after its weights or the wanted ones have changed."""
         version = member.backend.weight_version
         needed = max(member.needed_version, self.wanted_version)
         member.needed_version = 0 if version >= needed or version == self._begun else needed
@@ -196,11 +155,10 @@ class BackendHeap:
         member.note = ""
 
     def serves(self, weight_version: int) -> bool:
-        """Say whether any backend serves these weights."""
         return any(member.backend.weight_version == weight_version for member in self._members.values())
 
     def want_version(self, weight_version: int) -> None:
-        """Let backends that are added from now on take jobs only with these weights, or newer ones."""
+        """Let backends that are added from now on take jobs only with these weights or newer ones."""
         self.wanted_version = weight_version
 
     def begin_update(self, weight_version: int) -> None:
@@ -211,7 +169,7 @@ class BackendHeap:
             self._rank(member)
 
     def end_update(self, weight_version: int) -> None:
-        """From now on these weights are wanted: a backend that serves others takes no jobs until it gets them."""
+        """From now on a backend that serves other weights takes no jobs."""
         self._begun = None
         self.wanted_version = weight_version
         for member in self._members.values():
@@ -220,21 +178,13 @@ class BackendHeap:
             self._rank(member)
 
     def hold_back(self, backend_id: str, needed_version: int) -> None:
-        """Let a backend take no jobs until it gets weights of this version or newer ones, whatever it serves now.
-
-        Raises:
-            UnknownBackend: there is none of that id.
-        """
+        """Let a backend take no jobs until it gets these weights or newer ones, even if it serves them now."""
         member = self.member(backend_id)
         member.needed_version = needed_version
         self._rank(member)
 
     def give_up_update(self, note: str = "") -> None:
-        """The weights that were on their way will not come.
-
-        Args:
-            note: is shown for the backends that waited for them, until they have other weights.
-        """
+        """End an update without new weights; backends that waited show `note` until they get other ones."""
         self._begun = None
         for member in self._members.values():
             waited = member.awaited is not None
@@ -243,22 +193,15 @@ class BackendHeap:
             self._rank(member)
 
     def known_version(self, backend_id: str) -> int:
-        """Give the weights that a backend last served, or should have caught up with.
-
-        Raises:
-            UnknownBackend: there is none of that id.
-        """
+        """Return the weights that a backend last served, or should have caught up with."""
         member = self.member(backend_id)
         return max(member.backend.weight_version, member.needed_version)
 
     def assign(self, request: Assign, *, anyhow: bool = False) -> Backend | None:
-        """Give the job the backend that it holds, or one by the rules above; None if no backend takes jobs.
+        """Return the backend that the job holds, or choose one by the rules above; None if no backend takes jobs.
 
-        An older attempt gets what the newer one holds and changes nothing; nor does a request that comes again.
-
-        Args:
-            request: whose job it is.
-            anyhow: if no backend takes jobs, give the least loaded one on probation, if there is any.
+        An older attempt gets what the newer one holds and changes nothing; nor does a request that is sent again. With
+        `anyhow`, the least loaded backend on probation is better than none.
         """
         job_id = request.job_id
         held = self._assignments.get(job_id)
@@ -279,17 +222,16 @@ class BackendHeap:
         return member.backend
 
     def is_on_probation(self, backend_id: str) -> bool:
-        """Say whether generations failed on a backend and none has succeeded since."""
         return bool(self.member(backend_id).failure)
 
     def adopt(self, owner: str, job_id: str, held: HeldAssignment) -> None:
-        """Take note of an assignment that was made before this heap was; one that it knows changes nothing."""
+        """Note an assignment that was made before this heap was; a known one changes nothing."""
         backend_id = held.backend_id
         if backend_id is not None and backend_id in self._members and job_id not in self._assignments:
             self._hold(job_id, Assignment(backend_id, held.attempt, owner, "", served=held.served))
 
     def note_served(self, job_id: str, attempt: int, served: int) -> Served | None:
-        """Note how many generations a job's backend has done for it; give the backend if they have become more."""
+        """Note how many generations a job's backend has completed for it; return the backend if there are more."""
         held = self._assignments.get(job_id)
         if held is None or held.attempt != attempt or held.served >= served:
             return None
@@ -312,15 +254,12 @@ class BackendHeap:
                 self._release(job_id)
 
     def drop_owner(self, owner: str) -> None:
-        """Release all assignments of an owner that is gone."""
         self.keep_only(owner, {})
 
     def owners(self) -> Iterable[str]:
-        """Give the owners that hold assignments."""
         return self._owned.keys()
 
     def status(self) -> tuple[BackendStatus, ...]:
-        """Describe the backends in the order in which they were added."""
         return tuple(
             BackendStatus(
                 backend=member.backend,
@@ -332,6 +271,9 @@ class BackendHeap:
             for member in self._members.values()
         )
 
+    def __len__(self) -> int:
+        return len(self._members)
+
     def __contains__(self, backend_id: str) -> bool:
         return backend_id in self._members
 
@@ -339,15 +281,10 @@ class BackendHeap:
         return iter(tuple(self._members))
 
     def holds(self, job_id: str) -> Assignment | None:
-        """Give the assignment that a job holds."""
         return self._assignments.get(job_id)
 
     def member(self, backend_id: str) -> Member:
-        """Give what is known of a backend; for reading.
-
-        Raises:
-            UnknownBackend: there is none of that id.
-        """
+        """Return a backend, for reading."""
         try:
             return self._members[backend_id]
         except KeyError:
@@ -366,7 +303,6 @@ class BackendHeap:
         return other or (request.leaving if left.state == "ready" else None)
 
     def _offered(self, request: Assign) -> str | None:
-        """Give a backend that the job may try."""
         for backend_id in self._offers:
             if backend_id != request.leaving and self._members[backend_id].state == "probation":
                 return backend_id
@@ -417,7 +353,6 @@ class BackendHeap:
 
 
 def _moves(request: Assign, held: Assignment) -> bool:
-    """Tell whether a request asks for more than what its job holds."""
     if request.attempt != held.attempt:
         return request.attempt > held.attempt
     return request.leaving == held.backend_id and request.request_id != held.request_id

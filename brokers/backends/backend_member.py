@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Member:
-    """A backend."""
-
     backend: Backend
     draining: bool = False
     """It was asked to take no more jobs."""
@@ -47,7 +45,6 @@ class Member:
 
     @property
     def trouble(self) -> str:
-        """What is the matter with it, for people."""
         if self.awaited is not None:
             return f"weights {self.awaited} are on their way, and it serves {self.backend.weight_version}"
         if self.needed_version:
@@ -59,14 +56,11 @@ class Member:
 
     @property
     def has_room(self) -> bool:
-        """It is not full."""
         return len(self.jobs) < self.backend.max_in_flight
 
 
 @dataclass(slots=True)
 class Assignment:
-    """What a job holds."""
-
     backend_id: str
     attempt: int
     owner: str

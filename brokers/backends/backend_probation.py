@@ -1,4 +1,4 @@
-"""Backends on which a generation failed: when each is tried again, with one job at a time. Pure: it is told the time.
+"""Backends on which a generation failed: when each is tried again, with one job at a time. Pure.
 
 A backend is on probation from its first failure on. After `FIRST_PAUSE_S` it is offered to one job, and as long as
 none was served, to one more each time a pause has passed that doubles up to `MAX_PAUSE_S`: so a broken one costs few
@@ -28,8 +28,6 @@ class _Case:
 
 
 class Probation:
-    """The backends on probation."""
-
     def __init__(self) -> None:
         self._cases: dict[str, _Case] = {}
         self._next_due: float | None = None
@@ -38,26 +36,18 @@ class Probation:
         return backend_id in self._cases
 
     def failed(self, backend_id: str, now: float) -> None:
-        """A generation failed."""
         if backend_id not in self._cases:
             self._cases[backend_id] = _Case(now, now + FIRST_PAUSE_S, 2 * FIRST_PAUSE_S)
             self._look()
 
     def tried(self, backend_id: str, now: float) -> None:
-        """A job was given the backend."""
         case = self._cases[backend_id]
         case.due, case.offered = now + case.pause_s, False
         case.pause_s = min(2 * case.pause_s, MAX_PAUSE_S)
         self._look()
 
     def served(self, backend_id: str, now: float, *, trial: bool) -> bool:
-        """A generation succeeded; tell whether that ends a probation.
-
-        Args:
-            backend_id: where.
-            now: when that was heard of.
-            trial: it was of a job that was given the backend during the probation.
-        """
+        """Return whether a success, heard of `now`, ends a probation; `trial`: of a job that tried the backend."""
         case = self._cases.get(backend_id)
         if case is None or not (trial or case.since + STALE_S <= now):
             return False
@@ -65,17 +55,11 @@ class Probation:
         return True
 
     def forget(self, backend_id: str) -> None:
-        """End a probation, if there is one."""
         if self._cases.pop(backend_id, None) is not None:
             self._look()
 
-    def clear(self) -> None:
-        """End all of them."""
-        self._cases.clear()
-        self._look()
-
     def take_due(self, now: float) -> list[str]:
-        """Give the backends that a job may try from now on; each once until it was tried."""
+        """Return the backends that a job may try from now on; each once until it was tried."""
         if self._next_due is None or self._next_due > now:
             return []
         due = [backend_id for backend_id, case in self._cases.items() if case.due <= now and not case.offered]
@@ -85,11 +69,10 @@ class Probation:
         return due
 
     def next_due(self) -> float | None:
-        """Give the time at which the next backend may be tried."""
         return self._next_due
 
     def next_try_s(self, backend_id: str, now: float) -> float | None:
-        """Give the seconds until a backend may be tried, 0 if the next job will; None: it is not on probation."""
+        """Return the seconds until a backend may be tried, 0 if the next job will; None: it is not on probation."""
         case = self._cases.get(backend_id)
         return max(0.0, case.due - now) if case is not None else None
 

@@ -46,13 +46,11 @@ class BackendRanking:
             near.set(backend_id, load)
 
     def discard(self, backend_id: str) -> None:
-        """Remove a backend if it is there."""
         self._all.discard(backend_id)
         if backend_id in self._with_room:
             self._leave_node(backend_id)
 
     def first(self, node: str) -> str | None:
-        """Give the best backend for a job on `node`; None if there is none."""
         least = self._all.first()
         near = self._on_node.get(node)
         nearest = near.first() if near is not None else None

@@ -12,8 +12,6 @@ Fate = Literal["listed", "lost", "dismissed"]
 
 
 class BackendRecord(Part, frozen=True, kw_only=True):
-    """A backend that is registered, or was."""
-
     fate: Fate
     backend: Backend
     """As it was registered, with the weights that it serves now, or last served."""
@@ -24,14 +22,12 @@ class BackendRecord(Part, frozen=True, kw_only=True):
     heartbeats: bool = False
     """It promised them."""
     reported: WeightVersion | None = None
-    """The weight version of its host's last message; None: its next one counts, whatever it is."""
+    """The weight version of its host's last message; None: its next one counts, even the same."""
     of_before: bool = False
     """It was of a service that has ended, and was not heard of since."""
 
 
 class WeightsRecord(Part, frozen=True):
-    """Which weights backends are to serve."""
-
     wanted: WeightVersion = 0
     """Those that serve older ones get no jobs."""
     begun: WeightVersion | None = None

@@ -41,19 +41,14 @@ class _Host:
 
     heard: float
     reported: int | None
-    """The weight version of its last message; None: its next one counts, whatever it is."""
+    """The weight version of its last message; None: its next one counts, even the same."""
     load: EngineLoad
     of_before: bool = False
     """It was of a service that has ended, and was not heard of in this one."""
 
 
 class BackendRegistry:
-    """Adds backends to a heap and removes them from it.
-
-    Args:
-        heap: the backends that are registered.
-        lease_s: how long a silent engine host keeps its registration.
-    """
+    """Adds backends to a heap and removes them; a silent engine host keeps its registration for the lease."""
 
     def __init__(self, heap: BackendHeap, lease_s: float) -> None:
         self._heap = heap
@@ -66,12 +61,6 @@ class BackendRegistry:
         self._changed: dict[str, None] = {}
 
     def add(self, request: AddBackend, now: float) -> None:
-        """Register a backend.
-
-        Raises:
-            DuplicateBackend: a live one at another endpoint has this id.
-            InvalidEndpoint, ConfigError: no job could use it.
-        """
         backend = request.backend
         backend_id = backend.backend_id
         check_backend(backend)
@@ -101,11 +90,7 @@ class BackendRegistry:
             self._hosts[backend_id].reported = None
 
     def host_alive(self, alive: BackendAlive, now: float) -> None:
-        """Renew a registration. A host that was removed on request stays removed until it is added again.
-
-        Raises:
-            UnknownBackend: the host has to register (again).
-        """
+        """Renew a registration; raise `UnknownBackend` if the host has to register."""
         backend_id = alive.backend_id
         host = self._hosts.get(backend_id)
         if host is not None:
@@ -123,20 +108,11 @@ class BackendRegistry:
             raise UnknownBackend(f"backend {backend_id} is not registered", backend=backend_id)
 
     def drain(self, backend_id: str) -> None:
-        """Assign no more jobs to a backend.
-
-        Raises:
-            UnknownBackend: there is none of that id.
-        """
         self._heap.drain(backend_id)
         self._changed[backend_id] = None
 
     def remove(self, backend_id: str) -> None:
-        """Forget a backend on request.
-
-        Raises:
-            UnknownBackend: there is none of that id.
-        """
+        """Forget a backend on request."""
         if self._lost.pop(backend_id, None) is None:
             dismissed = self._record(backend_id, "dismissed") if backend_id in self._hosts else None
             self._take_off(backend_id)
@@ -145,25 +121,19 @@ class BackendRegistry:
         self._changed[backend_id] = None
 
     def clear(self) -> None:
-        """Forget all backends on request."""
         for backend_id in (*self._lost, *self._heap):
             self.remove(backend_id)
 
     def set_weight_version(self, weight_version: int, backend_id: str | None) -> None:
-        """Note which weights a backend (None: each) serves from now on, as the trainer says.
-
-        Raises:
-            UnknownBackend: there is none of that id.
-        """
+        """Note which weights a backend (None: each) serves, as a trainer says."""
         self._heap.set_weight_version(weight_version, backend_id, as_wanted=True)
         self._changed.update(dict.fromkeys(self._heap if backend_id is None else [backend_id]))
 
     def note_all(self) -> None:
-        """Note that what is needed of all backends may have changed."""
+        """What is needed of all backends may have changed."""
         self._changed.update(dict.fromkeys(self._heap))
 
     def tick(self, now: float) -> None:
-        """Time has passed: remove the hosts that fell silent."""
         for backend_id in [key for key, host in self._hosts.items() if host.heard + self._lease_s <= now]:
             self._lost[backend_id] = self._record(backend_id, "lost")
             self._take_off(backend_id)
@@ -175,27 +145,23 @@ class BackendRegistry:
                 self._changed[first] = None
 
     def load(self, backend_id: str) -> EngineLoad | None:
-        """Give what an engine host last said that it does; None: it sends no heartbeats."""
         host = self._hosts.get(backend_id)
         return host.load if host is not None else None
 
     # What outlives the process ----------------------------------------------------------------------------------------
 
     def take_changes(self) -> dict[str, BackendRecord | None]:
-        """Give what has changed since the last call: a record for each backend, None for one that is forgotten."""
+        """Return what has changed since the last call; None: a backend that is forgotten."""
         if not self._changed:
             return {}
         changed, self._changed = self._changed, {}
         return {backend_id: self._known(backend_id) for backend_id in changed}
 
     def restore(self, records: Iterable[BackendRecord], now: float, *, of_before: bool = False) -> None:
-        """Take up what an earlier process knew; on a new registry only.
+        """Take over what an earlier process knew; for a new registry.
 
-        Args:
-            records: what it knew.
-            now: the time.
-            of_before: it was of a service that has ended: hosts that register now are not held to earlier weights,
-                since whoever starts a service says which weights it starts with.
+        With `of_before` that was of a service that has ended. Hosts that register now are not held to its weights: who
+        starts a service says which weights it starts with.
         """
         for record in records:
             backend_id = record.backend.backend_id
@@ -242,12 +208,6 @@ class BackendRegistry:
 
 
 def check_backend(backend: Backend) -> None:
-    """Raise if no job could use a backend.
-
-    Raises:
-        InvalidEndpoint: its endpoint is none to connect to.
-        ConfigError: there is no tokenizer to render its chats with.
-    """
     if backend.endpoint.startswith(("http://", "https://")):
         raise InvalidEndpoint(
             f"{backend.endpoint} is an HTTP server, which jobs reach through an engine host: start `prorl-engine "

@@ -10,7 +10,7 @@ own: libzmq looks up hosts' names in its own thread, and there is one per contex
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -23,33 +23,35 @@ from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, receive, 
 from ..loop import MAX_SOCKETS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from ...security.keyring import Keyring
     from ..loop import Loop
     from .weight_requests import EngineAddress, EngineCall
 
-
-class EngineEvents(Protocol):
-    """What is told of replies and connections."""
-
-    def engine_answered(self, request_id: str, error: ProrlError | None) -> None:
-        """A host did what it was asked, or says why not."""
-
-    def engine_unreachable(self, address: EngineAddress, error: ProrlError) -> None:
-        """No connection will come about."""
-
-    def engine_reconnected(self, address: EngineAddress) -> None:
-        """A connection that was lost is there again."""
+BATCH = 256
+"""Replies of one host that are read before other sockets get their turn."""
 
 
 class EngineConnections:
     """Opens connections when they are needed, and closes them when they are not."""
 
-    def __init__(self, loop: Loop, keyring: Keyring | None, events: EngineEvents) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        keyring: Keyring | None,
+        on_answer: Callable[[str, ProrlError | None], None],
+        on_refused: Callable[[EngineAddress, ProrlError], None],
+        on_return: Callable[[EngineAddress], None],
+    ) -> None:
         self._loop = loop
         self._keyring = keyring
-        self._events = events
+        self._on_answer = on_answer
+        """Gets a request's id, and None or why it was not done."""
+        self._on_refused = on_refused
+        """No connection will come about."""
+        self._on_return = on_return
+        """A connection that was lost is there again."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, min(MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT)))
         self._connections: dict[EngineAddress, _Connection] = {}
@@ -58,11 +60,7 @@ class EngineConnections:
         return len(self._connections)
 
     def send(self, call: EngineCall) -> None:
-        """Send a request to an engine host, which may be down yet.
-
-        Raises:
-            ProrlError: there is no way to it.
-        """
+        """Send a request to an engine host, which may be down yet."""
         connection = self._connections.get(call.address)
         if connection is None:
             try:
@@ -86,25 +84,27 @@ class EngineConnections:
             connection.close()
 
     def close(self) -> None:
-        """Close all sockets."""
         self.keep_only(())
         self._context.destroy(linger=0)
 
     def _receive(self, connection: _Connection) -> None:
-        while not connection.socket.closed:
+        for _ in range(BATCH):
+            if connection.socket.closed:
+                return
             try:
                 frames = receive(connection.socket, copied=2)
             except zmq.Again:
                 return
             except MalformedMessage:
                 continue
-            self._answered(frames)
+            if len(frames) == 2:
+                self._answered(frames[1])
 
-    def _answered(self, frames: list[bytes | zmq.Frame]) -> None:
+    def _answered(self, frame: bytes | zmq.Frame) -> None:
         request_id = "unknown"
         error: ProrlError | None
         try:
-            content = codec.unpack(frames[-1])  # type: ignore[arg-type]
+            content = codec.unpack(frame)  # type: ignore[arg-type]
             request_id = codec.request_id(content)
             reply: AnyEngineReply = codec.convert(content, AnyEngineReply)
             error = from_info(reply.error) if isinstance(reply, EngineRefused) else None
@@ -112,14 +112,14 @@ class EngineConnections:
                 error = EngineFailed(f"its engine host answered with {type(reply).__name__}")
         except MalformedMessage as malformed:
             error = malformed
-        self._events.engine_answered(request_id, error)
+        self._on_answer(request_id, error)
 
     def _watch(self, connection: _Connection) -> None:
         kinds = connection.handshake.drain()
         if connection.handshake.refused:
-            self._events.engine_unreachable(connection.address, connection.handshake.error())
+            self._on_refused(connection.address, connection.handshake.error())
         elif connection.is_back(kinds):
-            self._events.engine_reconnected(connection.address)
+            self._on_return(connection.address)
 
 
 class _Connection:
@@ -138,7 +138,6 @@ class _Connection:
             raise
 
     def is_back(self, kinds: list[zmq.Event]) -> bool:
-        """Tell whether, by these events, the connection was lost and is there again."""
         back = False
         for kind in kinds:
             if kind == zmq.Event.DISCONNECTED:

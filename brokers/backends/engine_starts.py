@@ -22,8 +22,6 @@ class _Report(NamedTuple):
 
 
 class EngineStarts:
-    """The engines that are expected, and those that failed before they were ready."""
-
     def __init__(self, heap: BackendHeap, lease_s: float) -> None:
         self._heap = heap
         self._lease_s = lease_s
@@ -33,7 +31,6 @@ class EngineStarts:
 
     @property
     def is_starting(self) -> bool:
-        """At least one engine is starting."""
         return any(engine.state == "starting" for engine in self)
 
     def look(self, now: float) -> None:
@@ -42,18 +39,15 @@ class EngineStarts:
             self.last = now
 
     def report(self, report: ReportStarts, now: float) -> None:
-        """Take a report, which replaces its owner's earlier one."""
         self._reports.pop(report.owner, None)
         if report.engines:
             self._reports[report.owner] = _Report(now, report.engines)
 
     def tick(self, now: float) -> None:
-        """Time has passed: forget the reports of owners that fell silent."""
         for owner in [owner for owner, report in self._reports.items() if report.heard + self._lease_s <= now]:
             del self._reports[owner]
 
     def failures(self) -> str:
-        """Describe the engines that failed; empty if none did."""
         failed = [engine for engine in self if engine.state == "failed"]
         return "; ".join(f"engine {one.backend_id} failed to start: {one.problem or 'see its log'}" for one in failed)
 

@@ -24,11 +24,9 @@ class GroupMemory:
         return len(self._groups)
 
     def backends(self, group_id: str) -> tuple[str, ...]:
-        """Give the backends that a group was on."""
         return tuple(self._groups.get(group_id, ()))
 
     def add(self, group_id: str, backend_id: str) -> None:
-        """Note that a job of the group went to a backend."""
         backends = self._groups.setdefault(group_id, [])
         self._groups.move_to_end(group_id)
         if backend_id not in backends and len(backends) < SPREAD_LIMIT:
@@ -37,5 +35,4 @@ class GroupMemory:
             self._groups.popitem(last=False)
 
     def forget(self, group_id: str, backend_id: str) -> None:
-        """Take a backend from a group that has it."""
         self._groups[group_id].remove(backend_id)

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from ...wire.sockets import Frame
     from .backend_heap import Affinity
     from .backend_records import BackendRecord, WeightsRecord
-    from .weight_requests import EngineAddress, EngineCall
+    from .weight_requests import EngineAddress
 
 log = logging.getLogger("prorl.backend_broker")
 
@@ -68,19 +68,12 @@ class _Waiting:
 
 
 class BackendRequestHandler:
-    """Answers the requests of stage processes, engine hosts and trainers.
-
-    Args:
-        lease_s: how long a silent owner keeps its assignments, and a silent engine host its registration.
-        affinity: what sticks to a backend (see `backend_heap`).
-    """
-
     def __init__(self, lease_s: float, affinity: Affinity = "job") -> None:
         self.heap = BackendHeap(affinity)
         self._registry = BackendRegistry(self.heap, lease_s)
         self._probation = Probation()
         self._update = WeightUpdate(self.heap)
-        self._weights = WeightRequests(self.heap, self._registry, self._update)
+        self.weights = WeightRequests(self.heap, self._registry, self._update)
         self._starts = EngineStarts(self.heap, lease_s)
         self._lease_s = lease_s
         self._waiting: dict[str, _Waiting] = {}
@@ -98,26 +91,12 @@ class BackendRequestHandler:
         return answers + self._ready_answers(now)
 
     def engine_answered(self, request_id: str, error: ProrlError | None, now: float) -> list[Answer]:
-        """An engine host did what it was asked, or says why not."""
-        self._weights.engine_answered(request_id, error, now)
+        self.weights.engine_answered(request_id, error, now)
         return self._ready_answers(now)
 
     def engine_unreachable(self, address: EngineAddress, error: ProrlError, now: float) -> list[Answer]:
-        """No connection to an engine host will come about."""
-        self._weights.unreachable(address, error, now)
+        self.weights.unreachable(address, error, now)
         return self._ready_answers(now)
-
-    def engine_reconnected(self, address: EngineAddress) -> None:
-        """A connection to an engine host was lost, and is there again."""
-        self._weights.reconnected(address)
-
-    def take_calls(self) -> list[EngineCall]:
-        """Return what is to be sent to engine hosts, once the journal has the changes."""
-        return self._weights.take_calls()
-
-    def addresses(self) -> set[EngineAddress]:
-        """Return the addresses of the engine hosts that have not answered."""
-        return self._weights.addresses()
 
     def tick(self, now: float) -> list[Answer]:
         """Time has passed: drop what fell silent, let jobs try backends, and end the waits that are over."""
@@ -126,7 +105,7 @@ class BackendRequestHandler:
             self.heap.drop_owner(owner)
         self._owners = {owner: heard for owner, heard in self._owners.items() if heard + self._lease_s > now}
         self._registry.tick(now)
-        self._weights.tick(now)  # first: what has reached some engines in time is no update that was given up
+        self.weights.tick(now)  # first: what has reached some engines in time is no update that was given up
         if self._update.tick(now):
             self._registry.note_all()
         self._starts.tick(now)
@@ -140,7 +119,7 @@ class BackendRequestHandler:
 
     def next_deadline(self) -> float | None:
         """Return when the first wait is over, or a job that waits may get a backend."""
-        dues = [self._weights.next_deadline()]
+        dues = [self.weights.next_deadline()]
         if self._waiting:
             dues += [self._probation.next_due(), self._update.next_deadline()]
             if not self._starts.is_starting:
@@ -151,14 +130,12 @@ class BackendRequestHandler:
         return max(waiting.since, self._starts.last) + waiting.request.wait_s
 
     def _ready_answers(self, now: float) -> list[Answer]:
-        return self._weights.take_answers() + self._serve_waiting(now)
+        return self.weights.take_answers() + self._serve_waiting(now)
 
     def take_changes(self) -> dict[str, BackendRecord | None]:
-        """Give what a journal has to note since the last call (see `BackendRegistry.take_changes`)."""
         return self._registry.take_changes()
 
     def take_weights(self) -> WeightsRecord | None:
-        """Give what a journal has to note of weights (see `WeightUpdate.take_change`)."""
         return self._update.take_change()
 
     def restore(
@@ -169,14 +146,7 @@ class BackendRequestHandler:
         of_before: bool = False,
         weights: WeightsRecord | None = None,
     ) -> None:
-        """Take up what an earlier process knew, before the first request (see `BackendRegistry.restore`).
-
-        Args:
-            records: the backends that it knew.
-            now: the time.
-            of_before: it was of a service that has ended.
-            weights: which weights it wanted.
-        """
+        """See `BackendRegistry.restore`; before the first request."""
         self._registry.restore(records, now, of_before=of_before)
         if weights is not None:
             self._update.restore(weights, now, of_before=of_before)
@@ -197,7 +167,7 @@ class BackendRequestHandler:
                 self._registry.host_alive(request, now)
             case AddBackend():
                 self._registry.add(request, now)
-                self._weights.registered(request.backend)
+                self.weights.registered(request.backend)
                 self._probation.forget(request.backend.backend_id)
             case DrainBackend():
                 self._registry.drain(request.backend_id)
@@ -209,7 +179,7 @@ class BackendRequestHandler:
                 self._update.check_none_but(request.weight_version)
                 self._registry.set_weight_version(request.weight_version, request.backend_id)
             case BeginWeights() | EndWeights() | CancelWeights() | LoadWeights() | SetWeightVersion():
-                return self._weights.handle(envelope, request, now)
+                return self.weights.handle(envelope, request, now)
             case ReportStarts():
                 self._starts.report(request, now)
             case ListBackends():
@@ -317,7 +287,7 @@ class BackendRequestHandler:
             self._owners.setdefault(request.owner, now)
             return assigned
         remedy = "register one with `prorl backends add` or start `prorl-engine`"
-        if not any(True for _ in self.heap):
+        if len(self.heap) == 0:
             remedy = self._starts.failures() or remedy
         if self._update.version is not None:
             remedy = (
@@ -332,5 +302,5 @@ class BackendRequestHandler:
 
 
 def _settled(request: Assign) -> Assign:
-    """Give a request that goes on waiting: the backend that the job left is as good as any by then."""
+    """Return a request that goes on waiting: by then the backend that the job left is as good as any."""
     return msgspec.structs.replace(request, leaving="") if request.leaving else request

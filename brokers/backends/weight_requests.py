@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...errors import Busy, NoBackend, ProrlError, RequestTimeout, UnknownBackend, UpdateNotBegun
+from ...errors import FIELDS_LIMIT, Busy, NoBackend, ProrlError, RequestTimeout, UnknownBackend, UpdateNotBegun
 from ...wire.messages.backends import (
     TAKE_BACK_S,
     BackendRefused,
@@ -66,8 +66,6 @@ class EngineAddress(NamedTuple):
 
 
 class EngineCall(NamedTuple):
-    """A request to an engine host."""
-
     address: EngineAddress
     request: EngineRequest
 
@@ -102,8 +100,6 @@ class _UnderWay:
 
 
 class WeightRequests:
-    """Carries out requests about weights on all backends."""
-
     def __init__(self, heap: BackendHeap, registry: BackendRegistry, update: WeightUpdate) -> None:
         self._heap = heap
         self._registry = registry
@@ -116,11 +112,7 @@ class WeightRequests:
         self._answers: list[Answer] = []
 
     def handle(self, envelope: Sequence[Frame], request: WeightsRequest, now: float) -> AnyBackendReply | None:
-        """Begin a request; None: the reply comes later, by `take_answers`.
-
-        Raises:
-            ProrlError: it cannot be done; engine hosts were not asked.
-        """
+        """Begin a request; None: the reply comes later, by `take_answers`."""
         under_way = self._under_way.get(request)
         if under_way is not None:
             under_way.envelope = envelope
@@ -135,7 +127,6 @@ class WeightRequests:
         return None
 
     def engine_answered(self, request_id: str, error: ProrlError | None, now: float) -> None:
-        """An engine host did what it was asked, or says why not."""
         known = self._calls.pop(request_id, None)
         if known is not None:
             _, under_way = known
@@ -163,7 +154,6 @@ class WeightRequests:
                 self._unsent.append(moved)
 
     def tick(self, now: float) -> None:
-        """Time has passed: end the waits for hosts that did not answer."""
         for under_way in [one for one in self._under_way.values() if one.until <= now]:
             for request_id, backend_id in under_way.missing.items():
                 del self._calls[request_id]
@@ -173,21 +163,17 @@ class WeightRequests:
             self._follow(under_way, now)
 
     def next_deadline(self) -> float | None:
-        """Return when the first request's time is up."""
         return min((one.until for one in self._under_way.values()), default=None)
 
     def take_calls(self) -> list[EngineCall]:
-        """Return what is to be sent to engine hosts since the last call."""
         calls, self._unsent = self._unsent, []
         return calls
 
     def take_answers(self) -> list[Answer]:
-        """Return the replies of requests that have ended since the last call."""
         answers, self._answers = self._answers, []
         return answers
 
     def addresses(self) -> set[EngineAddress]:
-        """Return the addresses of the hosts that have not answered."""
         return {call.address for call, _ in self._calls.values()}
 
     def _prepare(self, request: WeightsRequest, now: float) -> None:
@@ -206,7 +192,7 @@ class WeightRequests:
                 self._check_backends()
 
     def _check_backends(self) -> None:
-        if not any(True for _ in self._heap):
+        if len(self._heap) == 0:
             raise NoBackend("no backend is registered, so none has taken the weights; see `prorl backends list`")
 
     def _ask(self, under_way: _UnderWay) -> None:
@@ -246,7 +232,6 @@ class WeightRequests:
         self._answers.append(Answer(under_way.envelope, reply))
 
     def _conclude(self, under_way: _UnderWay) -> None:
-        """Change what the broker knows, now that its engines have changed."""
         version, done = under_way.request.weight_version, under_way.done()
         match under_way.request:
             case EndWeights() | LoadWeights() if done:
@@ -268,7 +253,6 @@ class WeightRequests:
 
 
 def _part(under_way: _UnderWay) -> EngineRequest:
-    """Return one host's part of a request."""
     request_id, request = new_id(), under_way.request
     version = request.weight_version
     if under_way.failure is not None:
@@ -291,8 +275,7 @@ def _address(backend: Backend) -> EngineAddress:
 
 
 def _named(error: ProrlError, backend_id: str) -> ProrlError:
-    """Return an error that names the backend where it came up."""
-    error.fields["backend"] = backend_id
+    error.fields = {**dict(list(error.fields.items())[: FIELDS_LIMIT - 1]), "backend": backend_id}
     error.message = f"backend {backend_id}: {error.message}"
     error.args = (error.message,)
     return error

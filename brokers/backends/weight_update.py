@@ -2,11 +2,11 @@
 
 From the begin on, backends that do not serve the new version get no jobs (the heap sees to that); those that have said
 that they do, get them again. The end makes the version the wanted one: whoever serves older weights gets no jobs, also
-those that come later. An update whose end does not come in time is given up, as are the engines' halves of it: then
-jobs get any backend again, as before its begin. One update at a time; the trainer's machine may die at any moment.
+those that come later. An update whose end does not come in time is given up, as engine hosts do with their part
+of it: then jobs get any backend again, as before its begin. One update at a time; a trainer may die at any moment.
 
 What is wanted and what was begun outlives the broker's process (`take_change`, `restore`); what is restored has its
-whole limit anew, since no clock outlives the process.
+whole limit again, since no clock outlives the process.
 """
 
 from __future__ import annotations
@@ -32,12 +32,6 @@ class _Begun:
 
 
 class WeightUpdate:
-    """Lets one update at a time be begun, and ends it.
-
-    Args:
-        heap: the backends; it keeps jobs from those that are behind.
-    """
-
     def __init__(self, heap: BackendHeap) -> None:
         self._heap = heap
         self._begun: _Begun | None = None
@@ -49,11 +43,7 @@ class WeightUpdate:
         return self._begun.version if self._begun is not None else None
 
     def begin(self, version: int, limit_s: float, now: float) -> None:
-        """New weights are on their way; begun again, the limit begins anew.
-
-        Raises:
-            UpdateInProgress: another version was begun.
-        """
+        """Begin an update; of the same version begun twice, only the limit starts over."""
         self.check_none_but(version)
         if self._begun is None:
             self._heap.begin_update(version)
@@ -61,13 +51,9 @@ class WeightUpdate:
         self._begun = _Begun(version, limit_s, now + limit_s)
 
     def end(self, version: int) -> bool:
-        """The weights have come: they are the wanted ones from now on. Tell whether that changes anything.
+        """Want these weights from now on; return whether that changes anything.
 
-        Without a begin that is so if a backend serves them: then the end only came late, or again.
-
-        Raises:
-            UpdateInProgress: another version was begun.
-            UpdateNotBegun: none was.
+        Without a begin it does if a backend serves them: then the end came late, or twice.
         """
         self.check_none_but(version)
         wanted = self._heap.wanted_version
@@ -86,11 +72,7 @@ class WeightUpdate:
         return True
 
     def cancel(self, version: int) -> bool:
-        """The weights will not come. Tell whether that changes anything.
-
-        Raises:
-            UpdateInProgress: another version was begun.
-        """
+        """End an update without new weights; return whether that changes anything."""
         self.check_none_but(version)
         if self._begun is None:
             return False
@@ -100,11 +82,7 @@ class WeightUpdate:
         return True
 
     def check_none_but(self, version: int | None) -> None:
-        """Raise if an update is under way, but for one to this version.
-
-        Raises:
-            UpdateInProgress: there is one.
-        """
+        """Raise `UpdateInProgress` if an update to another version is under way."""
         begun = self._begun
         if begun is not None and begun.version != version:
             raise UpdateInProgress(
@@ -114,7 +92,7 @@ class WeightUpdate:
             )
 
     def tick(self, now: float) -> bool:
-        """Time has passed; tell whether an update was given up because of it."""
+        """Give up an update whose limit has passed; return whether there was one."""
         begun = self._begun
         if begun is None or begun.until > now:
             return False
@@ -125,13 +103,12 @@ class WeightUpdate:
         return True
 
     def next_deadline(self) -> float | None:
-        """Give the time at which an update will be given up."""
         return self._begun.until if self._begun is not None else None
 
     # What outlives the process ----------------------------------------------------------------------------------------
 
     def take_change(self) -> WeightsRecord | None:
-        """Give what a journal has to note since the last call; None: nothing."""
+        """Return what a journal has to note since the last call; None: nothing."""
         begun = self._begun
         record = WeightsRecord(self._heap.wanted_version)
         if begun is not None:
@@ -142,13 +119,7 @@ class WeightUpdate:
         return record
 
     def restore(self, record: WeightsRecord, now: float, *, of_before: bool = False) -> None:
-        """Take up what an earlier process knew, once its backends are in the heap.
-
-        Args:
-            record: what it knew.
-            now: the time.
-            of_before: it was of a service that has ended, and what that wanted counts no more.
-        """
+        """Take over what an earlier process knew, once its backends are in the heap."""
         self._noted = record
         if of_before:
             return

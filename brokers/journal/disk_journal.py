@@ -1,4 +1,4 @@
-"""The rollout broker's journal on disk: one SQLite file (see `JournalFile`), whatever dies.
+"""The rollout broker's journal on disk: one SQLite file (see `JournalFile`).
 
     jobs      (sequence, session, job, …, packed)       one row per job that has not ended, written once
     states    (sequence, phase, stage, attempt, …)      where it is, written once per round in which it moved
@@ -67,16 +67,10 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class DiskJournal:
-    """A journal that outlives its process and its machine; `close` it at the end.
+    """A journal that outlives its process and its machine.
 
-    Args:
-        path: of the file, which is made if there is none.
-        limit_bytes: largest size; new jobs are refused somewhat before it.
-        sync: wait for the disk at each commit, so that a power loss takes nothing either.
-
-    Raises:
-        ConfigError: the file is not a journal of this version, is damaged, or cannot be opened for writing.
-        JournalFailed: another broker has it, or the disk fails.
+    New jobs are refused somewhat before `limit_bytes`; with `sync`, each commit waits for the disk, so that a power
+    loss takes nothing either.
     """
 
     def __init__(self, path: Path, limit_bytes: int = 2**34, *, sync: bool = False) -> None:
@@ -99,23 +93,12 @@ class DiskJournal:
         self.close()
 
     def close(self) -> None:
-        """Close the file; may be called again."""
         self._file.close()
 
     def check_room(self, size_bytes: int) -> None:
-        """See `Journal.check_room`.
-
-        Raises:
-            JournalFailed: the file is too full.
-        """
         self._file.check_room(size_bytes)
 
     def accept(self, jobs: Sequence[JobState]) -> None:
-        """Note new jobs, all or none.
-
-        Raises:
-            JournalFailed: the file is full or cannot be written; nothing was noted.
-        """
         self.check_room(sum(len(job.packed) + ROW_BYTES for job in jobs))
         now = time.time()
         rows = [(job.sequence, job.session, job.job_id, job.task, job.stage_wait_s, now, job.packed) for job in jobs]
@@ -129,11 +112,6 @@ class DiskJournal:
         discarded: Sequence[int] = (),
         notes: Mapping[str, bytes | None] | None = None,
     ) -> None:
-        """Note a round's changes, all or none (see `Journal.write`).
-
-        Raises:
-            JournalFailed: the file is full or cannot be written; nothing was noted.
-        """
         now = time.time()
         both: list[JobState | Finished] = [*states, *ended]
         by_number: dict[int, JobState | Finished] = {one.sequence: one for one in both}
@@ -162,7 +140,7 @@ class DiskJournal:
         over: tuple[Sequence[int], Sequence[int]],
         notes: Mapping[str, bytes | None],
     ) -> None:
-        """Write what was packed; a job whose result is not among that stays as it is."""
+        """Write what was packed; a job whose result is not in it stays as it is."""
         acknowledged, discarded = over
         written = {row[0] for row in (*rows, *results)}
         no_job = [(row[0],) for row in results]
@@ -196,7 +174,7 @@ class DiskJournal:
         rows: Sequence[Row],
         without: Mapping[int, Exception],
     ) -> list[Row]:
-        """Give the rows that SQLite can hold, and whose block it can."""
+        """Return the rows that SQLite can hold and whose block it can."""
         refused = self._file.refused(statement, rows)
         problems = {rows[place][0]: error for place, error in refused.items()}
         problems |= {row[0]: without[row[0]] for row in rows if row[0] in without}
@@ -205,11 +183,6 @@ class DiskJournal:
         return [row for row in rows if row[0] not in problems]
 
     def recover(self) -> Recovered:
-        """Give all that there is; of a row that cannot be read, what tells the job's client so.
-
-        Raises:
-            ConfigError: the file itself is damaged.
-        """
         jobs: list[JobState] = []
         results: list[Finished] = []
         last = 0
@@ -229,7 +202,7 @@ class DiskJournal:
 
     def _set_aside(self, damaged: Damaged, results: list[Finished]) -> None:
         log.error(
-            "a row of the journal %s is damaged, and is left as it is until its job's client knows: %s",
+            "a row of the journal %s is damaged, and stays there until its job's client knows: %s",
             self._file.path,
             damaged.problem,
             extra=of_job(damaged.job_id or "unknown"),
@@ -239,29 +212,19 @@ class DiskJournal:
             results.append(damaged.loss)
 
     def block(self, stored: StoredBlock) -> Frame:
-        """Give a trajectory's block.
-
-        Raises:
-            JournalFailed: it cannot be read.
-        """
         with failures(self._file.path, "read"):
             row = self._file.connection.execute("SELECT block FROM blocks WHERE sequence = ?", (stored.sequence,))
             block: bytes = row.fetchone()[0]
         return block
 
     def unloaded(self, finished: Finished) -> Finished:
-        """Give a result that is safe without its block in memory."""
         if finished.block is None or isinstance(finished.block, StoredBlock):
             return finished
         self._blocks[finished.sequence] = None
         return finished._replace(block=StoredBlock(finished.sequence, len(finished.block)))
 
     def compact(self) -> None:
-        """Give the room that acknowledged results have left back to the disk.
-
-        Raises:
-            JournalFailed: there is no room for the copy that this makes.
-        """
+        """Return the room that acknowledged results have left to the disk; needs room for a copy."""
         self._file.compact()
 
     def _is_new(self, sequence: int, block: Any) -> bool:
@@ -306,7 +269,7 @@ def _result_row(one: Finished, now: float) -> Row:
 
 
 def _log_left_out(one: JobState | Finished, error: Exception) -> None:
-    """Say that a job stays in the journal as it was: a broker that is started anew goes on from there."""
+    """Log that a job stays in the journal as it was: a broker that is restarted continues from there."""
     result = one.result if isinstance(one, Finished) else None
     what, job_id = ("state", one.job_id) if isinstance(one, JobState) else ("result", one.result.job_id)
     attempt = result.attempt if result is not None else one.attempt  # type: ignore[union-attr]
@@ -314,5 +277,4 @@ def _log_left_out(one: JobState | Finished, error: Exception) -> None:
 
 
 def _buffer(block: Any) -> Any:
-    """Give what SQLite takes for a frame."""
     return getattr(block, "buffer", block)

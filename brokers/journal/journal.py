@@ -2,7 +2,7 @@
 
 The broker writes down a job before it says `accepted`, where each job is before it tells a stage process, and a result
 before it tells a client; at its start it reads all of it back. `MemoryJournal` lasts as long as its process: a broker
-that is started anew over the same object has lost nothing, one in a new process starts empty. `DiskJournal` lasts.
+that is restarted over the same object has lost nothing, one in a new process starts empty. `DiskJournal` lasts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class JobState(NamedTuple):
-    """One job that has not ended: all that another job table needs to go on with it."""
+    """One job that has not ended: all that another job table needs to continue it."""
 
     sequence: int
     """Numbers the jobs of a journal in the order in which they were accepted; never used again."""
@@ -93,29 +93,24 @@ class Journal(Protocol):
         discarded: Sequence[int] = (),
         notes: Mapping[str, bytes | None] | None = None,
     ) -> None:
-        """Note a round's changes, all or none; when this returns they are safe.
+        """Write a round's changes, all or none; when this returns they are safe.
 
-        Args:
-            states: jobs that have moved.
-            ended: outcomes and trajectories, each in place of its job.
-            acknowledged: numbers of the jobs whose results the client has; they are forgotten.
-            discarded: numbers of jobs that ended and whose results nobody will ask for; they are forgotten too.
-            notes: what the batches note, by name; None: that note is forgotten.
+        `ended` results take the place of their jobs; `acknowledged` (results that the client has) and `discarded`
+        (ended jobs whose results nobody will ask for) are forgotten by number, and notes of the batches that are None
+        by name.
         """
 
     def recover(self) -> Recovered:
-        """Give all that there is."""
+        """Return all that there is."""
 
     def block(self, stored: StoredBlock) -> Frame:
-        """Give a trajectory's block."""
+        """Return a trajectory's block."""
 
     def unloaded(self, finished: Finished) -> Finished:
-        """Give a result that is safe without its block in memory, if the journal can give that back."""
+        """Return a result that is safe without its block in memory, if the journal can return that later."""
 
 
 class MemoryJournal:
-    """A journal that lives as long as its process."""
-
     def __init__(self) -> None:
         self.journal_id = new_id()
         """Names this record."""
@@ -128,7 +123,6 @@ class MemoryJournal:
         """Do nothing: there is as much as the process has."""
 
     def accept(self, jobs: Sequence[JobState]) -> None:
-        """Note new jobs."""
         for job in jobs:
             self._jobs[job.sequence] = job
             self._last_sequence = max(self._last_sequence, job.sequence)
@@ -141,7 +135,6 @@ class MemoryJournal:
         discarded: Sequence[int] = (),
         notes: Mapping[str, bytes | None] | None = None,
     ) -> None:
-        """Note a round's changes."""
         self.accept(states)
         for finished in ended:
             self._jobs.pop(finished.sequence, None)
@@ -157,15 +150,13 @@ class MemoryJournal:
                 self._notes[name] = note
 
     def recover(self) -> Recovered:
-        """Give all that there is."""
         jobs = [self._jobs[sequence] for sequence in sorted(self._jobs)]
         results = [self._results[sequence] for sequence in sorted(self._results)]
         return Recovered(jobs, results, self._last_sequence, dict(self._notes))
 
     def block(self, stored: StoredBlock) -> Frame:
-        """Not called: this journal gives back the blocks themselves."""
+        """Never called: results keep their blocks."""
         raise LookupError(f"the block of job {stored.sequence} is not here")
 
     def unloaded(self, finished: Finished) -> Finished:
-        """Give the result as it is: its memory is the journal's."""
         return finished

@@ -38,7 +38,7 @@ ROW_ERRORS = (
     *(OverflowError, TypeError, ValueError),
     *(sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.IntegrityError),
 )
-"""What a row raises that SQLite cannot hold, on whatever disk."""
+"""What a row raises that SQLite cannot hold, on any disk."""
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _MAGIC = b"SQLite format 3\0"
@@ -47,19 +47,10 @@ _ID_PLACE = 68
 
 
 class JournalFile:
-    """The open file; `close` it at the end.
+    """The open file (mode 0600), made if there is none.
 
-    Args:
-        path: of the file, which is made if there is none (0600).
-        application_id: tells this kind of file from others.
-        schema: the version of its tables.
-        tables: the statements that make them.
-        limit_bytes: largest size.
-        sync: wait for the disk at each commit.
-
-    Raises:
-        ConfigError: it is not a journal of this kind and version, or cannot be opened for writing.
-        JournalFailed: another process has it, or the disk fails.
+    Raises `ConfigError` if it is not a journal of this kind (`application_id`) and version (`schema`) or cannot be
+    opened, `JournalFailed` if another process has it or the disk fails.
     """
 
     def __init__(
@@ -87,7 +78,6 @@ class JournalFile:
             stack.pop_all()
 
     def close(self) -> None:
-        """Close it; may be called again."""
         if self._lock >= 0:
             self.connection.close()
             os.close(self._lock)  # after the connection: closing any descriptor of a file drops SQLite's own locks
@@ -95,11 +85,7 @@ class JournalFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commit what is executed inside, or nothing of it.
-
-        Raises:
-            JournalFailed: the file could not be written.
-        """
+        """Commit what is executed inside, or nothing of it."""
         with failures(self.path, "written"):
             try:
                 self.connection.execute("BEGIN IMMEDIATE")
@@ -110,11 +96,9 @@ class JournalFile:
                 raise
 
     def run(self, *statements: tuple[str, Sequence[Sequence[Any]]]) -> None:
-        """Run each statement for each of its rows, in one transaction: `transaction` in half the time.
+        """Run each statement for each of its rows, in one transaction, in half the time of `transaction`.
 
-        Raises:
-            JournalFailed: the file could not be written; nothing was done.
-            Exception: one of `ROW_ERRORS`: SQLite cannot hold one of the rows; nothing was done.
+        Raises one of `ROW_ERRORS` if SQLite cannot hold a row; then nothing was done, as after a `JournalFailed`.
         """
         try:
             self.connection.execute("BEGIN IMMEDIATE")
@@ -129,11 +113,7 @@ class JournalFile:
             raise
 
     def refused(self, statement: str, rows: Sequence[Sequence[Any]]) -> dict[int, Exception]:
-        """Tell which rows SQLite cannot hold, by their places, and why; changes nothing.
-
-        Raises:
-            JournalFailed: the file could not be written.
-        """
+        """Return which rows SQLite cannot hold, by their places, and why; changes nothing."""
         refused: dict[int, Exception] = {}
         with failures(self.path, "written"):
             try:
@@ -165,7 +145,7 @@ class JournalFile:
             )
 
     def compact(self) -> None:
-        """Give the room that deleted rows have left back to the disk."""
+        """Return the room that deleted rows have left to the disk."""
         with failures(self.path, "compacted"):
             self.connection.execute("VACUUM")
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -236,12 +216,7 @@ def _failure(path: Path, what: str, error: sqlite3.Error) -> JournalFailed:
 
 
 def lock_journal(path: Path, *, create: bool = False) -> int:
-    """Open a journal's file and lock it against brokers; give the descriptor, which holds the lock until it is closed.
-
-    Raises:
-        ConfigError: it cannot be opened for writing.
-        JournalFailed: another process has it.
-    """
+    """Open a journal's file and lock it against brokers until the descriptor that is returned is closed."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
     except OSError as error:
@@ -264,5 +239,5 @@ def check_kind(path: Path, descriptor: int, *application_ids: int) -> None:
     found = int.from_bytes(header[_ID_PLACE:], "big")
     if header and (not header.startswith(_MAGIC) or found not in application_ids):
         raise ConfigError(
-            f"{path} is not a journal of this broker, and is left as it is; name another file", key="journal"
+            f"{path} is not a journal of this broker, and is left unchanged; name another file", key="journal"
         )

@@ -49,8 +49,6 @@ class Progress(NamedTuple):
 
 
 class Damaged(NamedTuple):
-    """A row that cannot be read."""
-
     sequence: int
     job_id: str
     """As the row says; empty if it does not."""
@@ -102,7 +100,7 @@ _result = msgspec.msgpack.Decoder(Result).decode
 
 
 def read_rows(connection: sqlite3.Connection) -> Iterator[JobState | Finished | Damaged]:
-    """Give the results that were not acknowledged, then the jobs that have not ended; of each the oldest first."""
+    """Yield the results that were not acknowledged, then the jobs that have not ended; of each the oldest first."""
     seen: set[str] = set()
     one: JobState | Finished
     with any_text(connection):
@@ -123,7 +121,7 @@ def read_rows(connection: sqlite3.Connection) -> Iterator[JobState | Finished | 
 
 
 def read_notes(connection: sqlite3.Connection) -> dict[str, bytes]:
-    """Give what the batches have noted, by name; a row that is no note is left out."""
+    """Return the notes of the batches by name; a row that is no note is left out."""
     with any_text(connection):
         rows = connection.execute("SELECT name, note FROM notes").fetchall()
     return {name: note for name, note in rows if isinstance(name, str) and isinstance(note, bytes)}

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class SessionSummary(NamedTuple):
-    """What a journal holds of one session."""
-
     session: str
     queued: dict[str, int]
     """Jobs that wait, by phase."""
@@ -32,8 +30,6 @@ class SessionSummary(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalSummary:
-    """What a journal holds."""
-
     path: Path
     journal_id: str
     schema: int
@@ -54,12 +50,6 @@ class JournalSummary:
 
 
 def read_summary(path: Path) -> JournalSummary:
-    """Describe a journal.
-
-    Raises:
-        ConfigError: the file is not there, damaged, or not a journal of this version.
-        JournalFailed: it cannot be read.
-    """
     in_use = _check(path)
     with failures(path, "read", at_start=True), contextlib.closing(_open(path)) as connection:
         connection.execute("BEGIN")  # all of one moment
@@ -95,24 +85,19 @@ def read_summary(path: Path) -> JournalSummary:
 
 
 def count_damaged(path: Path) -> int:
-    """Tell how many rows of a journal cannot be read; it reads all of them.
-
-    Raises:
-        ConfigError: the file is not there, damaged, or not a journal.
-        JournalFailed: it cannot be read.
-    """
+    """Return how many rows of a journal cannot be read; it reads all of them."""
     _check(path)
     with failures(path, "read", at_start=True), contextlib.closing(_open(path)) as connection:
         return sum(isinstance(row, Damaged) for row in read_rows(connection))
 
 
 def parts(path: Path) -> tuple[Path, ...]:
-    """Give the files of a journal: itself, and what SQLite keeps beside it."""
+    """Return the files of a journal: itself, and what SQLite keeps beside it."""
     return (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal")))
 
 
 def _check(path: Path) -> bool:
-    """Tell whether a broker has a journal open."""
+    """Return whether a broker has a journal open."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

@@ -1,7 +1,7 @@
 """First the journal, then the world: what a round of the rollout broker has changed, and what may be sent after it.
 
-Events and requests change the job table and the outbox at once; what they would have the broker send is kept here. At
-the end of the round all changes go to the journal as one transaction, and then everything is sent. So whatever left the
+Events and requests change the job table and the results at once; what they would have the broker send is kept here. At
+the end of the round all changes go to the journal as one transaction, and then everything is sent. So what has left the
 process is in the journal: a job that was accepted, a phase that was started, an outcome that a client was told.
 
 While the journal cannot be written (its disk is full, read-only or broken) nothing is sent and nothing is lost: the
@@ -40,29 +40,20 @@ log = logging.getLogger("prorl.rollout_broker")
 
 
 class WriteAhead:
-    """Keeps what waits for the journal.
-
-    Args:
-        journal: where changes go.
-        table: the jobs that have not ended; asked what has changed.
-        outbox: the results; one is given to clients once it is safe.
-        history: what each job went through, which is kept with it.
-        act: does what the job table decided; must not raise.
-        memory_limit_bytes: how much of the results' trajectories to keep in memory.
-    """
+    """Keeps what waits for the journal. `act` does what the job table decided; it must not raise."""
 
     def __init__(
         self,
         journal: Journal,
         table: JobTable,
-        outbox: ResultStore,
+        results: ResultStore,
         history: JobHistory,
         act: Callable[[Action], None],
         memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
     ) -> None:
         self._journal = journal
         self._table = table
-        self._outbox = outbox
+        self._results = results
         self._history = history
         self._act = act
         self._memory_limit_bytes = memory_limit_bytes
@@ -86,7 +77,6 @@ class WriteAhead:
 
     @property
     def journal_id(self) -> str:
-        """The journal's name."""
         return self._journal.journal_id
 
     @property
@@ -109,7 +99,7 @@ class WriteAhead:
                 finished = finished._replace(history=self._history.packed(finished.result.job_id))
                 self._states.pop(finished.sequence, None)
                 self._ended[finished.sequence] = finished
-                self._outbox.hold_back(finished)
+                self._results.hold_back(finished)
             elif not isinstance(action, Stop):
                 self._waiting.append(action)
             elif action not in self._stops:
@@ -133,11 +123,6 @@ class WriteAhead:
                 self._acknowledged.append(finished.sequence)
 
     def check_room(self, size_bytes: int) -> None:
-        """Raise unless the journal has room to begin something new of that size.
-
-        Raises:
-            JournalFailed: it has not, or cannot be written now.
-        """
         if self.is_stuck and self._failure is not None:
             raise self._refusal(self._failure)
         self._journal.check_room(size_bytes)
@@ -147,11 +132,7 @@ class WriteAhead:
         self._notes[name] = note
 
     def accept(self, jobs: Sequence[JobState], now: float) -> None:
-        """Note new jobs, which the table does not know yet; when this returns they are safe.
-
-        Raises:
-            JournalFailed: they could not be noted, and must be refused.
-        """
+        """Write new jobs, which the table does not know yet; when this returns they are safe."""
         self.settle(now, everything=True)  # an acknowledged result may have had the id of one of them
         if self._failure is not None and now < self._retry_at:
             raise self._refusal(self._failure)
@@ -165,19 +146,12 @@ class WriteAhead:
         self._refusing = False
 
     def block(self, stored: StoredBlock) -> Frame:
-        """Read a trajectory's block back.
-
-        Raises:
-            JournalFailed: it cannot be read.
-        """
         return self._journal.block(stored)
 
     def settle(self, now: float, *, everything: bool = False) -> None:
-        """Write down what has changed, then send what waits for that; or neither, and again later.
+        """Write what has changed, then send what waits for that; or neither, and retry later.
 
-        Args:
-            now: the time.
-            everything: acknowledgements too that could wait.
+        With `everything`, acknowledgements that could wait are written too.
         """
         self.collect_notes()
         for state in self._table.take_changes():
@@ -197,7 +171,7 @@ class WriteAhead:
                 self._act(one)
 
     def take_news(self) -> set[str]:
-        """Give the sessions that have got results since the last call."""
+        """Return the sessions that have got results since the last call."""
         news, self._news = self._news, set()
         return news
 
@@ -244,8 +218,8 @@ class WriteAhead:
 
     def _let_go(self, ended: Iterable[Finished]) -> None:
         for finished in ended:
-            full = self._outbox.memory_bytes > self._memory_limit_bytes
-            self._outbox.put(self._journal.unloaded(finished) if full else finished)
+            full = self._results.memory_bytes > self._memory_limit_bytes
+            self._results.put(self._journal.unloaded(finished) if full else finished)
             self._news.add(finished.session)
 
     def _fail(self, error: JournalFailed, now: float) -> None:

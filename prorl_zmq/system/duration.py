@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """Give a time for people: three digits or so."""
     if seconds < 60:
         return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

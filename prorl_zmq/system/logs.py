@@ -45,20 +45,20 @@ _settings: tuple[str, LogFormat, LogLevel] = ("prorl", "text", "info")
 
 
 def of_job(job_id: str, attempt: int | None = None, phase: str | None = None, **more: str) -> dict[str, Any]:
-    """Give the fields of a line about a job, for `extra`; `more` are others of `FIELDS`."""
+    """Return the fields of a line about a job, for `extra`; `more` are others of `FIELDS`."""
     fields = {"job_id": job_id, "attempt": attempt, "phase": phase, **more}
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def job_of_sandbox(name: str) -> tuple[str, int | None]:
-    """Give the job and attempt that a stage process has named a sandbox after."""
+    """Return the job and attempt that a sandbox is named after."""
     job_id, _, attempt = name.rpartition(".")
     return (job_id, int(attempt)) if job_id and attempt.isdecimal() else (name, None)
 
 
 @contextlib.contextmanager
 def about_job(job_id: str, attempt: int | None = None, phase: str | None = None) -> Iterator[None]:
-    """Give all lines that this task logs within the block the fields of a job."""
+    """Add the fields of a job to all lines that this task logs within the block."""
     token = _fields.set(of_job(job_id, attempt, phase))
     try:
         yield
@@ -67,14 +67,14 @@ def about_job(job_id: str, attempt: int | None = None, phase: str | None = None)
 
 
 def keep_secret(text: str | None) -> None:
-    """Never write `text` into a line of this process's log, whoever says it: a server may quote the key it refuses."""
+    """Never write `text` into this process's log: a server may quote the key that it refuses."""
     if text and text not in _secrets:
         _secrets.append(text)
         _secrets.sort(key=len, reverse=True)
 
 
 def one_line(text: str, limit: int = TEXT_LIMIT) -> str:
-    """Give a text as one line of printable characters: escapes for all others, its beginning if it is long."""
+    """Return a text as one line of printable characters, others escaped; of a long one the beginning."""
     for secret in _secrets:
         text = text.replace(secret, HIDDEN)
     more = len(text) - limit
@@ -85,13 +85,7 @@ def one_line(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def start_logging(process: str, log_format: LogFormat = "text", level: LogLevel = "info") -> None:
-    """Have this process log; a later call replaces what an earlier one set.
-
-    Args:
-        process: its name in each line: a stage's or backend's id, or which broker it is.
-        log_format: how lines look.
-        level: the least of what the package's own loggers write; others write warnings and errors.
-    """
+    """Have this process log under this name, a stage's or backend's id say; other packages log from warnings on."""
     global _settings  # noqa: PLW0603 - as logging's own settings, there is one for the process
     _settings = (process, log_format, level)
     handler = logging.StreamHandler(sys.stderr)
@@ -104,12 +98,12 @@ def start_logging(process: str, log_format: LogFormat = "text", level: LogLevel 
 
 
 def log_settings() -> tuple[str, LogFormat, LogLevel]:
-    """Give what `start_logging` was told, for a child process that is to log alike."""
+    """Return the arguments of `start_logging`, for a child process."""
     return _settings
 
 
 def say(program: str, message: str, level: int = logging.INFO) -> None:
-    """Tell whoever started this process something: a plain line, or a line of the log where that is JSON."""
+    """Print a line for who started this process; where the log is JSON, a line of the log."""
     if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
         logging.getLogger("prorl").log(level, "%s", message)
     else:
@@ -117,18 +111,13 @@ def say(program: str, message: str, level: int = logging.INFO) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """Lines for people: time of day, level, process, logger if it is not ours, text, and what it is about.
-
-    Args:
-        process: the name of this process.
-    """
+    """Lines for people: time, level, process, logger if it is not ours, text, fields; then the traceback."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """Give the line, and those of a traceback behind it."""
         day = time.strftime("%H:%M:%S", time.localtime(record.created))
         about = "".join(f" {name}={value}" for name, value in _about(record).items())
         whose = self._process if record.name.startswith("prorl") else f"{self._process} {record.name}"
@@ -137,18 +126,13 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Lines for programs: `time` (UTC), `level`, `logger`, `process`, `event`, `FIELDS`, and `traceback`, a list.
-
-    Args:
-        process: the name of this process.
-    """
+    """Lines for programs: `time` (UTC), `level`, `logger`, `process`, `event`, `FIELDS`, and `traceback`, a list."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """Give the line."""
         second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
             "time": f"{second}.{int(record.created % 1 * 1000):03d}Z",

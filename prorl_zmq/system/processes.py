@@ -23,8 +23,7 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(parent: int | None = None) -> None:
     """Have the kernel kill this process when the thread that started it ends, however that ends.
 
-    Args:
-        parent: the parent's pid, if it is known: a parent that is gone already ends this process at once.
+    With the parent's pid known, a parent that is gone already ends this process at once.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
@@ -32,14 +31,10 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def begin_session(parent: int, nice: int = 0) -> None:
-    """In a forked child that leads a session of its own: die with the parent, and be as nice to others as that is.
+    """In a forked child that leads a session: die with the parent, and run at a priority lower by `nice`.
 
-    Where the kernel groups processes by session (sched_autogroup), it weighs the groups: a niceness that is only the
-    process's would give way to nobody.
-
-    Args:
-        parent: the parent's pid.
-        nice: how much lower the priority is to be than the parent's.
+    Where the kernel groups processes by session (sched_autogroup), it weighs the groups: a niceness of the process
+    alone would have no effect.
     """
     die_with_parent(parent)
     niceness = os.nice(nice)

@@ -14,9 +14,9 @@ Result = TypeVar("Result")
 
 
 async def run_aside(function: Callable[..., Result], *arguments: object) -> Result:
-    """Call a function in a thread of its own, which the process's end does not wait for, as it would for an executor's.
+    """Call a function in a daemon thread: unlike an executor's, the process's end does not wait for it.
 
-    Cancelling leaves the thread to itself.
+    Cancelling leaves the thread running.
     """
     done: Future[Result] = Future()
     done.set_running_or_notify_cancel()

@@ -31,12 +31,10 @@ log = logging.getLogger("prorl.socket")
 
 
 class AsyncSocket:
-    """Owns a socket: gives each received message to `on_message`, sends without blocking, closes once.
+    """Owns a socket: passes each received message to `on_message`, sends without blocking, closes once.
 
-    Args:
-        socket: an opened socket, bound or connected by the caller.
-        on_message: called on the loop with each message's frames; must not block. None for a socket that only sends.
-        copied: how many leading frames of a message come as bytes (the others are views).
+    `on_message` is called on the loop and must not block; None for a socket that only sends. The first `copied` frames
+    of a message come as bytes, the others as views.
     """
 
     def __init__(
@@ -53,12 +51,7 @@ class AsyncSocket:
         self._schedule_drain()
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Send one message, or keep it while the socket is full.
-
-        Raises:
-            Busy: too many messages wait already.
-            Closed: the socket was closed.
-        """
+        """Send one message, or keep it while the socket is full; raise `Busy` if too many are kept."""
         if self._socket.closed:
             raise Closed("the socket is closed")
         if self._backlog or not self._try_send(frames):

@@ -2,7 +2,7 @@
 
 A limit exists for each way in which a small frame could claim a large object: `msgpack` stops at the first container
 or string beyond its limit, before it allocates (ten megabytes of empty maps cost an unlimited decoder 700 MB).
-`msgspec.convert` then checks names and types, and its error names the field. It works out what a union means anew on
+`msgspec.convert` then checks names and types, and its error names the field. It analyses a union on
 every call (measured: 27 µs for that of the backend broker), so the class that a message's tag names is looked up here
 (2 µs), and the union is left for the error of a tag that names none.
 """
@@ -33,11 +33,7 @@ _packer = msgpack.Packer(use_bin_type=True)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Pack a message (or any Struct) into one MessagePack frame.
-
-    Raises:
-        MalformedMessage: a field holds something that cannot cross the wire.
-    """
+    """Pack a message (or any Struct) into one MessagePack frame."""
     try:
         content = msgspec.to_builtins(message, builtin_types=(bytes,))
     except (TypeError, ValueError, RecursionError) as error:
@@ -48,18 +44,14 @@ def encode(message: msgspec.Struct) -> bytes:
 def decode(frame: bytes | memoryview, kind: Any, limit_bytes: int = HEADER_LIMIT_BYTES) -> Any:
     """Unpack one MessagePack frame into `kind`: a Struct class or a union of tagged ones.
 
-    Raises:
-        MalformedMessage: the frame is over a limit, not MessagePack, or not of that type; `field` names the place.
+    Raises `MalformedMessage`, whose `field` names the place, if it is over a limit, not MessagePack, or not of that
+    type.
     """
     return convert(unpack(frame, limit_bytes), kind)
 
 
 def pack(value: Any) -> bytes:
-    """Pack plain data (None, bool, int, float, str, bytes, list, dict) into MessagePack.
-
-    Raises:
-        MalformedMessage: the value has a type that cannot cross the wire.
-    """
+    """Pack plain data (None, bool, int, float, str, bytes, list, dict) into MessagePack."""
     try:
         return bytes(_packer.pack(value))
     except (TypeError, ValueError, OverflowError) as error:
@@ -67,11 +59,6 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(frame: bytes | memoryview, limit_bytes: int = HEADER_LIMIT_BYTES) -> Any:
-    """Unpack MessagePack into plain data.
-
-    Raises:
-        MalformedMessage: the frame is over a limit or not MessagePack.
-    """
     size = len(frame)
     if size > limit_bytes:
         raise MalformedMessage(f"a frame of {size} bytes is over the limit of {limit_bytes}")
@@ -96,11 +83,7 @@ def unpack(frame: bytes | memoryview, limit_bytes: int = HEADER_LIMIT_BYTES) -> 
 
 
 def convert(value: Any, kind: type[T] | Any) -> T:
-    """Turn plain data into `kind`.
-
-    Raises:
-        MalformedMessage: names or types are wrong; `field` holds the path of the first wrong place (`$` is the top).
-    """
+    """Turn plain data into `kind`, or raise `MalformedMessage`: its `field` is the path of the first wrong place."""
     try:
         tag = value.get("type") if isinstance(value, dict) else None
         target: Any = kind
@@ -115,7 +98,7 @@ def convert(value: Any, kind: type[T] | Any) -> T:
 
 
 def request_id(content: Any) -> str:
-    """Give the `request_id` of an unpacked header that may be malformed otherwise; `unknown` if it is no identifier."""
+    """Return the `request_id` of an unpacked header that may be malformed otherwise; `unknown` if it has none."""
     value = content.get("request_id") if isinstance(content, dict) else None
     return value if isinstance(value, str) and _IDENTIFIER.fullmatch(value) else "unknown"
 
@@ -135,12 +118,11 @@ class _ContainerCount:
 
 @cache
 def _tagged(kind: Any) -> dict[str, type[msgspec.Struct]]:
-    """Give the message classes of a union by their tags; nothing for any other type."""
     members = [member for member in get_args(kind) if isinstance(member, type) and issubclass(member, msgspec.Struct)]
     return {str(member.__struct_config__.tag): member for member in members}
 
 
 def _named_field(what: str) -> str:
-    """Give the name in "Object missing required field `name`" or "Object contains unknown field `name`"."""
+    """Return the name in "Object missing required field `name`" or "… contains unknown field `name`"."""
     _, _, name = what.partition("field `")
     return name.rstrip("`")

@@ -58,13 +58,7 @@ HIGH_WATER_MARK = 100_000
 def open_socket(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, limit_bytes: int = MAX_FRAME_BYTES
 ) -> zmq.Socket[bytes]:
-    """Open a socket of `kind` (such as `zmq.ROUTER`) with the service's options set.
-
-    Args:
-        context: the process's ZeroMQ context.
-        kind: the socket type.
-        limit_bytes: largest frame that it takes; a peer that sends a larger one is disconnected.
-    """
+    """Open a socket with the service's options. A peer that sends a frame over the limit is disconnected."""
     socket = context.socket(kind)
     socket.linger = 0
     socket.set_hwm(HIGH_WATER_MARK)
@@ -83,11 +77,7 @@ def open_socket(
 
 
 def check_endpoint(endpoint: str) -> str:
-    """Give `endpoint` back if a socket could use it.
-
-    Raises:
-        InvalidEndpoint: it is neither `ipc://PATH` nor `tcp://HOST:PORT`, or its path is too long.
-    """
+    """Return `endpoint` if a socket could use it, else raise `InvalidEndpoint`."""
     transport, _, address = endpoint.partition("://")
     if transport == "ipc" and address and "\0" not in address:
         length = len(os.fsencode(address))
@@ -104,11 +94,7 @@ def check_endpoint(endpoint: str) -> str:
 
 
 def check_numeric(endpoint: str) -> str:
-    """Give back an endpoint that a peer announced if it has an address in it, not a name.
-
-    Raises:
-        MalformedMessage: it has a name.
-    """
+    """Return an endpoint that a peer announced if it has an address in it, not a name."""
     if endpoint.startswith("tcp://"):
         try:
             ipaddress.ip_address(_host(endpoint).strip("[]"))
@@ -118,11 +104,7 @@ def check_numeric(endpoint: str) -> str:
 
 
 def endpoint_beside(peer: str, ipc_path: str) -> str:
-    """Give an endpoint to bind where `peer` (an endpoint too) is sure to reach it: ipc, or TCP on the same address.
-
-    Raises:
-        InvalidEndpoint: the peer is on another machine, so someone has to say which of our addresses it reaches.
-    """
+    """Return an endpoint to bind where the one of `peer` is sure to reach it: ipc, or TCP on the same address."""
     if check_endpoint(peer).startswith("ipc://"):
         return f"ipc://{ipc_path}"
     host = _host(peer)
@@ -136,16 +118,9 @@ def endpoint_beside(peer: str, ipc_path: str) -> str:
 
 
 def bind(socket: zmq.Socket[bytes], endpoint: str, *, insecure: bool = False) -> str:
-    """Bind `socket`, and give the endpoint that it got (`tcp://127.0.0.1:*` takes a free port).
+    """Bind `socket`, and return the endpoint that it got (`tcp://127.0.0.1:*` takes a free port).
 
-    Args:
-        socket: an unbound socket.
-        endpoint: `ipc://PATH` or `tcp://HOST:PORT`.
-        insecure: allow plaintext TCP beyond loopback.
-
-    Raises:
-        InvalidEndpoint: it cannot be bound, or is TCP beyond loopback without `insecure`.
-        EndpointInUse: another process serves it.
+    `insecure` allows plaintext TCP beyond loopback.
     """
     check_endpoint(endpoint)
     address = endpoint.partition("://")[2]
@@ -163,15 +138,7 @@ def bind(socket: zmq.Socket[bytes], endpoint: str, *, insecure: bool = False) ->
 
 
 def check_private(endpoint: str, role: KeyRole = KeyRole.SERVICE) -> None:
-    """Raise unless a socket without keys may be bound at `endpoint`.
-
-    Args:
-        endpoint: where it would be.
-        role: what the key is for that it lacks.
-
-    Raises:
-        InvalidEndpoint: it is TCP beyond loopback.
-    """
+    """Raise `InvalidEndpoint` if a socket without keys would be reachable there from other machines."""
     if endpoint.startswith("tcp://") and not is_loopback(endpoint):
         name = role if role == KeyRole.SERVICE else "NAME"
         raise InvalidEndpoint(
@@ -183,11 +150,7 @@ def check_private(endpoint: str, role: KeyRole = KeyRole.SERVICE) -> None:
 
 
 def connect(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    """Connect `socket`; the peer may come later.
-
-    Raises:
-        InvalidEndpoint: it is malformed.
-    """
+    """Connect `socket`; the peer may come later."""
     try:
         socket.connect(check_endpoint(endpoint))
     except zmq.ZMQError as error:
@@ -195,12 +158,10 @@ def connect(socket: zmq.Socket[bytes], endpoint: str) -> None:
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Tell whether a TCP endpoint is on this machine's loopback interface."""
     return is_loopback_host(_host(endpoint))
 
 
 def is_loopback_host(host: str) -> bool:
-    """Tell whether a host name or address is that of the loopback interface."""
     if host == "localhost":
         return True
     try:
@@ -214,7 +175,6 @@ def _host(endpoint: str) -> str:
 
 
 def _is_own(host: str) -> bool:
-    """Tell whether a numeric IPv4 address is one of this machine's."""
     try:
         with plain_socket(AF_INET, SOCK_DGRAM) as probe:
             probe.bind((str(ipaddress.IPv4Address(host)), 0))
@@ -250,12 +210,7 @@ def _own_ipc_path(path: Path, endpoint: str) -> None:
 
 
 def send(socket: zmq.Socket[bytes], frames: Sequence[Frame], flags: int = 0) -> None:
-    """Send one message. Large frames are not copied: their memory must not change until then.
-
-    Raises:
-        zmq.Again: the socket is full (with `NOBLOCK`).
-        zmq.ZMQError: a ROUTER with ROUTER_MANDATORY has no such peer, or the socket is closed.
-    """
+    """Send one message. Large frames are not copied: their memory must not change until they are sent."""
     last = len(frames) - 1
     for index, frame in enumerate(frames):
         size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
@@ -265,19 +220,13 @@ def send(socket: zmq.Socket[bytes], frames: Sequence[Frame], flags: int = 0) -> 
 def receive(socket: zmq.Socket[bytes], copied: int, flags: int = NOBLOCK) -> list[bytes | zmq.Frame]:
     """Receive one message: its first `copied` frames as bytes, the others as views on libzmq's own memory.
 
-    Raises:
-        zmq.Again: there is none.
-        MalformedMessage: it has too many frames.
+    Raises `MalformedMessage` if it has too many frames: then it is gone.
     """
     return receive_rest(socket, socket.recv(flags) if copied else socket.recv(flags, copy=False), copied)
 
 
 def receive_rest(socket: zmq.Socket[bytes], first: bytes | zmq.Frame, copied: int) -> list[bytes | zmq.Frame]:
-    """Receive what follows the first frame of a message, and give all of it; see `receive`.
-
-    Raises:
-        MalformedMessage: the message has too many frames. It was taken from the socket, and is gone.
-    """
+    """Receive what follows the first frame of a message, and return all of it."""
     frames: list[bytes | zmq.Frame] = [first]
     while socket.getsockopt(zmq.RCVMORE):
         if len(frames) == FRAME_LIMIT:
@@ -296,11 +245,7 @@ def _drop_rest(socket: zmq.Socket[bytes]) -> int:
 
 
 def split_envelope(frames: list[AnyFrame]) -> tuple[list[AnyFrame], list[AnyFrame]]:
-    """Split what a ROUTER received after the first empty frame: the envelope to echo, and the message.
-
-    Raises:
-        MalformedMessage: no empty frame, or nothing behind it.
-    """
+    """Split what a ROUTER received after the first empty frame: the envelope to echo, and the message."""
     for index, frame in enumerate(frames[1:4], start=1):
         if len(frame) == 0:
             if index + 1 == len(frames):

@@ -15,7 +15,7 @@ from prorl_zmq import AsyncRolloutClient, Job, RolloutClient, errors
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.client.requests import read_reply
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.base import new_id
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, new_id
 from prorl_zmq.wire.messages.front_door import Collect, Hello, Refused, Submit, Welcome
 
 from .conftest import TestService, scripted, until
@@ -67,7 +67,7 @@ def test_wrong_number_of_frames(dealer: zmq.Socket[bytes]) -> None:
 def test_other_protocol_version_is_refused_by_name(dealer: zmq.Socket[bytes]) -> None:
     with pytest.raises(errors.VersionMismatch) as caught:
         ask(dealer, codec.encode(Hello("one", protocol=99)))
-    assert (caught.value.ours, caught.value.theirs) == (1, 99)
+    assert (caught.value.ours, caught.value.theirs) == (PROTOCOL_VERSION, 99)
 
 
 def test_refusal_carries_the_request_id(dealer: zmq.Socket[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Every message of the service: reading this file is reading the protocol.
+"""Every message of the service, one file per link: reading this package is reading the protocol.
 
 A message is one MessagePack header frame, followed by raw frames where its docstring says so. Behind a ROUTER the
 header comes after an empty delimiter frame, for REQ and DEALER clients alike; PUSH/PULL messages have no delimiter.
@@ -6,9 +6,12 @@ Each header is a map whose `type` names the class (`phase_done` is `PhaseDone`);
 seconds, sizes are bytes, and no message carries a clock's reading, since two nodes have two clocks
 (but `JobTrace.accepted_at`, for people).
 
-    trainer        ⇄ rollout broker    Request / Reply              ROUTER, the front door
-    stage process  → rollout broker    StageEvent                   PUSH → PULL
-    rollout broker → stage process     StageCommand                 PUSH → PULL
-    anyone         ⇄ backend broker    BackendRequest / BackendReply  ROUTER
-    stage process  ⇄ engine host       EngineRequest / EngineReply  ROUTER
+    trainer                        ⇄ rollout broker   front_door, batches   ROUTER, the front door
+    stage process                  → rollout broker   stages.StageEvent     PUSH → PULL
+    rollout broker                 → stage process    stages.StageCommand   PUSH → PULL
+    anyone                         ⇄ backend broker   backends              ROUTER
+    stage process, backend broker  ⇄ engine host      engines               ROUTER
+
+Requests are idempotent: one that gets no reply is sent again with the same `request_id`. Jobs and results are in
+`jobs`, what all share (limits, field types, bases) in `base`.
 """

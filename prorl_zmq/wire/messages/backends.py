@@ -1,4 +1,7 @@
-"""The backend broker: what stage processes, engine hosts and clients ask it, and its replies."""
+"""The backend broker: requests of stage processes, engine hosts and clients, and its replies.
+
+Requests about weights are answered when all engine hosts have done their part: the broker asks them with one deadline.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,7 @@ class BackendStatus(Part, frozen=True, kw_only=True):
     `probation`: a job could not reach it, or its generation failed there; single jobs try it, at growing intervals,
     until one is served. `unwell`: its host says that the engine cannot serve now, so it gets none."""
     problem: str = ""
-    """What is the matter with one that is unwell or on probation."""
+    """Why it is unwell or on probation."""
     next_try_s: float | None = None
     """How soon a job may try one on probation; 0: the next one does."""
     in_flight: int
@@ -105,14 +108,24 @@ class BackendStatus(Part, frozen=True, kw_only=True):
     """None: it sends no heartbeats."""
 
 
+class EngineStart(Part, frozen=True):
+    """An engine that is expected to register as a backend, or was."""
+
+    backend_id: Identifier
+    state: Literal["starting", "failed"]
+    """`failed`: it ended before it was ready, and is not started again."""
+    problem: Annotated[str, Meta(max_length=1000)] = ""
+    """Why it failed, or ended the last time."""
+
+
 class BackendRequest(Message, frozen=True):
-    """Base of what the backend broker is asked."""
+    """Base of requests to the backend broker."""
 
     request_id: Identifier
 
 
 class Assign(BackendRequest, frozen=True, kw_only=True):
-    """Give the job a backend; a job that holds one gets the same. The reply waits while there is none."""
+    """Assign a backend to the job; a job that holds one gets the same. The reply waits while there is none."""
 
     owner: Identifier
     """The stage process that holds the job: when it falls silent its assignments are released."""
@@ -124,7 +137,7 @@ class Assign(BackendRequest, frozen=True, kw_only=True):
     node: Identifier = "local"
     """Where the job's RUN is."""
     leaving: Identifier | Literal[""] = ""
-    """The backend that the job holds and cannot go on with: give it another one, or wait until that may be tried."""
+    """The backend that the job holds and cannot go on with: assign another one, or wait until that may be tried."""
 
 
 class GenerationFailed(BackendRequest, frozen=True):
@@ -145,7 +158,7 @@ class Release(BackendRequest, frozen=True):
 
 
 class HeldAssignment(Part, frozen=True, array_like=True):
-    """An assignment, as the stage process knows it that holds its job."""
+    """An assignment, as known to the stage process that holds its job."""
 
     attempt: Attempt
     backend_id: Identifier | None = None
@@ -157,7 +170,7 @@ class HeldAssignment(Part, frozen=True, array_like=True):
 class OwnerAlive(BackendRequest, frozen=True):
     """Keep the assignments of a stage process, and name those it still wants.
 
-    A broker that was started anew learns from it which jobs are where.
+    A broker that was restarted learns from it which jobs are where.
     """
 
     owner: Identifier
@@ -173,7 +186,7 @@ class AddBackend(BackendRequest, frozen=True):
 
 
 class BackendAlive(BackendRequest, frozen=True):
-    """Heartbeat of an engine host. It is told `unknown_backend` if it has to register (again)."""
+    """Heartbeat of an engine host. It is refused with `unknown_backend` if it has to register (again)."""
 
     backend_id: Identifier
     weight_version: WeightVersion
@@ -200,16 +213,6 @@ class ClearBackends(BackendRequest, frozen=True):
 
 class ListBackends(BackendRequest, frozen=True):
     """Describe all backends."""
-
-
-class EngineStart(Part, frozen=True):
-    """An engine that is expected to register as a backend, or was."""
-
-    backend_id: Identifier
-    state: Literal["starting", "failed"]
-    """`failed`: it ended before it was ready, and is not started again."""
-    problem: Annotated[str, Meta(max_length=1000)] = ""
-    """Why it failed, or ended the last time."""
 
 
 class ReportStarts(BackendRequest, frozen=True):
@@ -239,7 +242,7 @@ class SetWeightVersion(BackendRequest, frozen=True):
 class BeginWeights(BackendRequest, frozen=True):
     """Have all engines stop generating, and assign no job to a backend that does not serve weights of this version.
 
-    Begun again for the same version, only the limit begins again. If one engine cannot, the update is cancelled.
+    For the same version begun again, only the limit starts over. If one engine cannot, the update is cancelled.
     """
 
     weight_version: WeightVersion
@@ -276,13 +279,13 @@ class LoadWeights(BackendRequest, frozen=True):
 
 
 class ListKeys(BackendRequest, frozen=True):
-    """Tell an engine host which keys the service lets in; it has the list of that state."""
+    """List the keys that the service lets in, for an engine host, which has the list of this state."""
 
     state: str = ""
 
 
 class BackendReply(Message, frozen=True):
-    """Base of the backend broker's answers."""
+    """Base of the backend broker's replies."""
 
     request_id: Identifier
 

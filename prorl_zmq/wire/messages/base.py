@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised with every incompatible change; the hello of a peer with another one is refused."""
 JOB_LIMIT_BYTES = 4 * 2**20
 """Default limit on one packed job."""
@@ -76,7 +76,7 @@ AnnouncedKey = Annotated[str, Meta(pattern=r"^(?:[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@
 
 
 def new_id() -> str:
-    """Give a fresh random identifier: 32 hexadecimal digits."""
+    """Return a new random identifier: 32 hexadecimal digits."""
     return os.urandom(16).hex()
 
 

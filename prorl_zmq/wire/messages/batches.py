@@ -22,7 +22,7 @@ from .base import (
 
 
 class GroupFilter(Part, frozen=True):
-    """Which groups a batch keeps (see `brokers.keep_policies`)."""
+    """Which groups a batch keeps (see `brokers.batches.group_filters`)."""
 
     policy: Identifier = "informative"
     """`all`, `informative` (not all rewards equal), `mean_reward`, or the name of an entry point in the service's
@@ -49,7 +49,7 @@ class BatchOptions(Part, frozen=True, kw_only=True):
     keep: GroupFilter = GroupFilter()
     carry: CarryOver = "running"
     weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
-    """Of its share of the slots, where there are several batches."""
+    """Its share of the slots, beside other batches."""
     max_staleness: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     """Weight versions that a rollout's oldest token may be behind the current one; None: any number."""
     max_replacements: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 4
@@ -61,7 +61,7 @@ class BatchOptions(Part, frozen=True, kw_only=True):
     max_given_up: Count = 32
     """Groups given up in a row, with none completed between them, at which the batch fails."""
     lease_s: Seconds = 60.0
-    """How long nothing may be heard of its session, batch or no batch."""
+    """How long its session may be silent before its batches' jobs stop."""
 
 
 class OpenBatch(Request, frozen=True):
@@ -73,7 +73,7 @@ class OpenBatch(Request, frozen=True):
 
 
 class Feed(Request, frozen=True):
-    """Give a batch prompts. Further frames: one packed `Job` each, the template of a group's jobs."""
+    """Add prompts to a batch. Further frames: one packed `Job` each, the template of a group's jobs."""
 
     session: Identifier
     batch_id: BatchIdentifier
@@ -120,7 +120,7 @@ too many groups in a row could not be completed."""
 
 
 class Distribution(Part, frozen=True, kw_only=True):
-    """How some numbers are spread; of none at all, everything is 0."""
+    """How some numbers are distributed; of none at all, all is 0."""
 
     count: int = 0
     mean: float = 0.0
@@ -132,7 +132,7 @@ class Distribution(Part, frozen=True, kw_only=True):
 
 
 class RolloutDistribution(Part, frozen=True, kw_only=True):
-    """How rollouts are spread."""
+    """How rollouts are distributed."""
 
     reward: Distribution = Distribution()
     tokens: Distribution = Distribution()
@@ -186,7 +186,7 @@ class BatchStatus(Part, frozen=True, kw_only=True):
     session: str
     state: BatchState
     problem: str = ""
-    """What is the matter with one that failed."""
+    """Why it failed."""
     target_groups: int
     group_size: int
     kept: int

@@ -12,8 +12,8 @@ from .jobs import Sampling
 
 UpdateMode = Literal["keep", "drain", "abort"]
 """What becomes of the generations that are running when new weights come: they pause and go on with the new ones; they
-end first, with the old ones, while new requests wait; or they are ended as they are, and the agent loop has the rest of
-the turn generated with the new ones."""
+end first, with the old ones, while new requests wait; or they are ended at once, and the agent loop has the rest of the
+turn generated with the new ones."""
 
 
 class EngineRequest(Message, frozen=True):
@@ -48,10 +48,10 @@ class UpdateWeights(EngineRequest, frozen=True):
 
 
 class BeginUpdate(EngineRequest, frozen=True):
-    """Generate nothing from here on: somebody is about to change the weights, and to send `EndUpdate`.
+    """Generate nothing from now on: a trainer is about to change the weights, and `EndUpdate` follows.
 
-    The answer comes when nothing is generated any more, as `mode` says. Begun again for the same version, only the
-    limit begins anew.
+    The answer comes when nothing is generated any more, as `mode` says. For the same version begun again, only the
+    limit starts over.
     """
 
     weight_version: WeightVersion

@@ -184,7 +184,7 @@ class JobTrace(Reply, frozen=True, kw_only=True):
     left_out: int = 0
     """Events that a very long history has lost in its middle."""
     restarts: tuple[float, ...] = ()
-    """When the broker was started anew."""
+    """When the broker was restarted."""
     outcome: Outcome | None = None
     """None: the job has not ended; then what follows is not known either."""
     ended_s: float | None = None

@@ -85,7 +85,7 @@ class PhaseLimits(Part, frozen=True):
     eval_s: Seconds = 600.0
 
     def of(self, phase: Phase) -> float:
-        """Give the limit of one phase in seconds."""
+        """Return the limit of one phase, in seconds."""
         return float(getattr(self, f"{phase}_s"))
 
 
@@ -103,7 +103,8 @@ class Job(Part, frozen=True, kw_only=True):
     episode: EpisodeLimits = EpisodeLimits()
     limits: PhaseLimits = PhaseLimits()
     backend_wait_s: Seconds = 60.0
-    """How long RUN may wait for an inference backend before the job ends with `no_backend`."""
+    """How long RUN may wait for an inference backend before the job ends with `no_backend`. While a backend is
+    starting, that wait has not begun, and no time of RUN's limit passes."""
     stage_wait_s: Seconds = 60.0
     """How long a phase may wait while no live stage process could take it before the job ends with `no_stage`."""
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = 3

@@ -42,7 +42,7 @@ class Task(Part, frozen=True):
 class StageReport(Message, frozen=True, kw_only=True):
     """Announces a stage process, and keeps its leases: sent at the start and with every heartbeat.
 
-    Because each report says everything, a broker that starts anew knows its stage processes after one heartbeat.
+    Because each report says everything, a broker that was restarted knows its stage processes after one heartbeat.
     """
 
     protocol: int = PROTOCOL_VERSION
@@ -56,7 +56,7 @@ class StageReport(Message, frozen=True, kw_only=True):
     curve_key: AnnouncedKey = ""
     tasks: Annotated[tuple[Task, ...], Meta(max_length=TASK_LIMIT)]
     welcomed: bool = False
-    """The broker's welcome has arrived at `endpoint`; before that, the process is given no job."""
+    """The broker's welcome has arrived at `endpoint`; before that, the process gets no job."""
     running: dict[JobIdentifier, Attempt] = {}
     """The jobs that it holds, with their attempts."""
     backends: dict[JobIdentifier, Identifier] = {}
@@ -66,13 +66,13 @@ class StageReport(Message, frozen=True, kw_only=True):
 
 
 class StageLeaving(Message, frozen=True):
-    """The stage process takes no more jobs; those that it still holds are to be given to others."""
+    """The stage process takes no more jobs; those that it still holds go to others."""
 
     stage_id: Identifier
 
 
-class PhaseDone(Message, frozen=True, kw_only=True):
-    """A phase ended well. RUN's has one further frame, the trajectory's block, if `tokens` is not 0."""
+class PhaseEnd(Message, frozen=True, kw_only=True):
+    """Base of the two ends of a phase. RUN's have one further frame, the trajectory's block, if `tokens` is not 0."""
 
     stage_id: Identifier
     job_id: JobIdentifier
@@ -80,47 +80,38 @@ class PhaseDone(Message, frozen=True, kw_only=True):
     phase: Phase
     number: Annotated[int, Meta(ge=0)] = 0
     """Names the event among those of its process, which sends it again until `EventsNoted` names it; 0: only once."""
+    stop_reason: ShortText = ""
+    backend: Identifier | Literal[""] = ""
+    metrics: Metrics = {}
+    timings: Timings = {}
+    tokens: Annotated[int, Meta(ge=0)] = 0
+    turns: Annotated[int, Meta(ge=0)] = 0
+    segments: Segments = ()
+    logprobs_mode: LogprobsMode | Literal[""] = ""
+
+
+class PhaseDone(PhaseEnd, frozen=True, kw_only=True):
+    """A phase ended well."""
+
     sandbox: SandboxHandle | None = None
-    """The sandbox that lives on, for the next phase; its node is where that phase must run."""
+    """The sandbox that lives on, for the next phase, which must run on its node."""
     carry: dict[str, Any] = {}
     """Plain data for the next phase: INIT's for RUN, RUN's for EVAL."""
     reward: float | None = None
     """From EVAL."""
     notes: Notes = {}
     """From EVAL."""
-    stop_reason: ShortText = ""
-    backend: Identifier | Literal[""] = ""
-    metrics: Metrics = {}
-    timings: Timings = {}
-    tokens: Annotated[int, Meta(ge=0)] = 0
-    turns: Annotated[int, Meta(ge=0)] = 0
-    segments: Segments = ()
-    logprobs_mode: LogprobsMode | Literal[""] = ""
 
 
-class PhaseFailed(Message, frozen=True, kw_only=True):
-    """A phase ended badly. RUN's has one further frame, what there is of the trajectory, if `tokens` is not 0."""
+class PhaseFailed(PhaseEnd, frozen=True, kw_only=True):
+    """A phase ended badly; its block is what there is of the trajectory."""
 
-    stage_id: Identifier
-    job_id: JobIdentifier
-    attempt: Attempt
-    phase: Phase
     outcome: Outcome
     error: ErrorInfo
-    number: Annotated[int, Meta(ge=0)] = 0
-    """Names the event among those of its process, which sends it again until `EventsNoted` names it; 0: only once."""
     retry: bool = False
     """Nothing was observed, so the phase may be tried again."""
     sandbox_gone: bool = False
-    """The sandbox that earlier phases left for this one is no more, so trying again means to begin with a new one."""
-    stop_reason: ShortText = ""
-    backend: Identifier | Literal[""] = ""
-    metrics: Metrics = {}
-    timings: Timings = {}
-    tokens: Annotated[int, Meta(ge=0)] = 0
-    turns: Annotated[int, Meta(ge=0)] = 0
-    segments: Segments = ()
-    logprobs_mode: LogprobsMode | Literal[""] = ""
+    """The sandbox that earlier phases left for this one is gone, so a retry begins with a new one."""
 
 
 StageEvent = StageReport | StageLeaving | PhaseDone | PhaseFailed
@@ -151,7 +142,7 @@ class StartPhase(Message, frozen=True, kw_only=True):
 
 
 class StopPhase(Message, frozen=True):
-    """End a phase that is no longer wanted; nobody waits for its result. Of another attempt than given: do nothing."""
+    """End a phase whose result nobody waits for. Of another attempt than the running one: do nothing."""
 
     job_id: JobIdentifier
     attempt: Attempt

@@ -1,4 +1,4 @@
-"""What a backend broker remembers: a desk that is started anew between any two events answers as one that was not."""
+"""What a backend broker remembers: a handler that is restarted between any two events answers as one that was not."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ REQUESTS = st.one_of(
 )
 
 
-def reply_of(desk: BackendRequestHandler, request: Any, now: float) -> Any:
+def reply_of(handler: BackendRequestHandler, request: Any, now: float) -> Any:
     """What is answered; engine hosts do what they are asked at once."""
-    answers = desk.handle([b"c", b""], request, now)
-    for call in desk.take_calls():
-        answers += desk.engine_answered(call.request.request_id, None, now)
+    answers = handler.handle([b"c", b""], request, now)
+    for call in handler.weights.take_calls():
+        answers += handler.engine_answered(call.request.request_id, None, now)
     return answers[0].reply
 
 
-def listed(desk: BackendRequestHandler, now: float) -> set[tuple[Any, ...]]:
-    (answer,) = desk.handle([b"c", b""], ListBackends("list"), now)
+def listed(handler: BackendRequestHandler, now: float) -> set[tuple[Any, ...]]:
+    (answer,) = handler.handle([b"c", b""], ListBackends("list"), now)
     assert isinstance(answer.reply, BackendList)
     return {(one.backend, one.state, one.problem, one.load is None) for one in answer.reply.backends}
 
@@ -97,7 +97,7 @@ def test_a_restart_changes_nothing(events: list[tuple[Any, bool]]) -> None:
             restarted.tick(now)
         else:
             request = msgspec.structs.replace(event, request_id=f"r-{number}")
-            replies = [reply_of(desk, request, now) for desk in (steady, restarted)]
+            replies = [reply_of(handler, request, now) for handler in (steady, restarted)]
             assert replies[0] == replies[1]
         for name, change in restarted.take_changes().items():
             if change is None:
@@ -145,12 +145,12 @@ def test_the_file_has_which_weights_were_wanted_last(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_was_restarted_in_the_middle_of_an_update_goes_on_with_it() -> None:
-    desk = BackendRequestHandler(LEASE_S)
-    desk.handle([b"c", b""], AddBackend("r", backend("x")), 0.0)
-    assert reply_of(desk, BeginWeights("r", 5, 30.0), 1.0) == Done("r")
-    records, weights = [one for one in desk.take_changes().values() if one is not None], desk.take_weights()
+    handler = BackendRequestHandler(LEASE_S)
+    handler.handle([b"c", b""], AddBackend("r", backend("x")), 0.0)
+    assert reply_of(handler, BeginWeights("r", 5, 30.0), 1.0) == Done("r")
+    records, weights = [one for one in handler.take_changes().values() if one is not None], handler.take_weights()
     assert weights == WeightsRecord(0, 5, 30.0)
-    assert desk.take_weights() is None
+    assert handler.take_weights() is None
     again = BackendRequestHandler(LEASE_S)
     again.restore(records, 100.0, weights=weights)
     assert again.take_weights() is None, "the file has it already"
@@ -191,27 +191,27 @@ def test_a_service_that_was_started_anew_is_told_from_a_broker_that_was(tmp_path
 def test_engines_of_a_new_service_were_held_to_the_weights_of_the_one_before(fate: str) -> None:
     old = [record("x", fate=fate, backend=backend("x", 7), heartbeats=True, reported=7), record("mine", draining=True)]
     for of_before, state in ((False, "draining"), (True, "ready")):
-        desk = BackendRequestHandler(LEASE_S)
-        desk.restore(old, 0.0, of_before=of_before)
-        desk.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
-        assert {(one[0].backend_id, one[1]) for one in listed(desk, 1.0)} == {("x", state), ("mine", "draining")}
-    desk = BackendRequestHandler(LEASE_S)
-    desk.restore(old[:1], 0.0, of_before=True)
-    reply = desk.handle([b"c", b""], BackendAlive("r", "x", 7), 1.0)[0].reply
+        handler = BackendRequestHandler(LEASE_S)
+        handler.restore(old, 0.0, of_before=of_before)
+        handler.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
+        assert {(one[0].backend_id, one[1]) for one in listed(handler, 1.0)} == {("x", state), ("mine", "draining")}
+    handler = BackendRequestHandler(LEASE_S)
+    handler.restore(old[:1], 0.0, of_before=True)
+    reply = handler.handle([b"c", b""], BackendAlive("r", "x", 7), 1.0)[0].reply
     assert isinstance(reply, BackendRefused) == (fate == "lost"), "one that lives on goes on as it was"
-    desk = BackendRequestHandler(LEASE_S)
-    desk.restore(old, 0.0, of_before=True)
+    handler = BackendRequestHandler(LEASE_S)
+    handler.restore(old, 0.0, of_before=True)
     again = BackendRequestHandler(LEASE_S)
-    again.restore([one for one in desk.take_changes().values() if one is not None], 1.0)
+    again.restore([one for one in handler.take_changes().values() if one is not None], 1.0)
     again.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
     assert ("x", "ready") in {(one[0].backend_id, one[1]) for one in listed(again, 1.0)}, "also after a restart"
 
 
 def test_a_trainer_that_begins_again_is_not_held_to_earlier_weights() -> None:
-    desk = BackendRequestHandler(LEASE_S)
-    desk.restore([record("x", backend=backend("x", 7), heartbeats=True, reported=7)], 0.0)
-    desk.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
-    ((_, state, problem, _),) = listed(desk, 1.0)
+    handler = BackendRequestHandler(LEASE_S)
+    handler.restore([record("x", backend=backend("x", 7), heartbeats=True, reported=7)], 0.0)
+    handler.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
+    ((_, state, problem, _),) = listed(handler, 1.0)
     assert (state, "serves weights 0 where 7 are wanted" in problem) == ("draining", True)
-    desk.handle([b"c", b""], SetWeightVersion("r", 1, "x"), 1.0)
-    assert {one[1:3] for one in listed(desk, 1.0)} == {("ready", "")}
+    handler.handle([b"c", b""], SetWeightVersion("r", 1, "x"), 1.0)
+    assert {one[1:3] for one in listed(handler, 1.0)} == {("ready", "")}

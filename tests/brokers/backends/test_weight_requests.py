@@ -8,10 +8,12 @@ import pytest
 
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
 from prorl_zmq.brokers.backends.weight_requests import REQUESTS_LIMIT, EngineAddress, EngineCall
-from prorl_zmq.errors import InvalidWeights, NotAllowed, ProrlError, UpdateNotBegun
+from prorl_zmq.errors import FIELDS_LIMIT, InvalidWeights, NotAllowed, ProrlError, UpdateNotBegun
+from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import (
     TAKE_BACK_S,
     AddBackend,
+    AnyBackendReply,
     Backend,
     BackendList,
     BackendRefused,
@@ -48,7 +50,7 @@ class Service:
 
     def calls(self) -> dict[str, EngineCall]:
         """What is sent to the engine hosts now, by the names of their backends."""
-        return {call.address.endpoint.removeprefix("ipc://"): call for call in self.handler.take_calls()}
+        return {call.address.endpoint.removeprefix("ipc://"): call for call in self.handler.weights.take_calls()}
 
     def answer(self, call: EngineCall, error: ProrlError | None = None) -> None:
         self.tell(self.handler.engine_answered(call.request.request_id, error, self.now))
@@ -96,10 +98,10 @@ def test_all_hosts_are_asked_and_the_client_hears_when_the_last_has_answered(req
             assert getattr(calls["x"].request, name) == value
     service.answer(calls["x"])
     assert service.replies == []
-    assert service.handler.addresses() == {EngineAddress("ipc://y", "")}
+    assert service.handler.weights.addresses() == {EngineAddress("ipc://y", "")}
     service.answer(calls["y"])
     assert service.reply() == Done("r")
-    assert service.handler.addresses() == set()
+    assert service.handler.weights.addresses() == set()
     assert service.handler.next_deadline() is None
     service.answer(calls["y"])
     assert service.replies == [], "an answer that comes twice changes nothing"
@@ -198,7 +200,7 @@ def test_a_host_that_was_restarted_under_another_key_is_asked_there() -> None:
     service.add("x", "k" * 40)
     moved = service.calls()["x"]
     assert moved == EngineCall(EngineAddress("ipc://x", "k" * 40), calls["x"].request)
-    assert service.handler.addresses() == {moved.address}
+    assert service.handler.weights.addresses() == {moved.address}
     service.add("x", "k" * 40)
     assert service.calls() == {}
     service.answer(moved)
@@ -209,7 +211,7 @@ def test_a_connection_that_was_lost_has_its_calls_sent_again_and_one_that_is_ref
     service = Service()
     service.ask(CancelWeights("r", 1))
     calls = service.calls()
-    service.handler.engine_reconnected(calls["x"].address)
+    service.handler.weights.reconnected(calls["x"].address)
     assert service.calls() == {"x": calls["x"]}
     service.tell(service.handler.engine_unreachable(calls["x"].address, NotAllowed("no such key", key="k"), 0.0))
     service.answer(calls["y"])
@@ -238,3 +240,13 @@ def test_requests_under_way_have_a_limit() -> None:
     assert service.replies == []
     service.ask(CancelWeights("more", 1))
     assert service.reply().error.code == "busy"
+
+
+def test_an_error_of_a_host_with_as_many_fields_as_are_allowed_reaches_the_client() -> None:
+    service = Service("x")
+    service.ask(EndWeights("r", 1))
+    (call,) = service.calls().values()
+    service.answer(call, InvalidWeights("w" * 10_000, **{f"field_{number}": number for number in range(FIELDS_LIMIT)}))
+    reply = service.reply()
+    assert codec.decode(codec.encode(reply), AnyBackendReply) == reply
+    assert reply.error.fields["backend"] == "x"

@@ -1,4 +1,4 @@
-"""The backend desk through updates of weights, against the few words that say what is promised of them."""
+"""The backend handler through updates of weights, against the few words that say what is promised of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class UpdateMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.desk = BackendRequestHandler(lease_s=1e9)
+        self.handler = BackendRequestHandler(lease_s=1e9)
         self.now = 0.0
         self.asked = 0
         self.begun: int | None = None
@@ -58,12 +58,12 @@ class UpdateMachine(RuleBasedStateMachine):
         self.asked += 1
         serving = {status.backend.endpoint: status.backend.weight_version for status in self.listed()}
         unique = msgspec.structs.replace(request, request_id=f"r-{self.asked}")
-        answers = self.desk.handle([client, b""], unique, self.now)
-        for call in self.desk.take_calls():
+        answers = self.handler.handle([client, b""], unique, self.now)
+        for call in self.handler.weights.take_calls():
             version = call.request.weight_version
             late = isinstance(call.request, EndUpdate) and serving[call.address.endpoint] != version
             error = UpdateNotBegun("no update was begun here") if late else None
-            answers += self.desk.engine_answered(call.request.request_id, error, self.now)
+            answers += self.handler.engine_answered(call.request.request_id, error, self.now)
         for answer in answers:
             if answer.envelope[0] == b"trainer":
                 reply = answer.reply
@@ -87,7 +87,7 @@ class UpdateMachine(RuleBasedStateMachine):
             assert version >= self.wanted, "no new job for a backend that is behind"
 
     def listed(self) -> Any:
-        (answer,) = self.desk.handle([b"look", b""], ListBackends("list"), self.now)
+        (answer,) = self.handler.handle([b"look", b""], ListBackends("list"), self.now)
         assert isinstance(answer.reply, BackendList)
         return answer.reply.backends
 
@@ -168,7 +168,7 @@ class UpdateMachine(RuleBasedStateMachine):
         self.now += seconds
         if self.begun is not None and self.until <= self.now:
             self.begun = None
-        for envelope, reply in self.desk.tick(self.now):
+        for envelope, reply in self.handler.tick(self.now):
             self.check(bytes(envelope[0]).decode(), reply)
 
     @invariant()
