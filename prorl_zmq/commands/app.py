@@ -105,7 +105,7 @@ PROGRAMS = {"prorl": prorl, "prorl-stage": prorl_stage, "prorl-engine": prorl_en
 
 
 def run(program: str, arguments: list[str]) -> int:
-    """Run one of the programs with its arguments; give its exit code."""
+    """Run one of the programs with its arguments; return its exit code."""
     return run_program(program, PROGRAMS[program], arguments or DEFAULT_ARGUMENTS[program])
 
 

@@ -21,6 +21,8 @@ from ..wire.messages.engines import UpdateMode
 from .options import Config, Connect, Keys, client_of, console
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..client.client import RolloutClient
     from ..wire.messages.backends import BackendList, BackendStatus, EngineStart
 
@@ -33,7 +35,7 @@ commands = typer.Typer(
 QUICK_S = 10.0
 """How long commands that only ask something wait for the service."""
 WATCH_S = 1.0
-"""How often a watched table is drawn anew."""
+"""How often a watched table is redrawn."""
 NOTHING = "–"
 NO_BACKENDS = (
     "there are none yet; an engine of `prorl serve` comes once it is ready (its lines say what it waits for), and "
@@ -77,13 +79,7 @@ def list_(
     send heartbeats.
     """
     with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        if not watch:
-            console().print(_tables(backend_list(client), details=details))
-            return
-        with Live(console=console(), auto_refresh=False) as live:
-            while True:
-                live.update(_tables(backend_list(client), details=details), refresh=True)
-                threading.Event().wait(WATCH_S)
+        show(lambda: _tables(backend_list(client), details=details), watch=watch)
 
 
 @commands.command()
@@ -240,6 +236,17 @@ def cancel_weights(
     with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
         client.cancel_weights(weight_version, timeout_s=timeout_s)
         print(f"{len(client.backends.list())} backend(s) go on without version {weight_version}")
+
+
+def show(tables: Callable[[], Group], *, watch: bool) -> None:
+    """Print tables once, or keep them up to date until Ctrl-C."""
+    if not watch:
+        console().print(tables())
+        return
+    with Live(console=console(), auto_refresh=False) as live:
+        while True:
+            live.update(tables(), refresh=True)
+            threading.Event().wait(WATCH_S)
 
 
 def backend_list(client: RolloutClient) -> BackendList:

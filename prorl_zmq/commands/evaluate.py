@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..evaluation.summary import Counting, Summary
 
 SLOTS = 8
-"""Rollouts at a time in each stage of this run's own service, unless told otherwise."""
+"""Rollouts at a time in each stage of this run's own service, unless an option says otherwise."""
 SHOWN_MESSAGE = 120
 SHOWN_FAILURES = 8
 """Reasons in the table at the end; the reports have all."""
@@ -59,7 +59,7 @@ def evaluate(
         ),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Begin anew; what the folder has is moved to DIR/earlier.")
+        bool, typer.Option("--fresh", help="Start from nothing; what the folder has is moved to DIR/earlier.")
     ] = False,
     samples: Annotated[int, typer.Option("--samples", "-n", min=1, max=10_000, help="Rollouts of each problem.")] = 1,
     k: Annotated[
@@ -177,9 +177,9 @@ def evaluate(
 
     The model is an engine that is started for this run, or that of a running service (--connect or --config). Results
     are kept in the run folder as they come: after Ctrl-C, a crash or a reboot, the same command goes on with what is
-    missing, and runs again what ended with an error of the infrastructure or the task, which is no wrong answer. The
+    missing, and retries what ended with an error of the infrastructure or the task, which is no wrong answer. The
     folder gets report.md and report.html, and `prorl view DIR` shows each rollout. With nothing missing, the command
-    makes the reports anew, also for another --k, --threshold or prices.
+    makes new reports, also for another --k, --threshold or prices.
 
     Exit codes: 0 each rollout has a result that counts; 1 some ended with errors; 2 a wrong flag, file
     or setting; 130 after Ctrl-C.

@@ -79,7 +79,7 @@ def build(
     # Temporary files are removed and programs ended on ^C; so it is on SIGTERM.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     store = image_store(images)
-    with _progress(verbose=verbose) as (say, heard):
+    with build_progress(verbose=verbose) as (say, heard):
         built = store.build(
             source,
             name,
@@ -129,7 +129,7 @@ def show(name: Name, images: Images = None) -> None:
 @commands.command()
 def remove(name: Name, wait: Wait = 3600.0, images: Images = None) -> None:
     """Remove an image. Sandboxes that use it keep its files until they end."""
-    with _progress(verbose=False) as (say, _):
+    with build_progress(verbose=False) as (say, _):
         if not image_store(images).remove(name, wait_s=wait, say=say):
             say(f"a sandbox still uses the files of {name}; the next build or removal of that name removes them")
 
@@ -153,12 +153,12 @@ def _variables(settings: list[str]) -> dict[str, str]:
 
 
 @contextmanager
-def _progress(*, verbose: bool) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """Return what takes our own lines, and what takes those of the building programs."""
+def build_progress(*, verbose: bool) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """Yield what takes our own lines, and what takes those of the building programs."""
     screen = console(stderr=True)
 
     def say(line: str) -> None:
         screen.print(escape(line), highlight=False)
 
-    with screen.status("looking") as status:
+    with screen.status("working") as status:
         yield say, (say if verbose else lambda line: status.update(escape(line[: max(20, screen.width - 4)])))

@@ -70,7 +70,7 @@ def layout(trace: JobTrace, width: int = 80) -> Group:
     table.add_column("where", overflow="fold")
     total_s = trace.ended_s if trace.ended_s is not None else trace.age_s
     rows = [(span.start_s, _row(span, trace.age_s, total_s, characters)) for span in trace.spans]
-    rows += [(restart_s, ("", "", "", "", Text("the broker was started anew"))) for restart_s in trace.restarts]
+    rows += [(restart_s, ("", "", "", "", Text("the broker was restarted"))) for restart_s in trace.restarts]
     for start_s, row in sorted(rows, key=lambda one: one[0]):
         table.add_row(duration(start_s), *row)
     parts: list[Text | Table] = [*_head(trace), Text(), table]

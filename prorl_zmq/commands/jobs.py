@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
 import typer
 from rich.console import Group
-from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -22,14 +19,13 @@ from ..client.submission import Submission
 from ..errors import ConfigError, ProrlError
 from ..system.logs import one_line, say
 from ..system.processes import stop_signals
+from ..system.stopping import Stopping
 from ..wire.messages.base import Identifier
 from ..wire.messages.jobs import Job, Outcome, Phase
-from .backends import QUICK_S, backend_list, backend_table
+from .backends import QUICK_S, backend_list, backend_table, show
 from .options import Config, Connect, Keys, async_client_of, client_of, console
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from ..client.async_client import AsyncRolloutClient
     from ..data.trajectory import Trajectory
     from ..wire.messages.backends import BackendList
@@ -38,8 +34,6 @@ if TYPE_CHECKING:
 
 END_S = 2.0
 """How long Ctrl-C waits for what it has cancelled."""
-TWICE_S = 0.5
-"""A second signal within this time is the first one, which came twice: from a terminal and from a program above us."""
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "weight_versions", "turns")
 
 
@@ -126,43 +120,20 @@ class _Report:
 
 async def _run(client: AsyncRolloutClient, jobs: list[Job], report: _Report) -> bool:
     """Take jobs through the service; false: we were interrupted."""
-    interrupts: asyncio.Queue[None] = asyncio.Queue()
+    stopping = Stopping()
     submission = Submission(client, jobs, report.add)
-    interrupted_at = -TWICE_S
-
-    def interrupt() -> None:
-        nonlocal interrupted_at
-        now = time.monotonic()
-        if now - interrupted_at > TWICE_S:
-            interrupted_at = now
-            interrupts.put_nowait(None)
-
-    with stop_signals(interrupt), report.progress:
+    with stop_signals(stopping.stop), report.progress:
         async with client:
             try:
-                done = await _unless(interrupts, submission.run())
+                done = await stopping.until_stopped(submission.run())
             except ProrlError:
-                await _unless(interrupts, submission.end(END_S))
+                await stopping.until_stopped(submission.end(END_S))
                 report.conclude(submission, client.session)
                 raise
             if not done:
-                await _unless(interrupts, submission.end(END_S))
+                await stopping.until_stopped(submission.end(END_S))
                 report.conclude(submission, client.session)
     return done
-
-
-async def _unless(interrupts: asyncio.Queue[None], work: Coroutine[Any, Any, None]) -> bool:
-    """Do work to its end, or until the next interrupt, which cancels it; false: it was that."""
-    working, interrupted = asyncio.ensure_future(work), asyncio.ensure_future(interrupts.get())
-    await asyncio.wait({working, interrupted}, return_when=asyncio.FIRST_COMPLETED)
-    for task in (working, interrupted):
-        task.cancel()
-    (outcome, _) = await asyncio.gather(working, interrupted, return_exceptions=True)
-    if isinstance(outcome, asyncio.CancelledError):
-        return False
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return True
 
 
 def _checked(session: str | None) -> str | None:
@@ -183,13 +154,7 @@ def status(
 ) -> None:
     """Show the stage processes, queues, outcomes and backends of a service."""
     with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        if not watch:
-            console().print(status_tables(client.status(), backend_list(client)))
-            return
-        with Live(console=console(), auto_refresh=False) as live:
-            while True:
-                live.update(status_tables(client.status(), backend_list(client)), refresh=True)
-                threading.Event().wait(1.0)
+        show(lambda: status_tables(client.status(), backend_list(client)), watch=watch)
 
 
 def cancel(

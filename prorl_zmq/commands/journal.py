@@ -1,4 +1,4 @@
-"""`prorl journal`: what a rollout broker would take up again, and making it smaller."""
+"""`prorl journal`: what a rollout broker takes up after a restart, and making it smaller."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SESSIONS_SHOWN = 20
 
 commands = typer.Typer(
-    help="The rollout broker's journal: the jobs and results that a restart takes up again.",
+    help="The rollout broker's journal: the jobs and results that a restart takes up.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -54,7 +54,7 @@ def compact(file: File = None, config: Config = None, run_dir: RunDir = None) ->
 
 @commands.command()
 def clear(file: File = None, config: Config = None, run_dir: RunDir = None) -> None:
-    """Remove a broker's journal, of whatever version or damaged, and forget what it holds. No broker may have it open.
+    """Remove a broker's journal, of any version or damaged, and forget what it holds. No broker may have it open.
 
     The file may also be the backend broker's, `backends.journal`.
     """
@@ -71,7 +71,7 @@ def clear(file: File = None, config: Config = None, run_dir: RunDir = None) -> N
             part.unlink(missing_ok=True)
     finally:
         os.close(lock)
-    print(f"{path} is removed; clients of its jobs are told that they are lost, and backends are to be added again")
+    print(f"{path} is removed; its jobs are lost, which their clients hear as an error; add backends once more")
 
 
 def summary_tables(summary: JournalSummary, damaged: int, now: float) -> Group:
@@ -84,7 +84,7 @@ def summary_tables(summary: JournalSummary, damaged: int, now: float) -> Group:
     blocks = f"{_size(summary.trajectory_bytes)} of trajectories"
     facts.add_row("results", f"{summary.results} uncollected{_age(summary.oldest_result_at, now)}, {blocks}")
     if damaged:
-        facts.add_row("damaged", f"{damaged} of these; their clients are told that they are lost")
+        facts.add_row("damaged", f"{damaged} of these; their clients hear that they are lost")
     table = Table(title="sessions", title_justify="left")
     table.add_column("session", overflow="fold")
     for phase in Phase:

@@ -47,7 +47,7 @@ def allow(
     role: Role,
     folder: Folder = None,
 ) -> None:
-    """Let a key in, in this role; whatever role its file claims. Takes effect at once."""
+    """Let a key in, in this role, not in the one that its file claims. Takes effect at once."""
     key = _folder(folder).allow(file, role)
     print(f"the key {key.name} is let in as {key.role}: {key.public_key}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,11 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import ConfigError, ProrlError
+from .images import build_progress
 from .options import console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from ..make_swe.project_maker import Made
     from ..make_swe.recipe import Order
 
@@ -98,7 +96,7 @@ def make_swe(
     # Sandboxes and temporary files are removed on ^C; so it is on SIGTERM.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parts = out.with_name(f"{out.name}.parts")
-    with _progress(verbose=verbose) as (say, heard):
+    with build_progress(verbose=verbose) as (say, heard):
         maker = Maker(ImageStore(default_root() if images is None else images), settings, say, heard)
         results = asyncio.run(maker.make(orders, parts))
     made = [each for each in results if not isinstance(each, ProrlError)]
@@ -156,15 +154,3 @@ def _table(made: list[Made]) -> Table:
         dropped = "; ".join(f"{number} {reason}" for reason, number in reasons)
         table.add_row(escape(each.label), *map(str, numbers), escape(dropped))
     return table
-
-
-@contextmanager
-def _progress(*, verbose: bool) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """Return what takes our own lines, and what takes those of the building programs."""
-    screen = console(stderr=True)
-
-    def say(line: str) -> None:
-        screen.print(escape(line), highlight=False)
-
-    with screen.status("working") as status:
-        yield say, (say if verbose else lambda line: status.update(escape(line[: max(20, screen.width - 4)])))

@@ -87,7 +87,7 @@ def log_as(
     log_level: LogLevel | None,
     settings: ServiceSettings = ServiceSettings(),  # noqa: B008 - frozen
 ) -> ServiceSettings:
-    """Have this process log under its name, as its flags say or else its settings; give the settings with the flags."""
+    """Have this process log as its flags or else its settings say; return the settings with these flags in them."""
     settings = msgspec.structs.replace(
         settings, log_format=log_format or settings.log_format, log_level=log_level or settings.log_level
     )

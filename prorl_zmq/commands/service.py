@@ -48,10 +48,11 @@ def serve(
 ) -> None:
     """Start and supervise all processes of a service on this node, until SIGTERM or Ctrl-C.
 
-    It stays in the foreground, starts again what dies, and ends its processes in order; a second signal kills those
-    that are still there. systemd (`Type=notify`) is told when it is ready, what it waits for, and, with `WatchdogSec`,
-    that it lives. Exit codes: 0 stopped on request; 1 it could not do its work; 2 a wrong flag, file or setting, its
-    own or that of a process that it starts.
+    It stays in the foreground, restarts what dies, and ends its processes in order; a second signal kills those that
+    are still there. An engine that is never ready is started three times; then this command, `prorl status` and `prorl
+    backends list` say why it failed. With systemd (`Type=notify`) it reports when it is ready, what it waits for, and,
+    with `WatchdogSec`, that it lives. Exit codes: 0 stopped on request; 1 it could not do its work; 2 a wrong flag,
+    file or setting, its own or that of a process that it starts.
     """
     from ..brokers.journal.journal_summary import read_summary
     from ..service.supervisor import Supervisor
@@ -108,7 +109,7 @@ def rollout(
         RolloutBroker(topology, MemoryJournal()).run()
         return
     with DiskJournal(topology.journal, settings.journal_limit_bytes, sync=settings.journal_sync) as journal:
-        gc.disable()  # it would go through a hundred thousand jobs again and again while they are read
+        gc.disable()  # it would go through a hundred thousand jobs many times while they are read
         broker = RolloutBroker(topology, journal)
         gc.freeze()
         gc.enable()

@@ -45,6 +45,6 @@ class StartupLine:
             say("prorl serve", f"{startup.there} of {startup.total} processes ready after {spent:.0f} s, {text}")
 
     def close(self) -> None:
-        """Take the bar away. May be called again."""
+        """Take the bar away; a second call does nothing."""
         if self._progress is not None:
             self._progress.stop()

@@ -18,7 +18,7 @@ import numpy as np
 from ..data.trajectory import Role, TokenArrays
 from ..errors import ConfigError
 from ..wire.messages.jobs import Result
-from .run_folder import ARRAYS, PLAN, RESULTS, TRAJECTORIES, is_solved, read_plan, read_samples
+from .run_folder import ARRAYS, PLAN, RESULTS, TRAJECTORIES, is_solved, read_lines, read_plan, read_samples
 from .transcript import Transcript, make_transcript
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def open_collection(path: Path, reader: TextReader | None = None) -> Collection:
             for one in sorted(read_samples(path / RESULTS), key=lambda one: one.place)
         ]
     elif (path / RESULTS).exists():
-        rollouts = [Rollout(result, result.group_id) for result in _submitted(path / RESULTS)]
+        rollouts = [Rollout(result, result.group_id) for result in read_lines(path / RESULTS, Result)]
     else:
         raise ConfigError(
             f"{path} is no folder of `prorl eval` or `prorl submit --out`: it has neither {PLAN} nor {RESULTS}",
@@ -161,19 +161,3 @@ def _read_transcript(file: Path) -> Transcript:
     if lengths != {tokens} or any(not 0 <= turn.start <= turn.end <= tokens for turn in transcript.turns):
         raise ConfigError(f"{file} is damaged: its lists do not fit together", key="folder")
     return transcript
-
-
-def _submitted(file: Path) -> list[Result]:
-    """Read the results of `prorl submit`; a last line that is torn is passed over."""
-    decoder = msgspec.json.Decoder(Result)
-    results = []
-    try:
-        lines = file.read_bytes().split(b"\n")[:-1]
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}", key="folder") from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            results.append(decoder.decode(line))
-        except (msgspec.MsgspecError, UnicodeError) as error:
-            raise ConfigError(f"{file}, line {number}: {error}", key="folder") from error
-    return results

@@ -1,41 +1,39 @@
 """The run of an evaluation: what is missing goes through a service, and each result into the run folder as it comes.
 
-A result is in the folder before the service hears that it was collected, so that a kill loses none. SIGINT and SIGTERM
-end it in good order: what runs is cancelled and forgotten, what has ended stays; a second signal does not wait.
+A result is in the folder before the service hears that it was collected, so a kill loses none. SIGINT and SIGTERM end
+the run in good order: what runs is cancelled, what has ended stays; a second signal does not wait.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..client.async_client import AsyncRolloutClient
 from ..client.submission import Submission
 from ..errors import ProrlError
 from ..system.processes import stop_signals
+from ..system.stopping import Stopping
 from ..wire.messages.jobs import Outcome
 from .plan import jobs_of
 from .run_folder import SERVICE, sample_of
 from .service import OwnService, Readers, own_service, wait_ready
-from .transcript import transcript_of
+from .transcript import make_transcript
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
     from ..data.trajectory import Trajectory
+    from ..service.child import ChildService
     from .problems import Problem
     from .run_folder import RunFolder, Sample
-    from .service import RunningService
 
 END_S = 5.0
 """How long a stop waits for what it has cancelled."""
-TWICE_S = 0.5
-"""A second signal within this time is the first one, which came twice: from a terminal and from a program above us."""
 
 
 class Watcher(Protocol):
-    """Who is told how an evaluation goes."""
+    """Follows how an evaluation goes."""
 
     def waits(self, what: str) -> None:
         """The service is not ready yet: it lacks something."""
@@ -48,33 +46,6 @@ class Watcher(Protocol):
 
     def troubled(self, message: str) -> None:
         """Something is not as it should be, and goes on."""
-
-
-class Stopping:
-    """Takes the process's stop signals: each ends what `until_stopped` does at the time."""
-
-    def __init__(self) -> None:
-        self.stopped = False
-        """A signal has come."""
-        self._last = -TWICE_S
-        self._work: asyncio.Task[None] | None = None
-
-    def stop(self) -> None:
-        now = time.monotonic()
-        if now - self._last <= TWICE_S:
-            return
-        self._last = now
-        self.stopped = True
-        if self._work is not None:
-            self._work.cancel()
-
-    async def until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do work to its end, or until the next signal, which cancels it."""
-        self._work = asyncio.ensure_future(work)
-        await asyncio.wait({self._work})
-        done, self._work = self._work, None
-        if not done.cancelled():
-            done.result()
 
 
 class Evaluator:
@@ -116,10 +87,10 @@ class Evaluator:
             return
         # It starts before the client has threads, and blocks this loop, which has nothing else to do, when it ends.
         with own_service(self._folder.path / SERVICE, service) as running:
-            async with AsyncRolloutClient(running.child.front_door, session=session) as client:
+            async with AsyncRolloutClient(running.front_door, session=session) as client:
                 await self._with_client(client, running)
 
-    async def _with_client(self, client: AsyncRolloutClient, running: RunningService | None) -> None:
+    async def _with_client(self, client: AsyncRolloutClient, running: ChildService | None) -> None:
         backends = await wait_ready(client, running, self._start_s, self._watcher.waits)
         self._readers = Readers(backends, self._watcher.troubled)
         await self._readers.load()
@@ -151,5 +122,5 @@ class Evaluator:
             return
         if self._ending and sample.result.outcome == Outcome.CANCELLED:
             return
-        self._folder.add(sample, trajectory, transcript_of(trajectory, self._readers.of(backend)))
+        self._folder.add(sample, trajectory, make_transcript(trajectory.job_id, trajectory, self._readers.of(backend)))
         self._watcher.ended(sample)

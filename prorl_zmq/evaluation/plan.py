@@ -96,7 +96,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return self.problems * self.settings.samples
 
 
-class Place(msgspec.Struct, frozen=True, order=True):
+class RolloutIndex(msgspec.Struct, frozen=True, order=True):
     """One of a plan's rollouts."""
 
     problem: int
@@ -121,24 +121,24 @@ def differences(before: Plan, now: Plan) -> list[str]:
     return lines
 
 
-def job_id(plan: Plan, place: Place) -> str:
+def job_id(plan: Plan, place: RolloutIndex) -> str:
     return f"{plan.run_id}-{place.problem}-{place.sample}.{place.trial}"
 
 
-def place_of(plan: Plan, name: str) -> Place | None:
+def index_of(plan: Plan, name: str) -> RolloutIndex | None:
     """Return the rollout that a job's id names; None: the job is none of this plan."""
     match = _JOB_ID.match(name)
     if match is None or match["run"] != plan.run_id:
         return None
-    place = Place(int(match["problem"]), int(match["sample"]), int(match["trial"]))
+    place = RolloutIndex(int(match["problem"]), int(match["sample"]), int(match["trial"]))
     return place if place.problem < plan.problems and place.sample < plan.settings.samples else None
 
 
-def jobs_of(plan: Plan, problems: Sequence[Problem], places: Iterable[Place]) -> list[Job]:
+def jobs_of(plan: Plan, problems: Sequence[Problem], places: Iterable[RolloutIndex]) -> list[Job]:
     return [_job(plan, problems[place.problem].job, place) for place in places]
 
 
-def _job(plan: Plan, template: Job, place: Place) -> Job:
+def _job(plan: Plan, template: Job, place: RolloutIndex) -> Job:
     settings = plan.settings
     sampling = {"temperature": settings.temperature, "top_p": settings.top_p, "max_tokens": settings.max_tokens}
     episode = {"max_turns": settings.max_turns, "max_tokens": settings.context}

@@ -105,7 +105,7 @@ def counting_text(threshold: float) -> str:
         "out of time count as not solved, with reward 0; errors of the infrastructure or the task are left out. pass@k "
         "is 1 − C(n−c, k) / "
         "C(n, k), averaged over the problems with at least k samples that count. Intervals are at 95 % and take the "
-        "problem as the unit: Wilson's, with the effective sample size that the spread between problems leaves; for "
+        "problem as the unit: Wilson's, with the effective sample size that the variance between problems leaves; for "
         "the mean reward, Student's t over the problems' means."
     )
 

@@ -18,14 +18,14 @@ import contextlib
 import fcntl
 import os
 from itertools import product
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 import numpy as np
 
 from ..errors import ConfigError
 from ..wire.messages.jobs import Outcome, Phase, Result
-from .plan import FORMAT, Place, Plan, differences, place_of
+from .plan import FORMAT, Plan, RolloutIndex, differences, index_of
 from .service import sweep
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ TASKS_FAULTS = frozenset({"handler_failed", "invalid_job", "sandbox_failed", "un
 """Errors of `failed` rollouts that the task's code, its instance or its image made, and not the model."""
 
 
+Line = TypeVar("Line")
 ROUNDING = 1e-9
 """By how much a reward may miss the threshold: a sum of fractions may come out a little below 1."""
 
@@ -76,7 +77,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     line: int
     """Of the data file."""
     form: str
-    place: Place
+    place: RolloutIndex
     result: Result
     model: str = ""
     """What the engine said that it serves; empty: no engine was asked."""
@@ -105,7 +106,7 @@ class RunFolder:
     def samples(self) -> list[Sample]:
         return [self._latest[key] for key in sorted(self._latest)]
 
-    def missing(self) -> list[Place]:
+    def missing(self) -> list[RolloutIndex]:
         """Return the rollouts that are to be run: those without a result, and those that an infrastructure error ended.
 
         First the first sample of each problem, so that an evaluation that is stopped early has seen all problems.
@@ -114,9 +115,9 @@ class RunFolder:
         for sample, problem in product(range(self.plan.settings.samples), range(self.plan.problems)):
             found = self._latest.get((problem, sample))
             if found is None:
-                places.append(Place(problem, sample))
+                places.append(RolloutIndex(problem, sample))
             elif says_nothing(found.result):
-                places.append(Place(problem, sample, found.place.trial + 1))
+                places.append(RolloutIndex(problem, sample, found.place.trial + 1))
         return places
 
     def has(self, job_id: str) -> bool:
@@ -166,7 +167,7 @@ class RunFolder:
         self._results = self._lock = None
 
     def _check_its_ours(self) -> None:
-        """Leave a folder of other things as it is."""
+        """Refuse a folder of other things."""
         names = {one.name for one in self.path.iterdir()}
         if PLAN not in names and names - {LOCK, EARLIER, f"{PLAN}.new"}:
             raise ConfigError(
@@ -207,7 +208,7 @@ class RunFolder:
         if differing:
             raise ConfigError(
                 f"{self.path} has results of another plan: {'; '.join(differing)}. Name another --out, or give --fresh "
-                "to put them aside and begin anew",
+                "to put them aside and start from nothing",
                 key="out",
             )
         self.plan = msgspec.structs.replace(before, settings=self.plan.settings, problems=self.plan.problems)
@@ -251,31 +252,33 @@ def read_plan(folder: Path) -> Plan:
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise ConfigError(f"{file} is no plan of an evaluation: {error}", key="out") from error
     if plan.format != FORMAT:
-        raise ConfigError(f"{file} is of format {plan.format}; this version of prorl knows {FORMAT}", key="out")
+        raise ConfigError(f"{file} is of format {plan.format}; this version of prorl reads {FORMAT}", key="out")
     return plan
 
 
 def read_samples(file: Path) -> list[Sample]:
-    """Read the results of a run folder; none if there is no file. A last line that is torn is passed over."""
+    """Read the results of a run folder; none if there is no file."""
+    return read_lines(file, Sample) if file.exists() else []
+
+
+def read_lines(file: Path, kind: type[Line]) -> list[Line]:
+    """Read a file of one JSON value per line; a last line without its end is left out."""
+    decoder = msgspec.json.Decoder(kind)
+    values = []
     try:
-        content = file.read_bytes()
-    except FileNotFoundError:
-        return []
+        lines = file.read_bytes().split(b"\n")[:-1]
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}", key="out") from error
-    lines = content.split(b"\n")[:-1]
-    decoder = msgspec.json.Decoder(Sample)
-    samples = []
     for number, line in enumerate(lines, start=1):
         try:
-            samples.append(decoder.decode(line))
+            values.append(decoder.decode(line))
         except (msgspec.MsgspecError, UnicodeError) as error:
             raise ConfigError(f"{file}, line {number}: {error}", key="out") from error
-    return samples
+    return values
 
 
 def repair(file: Path) -> int:
-    """Cut off what follows the last whole line of a file, if it is there; give how many bytes that were.
+    """Cut off what follows the last whole line of a file, if the file exists; return how many bytes that was.
 
     A last line that is whole and no JSON goes too: where the machine went down, blocks may have kept their zeros.
     """
@@ -295,7 +298,7 @@ def sample_of(
     plan: Plan, names: Sequence[tuple[str, int, str]], trajectory: Trajectory, model: str = ""
 ) -> Sample | None:
     """Return what came of a job; None if it is none of the plan's."""
-    place = place_of(plan, trajectory.job_id)
+    place = index_of(plan, trajectory.job_id)
     if place is None:
         return None
     name, line, form = names[place.problem]

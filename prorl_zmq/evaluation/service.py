@@ -14,7 +14,6 @@ import tempfile
 import time
 import tomllib
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +41,7 @@ ASK_S = 2.0
 RUNNING_ASK_S = 4.0
 """How long one that runs already may take to answer at all."""
 LOOK_S = 0.3
-"""How long to wait between two looks at a service that starts: it tells nobody of it."""
+"""Pause between two looks at a service that starts."""
 RUN_DIR = "run_dir"
 """File in the service's folder that names its temporary one."""
 ENGINE_LOG = "engine-0.log"
@@ -89,21 +88,14 @@ class OwnService(msgspec.Struct, frozen=True, kw_only=True):
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class RunningService:
-    child: ChildService
-    logs: Path
-    """The folder of its logs."""
-
-
 @contextmanager
-def own_service(folder: Path, service: OwnService) -> Iterator[RunningService]:
+def own_service(folder: Path, service: OwnService) -> Iterator[ChildService]:
     sweep(folder)
     child = ChildService(folder, service.topology())
     (folder / RUN_DIR).write_text(child.run_dir, encoding="utf-8")
     try:
         with child:
-            yield RunningService(child, folder / "logs")
+            yield child
     finally:
         (folder / RUN_DIR).unlink(missing_ok=True)
 
@@ -121,16 +113,16 @@ def sweep(folder: Path) -> None:
 
 
 async def wait_ready(
-    client: AsyncRolloutClient, child: RunningService | None, limit_s: float, on_wait: Callable[[str], None]
+    client: AsyncRolloutClient, child: ChildService | None, limit_s: float, on_wait: Callable[[str], None]
 ) -> tuple[BackendStatus, ...]:
-    """Wait until the service has all three stages and an engine; give its engines."""
+    """Wait until the service has all three stages and an engine; return its backends."""
     if child is None:
         on_wait("the service to answer")
         await client.status(timeout_s=RUNNING_ASK_S)
     until = time.monotonic() + limit_s
     missing = "the service to answer"
     while time.monotonic() < until:
-        if child is not None and not child.child.is_running:
+        if child is not None and not child.is_running:
             raise ConfigError(f"the service ended as it started: {_why(child.logs)}")
         on_wait(missing)
         with suppress(RequestTimeout):
@@ -153,7 +145,7 @@ async def wait_ready(
 
 
 class Readers:
-    """Gives what reads the tokens of each backend's model."""
+    """What reads the tokens of each backend's model."""
 
     def __init__(self, backends: tuple[BackendStatus, ...], on_trouble: Callable[[str], None]) -> None:
         self._backends = {status.backend.backend_id: status.backend for status in backends}

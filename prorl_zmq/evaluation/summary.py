@@ -60,7 +60,7 @@ class PassRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """How a measure of rollouts is spread."""
+    """How a measure is distributed over rollouts."""
 
     name: str
     count: int
@@ -273,7 +273,7 @@ def _whole_cost(problems: Sequence[ProblemRow]) -> Cost | None:
     return Cost(total=total, per_problem=total / len(costs), per_solved=total / solved if solved else None)
 
 
-def _spread(name: str, values: Sequence[float], whole: float | None = None, within: str = "") -> Distribution:
+def _distribution(name: str, values: Sequence[float], whole: float | None = None, within: str = "") -> Distribution:
     return Distribution(
         name=name,
         count=len(values),
@@ -287,17 +287,18 @@ def _spread(name: str, values: Sequence[float], whole: float | None = None, with
 
 
 def _tokens(samples: Sequence[Sample]) -> tuple[Distribution, ...]:
-    """Spread the token counts and what goes with them over rollouts."""
+    """Return the token counts, and what goes with them, as distributions over rollouts."""
+    if not samples:
+        return ()
     names = ("prompt_tokens", "cached_tokens", "generated_tokens", "turns", "tool_calls")
-    rows = [_spread("tokens", [float(sample.result.tokens) for sample in samples])] if samples else []
     return (
-        *rows,
-        *(_spread(name, [sample.result.metrics.get(name, 0.0) for sample in samples]) for name in names if samples),
+        _distribution("tokens", [float(sample.result.tokens) for sample in samples]),
+        *(_distribution(name, [sample.result.metrics.get(name, 0.0) for sample in samples]) for name in names),
     )
 
 
 def _times(samples: Sequence[Sample]) -> tuple[Distribution, ...]:
-    """Spread the seconds of each stay, and of what they are made of, over the rollouts that have them."""
+    """Return the seconds of each stay, and of its parts, as distributions over the rollouts that have them."""
     whole = sum(seconds_of(sample) for sample in samples)
     there = {name for sample in samples for name in sample.result.timings}
     tools = sorted(name for name in there if name.startswith("tool."))
@@ -310,7 +311,7 @@ def _times(samples: Sequence[Sample]) -> tuple[Distribution, ...]:
     for name, within in order:
         values = [sample.result.timings[name] for sample in samples if name in sample.result.timings]
         if values:
-            rows.append(_spread(name, values, whole, within))
+            rows.append(_distribution(name, values, whole, within))
     return tuple(rows)
 
 

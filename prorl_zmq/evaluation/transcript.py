@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -23,13 +23,13 @@ from ..inference.tool_calls.formats import format_named
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..data.trajectory import Trajectory
+    from ..data.trajectory import TokenArrays, Trajectory
     from ..inference.chat import ChatFormat
     from ..inference.tool_calls.call import ToolCallFormat
     from ..wire.messages.backends import ChatSettings
 
 REPLACEMENT = "\ufffd"
-"""What decoders give for a part of a character."""
+"""What decoders return for a part of a character."""
 RUN_LIMIT = 64
 """Longest run of tokens without text of their own that is read token by token: it takes the square of that."""
 ROUNDED = 4
@@ -43,7 +43,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str = ""
     """Empty: it could not be read."""
     arguments: str = ""
-    """JSON; or what the model was told of a call that could not be read."""
+    """JSON; or the feedback to the model on a call that could not be read."""
 
 
 class TurnText(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,23 +75,8 @@ class Transcript(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The weight version that generated it; -1 for the others [T]."""
 
 
-class Arrays(Protocol):
-    """The five arrays of a trajectory (see `TokenArrays`)."""
-
-    @property
-    def token_ids(self) -> NDArray[np.int32]: ...
-    @property
-    def loss_mask(self) -> NDArray[np.bool_]: ...
-    @property
-    def logprobs(self) -> NDArray[np.float32]: ...
-    @property
-    def weight_versions(self) -> NDArray[np.int32]: ...
-    @property
-    def turns(self) -> NDArray[np.int32]: ...
-
-
 class TextReader:
-    """Gives the texts of one model's tokens. Keeps the text of each id that it met, so that few are decoded."""
+    """Reads the texts of one model's tokens, and caches the text of each id."""
 
     def __init__(self, chat: ChatFormat, settings: ChatSettings, model: str = "") -> None:
         self.model = model
@@ -135,7 +120,7 @@ class TextReader:
         return tuple(found)
 
     def _one(self, token_id: int) -> str:
-        """Return a token's text as it is behind another: many decoders take away the blank that begins a text."""
+        """Return the text that a token adds behind another: many decoders take away the blank that begins a text."""
         known = self._known.get(token_id)
         if known is None:
             alone = self.text(np.array([token_id], np.int32))
@@ -145,7 +130,7 @@ class TextReader:
         return known
 
 
-def make_transcript(job_id: str, arrays: Arrays, reader: TextReader | None) -> Transcript:
+def make_transcript(job_id: str, arrays: TokenArrays | Trajectory, reader: TextReader | None) -> Transcript:
     """Write down a trajectory; without a reader, or where it meets ids that it does not know, without texts."""
     if reader is not None:
         try:
@@ -155,11 +140,7 @@ def make_transcript(job_id: str, arrays: Arrays, reader: TextReader | None) -> T
     return _transcript(job_id, arrays, None)
 
 
-def transcript_of(trajectory: Trajectory, reader: TextReader | None) -> Transcript:
-    return make_transcript(trajectory.job_id, trajectory, reader)
-
-
-def _transcript(job_id: str, arrays: Arrays, reader: TextReader | None) -> Transcript:
+def _transcript(job_id: str, arrays: TokenArrays | Trajectory, reader: TextReader | None) -> Transcript:
     mask = arrays.loss_mask
     logprobs: list[float] = np.round(arrays.logprobs.astype(np.float64), ROUNDED).tolist()
     return Transcript(
@@ -177,7 +158,7 @@ def _transcript(job_id: str, arrays: Arrays, reader: TextReader | None) -> Trans
     )
 
 
-def _turn(arrays: Arrays, start: int, end: int, role: int, reader: TextReader | None) -> TurnText:
+def _turn(arrays: TokenArrays | Trajectory, start: int, end: int, role: int, reader: TextReader | None) -> TurnText:
     name: Any = Role(role).name.lower()
     if reader is None:
         return TurnText(name, start, end)

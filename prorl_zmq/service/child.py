@@ -51,7 +51,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its number; 0 before it has started."""
+        """0 before it has started."""
         return self._process.pid if self._process is not None else 0
 
     def __enter__(self) -> Self:
@@ -76,8 +76,8 @@ class ChildProcess:
                 self._process.wait()
 
 
-class ChildService:
-    """Starts a service in a run folder of its own, and ends it with the context."""
+class ChildService(ChildProcess):
+    """A service in a run folder of its own; its `pid` is the supervisor's, which all its processes are below."""
 
     def __init__(self, folder: Path, topology: str, nice: int = 0) -> None:
         file = folder / "topology.toml"
@@ -86,8 +86,8 @@ class ChildService:
         logs.mkdir(exist_ok=True)
         # Sockets have short paths only in the system's own temporary folder.
         self._run_dir = tempfile.TemporaryDirectory(prefix=RUN_DIR_PREFIX)
-        place = ["--config", str(file), "--run-dir", self.run_dir, "--log-dir", str(logs)]
-        self._process = ChildProcess(["prorl_zmq.cli", "prorl", "serve", *place], logs / "serve.log", nice)
+        options = ["--config", str(file), "--run-dir", self.run_dir, "--log-dir", str(logs)]
+        super().__init__(["prorl_zmq.cli", "prorl", "serve", *options], logs / "serve.log", nice)
 
     @property
     def run_dir(self) -> str:
@@ -98,31 +98,22 @@ class ChildService:
         return f"ipc://{self.run_dir}/front_door"
 
     @property
-    def is_running(self) -> bool:
-        return self._process.is_running
-
-    @property
-    def pid(self) -> int:
-        """The number of the supervisor, which all other processes of the service are below; 0 before the start."""
-        return self._process.pid
-
-    def __enter__(self) -> Self:
-        self._process.__enter__()
-        return self
+    def logs(self) -> Path:
+        """The folder of one log file per process; `serve.log` is the supervisor's."""
+        return self.log.parent
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._process.__exit__()
+            super().__exit__()
         finally:
             self._run_dir.cleanup()
 
     def wait_ready(self, client: RolloutClient) -> None:
         """Wait until each stage and an engine have reported."""
-        logs = self._process.log.parent
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             if not self.is_running:
-                raise ConfigError(f"the service ended as it started; {self._process.log} says why")
+                raise ConfigError(f"the service ended as it started; {self.log} says why")
             with suppress(RequestTimeout):
                 roles = {str(stage.role) for stage in client.status(timeout_s=1.0).stages}
                 listed: BackendList = client.backends.ask(ListBackends(new_id()), 1.0)
@@ -131,4 +122,6 @@ class ChildService:
                 if roles == {"init", "run", "eval"} and listed.backends:
                     return
                 client.collect(1, wait_s=0.2)
-        raise RequestTimeout(f"the service was not ready within {START_S:g} s; see {logs}/*.log", timeout_s=START_S)
+        raise RequestTimeout(
+            f"the service was not ready within {START_S:g} s; see {self.logs}/*.log", timeout_s=START_S
+        )

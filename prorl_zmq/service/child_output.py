@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -17,8 +18,8 @@ STANDARD_ERROR = 2
 TAIL_BYTES = 65_536
 RELAY_END_S = 1.0
 """How long to wait for the last lines of a child that has ended; its own children may hold the pipe open."""
-CANNOT_START = "prorl-engine: cannot start: "
-"""What an engine host writes before the root cause."""
+_CAUSE = re.compile(r"(?:prorl-engine: )?cannot start: (.+)")
+"""The line in which an engine host writes the root cause; where its lines are JSON, its name is a field of its own."""
 
 
 class ChildOutput:
@@ -75,8 +76,8 @@ class ChildOutput:
 def reason_of(output: str) -> str:
     """Return the root cause that an engine host wrote last, else the last line that has words in it."""
     lines = [text for line in output.splitlines() if any(map(str.isalnum, text := _text(line)))]
-    causes = [line for line in lines if line.startswith(CANNOT_START)]
-    return causes[-1].removeprefix(CANNOT_START) if causes else lines[-1] if lines else "it said nothing"
+    causes = [cause[1] for line in lines if (cause := _CAUSE.match(line))]
+    return next(reversed(causes or lines), "it said nothing")
 
 
 def _text(line: str) -> str:

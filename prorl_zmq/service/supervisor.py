@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from ..wire.messages.front_door import ServiceStatus
 
 USAGE_ERROR = 2
-"""Exit code of a child that cannot work with the settings it was given."""
+"""Exit code of a child that cannot work with its settings."""
 ENGINE_RANK = 1
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
@@ -200,7 +200,7 @@ class Supervisor:
             watchdog.cancel()
 
     def stop(self) -> None:
-        """End `run` in good order; called again, at once."""
+        """End `run` in good order; a second call ends it at once."""
         now = asyncio.get_running_loop().time()
         if not self._stopping.is_set():
             self._stopped_at = now
@@ -340,9 +340,9 @@ class Supervisor:
 
     async def _startup(self) -> AsyncIterator[Startup]:
         """Say what is missing, whenever that changes, until every process has reported to its broker."""
-        door = self._topology.endpoint(self._topology.rollout_broker.front_door)
+        front_door = self._topology.endpoint(self._topology.rollout_broker.front_door)
         said: Startup | None = None
-        async with AsyncRolloutClient(door, timeout_s=MAX_PAUSE_S, keys=self._topology.security.keys) as client:
+        async with AsyncRolloutClient(front_door, timeout_s=MAX_PAUSE_S, keys=self._topology.security.keys) as client:
             while True:
                 try:
                     status = await client.status()
@@ -390,7 +390,7 @@ class Supervisor:
                 await asyncio.wait(living)
 
     async def _wait_for(self, ends: dict[asyncio.Task[int], str], limit_s: float) -> list[str]:
-        """Wait until children have ended, `limit_s` have passed, or somebody is in a hurry; give those that live."""
+        """Wait until children have ended, `limit_s` have passed, or a second signal came; return those that live."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         patience, deadline = now + PATIENCE_S, now + limit_s

@@ -69,7 +69,7 @@ def test_a_lost_attempt_is_seen_with_where_and_why() -> None:
         "0.500 s 1.500 s INIT held 1 init-1 on gpu-7",
         "2.000 s 0.000 s RUN queued 1",
         "2.000 s 1 min 38 s RUN held 1 run-1 on gpu-7, backend engine-0, then engine-1",
-        "50.0 s the broker was started anew",
+        "50.0 s the broker was restarted",
         "1 min 40 s 1.000 s INIT queued 2",
         "1 min 41 s 3 min 19 s … INIT held 2 init-1 on gpu-7",
     ]

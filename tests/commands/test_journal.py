@@ -95,7 +95,7 @@ def test_show_counts_rows_that_cannot_be_read(path: Path, capsys: pytest.Capture
         connection.execute("UPDATE jobs SET session = x'ff', accepted_at = 'then' WHERE sequence = 2")
     connection.close()
     assert run("prorl", ["journal", "show", str(path)]) == 0
-    assert "damaged  2 of these; their clients are told that they are lost" in capsys.readouterr().out
+    assert "damaged  2 of these; their clients hear that they are lost" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("role", "name"), [("rollout", "rollout.journal"), ("backend", "backends.journal")])

@@ -9,7 +9,7 @@ import numpy as np
 
 from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder
 from prorl_zmq.errors import ErrorInfo
-from prorl_zmq.evaluation.plan import Place, Plan, Settings, job_id
+from prorl_zmq.evaluation.plan import Plan, RolloutIndex, Settings, job_id
 from prorl_zmq.evaluation.run_folder import RunFolder, Sample
 from prorl_zmq.evaluation.transcript import TextReader, make_transcript
 from prorl_zmq.inference.chat import ChatMessage
@@ -53,7 +53,7 @@ def made_sample(
     name: str = "",
     task: str = "math",
 ) -> Sample:
-    place = Place(problem, sample, trial)
+    place = RolloutIndex(problem, sample, trial)
     result = Result(
         job_id=job_id(plan, place),
         task=task,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from prorl_zmq import Job
-from prorl_zmq.evaluation.plan import Place, differences, job_id, jobs_of, place_of, sample_seed
+from prorl_zmq.evaluation.plan import RolloutIndex, differences, index_of, job_id, jobs_of, sample_seed
 from prorl_zmq.evaluation.problems import Problem
 from prorl_zmq.wire.messages.jobs import EpisodeLimits, Sampling
 
@@ -24,7 +24,7 @@ PROBLEMS = [Problem("a", 1, "math", TEMPLATE), Problem("b", 2, "math", TEMPLATE)
 
 def test_the_same_plan_gives_the_same_jobs() -> None:
     plan = made_plan(2, 2, temperature=0.6)
-    places = [Place(problem, sample) for problem in range(2) for sample in range(2)]
+    places = [RolloutIndex(problem, sample) for problem in range(2) for sample in range(2)]
     jobs = jobs_of(plan, PROBLEMS, places)
     assert jobs == jobs_of(plan, PROBLEMS, places)
     assert len({job.job_id for job in jobs}) == len({job.sampling.seed for job in jobs}) == 4
@@ -34,23 +34,23 @@ def test_the_same_plan_gives_the_same_jobs() -> None:
 
 def test_options_take_the_place_of_what_a_job_says_and_nothing_else_does() -> None:
     plan = made_plan(2, 1, temperature=0.6, max_turns=3)
-    (job,) = jobs_of(plan, PROBLEMS, [Place(0, 0)])
+    (job,) = jobs_of(plan, PROBLEMS, [RolloutIndex(0, 0)])
     assert (job.sampling.temperature, job.sampling.max_tokens) == (0.6, 77)
     assert (job.episode.max_turns, job.episode.max_tokens) == (3, EpisodeLimits().max_tokens)
 
 
 def test_another_try_is_another_job_with_the_same_seed() -> None:
     plan = made_plan()
-    first, second = jobs_of(plan, PROBLEMS, [Place(1, 1), Place(1, 1, trial=1)])
+    first, second = jobs_of(plan, PROBLEMS, [RolloutIndex(1, 1), RolloutIndex(1, 1, trial=1)])
     assert first.job_id != second.job_id
     assert first.sampling == second.sampling
 
 
 def test_a_jobs_id_says_where_it_belongs() -> None:
     plan = made_plan(3, 2)
-    assert place_of(plan, job_id(plan, Place(2, 1, 4))) == Place(2, 1, 4)
+    assert index_of(plan, job_id(plan, RolloutIndex(2, 1, 4))) == RolloutIndex(2, 1, 4)
     for name in ("job", f"{plan.run_id}-3-0.0", f"{plan.run_id}-0-2.0", "000000000000-0-0.0", f"{plan.run_id}-0-0"):
-        assert place_of(plan, name) is None
+        assert index_of(plan, name) is None
 
 
 def test_seeds_are_in_range_and_differ() -> None:

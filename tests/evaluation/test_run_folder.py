@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from prorl_zmq.errors import ConfigError, ErrorInfo
-from prorl_zmq.evaluation.plan import Place
+from prorl_zmq.evaluation.plan import RolloutIndex
 from prorl_zmq.evaluation.run_folder import RESULTS, SERVICE, RunFolder, read_plan, read_samples, repair
 from prorl_zmq.evaluation.service import RUN_DIR
 from prorl_zmq.evaluation.transcript import make_transcript
@@ -47,12 +47,12 @@ def add(folder: RunFolder, sample: Sample) -> None:
 def test_it_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     plan = made_plan(2, 2)
     with RunFolder(tmp_path / "run", plan) as folder:
-        assert folder.missing() == [Place(0, 0), Place(1, 0), Place(0, 1), Place(1, 1)]
+        assert folder.missing() == [RolloutIndex(0, 0), RolloutIndex(1, 0), RolloutIndex(0, 1), RolloutIndex(1, 1)]
         add(folder, made_sample(plan, 1, 0))
         add(folder, made_sample(plan, 0, 1, outcome=Outcome.FAILED))
     with RunFolder(tmp_path / "run", made_plan(2, 2)) as again:
         assert again.plan == plan  # with its run id
-        assert again.missing() == [Place(0, 0), Place(1, 1)]
+        assert again.missing() == [RolloutIndex(0, 0), RolloutIndex(1, 1)]
         assert again.has(made_sample(plan, 1, 0).job_id)
         with np.load(tmp_path / "run" / "trajectories" / f"{again.samples[0].job_id}.npz") as arrays:
             assert len(arrays["token_ids"]) == again.samples[0].result.tokens > 0
@@ -63,7 +63,7 @@ def test_what_says_nothing_of_the_model_is_run_again_and_the_newest_counts(tmp_p
     plan = made_plan(1, 1)
     with RunFolder(tmp_path, plan) as folder:
         add(folder, made_sample(plan, 0, outcome=outcome))
-        assert folder.missing() == [Place(0, 0, trial=1)]
+        assert folder.missing() == [RolloutIndex(0, 0, trial=1)]
         add(folder, made_sample(plan, 0, trial=1))
         assert folder.missing() == []
     with RunFolder(tmp_path, plan) as folder:
@@ -109,7 +109,7 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path, torn: bytes) -> None:
     whole = (tmp_path / RESULTS).read_bytes()
     (tmp_path / RESULTS).write_bytes(whole + torn)
     with RunFolder(tmp_path, plan) as folder:
-        assert folder.missing() == [Place(1, 0)]
+        assert folder.missing() == [RolloutIndex(1, 0)]
         assert (tmp_path / RESULTS).read_bytes() == whole
         add(folder, made_sample(plan, 1))
     assert len(read_samples(tmp_path / RESULTS)) == 2
@@ -148,7 +148,13 @@ def test_more_samples_and_problems_go_on_with_what_there_is(tmp_path: Path) -> N
         add(folder, made_sample(plan, 0))
     with RunFolder(tmp_path, made_plan(2, 3)) as folder:
         assert (folder.plan.run_id, folder.plan.rollouts) == (plan.run_id, 6)
-        assert folder.missing() == [Place(1, 0), Place(0, 1), Place(1, 1), Place(0, 2), Place(1, 2)]
+        assert folder.missing() == [
+            RolloutIndex(1, 0),
+            RolloutIndex(0, 1),
+            RolloutIndex(1, 1),
+            RolloutIndex(0, 2),
+            RolloutIndex(1, 2),
+        ]
         add(folder, made_sample(folder.plan, 1, 2))
     with (
         pytest.raises(ConfigError, match="--limit was 0 and is 1; the problems were 2 and are 1"),

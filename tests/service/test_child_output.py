@@ -23,7 +23,7 @@ if TYPE_CHECKING:
             "prorl-engine: cannot start: no memory\nprorl-engine: cannot start: too little memory\nbye\n",
             "too little memory",
         ),
-        ('{"event": "prorl-engine: cannot start: no memory", "level": "error"}\n{"event": "bye"}\n', "no memory"),
+        ('{"event": "cannot start: no memory", "level": "error"}\n{"event": "bye"}\n', "no memory"),
         ('{"event": "it ends"}\n', "it ends"),
         ("{not JSON}\n", "{not JSON}"),
         ("loading 1 %\rloading 99 %\rkilled", "killed"),

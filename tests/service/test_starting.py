@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import pytest
+from vllm_python import environment, tiny_models, vllm_python
+from vllm_server import ON_CPU, SMALL
 
 from prorl_zmq import Job, RolloutClient
 
@@ -134,5 +137,29 @@ def test_a_child_that_cannot_be_started_is_retried() -> None:
                     lambda: any(one.role == "run" and one.stage_id != before for one in client.status().stages),
                     "another RUN process",
                 )
+        finally:
+            served.close()
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_a_real_vllm_with_too_little_memory_is_given_up_with_its_own_words(tmp_path: Path) -> None:
+    """It was started every 45 s for ever."""
+    (model,) = tiny_models(tmp_path, 1)
+    little = [flag if flag != "67108864" else "16384" for flag in SMALL]
+    backend = f'[[backends]]\nkind = "vllm"\nmodel = "{model}"\npython = "{vllm_python()}"\narguments = {little}\n'
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
+        logs = tmp_path / "logs"
+        served = Served(Path(folder), backend, "--log-dir", str(logs), **{**environment(tmp_path), **ON_CPU})
+        try:
+            until(lambda: any("no inference backend is left" in line for line in served.lines), "three starts", 500.0)
+            (failed,) = [line for line in served.lines if "engine-0 failed" in line]
+            assert "No available memory for the cache blocks" in failed
+            assert str(logs / "engine-0.log") in failed
+            assert "File " not in failed, "the root cause, without the frames above it"
+            served.wait_ready()
+            shown = " ".join(served.run("backends", "list").stdout.split())
+            assert "engine-0 │ failed" in shown
+            assert "No available memory for the cache blocks" in shown
         finally:
             served.close()

@@ -18,8 +18,8 @@ import pytest
 
 from prorl_zmq import AsyncRolloutClient, Job
 from prorl_zmq.client.submission import Submission
-from prorl_zmq.commands.jobs import TWICE_S
 from prorl_zmq.errors import Busy
+from prorl_zmq.system.stopping import TWICE_S
 
 from .conftest import SETTINGS, WAIT_S, TestService, scripted, until
 
