@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from ..config import ENGINE_KINDS
 from ..errors import ConfigError
+from ..system.plugins import offered
 
 
 def init(
@@ -17,6 +19,9 @@ def init(
 ) -> None:
     """Write a commented topology file with every key at its default."""
     template = files("prorl_zmq.service").joinpath("topology.toml").read_text(encoding="utf-8")
+    if further := [name for name in offered(ENGINE_KINDS) if f'"{name}"' not in template]:
+        note = f"# Further kinds of engines are installed: {', '.join(further)}."
+        template = template.replace("\n[[backends]]\n", f"\n{note}\n[[backends]]\n", 1)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(template)

@@ -2,10 +2,10 @@
 
     ROUTER, inproc://zeromq.zap.01, bound in the process's context with the first TCP socket
 
-Every TCP socket has the name of its `Listener` as ZAP domain, and the domain is enforced: without an answer nobody gets
-in. That also keeps out what speaks no ZeroMQ at all, whose bytes a plain socket would hand over as messages of ZMTP 1.0.
-The question is answered on the process's own loop, so there is no thread to end before the context (`zmq.auth` has one,
-knows no roles, and wants addresses let in for CURVE as well as for plaintext).
+The ZAP domain of every TCP socket is the name of its `Listener`, and the domain is enforced: without an answer nobody
+gets in. That also keeps out what speaks no ZeroMQ at all, whose bytes a plain socket would hand over as messages of
+ZMTP 1.0. The question is answered on the process's own loop, so there is no thread to end before the context
+(`zmq.auth` has one, knows no roles, and wants addresses let in for CURVE as well as for plaintext).
 """
 
 from __future__ import annotations

