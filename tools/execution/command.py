@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from functools import partial
 from typing import IO, TYPE_CHECKING
 
 import msgspec
@@ -19,9 +18,10 @@ from ..output import HeadTail
 from ..processes import to_the_end
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..processes import Child
     from ..sandbox.container import Container
-    from .messages import Exec
 
 READ_BYTES = 64 * 1024
 DRAIN_BYTES = 2 * 2**20
@@ -42,17 +42,21 @@ class ExecResult(msgspec.Struct, frozen=True):
     """Bytes of both outputs that were left out."""
 
 
-async def execute(container: Container, request: Exec) -> ExecResult:
+async def execute(
+    container: Container,
+    argv: tuple[str, ...],
+    timeout_s: float,
+    *,
+    stdin: bytes,
+    output_limit_bytes: int,
+    environment: Mapping[str, str],
+    directory: str,
+) -> ExecResult:
     """Run a command inside, in a process session of its own; see `Sandbox.exec`.
 
     Raises:
         SandboxFailed: it could not be started, or did not end when killed.
     """
-    return await container.begin(partial(_execute, container, request))
-
-
-async def _execute(container: Container, request: Exec) -> ExecResult:
-    argv, stdin = request.command, request.stdin
     stdin_end, writer = _pipe("w") if stdin else (os.open(os.devnull, os.O_RDONLY), None)
     stdout_end, stdout = _pipe("r")
     stderr_end, stderr = _pipe("r")
@@ -62,8 +66,8 @@ async def _execute(container: Container, request: Exec) -> ExecResult:
             stdin=stdin_end,
             stdout=stdout_end,
             stderr=stderr_end,
-            environment=request.environment,
-            directory=request.directory,
+            environment=environment,
+            directory=directory,
         )
     except (OSError, SandboxFailed) as error:
         for pipe in (writer, stdout, stderr):
@@ -77,10 +81,10 @@ async def _execute(container: Container, request: Exec) -> ExecResult:
     finally:
         for descriptor in (stdin_end, stdout_end, stderr_end):
             os.close(descriptor)
-    readers = tuple(_Reader(pipe, request.output_limit_bytes) for pipe in (stdout, stderr))
+    readers = tuple(_Reader(pipe, output_limit_bytes) for pipe in (stdout, stderr))
     pipes = [*readers, *([_Writer(writer, stdin)] if writer is not None else [])]
     try:
-        timed_out, code = await _run(container, child, request.timeout_s)
+        timed_out, code = await _run(container, child, timeout_s)
         for reader in readers:
             reader.drain()
     finally:

@@ -30,7 +30,7 @@ from ...errors import Cancelled, EndpointInUse, InternalError, InvalidToolCall, 
 from ..sandbox import tree
 from ..sandbox.kinds import make_container
 from . import messages
-from .request_handler import Desk
+from .request_handler import SandboxRequestHandler
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class ExecutionServer:
     def __init__(self, path: Path, kind: SandboxKind, spec: SandboxSpec) -> None:
         self._path = path
         self._container = make_container(kind, path, spec)
-        self._desk = Desk(self._container)
+        self._handler = SandboxRequestHandler(self._container)
         self._tasks: dict[tuple[_Connection, int], asyncio.Task[None]] = {}
         self._holder: _Connection | None = None
         self._connections: set[_Connection] = set()
@@ -216,7 +216,7 @@ class ExecutionServer:
             return messages.Done()
         if self._broken is not None:
             raise self._broken
-        answer = await self._desk.do(request)
+        answer = await self._handler.do(request)
         if self._broken is not None:
             raise self._broken  # what it answered was the end of its container
         return answer
