@@ -37,8 +37,9 @@ _OPENING = (
     # An interrupt between the two would leave bash without a way to say a status, so only where the agent changed it.
     "[[ ${{PROMPT_COMMAND[*]-}} == '{prompt_command}' ]] || "
     "{{ builtin unset -v PROMPT_COMMAND; PROMPT_COMMAND='{prompt_command}'; }}; exec 0<&{f.control}; "
-    # Bash would tell of ended jobs when it reads its next line: with another command's output. First, those that run.
-    "builtin jobs -nr; builtin jobs -n >&11; "
+    # Bash would tell of ended jobs when it reads its next line: with another command's output. `-n` marks them as told;
+    # the agent sees only those that have stopped, since they wait for it.
+    "builtin jobs -nr; builtin jobs -ns >&11; builtin jobs -n; "
     'builtin eval \'\\builtin printf "\\0%s %s %s %s\\0" '
     '"$__prorl_action" "$__prorl_status" "$-" "${{PWD-}}" >&{f.control}\'; '
     "__prorl_said=${{1-}}; fi; }}; "
