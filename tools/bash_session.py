@@ -70,12 +70,7 @@ class BashResult(msgspec.Struct, frozen=True):
 
 
 class BashSession:
-    """A live bash: `start` it, `run` commands one at a time, `close` it.
-
-    Args:
-        container: where it runs; must outlive the session.
-        output_limit_bytes: how much of each command's output is kept.
-    """
+    """A live bash: `start` it, `run` commands one at a time, `close` it."""
 
     def __init__(self, container: Container, output_limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
         self._container = container
@@ -184,7 +179,6 @@ class BashSession:
     async def _wait(
         self, shell: ShellProcess, timeout_s: float, wait_s: float | None, *, not_sent: bool = False
     ) -> BashResult:
-        """Wait for the end of the running command, or for `wait_s`."""
         gives_back = wait_s is not None and wait_s < timeout_s
         try:
             ended = await shell.wait(wait_s if gives_back and wait_s is not None else timeout_s)
@@ -227,7 +221,6 @@ class BashSession:
             await shell.wait(END_LIMIT_S)
 
     async def _abandon(self, shell: ShellProcess) -> None:
-        """End the running command of a cancelled call, with its result."""
         await self._stop(shell)
         with suppress(ToolSessionLost):
             result = await self._result(shell, timed_out=False, not_sent=False)
@@ -261,7 +254,6 @@ class BashSession:
         return self._told(result)
 
     def _told(self, result: BashResult) -> BashResult:
-        """Add what was written before the command."""
         background, _ = self._background.take(more=False)
         return msgspec.structs.replace(result, background=background) if background else result
 

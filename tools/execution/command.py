@@ -105,7 +105,6 @@ async def _run(container: Container, child: Child, timeout_s: float) -> tuple[bo
 
 
 def _pipe(ours: str) -> tuple[int, IO[bytes]]:
-    """Make a pipe: the command's end, and ours, which is read or written."""
     read, write = os.pipe()
     mine, theirs = (read, write) if ours == "r" else (write, read)
     os.set_blocking(mine, False)
@@ -126,20 +125,16 @@ class _Pipe(ABC):
             self._pipe.close()
 
     @abstractmethod
-    def _unwatch(self) -> None:
-        """Ask the loop for no more events."""
+    def _unwatch(self) -> None: ...
 
 
 class _Reader(_Pipe):
-    """Reads one output of the command as it comes."""
-
     def __init__(self, pipe: IO[bytes], limit_bytes: int) -> None:
         super().__init__(pipe)
         self.output = HeadTail(limit_bytes)
         self._loop.add_reader(self._descriptor, self._read)
 
     def drain(self) -> None:
-        """Read what is in the pipe now."""
         left = DRAIN_BYTES
         while left > 0 and not self._pipe.closed and (count := self._read()):
             left -= count

@@ -33,8 +33,6 @@ SESSIONS = 64
 
 
 class SandboxRequestHandler:
-    """Handles requests about one container."""
-
     def __init__(self, container: Container) -> None:
         self._container = container
         self._sessions: dict[int, BashSession | CellSession] = {}
