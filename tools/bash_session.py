@@ -185,7 +185,7 @@ class BashSession:
             if not ended and gives_back:
                 shell.read()
                 output, dropped = self._output.take(more=True)
-                return self._told(BashResult(output, 0, dropped_bytes=dropped, running=True))
+                return self._with_background(BashResult(output, 0, dropped_bytes=dropped, running=True))
             if not ended:
                 await self._stop(shell)
         except asyncio.CancelledError:
@@ -251,9 +251,9 @@ class BashSession:
             not_sent=not_sent,
         )
         self._restarted = False
-        return self._told(result)
+        return self._with_background(result)
 
-    def _told(self, result: BashResult) -> BashResult:
+    def _with_background(self, result: BashResult) -> BashResult:
         background, _ = self._background.take(more=False)
         return msgspec.structs.replace(result, background=background) if background else result
 
