@@ -19,15 +19,15 @@ LOGS = Path(__file__).with_name("vllm_logs")
         (
             "kv_cache_too_large",
             (
-                "Available memory on node 0 (13.74/18.46 GiB) on kv cache allocation is less than requested memory for kv "
-                "(93132.26 GiB). Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, or reduce CPU memory used by "
+                "Available memory on node 0 (13.74/18.46 GiB) on kv cache allocation is less than requested memory for kv "  # noqa: E501 - what vLLM wrote
+                "(93132.26 GiB). Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, or reduce CPU memory used by "  # noqa: E501 - what vLLM wrote
                 "other processes."
             ),
         ),
         (
             "no_room_for_cache",
             (
-                "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the "
+                "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the "  # noqa: E501 - what vLLM wrote
                 "engine (this flag also controls CPU memory reservation on the CPU backend, despite its name). See "
                 "https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details."
             ),
