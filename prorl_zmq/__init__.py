@@ -14,9 +14,9 @@ from .wire.messages.backends import Backend
 from .wire.messages.jobs import EpisodeLimits, Job, Outcome, PhaseLimits, Sampling
 
 if TYPE_CHECKING:
-    from .client.async_client import AsyncRolloutClient
+    from .client.asynchronous.client import AsyncRolloutClient
     from .client.batch_progress import mean_reward
-    from .client.client import RolloutClient
+    from .client.blocking.client import RolloutClient
     from .data.collation import collate
     from .data.group import Group
     from .data.trajectory import Role, Trajectory
@@ -41,9 +41,9 @@ __all__ = [
 
 
 _LATE = {
-    "AsyncRolloutClient": "client.async_client",
+    "AsyncRolloutClient": "client.asynchronous.client",
     "Group": "data.group",
-    "RolloutClient": "client.client",
+    "RolloutClient": "client.blocking.client",
     "Role": "data.trajectory",
     "Trajectory": "data.trajectory",
     "collate": "data.collation",

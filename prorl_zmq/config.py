@@ -266,6 +266,11 @@ def default_run_dir() -> Path:
     return Path(os.environ.get("PRORL_RUN_DIR") or Path(tempfile.gettempdir()) / f"prorl-{os.getuid()}")
 
 
+def default_front_door() -> str:
+    """Return the front door of a service that was started without a topology file on this machine."""
+    return f"ipc://{default_run_dir()}/front_door"
+
+
 def own_run_dir(path: Path) -> Path:
     """Make the run folder if it is not there, and private to this user (0700); give it back.
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 
 from ..data.group import Group
-from ..data.trajectory import Trajectory
 from ..errors import BatchFailed, InvalidBatch, JobTooLarge, MalformedMessage
 from ..wire import codec
 from ..wire.messages.base import new_id
@@ -31,11 +30,12 @@ from ..wire.messages.batches import (
     OpenBatch,
 )
 from ..wire.messages.jobs import Job, Result
-from .requests import read_reply
+from .requests import read_reply, read_trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ..data.trajectory import Trajectory
     from ..errors import ProrlError
     from ..wire.messages.batches import BatchStatus
     from .requests import Received
@@ -196,7 +196,7 @@ class BatchProgress:
         self._told_last = False
 
     def feed_request(self) -> tuple[Feed, list[bytes]] | None:
-        """Draw what is wanted, and make the request that feeds it; None: there is nothing to say.
+        """Draw what is wanted, and return the request that feeds it, with the packed prompts; None: nothing to feed.
 
         Raises:
             JobTooLarge: a prompt is over the service's limit, and is left out.
@@ -215,7 +215,7 @@ class BatchProgress:
         if not self._drawn and (not last or self._told_last):
             return None
         header = Feed(new_id(), self._session, self._batch_id, self._fed, last=last)
-        return header, [codec.encode(header), *(packed for _, packed in self._drawn)]
+        return header, [packed for _, packed in self._drawn]
 
     def fed(self, request: Feed, reply: Fed) -> None:
         """The service has prompts."""
@@ -305,7 +305,4 @@ def _trajectory(frames: Iterator[Received]) -> Trajectory:
     if packed is None:
         raise MalformedMessage("a rollout of the group is missing from the reply")
     result: Result = codec.decode(packed if isinstance(packed, bytes) else packed.bytes, Result)
-    block = next(frames, None) if result.tokens else b""
-    if block is None:
-        raise MalformedMessage(f"the trajectory of job {result.job_id} is missing from the reply")
-    return Trajectory.from_frame(result, block if isinstance(block, bytes) else block.buffer)
+    return read_trajectory(result, frames)

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ..errors import ProrlError
-from ..wire import codec
 from ..wire.messages.base import new_id
 from ..wire.messages.batches import SessionAlive
-from .request_connection import RequestConnection
+from .blocking.connection import RequestConnection
 
 if TYPE_CHECKING:
     from ..security.keyring import Keyring
@@ -63,7 +62,7 @@ class KeepAlive:
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            line = RequestConnection.to_service(context, self._endpoint, self._keyring)
+            connection = RequestConnection(context, self._endpoint, self._keyring)
             while True:
                 self._wake.wait(self._every_s)
                 self._wake.clear()
@@ -71,7 +70,7 @@ class KeepAlive:
                     return
                 request = SessionAlive(new_id(), self._session)
                 try:
-                    line.ask([codec.encode(request)], request.request_id, time.monotonic() + ANSWER_S)
+                    connection.ask(request, time.monotonic() + ANSWER_S)
                 except ProrlError as error:
                     log.warning("the service was not told that session %s lives: %s", self._session, error.message)
         finally:

@@ -1,4 +1,4 @@
-"""What both clients do the same way: cut jobs into requests, read replies, and remember what must be acknowledged.
+"""Without sockets or clock: cut jobs into requests, read replies, and remember what must be acknowledged.
 
 `CollectState` is what makes delivery exactly-once for a live client: it drops results that it has seen, and
 acknowledges a result only with the next request, when the caller has had it.
@@ -38,21 +38,25 @@ SEEN_LIMIT = 20_000
 POLL_S = 10.0
 """Longest that one `Collect` is held by the broker; a longer wait is several of them."""
 RESEND_S = 2.0
-"""A request is sent again after so long without a reply, beyond the time that its reply may be held: a broker that was
+"""A request is resent after this time without a reply, beyond the time that its reply may be held: a broker that was
 killed is back in about as long (bench/chaos.py), and what was on its way to it is lost."""
+UPDATE_LIMIT_S = 600.0
+"""How long engines wait for the end of a weight update unless told otherwise: beyond it the trainer is dead."""
 
 REPLIES: Any = FrontDoorReply | AnyBackendReply | AnyEngineReply
 REFUSALS = (Refused, BackendRefused, EngineRefused)
 
 
-def submissions(session: str, jobs: Iterable[Job], limit_bytes: int) -> Iterator[tuple[list[bytes], tuple[str, ...]]]:
-    """Cut jobs into `Submit` messages: the frames of each, and the ids of its jobs.
+def submissions(
+    session: str, jobs: Iterable[Job], limit_bytes: int
+) -> Iterator[tuple[Submit, list[bytes], tuple[str, ...]]]:
+    """Cut jobs into requests: the header of each, its packed jobs, and their ids.
 
     Raises:
         JobTooLarge: a job is over the service's limit.
         MalformedMessage: an instance holds something that is not plain data.
     """
-    frames: list[bytes] = []
+    packed_jobs: list[bytes] = []
     ids: list[str] = []
     size = 0
     for job in jobs:
@@ -64,14 +68,14 @@ def submissions(session: str, jobs: Iterable[Job], limit_bytes: int) -> Iterator
                 size_bytes=len(packed),
                 limit_bytes=limit_bytes,
             )
-        if frames and (len(frames) == JOBS_PER_REQUEST or size + len(packed) > REQUEST_BYTES):
-            yield [codec.encode(Submit(new_id(), session)), *frames], tuple(ids)
-            frames, ids, size = [], [], 0
-        frames.append(packed)
+        if packed_jobs and (len(packed_jobs) == JOBS_PER_REQUEST or size + len(packed) > REQUEST_BYTES):
+            yield Submit(new_id(), session), packed_jobs, tuple(ids)
+            packed_jobs, ids, size = [], [], 0
+        packed_jobs.append(packed)
         ids.append(job.job_id)
         size += len(packed)
-    if frames:
-        yield [codec.encode(Submit(new_id(), session)), *frames], tuple(ids)
+    if packed_jobs:
+        yield Submit(new_id(), session), packed_jobs, tuple(ids)
 
 
 def check_job_ids(job_ids: Iterable[str]) -> None:
@@ -93,7 +97,7 @@ def check_job_ids(job_ids: Iterable[str]) -> None:
 
 
 def read_reply(frames: Sequence[bytes | zmq.Frame]) -> Any:
-    """Give the reply in a message's first frame.
+    """Return the reply in a message's first frame.
 
     Raises:
         ProrlError: what the service refused the request with.
@@ -142,12 +146,12 @@ class CollectState:
         """Say once which jobs are gone, when all that there is has been handed over.
 
         Raises:
-            JobsLost: the rollout broker was started anew without the journal that had them.
+            JobsLost: the rollout broker was restarted without the journal that had them.
         """
         if self._lost and not self._received:
             lost, self._lost = self._lost, []
             raise JobsLost(
-                f"{len(lost)} accepted jobs are gone: the rollout broker was started anew without the journal that had "
+                f"{len(lost)} accepted jobs are gone: the rollout broker was restarted without the journal that had "
                 "them (cleared, or in memory); submit them again if they are still wanted",
                 count=len(lost),
                 job_ids=" ".join(lost),
@@ -182,7 +186,7 @@ class CollectState:
         if not isinstance(reply, Collected):
             raise MalformedMessage(f"the service answered a collect with {type(reply).__name__}")
         blocks = iter(frames[1:])
-        new = [_trajectory(result, blocks) for result in reply.results]
+        new = [read_trajectory(result, blocks) for result in reply.results]
         acknowledged = set(request.acknowledge)
         self._handed_over = [job_id for job_id in self._handed_over if job_id not in acknowledged]
         self.remaining = reply.remaining
@@ -201,7 +205,8 @@ class CollectState:
             self._seen.popitem(last=False)
 
 
-def _trajectory(result: Result, blocks: Iterator[bytes | zmq.Frame]) -> Trajectory:
+def read_trajectory(result: Result, blocks: Iterator[Received]) -> Trajectory:
+    """Make a trajectory of a result and, if it has tokens, the next block."""
     block = next(blocks, None) if result.tokens else b""
     if block is None:
         raise MalformedMessage(f"the trajectory of job {result.job_id} is missing from the reply")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..data.trajectory import Trajectory
     from ..wire.messages.jobs import Job
-    from .async_client import AsyncRolloutClient
+    from .asynchronous.client import AsyncRolloutClient
 
 RETRY_S = 1.0
 """How long to wait for a result before the service is asked again whether it has room."""

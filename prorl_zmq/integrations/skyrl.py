@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from ..client.async_client import AsyncRolloutClient
+from ..client.asynchronous.client import AsyncRolloutClient
 from ..data.rows import rows_of, single_rows_of
 from ..errors import InvalidJob, NotTrainable
 from ..wire.messages.base import new_id

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..client.client import RolloutClient
+from ..client.blocking.client import RolloutClient
 from ..data.rows import check_sizes, rows_of
 from ..errors import ConfigError, InvalidJob, NotTrainable
 from ..wire.messages.base import new_id
