@@ -49,11 +49,10 @@ _LATE = {
     "collate": "data.collation",
     "mean_reward": "client.batch_progress",
 }
-"""What brings ZeroMQ, numpy or asyncio with it, and where it is: an execution server needs none of them."""
+"""Where names are that import ZeroMQ, numpy or asyncio, which an execution server does not need."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import something when it is first asked for."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_LATE[name]}", __name__), name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -18,7 +18,7 @@ from ..wire.sockets import MAX_FRAME_BYTES
 from .peer_connection import PeerConnection
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ..errors import ProrlError
     from ..wire.sockets import Frame
@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 
 class RequestSocket(PeerConnection):
-    """With `fail_if_refused`, `receive` raises `NotAllowed` when the other side refuses our key; else it waits on."""
+    """A DEALER that connects to a broker; made on a running loop.
+
+    With `fail_if_refused`, `receive` raises `NotAllowed` when the other side refuses our key; else it waits on. Replies
+    of which `is_interim` is true, called with what their header says, do not end the wait.
+    """
 
     def __init__(
         self,
@@ -35,9 +39,11 @@ class RequestSocket(PeerConnection):
         keyring: Keyring | None,
         *,
         fail_if_refused: bool = True,
+        is_interim: Callable[[dict[str, Any]], bool] = lambda _content: False,
         limit_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
         self._waiting: dict[str, asyncio.Future[list[bytes | zmq.Frame]]] = {}
+        self._is_interim = is_interim
         super().__init__(
             context,
             zmq.DEALER,
@@ -68,11 +74,11 @@ class RequestSocket(PeerConnection):
 
     def _take_reply(self, frames: list[bytes | zmq.Frame]) -> None:
         try:
-            request_id = codec.request_id(codec.unpack(frames[1]))  # type: ignore[arg-type]
+            content = codec.unpack(frames[1])  # type: ignore[arg-type]
         except (MalformedMessage, IndexError):
             return
-        reply = self._waiting.get(request_id)
-        if reply is not None and not reply.done():
+        reply = self._waiting.get(codec.request_id(content))
+        if reply is not None and not reply.done() and not self._is_interim(content):
             reply.set_result(frames[1:])
 
     def _refused(self) -> None:
