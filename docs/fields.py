@@ -25,12 +25,13 @@ class Fields(griffe.Extension):
                 for _, field in _fields(cls):
                     field.docstring = None  # not shown a second time
         for module in pkg["wire.messages"].modules.values():
-            constants = [(name, each) for name, each in module.attributes.items() if each.is_public and _is_short(each)]
+            own = {name: each for name, each in module.attributes.items() if not each.is_alias}
+            constants = [(name, each) for name, each in own.items() if each.is_public and _is_short(each)]
             if constants and module.docstring is not None:
                 rows = [_row(*constant) for constant in constants]
                 parsed = module.docstring.parse("google", warnings=False)
                 module.docstring.parsed = [*parsed, griffe.DocstringSectionAttributes(rows)]
-            for each in module.attributes.values():
+            for each in own.values():
                 each.docstring = None
 
 
