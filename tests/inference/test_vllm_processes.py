@@ -98,7 +98,7 @@ def test_last_words_of_a_process() -> None:
     )
     assert done.stdout == f"afterwards False True True {vllm_processes.TAIL_LINES}\n"
     assert done.stderr.startswith("own words\nline 0\n")
-    assert done.stderr.endswith("line 39\nthe reason\n")
+    assert done.stderr.endswith(f"line {vllm_processes.TAIL_LINES + 7}\nthe reason\n")
 
 
 def test_signal_interrupts_a_start() -> None:
