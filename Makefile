@@ -16,7 +16,7 @@ SOURCES := $(shell find prorl_zmq brokers stages tools -name '*.py' -o -name '*.
 export PATH := $(PATH):$(BIN)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test proof vllm lint types docs bench clean help
+.PHONY: demo test proof vllm lint types client docs bench clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
@@ -25,6 +25,7 @@ help:
 	@echo "make vllm    install vLLM into .vllm, for engines and the tests that need one (some minutes, 3.5 GB)"
 	@echo "make lint    ruff: rules and format"
 	@echo "make types   mypy --strict, over the installed wheel"
+	@echo "make client  generate the blocking client from the asyncio one"
 	@echo "make docs    build the documentation, strictly, into site/"
 	@echo "make bench   all benchmarks in full; rewrites bench/README.md"
 	@echo "make clean   remove what the others made"
@@ -46,9 +47,13 @@ vllm: $(VLLM)/.ready
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/generate_client.py --check
 
 types: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/python .ci/check_types.py
+
+client: $(VENV)/.lint
+	$(BIN)/python .ci/generate_client.py
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -14,9 +14,9 @@ from .wire.messages.backends import Backend
 from .wire.messages.jobs import EpisodeLimits, Job, Outcome, PhaseLimits, Sampling
 
 if TYPE_CHECKING:
-    from .client.async_client import AsyncRolloutClient
+    from .client.asynchronous.client import AsyncRolloutClient
     from .client.batch_progress import mean_reward
-    from .client.client import RolloutClient
+    from .client.blocking.client import RolloutClient
     from .data.collation import collate
     from .data.group import Group
     from .data.trajectory import Role, Trajectory
@@ -41,19 +41,18 @@ __all__ = [
 
 
 _LATE = {
-    "AsyncRolloutClient": "client.async_client",
+    "AsyncRolloutClient": "client.asynchronous.client",
     "Group": "data.group",
-    "RolloutClient": "client.client",
+    "RolloutClient": "client.blocking.client",
     "Role": "data.trajectory",
     "Trajectory": "data.trajectory",
     "collate": "data.collation",
     "mean_reward": "client.batch_progress",
 }
-"""What brings ZeroMQ, numpy or asyncio with it, and where it is: an execution server needs none of them."""
+"""Where names are that import ZeroMQ, numpy or asyncio, which an execution server does not need."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import something when it is first asked for."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_LATE[name]}", __name__), name)

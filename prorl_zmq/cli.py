@@ -1,4 +1,4 @@
-"""Entry points of the commands. Light on purpose: without the server extra it can say, in one line, what to install."""
+"""Entry points of the commands. Without the server extra they say, in one line, what to install."""
 
 from __future__ import annotations
 
@@ -19,17 +19,14 @@ USAGE_ERROR = 2
 
 
 def main() -> None:
-    """Run `prorl`."""
     _run("prorl")
 
 
 def stage_main() -> None:
-    """Run `prorl-stage`."""
     _run("prorl-stage")
 
 
 def engine_main() -> None:
-    """Run `prorl-engine`."""
     _run("prorl-engine")
 
 

@@ -46,9 +46,9 @@ class ServiceSettings(Section, frozen=True):
     insecure: bool = False
     """Allow plaintext TCP beyond loopback."""
     log_format: LogFormat = "text"
-    """How the lines of all processes' logs look: for people, or one JSON object each."""
+    """How all processes write their logs: text for people, or one JSON object per line."""
     log_level: LogLevel = "info"
-    """The least that is logged; `debug` has every transition of every job."""
+    """The lowest level that is logged; `debug` has every transition of every job."""
 
 
 class SecuritySettings(Section, frozen=True):
@@ -71,7 +71,7 @@ class RolloutBrokerSettings(Section, frozen=True):
     """Bytes of jobs held at once, and of uncollected trajectories; beyond it, submissions are answered `busy`, and no
     further sandboxes are prepared."""
     max_session_share: Annotated[float, Meta(gt=0, le=1)] = 0.5
-    """The part of what other sessions leave of both that one session may take."""
+    """The part of both that one session may take of what other sessions leave."""
     job_limit_bytes: Annotated[int, Meta(ge=1024, le=256 * 2**20)] = JOB_LIMIT_BYTES
     ready_limit: Count = 64
     """Sandboxes that INIT prepares ahead of RUN."""
@@ -80,11 +80,11 @@ class RolloutBrokerSettings(Section, frozen=True):
     lease_s: Seconds = 10.0
     """How long a silent stage process keeps its jobs."""
     journal: str = "{run_dir}/rollout.journal"
-    """File of the jobs and results that a restart takes up again. Empty: in memory, so that a restart loses them."""
+    """File of the jobs and results that survive a restart. Empty: in memory, so that a restart loses them."""
     journal_limit_bytes: Annotated[int, Meta(ge=2**20)] = 16 * 2**30
-    """Largest size of that file: what the uncollected trajectories may take."""
+    """Largest size of that file, most of which are uncollected trajectories."""
     journal_sync: bool = False
-    """Wait for the disk at each commit: then a power loss takes nothing either, not only a killed process."""
+    """Wait for the disk at each commit, so that a power loss loses nothing either."""
 
 
 class BackendBrokerSettings(Section, frozen=True):
@@ -94,7 +94,7 @@ class BackendBrokerSettings(Section, frozen=True):
     lease_s: Seconds = 10.0
     """How long a silent stage process keeps its assignments, and a silent engine host its registration."""
     affinity: Literal["job", "group"] = "job"
-    """What sticks to a backend: each job by itself, or all jobs of a group, as long as the backend has room."""
+    """What stays on one backend: each job by itself, or all jobs of a group, as long as the backend has room."""
 
 
 class StageSettings(Section, frozen=True):
@@ -136,10 +136,9 @@ class BackendSettings(Section, frozen=True, kw_only=True):
     """What happens where the template changes earlier turns: `template` follows it, in a new segment of the trajectory;
     `append` keeps what the engine saw."""
     weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
-    """How many jobs each takes beside others."""
+    """How many jobs each takes, relative to other backends."""
     max_in_flight: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """Jobs at once beyond which one counts as full; 0: what the engine says."""
-
     context_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """`http`: most tokens of a prompt and its answer together, for servers that do not say; 0: not known."""
 
@@ -217,7 +216,7 @@ class SandboxSettings(Section, frozen=True):
     """`[sandbox]`: what the tools of a job act in."""
 
     kind: SandboxKind = "bubblewrap"
-    """`process` is no isolation at all, and has to be asked for by name."""
+    """`process` isolates nothing, and has to be asked for by name."""
     image: str = ""
     """The root filesystem of sandboxes whose task names none: a directory, or a SIF file (kind `apptainer`, which
     needs one). Empty: the host's /usr, or for `process` the host itself."""
@@ -253,7 +252,7 @@ class Topology(Section, frozen=True):
         return Path(template.replace("{run_dir}", str(self.run_dir))).expanduser() if template else None
 
     def endpoint(self, template: str) -> str:
-        """Give an endpoint of this file with `{run_dir}` filled in, checked.
+        """Return an endpoint of this file with `{run_dir}` filled in, checked.
 
         Raises:
             InvalidEndpoint: it is malformed, or its path is too long for ipc.
@@ -262,12 +261,17 @@ class Topology(Section, frozen=True):
 
 
 def default_run_dir() -> Path:
-    """Give the run_dir of a service that names none: `$PRORL_RUN_DIR`, or one per user in the temporary folder."""
+    """Return the run_dir of a service that names none: `$PRORL_RUN_DIR`, or one per user in the temporary folder."""
     return Path(os.environ.get("PRORL_RUN_DIR") or Path(tempfile.gettempdir()) / f"prorl-{os.getuid()}")
 
 
+def default_front_door() -> str:
+    """Return the front door of a service that was started without a topology file on this machine."""
+    return f"ipc://{default_run_dir()}/front_door"
+
+
 def own_run_dir(path: Path) -> Path:
-    """Make the run folder if it is not there, and private to this user (0700); give it back.
+    """Make the run folder, private to this user (0700), and return it.
 
     Raises:
         ConfigError: it cannot be made, or belongs to another user.
@@ -285,7 +289,7 @@ def own_run_dir(path: Path) -> Path:
 
 
 def load_topology(path: Path | None) -> Topology:
-    """Read and check a topology file; None gives the defaults.
+    """Read and check a topology file; without one, return the defaults.
 
     Raises:
         ConfigError: the file cannot be read, is not TOML, or has an unknown key or a wrong value (`key` names it).
@@ -302,7 +306,7 @@ def load_topology(path: Path | None) -> Topology:
 
 
 def parse_topology(data: dict[str, object], source: str) -> Topology:
-    """Check the content of a topology file that is called `source` in errors.
+    """Check the content of a topology file, which errors call `source`.
 
     Raises:
         ConfigError: it has an unknown key or a wrong value (`key` names it).

@@ -7,13 +7,13 @@ is started anew learns of them from the next `keep_alive`, and requests without 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import zmq
 
-from ..errors import InternalError, MalformedMessage, NoBackend, from_info
-from ..security.peer_connection import PeerConnection
+from ..errors import Closed, InternalError, MalformedMessage, NoBackend, from_info
+from ..security.request_socket import RequestSocket
 from ..wire import codec
 from ..wire.messages.backends import (
     AnyBackendReply,
@@ -31,6 +31,8 @@ from ..wire.sockets import CONTROL_FRAME_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import zmq
 
     from ..security.keyring import Keyring
     from ..wire.messages.backends import AnyBackendRequest, Backend
@@ -63,12 +65,18 @@ class BackendClient:
         node: str,
         keyring: Keyring | None = None,
     ) -> None:
-        self._socket = PeerConnection(
-            context, zmq.DEALER, endpoint, keyring, self._receive, copied=2, limit_bytes=CONTROL_FRAME_BYTES
+        self._socket = RequestSocket(
+            context,
+            endpoint,
+            keyring,
+            fail_if_refused=False,
+            is_interim=self._is_interim,
+            limit_bytes=CONTROL_FRAME_BYTES,
         )
         self._owner = owner
         self._node = node
-        self._pending: dict[str, tuple[asyncio.Future[AnyBackendReply], Callable[[], None]]] = {}
+        self._wait_longer: dict[str, Callable[[], None]] = {}
+        """For each request without a reply: what a `WaitLonger` does."""
         self._held: dict[str, HeldAssignment] = {}
 
     async def assign(self, job: Job, attempt: int, on_starting: Callable[[], None] = lambda: None) -> Backend:
@@ -122,8 +130,6 @@ class BackendClient:
     def close(self) -> None:
         """Close the socket; what waits for an answer is cancelled."""
         self._socket.close()
-        for future, _ in self._pending.values():
-            future.cancel()
 
     async def _assign(self, job: Job, attempt: int, leaving: str, on_starting: Callable[[], None]) -> Backend:
         self._held[job.job_id] = HeldAssignment(attempt)
@@ -147,42 +153,39 @@ class BackendClient:
         return reply.backend
 
     async def _ask(self, request: Assign, limit_s: float, on_starting: Callable[[], None]) -> AnyBackendReply:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[AnyBackendReply] = loop.create_future()
-        timer = asyncio.timeout(limit_s)
+        until = time.monotonic() + limit_s
 
         def wait_longer() -> None:
-            if not timer.expired():
-                timer.reschedule(loop.time() + limit_s + RESEND_S)
-                on_starting()
+            nonlocal until
+            until = time.monotonic() + limit_s + RESEND_S
+            on_starting()
 
-        self._pending[request.request_id] = (future, wait_longer)
+        self._wait_longer[request.request_id] = wait_longer
         try:
-            async with timer:
-                while True:
-                    self._send(request)
-                    done, _ = await asyncio.wait([future], timeout=RESEND_S)
-                    if done:
-                        return future.result()
-        except TimeoutError:
-            why = self._socket.handshake.problem or "is it running?"
-            message = f"the backend broker did not answer within {limit_s:g} s; {why}"
-            raise NoBackend(message, job_id=request.job_id, waited_s=limit_s) from None
+            while time.monotonic() < until:
+                self._send(request)
+                resend_at = min(until, time.monotonic() + RESEND_S)
+                frames = await self._socket.receive(request.request_id, resend_at)
+                if frames is not None:
+                    reply: AnyBackendReply = codec.decode(frames[0], AnyBackendReply)  # type: ignore[arg-type]
+                    return reply
+        except Closed:
+            raise asyncio.CancelledError from None
         finally:
-            del self._pending[request.request_id]
+            del self._wait_longer[request.request_id]
+        why = self._socket.handshake.problem or "is it running?"
+        message = f"the backend broker did not answer within {limit_s:g} s; {why}"
+        raise NoBackend(message, job_id=request.job_id, waited_s=limit_s)
 
     def _send(self, request: AnyBackendRequest) -> None:
-        self._socket.send([b"", codec.encode(request)])
+        self._socket.send([codec.encode(request)])
 
-    def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
+    def _is_interim(self, content: dict[str, Any]) -> bool:
         try:
-            reply = codec.decode(frames[-1], AnyBackendReply)  # type: ignore[arg-type]
+            reply: AnyBackendReply = codec.convert(content, AnyBackendReply)
         except MalformedMessage:
-            return  # the request is sent again
-        future, wait_longer = self._pending.get(reply.request_id, (None, None))
-        if future is None or wait_longer is None or future.done():
-            return
-        if isinstance(reply, WaitLonger):
-            wait_longer()
-        else:
-            future.set_result(reply)
+            return True  # the request is sent again
+        if not isinstance(reply, WaitLonger):
+            return False
+        self._wait_longer[reply.request_id]()
+        return True

@@ -1,7 +1,8 @@
-"""What both clients do the same way with a batch: draw prompts as they are wanted, and hand over each group once.
+"""`BatchProgress`: a client's view of a batch, which draws prompts as they are wanted and hands over each group once.
 
-Pure: no sockets, no clock. A group is acknowledged with the next request, when the caller has had it; one that comes
-again (its acknowledgement was lost) is known by its id. Prompts that were drawn and not accepted are sent again.
+No sockets, no clock. A group is acknowledged with the next request, after the caller has had it; a group whose
+acknowledgement was lost arrives a second time and is recognised by its id. Prompts that were drawn and not accepted
+stay drawn for the next `Feed`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 
 from ..data.group import Group
-from ..data.trajectory import Trajectory
-from ..errors import BatchFailed, InvalidBatch, JobTooLarge, MalformedMessage
+from ..errors import BatchFailed, InvalidBatch, MalformedMessage
 from ..wire import codec
 from ..wire.messages.base import new_id
 from ..wire.messages.batches import (
@@ -31,11 +31,12 @@ from ..wire.messages.batches import (
     OpenBatch,
 )
 from ..wire.messages.jobs import Job, Result
-from .requests import read_reply
+from .requests import pack_job, read_reply, read_trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ..data.trajectory import Trajectory
     from ..errors import ProrlError
     from ..wire.messages.batches import BatchStatus
     from .requests import Received
@@ -62,14 +63,10 @@ def mean_reward(
 
 
 def batch_options(keep: str | GroupFilter, **options: Any) -> BatchOptions:
-    """Give what a batch is to be.
-
-    Raises:
-        InvalidBatch: no batch can be that.
-    """
+    """Return checked options, or raise `InvalidBatch`."""
     if not isinstance(keep, str | GroupFilter):
         raise InvalidBatch(
-            "keep is `all`, `informative`, what `mean_reward(low, high)` gives, or the name of a function that the "
+            "keep is `all`, `informative`, what `mean_reward(low, high)` returns, or the name of a function that the "
             f"service's environment registers, not a {type(keep).__name__}",
             field="keep",
         )
@@ -94,15 +91,6 @@ def batch_options(keep: str | GroupFilter, **options: Any) -> BatchOptions:
 
 
 class BatchProgress:
-    """One client's view of a batch.
-
-    Args:
-        session: the client's.
-        batch_id: the batch's.
-        options: what it is to be.
-        job_limit_bytes: largest prompt that the service takes.
-    """
-
     def __init__(self, session: str, batch_id: str, options: BatchOptions, job_limit_bytes: int) -> None:
         self._session = session
         self._batch_id = batch_id
@@ -111,40 +99,28 @@ class BatchProgress:
         self._client_id = new_id()
         self._streams: deque[Iterator[Job]] = deque()
         self._more_to_come = True
-        """The end of what was fed is not the end of the stream."""
+        """More prompts will be fed after the last of `_streams`."""
         self._drawn: deque[tuple[Job, bytes]] = deque()
         """Prompts that the service has not accepted yet."""
         self._fed = 0
         self._told_last = False
         self._must_pause = False
-        """The service took no prompts: the next poll waits instead of asking whether it wants some."""
+        """The service was too busy for prompts: the next request waits for a group instead of asking for more."""
         self._handed_over: list[str] = []
         self._seen: set[str] = set()
         self.wanted = 0
         """Prompts that the service would take now."""
         self.status: BatchStatus | None = None
-        """As of the last reply."""
         self.report: BatchReport | None = None
-        """As of the last reply."""
-        self._ended = False
+        self.has_ended = False
+        """All groups that there will be were handed over."""
         self._was_fed = False
 
-    @property
-    def has_ended(self) -> bool:
-        """All groups that there will be were handed over."""
-        return self._ended
-
     def check_failed(self) -> None:
-        """Raise if the batch ended badly.
-
-        Raises:
-            BatchFailed: its keep policy raised.
-        """
         if self.status is not None and self.status.state == "failed":
             raise BatchFailed(f"batch {self._batch_id} ended: {self.status.problem}", batch_id=self._batch_id)
 
     def describe(self) -> str:
-        """Say how far it has come, and what goes wrong."""
         status = self.status
         if status is None:
             return "nothing is known of the batch yet"
@@ -160,11 +136,7 @@ class BatchProgress:
         return "; ".join(parts)
 
     def check_fed(self) -> None:
-        """Raise if nothing can come, since nobody has fed anything.
-
-        Raises:
-            InvalidBatch: so it is.
-        """
+        """Raise `InvalidBatch` if no group can come since nothing was fed."""
         status = self.status
         if status is None or status.state != "open" or self._was_fed or self._fed:
             return
@@ -174,20 +146,13 @@ class BatchProgress:
     # Requests and replies ---------------------------------------------------------------------------------------------
 
     def open_request(self) -> OpenBatch:
-        """Make the request that opens it."""
         return OpenBatch(new_id(), self._session, self._batch_id, self._options)
 
     def opened(self, reply: BatchOpened) -> None:
-        """It is open."""
         self._fed, self.wanted = reply.fed, reply.wanted
 
     def feed(self, prompts: Job | Iterable[Job], *, last: bool) -> None:
-        """Take more prompts, to be drawn as they are wanted; `last`: the stream ends with them.
-
-        Raises:
-            InvalidBatch: the batch has ended.
-        """
-        if self._ended:
+        if self.has_ended:
             state = self.status.state if self.status is not None else "closed"
             raise InvalidBatch(f"batch {self._batch_id} has ended ({state}); open another one", field="prompts")
         self._was_fed = True
@@ -196,7 +161,7 @@ class BatchProgress:
         self._told_last = False
 
     def feed_request(self) -> tuple[Feed, list[bytes]] | None:
-        """Draw what is wanted, and make the request that feeds it; None: there is nothing to say.
+        """Draw what is wanted, and return the request that feeds it, with the packed prompts; None: nothing to feed.
 
         Raises:
             JobTooLarge: a prompt is over the service's limit, and is left out.
@@ -215,10 +180,9 @@ class BatchProgress:
         if not self._drawn and (not last or self._told_last):
             return None
         header = Feed(new_id(), self._session, self._batch_id, self._fed, last=last)
-        return header, [codec.encode(header), *(packed for _, packed in self._drawn)]
+        return header, [packed for _, packed in self._drawn]
 
     def fed(self, request: Feed, reply: Fed) -> None:
-        """The service has prompts."""
         for _ in range(min(reply.fed - request.start, len(self._drawn))):
             self._drawn.popleft()
         self._fed = reply.fed
@@ -226,18 +190,17 @@ class BatchProgress:
         self._told_last = request.last
 
     def feed_later(self) -> None:
-        """The service takes no prompts now; what was drawn is fed a little later."""
+        """Keep what was drawn, since the service takes no prompts now."""
         self.wanted = 0
         self._must_pause = True
 
     def refused(self, error: ProrlError) -> None:
-        """If one of the prompts can be no job here, leave it out; the others are fed with the next request."""
+        """Leave out the prompt that the error names, if any; the others are fed with the next request."""
         place = error.fields.get("place")
         if isinstance(place, int) and place < len(self._drawn):
             del self._drawn[place]
 
     def group_request(self, wait_s: float) -> NextGroup:
-        """Make the request for the next group; it acknowledges those that were handed over."""
         pause, self._must_pause = self._must_pause, False
         has_more = bool(self._streams or self._drawn) or not (self._more_to_come or self._told_last)
         return NextGroup(
@@ -251,19 +214,13 @@ class BatchProgress:
         )
 
     def receive(self, request: NextGroup, frames: Sequence[Received]) -> Group | None:
-        """Read the reply to a request for a group.
-
-        Raises:
-            ProrlError: what the service refused the request with.
-            MalformedMessage: the frames are not what the header says.
-        """
         reply = read_reply(frames)
         if not isinstance(reply, GroupGiven):
             raise MalformedMessage(f"the service answered a request for a group with {type(reply).__name__}")
         acknowledged = set(request.acknowledge)
         self._handed_over = [group_id for group_id in self._handed_over if group_id not in acknowledged]
         self.status, self.wanted = reply.batch, reply.wanted
-        self.report, self._ended = reply.report, reply.ended
+        self.report, self.has_ended = reply.report, reply.ended
         if not reply.group_id:
             return None
         rest = iter(frames[1:])
@@ -275,26 +232,15 @@ class BatchProgress:
         return group
 
     def close_request(self) -> CloseBatch:
-        """Make the request that ends it."""
         return CloseBatch(new_id(), self._session, self._batch_id, tuple(self._handed_over))
 
     def closed(self, reply: BatchClosed) -> None:
-        """It is closed."""
         self.status, self.report = reply.batch, reply.report
 
     def _packed(self, job: Job) -> bytes:
         if not isinstance(job, Job):
             raise TypeError(f"prompts are `Job`s, the templates of their groups' jobs; one is a {type(job).__name__}")
-        packed = codec.encode(job)
-        if len(packed) > self._job_limit_bytes:
-            raise JobTooLarge(
-                f"prompt {job.job_id} has {len(packed)} bytes, the limit is {self._job_limit_bytes}; let INIT fetch "
-                "large files",
-                job_id=job.job_id,
-                size_bytes=len(packed),
-                limit_bytes=self._job_limit_bytes,
-            )
-        return packed
+        return pack_job(job, self._job_limit_bytes, "prompt")
 
     def _drawn_bytes(self) -> int:
         return sum(len(packed) for _, packed in self._drawn)
@@ -305,7 +251,4 @@ def _trajectory(frames: Iterator[Received]) -> Trajectory:
     if packed is None:
         raise MalformedMessage("a rollout of the group is missing from the reply")
     result: Result = codec.decode(packed if isinstance(packed, bytes) else packed.bytes, Result)
-    block = next(frames, None) if result.tokens else b""
-    if block is None:
-        raise MalformedMessage(f"the trajectory of job {result.job_id} is missing from the reply")
-    return Trajectory.from_frame(result, block if isinstance(block, bytes) else block.buffer)
+    return read_trajectory(result, frames)

@@ -1,7 +1,7 @@
-"""Says that a session's client lives, while the trainer computes: a thread with a socket of its own.
+"""`KeepAlive`: renews the lease of a session's batches, from a thread with a socket of its own.
 
-The service ends a session's batches if it hears nothing for their lease. A trainer may be minutes in one optimiser
-step, in which neither its thread nor its event loop gets to say anything; one that is killed says nothing either.
+A trainer may spend minutes in one optimiser step, in which neither its thread nor its event loop can send anything.
+When it is killed the renewals stop, and the service ends the session's batches.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ..errors import ProrlError
-from ..wire import codec
 from ..wire.messages.base import new_id
 from ..wire.messages.batches import SessionAlive
-from .request_connection import RequestConnection
+from .blocking.connection import RequestConnection
 
 if TYPE_CHECKING:
     from ..security.keyring import Keyring
@@ -29,15 +28,6 @@ log = logging.getLogger("prorl.client")
 
 
 class KeepAlive:
-    """Speaks for a session until it is closed.
-
-    Args:
-        endpoint: the service's front door.
-        keyring: the client's keys.
-        session: whose batches are to live.
-        lease_s: how long the service waits for a word.
-    """
-
     def __init__(self, endpoint: str, keyring: Keyring | None, session: str, lease_s: float) -> None:
         self._endpoint = endpoint
         self._keyring = keyring
@@ -49,13 +39,13 @@ class KeepAlive:
         self._thread.start()
 
     def shorten(self, lease_s: float) -> None:
-        """Speak often enough for this lease too."""
+        """Renew often enough for this lease too."""
         if lease_s / 4 < self._every_s:
             self._every_s = lease_s / 4
             self._wake.set()
 
     def close(self) -> None:
-        """Say nothing any more; may be called again."""
+        """Stop. May be repeated."""
         self._over = True
         self._wake.set()
         self._thread.join(2 * ANSWER_S)
@@ -63,7 +53,7 @@ class KeepAlive:
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            line = RequestConnection.to_service(context, self._endpoint, self._keyring)
+            connection = RequestConnection(context, self._endpoint, self._keyring)
             while True:
                 self._wake.wait(self._every_s)
                 self._wake.clear()
@@ -71,8 +61,8 @@ class KeepAlive:
                     return
                 request = SessionAlive(new_id(), self._session)
                 try:
-                    line.ask([codec.encode(request)], request.request_id, time.monotonic() + ANSWER_S)
+                    connection.ask(request, time.monotonic() + ANSWER_S)
                 except ProrlError as error:
-                    log.warning("the service was not told that session %s lives: %s", self._session, error.message)
+                    log.warning("the lease of session %s was not renewed: %s", self._session, error.message)
         finally:
             context.destroy(linger=0)

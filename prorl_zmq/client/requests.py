@@ -1,7 +1,7 @@
-"""What both clients do the same way: cut jobs into requests, read replies, and remember what must be acknowledged.
+"""Cuts jobs into requests, reads replies, and remembers what must be acknowledged; no sockets, no clock.
 
-`CollectState` is what makes delivery exactly-once for a live client: it drops results that it has seen, and
-acknowledges a result only with the next request, when the caller has had it.
+`CollectState` makes delivery exactly-once for a live client: it drops results that it has seen, and acknowledges a
+result only with the next request, after the caller has had it.
 """
 
 from __future__ import annotations
@@ -34,52 +34,53 @@ IDS_PER_REQUEST = 10_000
 REQUEST_BYTES = 32 * 2**20
 """Packed jobs in one request, about."""
 SEEN_LIMIT = 20_000
-"""Ids of received results that a client remembers: many more than can be on the way without an acknowledgement."""
+"""Ids of received results that a client remembers: many more than can be unacknowledged."""
 POLL_S = 10.0
 """Longest that one `Collect` is held by the broker; a longer wait is several of them."""
 RESEND_S = 2.0
-"""A request is sent again after so long without a reply, beyond the time that its reply may be held: a broker that was
+"""A request is resent after this time without a reply, beyond the time that its reply may be held: a broker that was
 killed is back in about as long (bench/chaos.py), and what was on its way to it is lost."""
+UPDATE_LIMIT_S = 600.0
+"""How long engines wait for the end of a weight update unless told otherwise: beyond it the trainer is dead."""
 
 REPLIES: Any = FrontDoorReply | AnyBackendReply | AnyEngineReply
 REFUSALS = (Refused, BackendRefused, EngineRefused)
 
 
-def submissions(session: str, jobs: Iterable[Job], limit_bytes: int) -> Iterator[tuple[list[bytes], tuple[str, ...]]]:
-    """Cut jobs into `Submit` messages: the frames of each, and the ids of its jobs.
-
-    Raises:
-        JobTooLarge: a job is over the service's limit.
-        MalformedMessage: an instance holds something that is not plain data.
-    """
-    frames: list[bytes] = []
+def submissions(
+    session: str, jobs: Iterable[Job], limit_bytes: int
+) -> Iterator[tuple[Submit, list[bytes], tuple[str, ...]]]:
+    """Cut jobs into requests: the header of each, its packed jobs, and their ids."""
+    packed_jobs: list[bytes] = []
     ids: list[str] = []
     size = 0
     for job in jobs:
-        packed = codec.encode(job)
-        if len(packed) > limit_bytes:
-            raise JobTooLarge(
-                f"job {job.job_id} has {len(packed)} bytes, the limit is {limit_bytes}; let INIT fetch large files",
-                job_id=job.job_id,
-                size_bytes=len(packed),
-                limit_bytes=limit_bytes,
-            )
-        if frames and (len(frames) == JOBS_PER_REQUEST or size + len(packed) > REQUEST_BYTES):
-            yield [codec.encode(Submit(new_id(), session)), *frames], tuple(ids)
-            frames, ids, size = [], [], 0
-        frames.append(packed)
+        packed = pack_job(job, limit_bytes)
+        if packed_jobs and (len(packed_jobs) == JOBS_PER_REQUEST or size + len(packed) > REQUEST_BYTES):
+            yield Submit(new_id(), session), packed_jobs, tuple(ids)
+            packed_jobs, ids, size = [], [], 0
+        packed_jobs.append(packed)
         ids.append(job.job_id)
         size += len(packed)
-    if frames:
-        yield [codec.encode(Submit(new_id(), session)), *frames], tuple(ids)
+    if packed_jobs:
+        yield Submit(new_id(), session), packed_jobs, tuple(ids)
+
+
+def pack_job(job: Job, limit_bytes: int, what: str = "job") -> bytes:
+    """Pack a job or prompt; raise `JobTooLarge` or, for an instance that is not plain data, `MalformedMessage`."""
+    packed = codec.encode(job)
+    if len(packed) > limit_bytes:
+        raise JobTooLarge(
+            f"{what} {job.job_id} has {len(packed)} bytes, the limit is {limit_bytes}; let INIT fetch large files",
+            job_id=job.job_id,
+            size_bytes=len(packed),
+            limit_bytes=limit_bytes,
+        )
+    return packed
 
 
 def check_job_ids(job_ids: Iterable[str]) -> None:
-    """Raise unless each of these could be a job's id.
-
-    Raises:
-        UnknownJob: one could not.
-    """
+    """Raise `UnknownJob` unless each of these could be a job's id."""
     for job_id in job_ids:
         try:
             msgspec.convert(job_id, JobIdentifier)
@@ -93,12 +94,7 @@ def check_job_ids(job_ids: Iterable[str]) -> None:
 
 
 def read_reply(frames: Sequence[bytes | zmq.Frame]) -> Any:
-    """Give the reply in a message's first frame.
-
-    Raises:
-        ProrlError: what the service refused the request with.
-        MalformedMessage: the frame is not a reply.
-    """
+    """Return the reply in a message's first frame, or raise the error that it refuses the request with."""
     header = frames[0]
     reply = codec.decode(header if isinstance(header, bytes) else header.bytes, REPLIES)
     if isinstance(reply, REFUSALS):
@@ -107,7 +103,7 @@ def read_reply(frames: Sequence[bytes | zmq.Frame]) -> Any:
 
 
 class CollectState:
-    """What one client has received, handed to its caller, and not yet acknowledged."""
+    """What one client has received, handed to its caller, and acknowledged."""
 
     def __init__(self, session: str, client_id: str) -> None:
         self._session = session
@@ -126,41 +122,31 @@ class CollectState:
         """Trajectories received and not handed over; no request is made while there are any."""
         return len(self._received)
 
-    @property
-    def unacknowledged(self) -> int:
-        """Trajectories handed over that the next request will acknowledge."""
-        return len(self._handed_over)
-
     def expect(self, job_ids: Iterable[str], journal_id: str) -> None:
-        """Note jobs that were accepted, and the journal that has them. An id may come again once its job has ended."""
+        """Note jobs that were accepted, and the journal that has them. The id of an ended job may be reused."""
         for job_id in job_ids:
             self._seen.pop(job_id, None)
             self._expected[job_id] = journal_id
-        self._journal_id = ""  # looked at again with the next reply
+        self._journal_id = ""  # so that the next reply is compared with all of `_expected`
 
     def check_lost(self) -> None:
-        """Say once which jobs are gone, when all that there is has been handed over.
-
-        Raises:
-            JobsLost: the rollout broker was started anew without the journal that had them.
-        """
+        """Raise `JobsLost` once for jobs whose journal is gone, after all results have been handed over."""
         if self._lost and not self._received:
             lost, self._lost = self._lost, []
             raise JobsLost(
-                f"{len(lost)} accepted jobs are gone: the rollout broker was started anew without the journal that had "
+                f"{len(lost)} accepted jobs are gone: the rollout broker was restarted without the journal that had "
                 "them (cleared, or in memory); submit them again if they are still wanted",
                 count=len(lost),
                 job_ids=" ".join(lost),
             )
 
     def take(self, most: int) -> list[Trajectory]:
-        """Hand over up to `most` of the trajectories received."""
         taken = [self._received.popleft() for _ in range(min(most, len(self._received)))]
         self._handed_over += [trajectory.job_id for trajectory in taken]
         return taken
 
     def request(self, max_results: int, wait_s: float, *, goodbye: bool = False) -> Collect:
-        """Make the next request; it acknowledges all that was handed over."""
+        """Return the next request; it acknowledges all that was handed over."""
         return Collect(
             new_id(),
             self._session,
@@ -172,17 +158,11 @@ class CollectState:
         )
 
     def receive(self, request: Collect, frames: Sequence[bytes | zmq.Frame]) -> None:
-        """Read the reply to a request.
-
-        Raises:
-            ProrlError: what the service refused the request with.
-            MalformedMessage: the frames are not what the header says.
-        """
         reply = read_reply(frames)
         if not isinstance(reply, Collected):
             raise MalformedMessage(f"the service answered a collect with {type(reply).__name__}")
         blocks = iter(frames[1:])
-        new = [_trajectory(result, blocks) for result in reply.results]
+        new = [read_trajectory(result, blocks) for result in reply.results]
         acknowledged = set(request.acknowledge)
         self._handed_over = [job_id for job_id in self._handed_over if job_id not in acknowledged]
         self.remaining = reply.remaining
@@ -193,7 +173,7 @@ class CollectState:
         for trajectory in new:
             self._expected.pop(trajectory.job_id, None)
             if trajectory.job_id in self._seen:
-                self._handed_over.append(trajectory.job_id)  # given again: its acknowledgement was lost
+                self._handed_over.append(trajectory.job_id)  # a second delivery: its acknowledgement was lost
             else:
                 self._seen[trajectory.job_id] = None
                 self._received.append(trajectory)
@@ -201,7 +181,8 @@ class CollectState:
             self._seen.popitem(last=False)
 
 
-def _trajectory(result: Result, blocks: Iterator[bytes | zmq.Frame]) -> Trajectory:
+def read_trajectory(result: Result, blocks: Iterator[Received]) -> Trajectory:
+    """Make a trajectory of a result and, if it has tokens, the next block."""
     block = next(blocks, None) if result.tokens else b""
     if block is None:
         raise MalformedMessage(f"the trajectory of job {result.job_id} is missing from the reply")

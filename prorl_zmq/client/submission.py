@@ -1,9 +1,8 @@
-"""A file's jobs on their way through a service: submitted in parts as it takes them, collected meanwhile, cancelled.
+"""`Submission`: takes a file's jobs through a service, submitted in parts as it has room and collected meanwhile.
 
-A part that the service has no room for is tried again in half; one job alone is tried again when a result has been
-collected, which makes room. So a file may have any number of jobs, whatever share of the service a session may hold.
-Owns no client: `run` and `end` may be cancelled at any await, and a result is either handed over or still the
-service's.
+A part that the service has no room for is halved; a single job is retried when a result has been collected, which makes
+room. So a file may have any number of jobs. Owns no client: `run` and `end` may be cancelled at any await, and a result
+is either handed over or still at the service.
 """
 
 from __future__ import annotations
@@ -21,20 +20,14 @@ if TYPE_CHECKING:
 
     from ..data.trajectory import Trajectory
     from ..wire.messages.jobs import Job
-    from .async_client import AsyncRolloutClient
+    from .asynchronous.client import AsyncRolloutClient
 
 RETRY_S = 1.0
-"""How long to wait for a result before the service is asked again whether it has room."""
+"""How long to wait for a result before a job is retried."""
 
 
 class Submission:
-    """Jobs of one session.
-
-    Args:
-        client: the session's.
-        jobs: those to submit; none: only collect what the session has.
-        on_result: called with each result, once.
-    """
+    """The jobs of one session: those to submit, if any, and those that it has; `on_result` gets each result once."""
 
     def __init__(
         self, client: AsyncRolloutClient, jobs: Iterable[Job], on_result: Callable[[Trajectory], None]
@@ -47,12 +40,11 @@ class Submission:
 
     @property
     def unsent(self) -> int:
-        """Jobs that the service does not have."""
         return len(self._unsent)
 
     @property
     def waiting(self) -> int:
-        """Jobs that the service has, or may have, and whose results have not come."""
+        """Jobs that the service has, or may have, and whose results have not been collected."""
         return len(self._waiting)
 
     async def run(self) -> None:
@@ -86,7 +78,7 @@ class Submission:
             self._take(trajectory)
 
     async def end(self, limit_s: float) -> None:
-        """Cancel what has not ended, and collect what became of it, as far as that goes within `limit_s`."""
+        """Cancel what has not ended, and collect the outcomes that come within `limit_s`."""
         try:
             async with asyncio.timeout(limit_s):
                 fates = await self._client.cancel(self._waiting)
@@ -98,7 +90,7 @@ class Submission:
             return  # what is left stays with the session
 
     def _part(self, most: int) -> list[Job]:
-        """Give the next jobs, as many as go into one request: of several, some could be refused and others not."""
+        """Return the next jobs, as many as go into one request, which is accepted or refused as a whole."""
         part: list[Job] = []
         size = 0
         while len(part) < min(most, len(self._unsent)):
@@ -122,7 +114,7 @@ class Submission:
         del self._unsent[-len(part) :]
 
     async def _collect(self, wait_s: float) -> bool:
-        """Take all results that there are, once there is one; say whether there was. All are acknowledged then."""
+        """Wait for a result, take and acknowledge all that there are, and return whether there was one."""
         found = await self._client.collect(wait_s=wait_s)
         came = bool(found)
         while found:

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..client.weights import UPDATE_LIMIT_S
+from ..client.requests import UPDATE_LIMIT_S
 from ..system.logs import one_line
 from ..wire.messages.backends import Backend, ChatSettings, ListBackends
 from ..wire.messages.base import new_id
@@ -23,7 +23,7 @@ from .options import Config, Connect, Keys, client_of, console
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..client.client import RolloutClient
+    from ..client.blocking.client import RolloutClient
     from ..wire.messages.backends import BackendList, BackendStatus, EngineStart
 
 commands = typer.Typer(

@@ -21,7 +21,7 @@ from ..wire.messages.backends import ToolCallFormatName
 from .options import Config, Connect, Keys, async_client_of, console, front_door_of, named_values, sandbox_kind
 
 if TYPE_CHECKING:
-    from ..client.async_client import AsyncRolloutClient
+    from ..client.asynchronous.client import AsyncRolloutClient
     from ..evaluation.passes import Estimate
     from ..evaluation.plan import Settings
     from ..evaluation.run_folder import RunFolder, Sample

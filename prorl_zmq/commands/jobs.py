@@ -26,7 +26,7 @@ from .backends import QUICK_S, backend_list, backend_table, show
 from .options import Config, Connect, Keys, async_client_of, client_of, console
 
 if TYPE_CHECKING:
-    from ..client.async_client import AsyncRolloutClient
+    from ..client.asynchronous.client import AsyncRolloutClient
     from ..data.trajectory import Trajectory
     from ..wire.messages.backends import BackendList
     from ..wire.messages.batches import BatchStatus

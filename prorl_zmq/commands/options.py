@@ -10,9 +10,9 @@ import msgspec
 import typer
 from rich.console import Console
 
-from ..client.async_client import AsyncRolloutClient
-from ..client.client import RolloutClient, default_front_door
-from ..config import SecuritySettings, ServiceSettings, Topology, load_topology
+from ..client.asynchronous.client import AsyncRolloutClient
+from ..client.blocking.client import RolloutClient
+from ..config import SecuritySettings, ServiceSettings, Topology, default_front_door, load_topology
 from ..errors import ConfigError
 from ..system.logs import LogFormat, LogLevel, start_logging
 

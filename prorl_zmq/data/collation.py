@@ -1,11 +1,10 @@
 """`collate`: a batch's groups as padded arrays, ready for a loss.
 
-Padding is on the right. Nothing is copied where no padding is needed and the rows already lie as the array would have
-them: one row alone, or rows of equal length at equal distances in one block. Such an array is a view of what came off
-the socket and may be read-only, so take a copy of what is to be written to.
+Padding is on the right. Nothing is copied where no padding is needed and the rows already lie as in the array: one row
+alone, or rows of equal length at equal distances in one block. Such an array is a view of the received frame and may be
+read-only: copy what you want to write to.
 
-Left out on purpose: advantages, clipping, weights of any kind, and tensors (`torch.from_numpy` takes the arrays as
-they are).
+Left out on purpose: advantages, clipping, weights of any kind, and tensors (`torch.from_numpy` takes these arrays).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 def collate(
     groups: Sequence[Group], *, pad_id: int = 0, length: int | None = None, multiple_of: int = 1
 ) -> dict[str, NDArray[Any]]:
-    """Give the arrays of B rows of up to T tokens.
+    """Return the arrays of B rows of up to T tokens.
 
     A row is a segment of a trajectory, and nearly all trajectories have one; rows are ordered by group, then by place
     in it, then by segment.
@@ -40,7 +39,7 @@ def collate(
     | `token_ids` | int32 [B, T] | the whole conversation; `pad_id` behind it |
     | `attention_mask` | bool [B, T] | true on all tokens, false on padding |
     | `loss_mask` | bool [B, T] | true where the policy generated the token |
-    | `logprobs` | float32 [B, T] | log-prob of each generated token when it was drawn; 0.0 elsewhere |
+    | `logprobs` | float32 [B, T] | log-prob of each generated token when it was sampled; 0.0 elsewhere |
     | `weight_versions` | int32 [B, T] | the weights that generated each token; -1 elsewhere |
     | `lengths` | int32 [B] | tokens of the row |
     | `prompt_lengths` | int32 [B] | tokens before the first generated one |
@@ -49,16 +48,16 @@ def collate(
     | `trajectory` | int32 [B] | counts the trajectories of all groups; rows of one share it |
     | `is_last` | bool [B] | the last row of its trajectory: sum what counts once per trajectory over these |
     | `truncated` | bool [B] | a limit ended the trajectory, not the policy |
-    | `oldest_version` | int32 [B] | the oldest weights of the row; the trainer's version less this is its staleness |
+    | `oldest_version` | int32 [B] | the oldest weights of the row; the trainer's version minus this is its staleness |
 
     Args:
-        groups: those of one or several batches; of any sizes.
+        groups: of one or several batches, of any sizes.
         pad_id: the token id of padding.
         length: T; None: that of the longest row.
         multiple_of: what T is rounded up to a multiple of.
 
     Raises:
-        NotTrainable: no groups, or something in them that is no sample: no finite reward, no generated token, log-probs
+        NotTrainable: no groups, or or one of them cannot be trained on: no finite reward, no generated token, log-probs
             of two kinds, a row longer than `length`. `job_id` names the job.
     """
     rows = rows_of(groups)
@@ -98,7 +97,7 @@ def _width(rows: list[Row], length: int | None, multiple_of: int) -> int:
 
 
 def _stack(arrays: list[NDArray[Any]], width: int, fill: float) -> NDArray[Any]:
-    """Give [B, width]: a view, if the rows lie in memory as its rows would."""
+    """Return [B, width]: a view if the rows lie in memory as its rows would."""
     view = _as_they_lie(arrays) if all(len(array) == width for array in arrays) else None
     if view is not None:
         return view
@@ -109,7 +108,7 @@ def _stack(arrays: list[NDArray[Any]], width: int, fill: float) -> NDArray[Any]:
 
 
 def _as_they_lie(arrays: list[NDArray[Any]]) -> NDArray[Any] | None:
-    """Give arrays of one length as the rows of one view; None if they are not at equal distances in one block."""
+    """Return arrays of one length as the rows of one view; None if they are not at equal distances in one block."""
     first = arrays[0]
     if len(arrays) == 1:
         return first[None, :]

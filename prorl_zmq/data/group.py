@@ -1,7 +1,6 @@
 """`Group`: the completed rollouts of one prompt, as a batch hands them to the trainer.
 
-A group is a plain value: its trajectories own their memory, and nothing here changes them. What is left out on purpose:
-advantages, which are the trainer's business (see `collation` for the arrays that they are computed from).
+Left out on purpose: advantages, which are the trainer's (see `collation` for the arrays that they are computed from).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class Group:
     """The completed rollouts of one prompt, as a batch kept them."""
 
     group_id: str
-    """The service's name of the group; no two groups share one."""
+    """The group's unique id, from the service."""
     prompt_id: str
     """The `job_id` of the prompt that was fed; the same prompt fed twice gives two groups with one prompt id."""
     trajectories: tuple[Trajectory, ...]

@@ -1,10 +1,10 @@
 """Rows: what a trainer learns from, one for each segment of each trajectory of a batch's groups.
 
-A row is split where the policy first spoke: the tokens before its first trained one are the prompt, all from there on
-are the response, tools' answers included. `collate` and all of `integrations` take this split, and refuse here what
-none of them could use: trainers take a missing reward for a number and a missing token for padding, and say nothing.
+The tokens before a row's first trained one are its prompt; all from there on are the response, tools' answers included.
+`collate` and all of `integrations` use this split. What none of them could train on is refused here: trainers silently
+take a missing reward for a number and a missing token for padding.
 
-Everything in a row is a view of its trajectory. A segment in which the policy generated nothing gives no row.
+Everything in a row is a view of its trajectory. A segment in which the policy generated nothing has no row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .trajectory import TokenArrays, Trajectory
 
 TRUNCATING = frozenset({"max_turns", "max_tokens", "context_length", "turn_length"})
-"""Reasons to stop (see `stages.agent_loop.StopReason`) that are limits: the policy had not come to its end."""
+"""Reasons to stop (see `stages.agent_loop.StopReason`) that are limits: the policy had not finished."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,19 +51,17 @@ class Row:
 
     @property
     def reward(self) -> float:
-        """The trajectory's reward, on each of its rows."""
         return float(self.trajectory.reward or 0.0)
 
     @property
     def truncated(self) -> bool:
-        """A limit ended the trajectory."""
         return self.trajectory.result.stop_reason in TRUNCATING
 
     @property
     def versions(self) -> list[int]:
         """The weight versions of its trained tokens, ascending."""
         versions = self.arrays.weight_versions[self.arrays.loss_mask]
-        changed = np.flatnonzero(np.diff(versions))  # a few places: sorting them is nothing, sorting all tokens is not
+        changed = np.flatnonzero(np.diff(versions))  # few places are cheap to sort, all tokens are not
         return sorted({int(versions[0]), *versions[changed + 1].tolist()})
 
     @property
@@ -74,10 +72,10 @@ class Row:
 
 
 def rows_of(groups: Sequence[Group]) -> list[Row]:
-    """Give the rows of all groups, in order: by group, by place in it, by segment.
+    """Return the rows of all groups, in order: by group, by place in it, by segment.
 
     Raises:
-        NotTrainable: there is nothing to learn from, or something that is no sample; `group_id` and `job_id` name it.
+        NotTrainable: there are no groups, or one cannot be trained on; `group_id` and `job_id` name it.
     """
     if not groups:
         raise NotTrainable("there are no groups; ask the batch why (`batch.state`, `batch.report`)")
@@ -102,7 +100,7 @@ def rows_of(groups: Sequence[Group]) -> list[Row]:
 
 
 def single_rows_of(groups: Sequence[Group], framework: str, remedy: str) -> list[Row]:
-    """Give the rows of groups whose trajectories have one each, for a framework that knows no others.
+    """Return the rows of groups whose trajectories have one each, for a framework that takes no others.
 
     Raises:
         NotTrainable: as `rows_of`; or a trajectory has several rows, each of which would count as a rollout of its own.

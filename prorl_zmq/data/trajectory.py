@@ -5,7 +5,7 @@ A trajectory crosses every socket as one frame, laid out so that each array is a
     token_ids int32[T] | logprobs float32[T] | weight_versions int32[T] | turns int32[n, 3] | loss_mask bool[T]
 
 `Trajectory` is what a trainer gets; `TrajectoryBuilder` is what the agent loop writes. Ids are appended as the engine
-produced them and are never tokenised again.
+produced them and are never re-tokenised.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class TokenArrays(NamedTuple):
 
 
 def block_bytes(tokens: int, turns: int) -> int:
-    """Give the size in bytes of the block that holds a trajectory of that many tokens and turns."""
+    """Return the size in bytes of the block that holds a trajectory of that many tokens and turns."""
     return tokens * TOKEN_BYTES + turns * TURN_BYTES
 
 
 def array_views(block: Any, tokens: int, turns: int) -> TokenArrays:
-    """Give the five arrays as views of `block` (any buffer); nothing is copied if the block is 4-byte aligned.
+    """Return the five arrays as views of `block` (any buffer); nothing is copied if the block is 4-byte aligned.
 
     libzmq does not align small received frames, so such a block (always under 8 KB) is copied once.
 
@@ -90,10 +90,10 @@ def array_views(block: Any, tokens: int, turns: int) -> TokenArrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """One finished job, as the trainer gets it: five arrays (see `TokenArrays`) and what became of the job.
+    """One finished job: five arrays (see `TokenArrays`) and its result.
 
-    The arrays are views of the frame that came off the socket, which is this trajectory's own. A job that ended before
-    its first token has arrays of length zero.
+    The arrays are views of the received frame, which this trajectory owns. A job that ended before its first token has
+    arrays of length zero.
     """
 
     token_ids: NDArray[np.int32]
@@ -140,7 +140,7 @@ class Trajectory:
         return tuple(np.unique(self.weight_versions[self.loss_mask]).tolist())
 
     def segments(self) -> list[TokenArrays]:
-        """Give the arrays of each segment, as views; nearly all trajectories have one.
+        """Return the arrays of each segment, as views; nearly all trajectories have one.
 
         A segment is a prompt as the engine saw it, with what was generated from it: where a chat template changes
         earlier turns, the next prompt does not begin with the last one, and a new segment begins. `turns` count from
@@ -199,13 +199,13 @@ class TrajectoryBuilder:
     def add_generated(
         self, token_ids: NDArray[np.int32], logprobs: NDArray[np.float32], weight_versions: NDArray[np.int32]
     ) -> None:
-        """Append tokens to the turn that the policy generated (three arrays of one length), as the engine gave them."""
+        """Append tokens to the turn that the policy generated: three arrays of one length, from the engine."""
         if not len(token_ids) == len(logprobs) == len(weight_versions):
             raise ValueError("token ids, log-probs and weight versions differ in length")
         self._add(token_ids, True, logprobs, weight_versions)
 
     def prompt(self) -> NDArray[np.int32]:
-        """Give all ids of the segment so far, int32: the next prompt for the engine. A view, which stays as it is."""
+        """Return all ids of the segment so far, int32: the engine's next prompt. A view that stays valid."""
         return self._room.token_ids[self._segments[-1] : self.tokens]
 
     @property
@@ -224,7 +224,7 @@ class TrajectoryBuilder:
         return self.tokens - self._segments[-1]
 
     def block(self) -> NDArray[np.uint8]:
-        """Write everything into one new block, uint8 [`block_bytes(tokens, turns)`]."""
+        """Return everything in one new block, uint8 [`block_bytes(tokens, turns)`]."""
         block = np.empty(block_bytes(self.tokens, self.turns), np.uint8)
         views = array_views(block, self.tokens, self.turns)
         for view, room in zip(views[:4], self._room[:4], strict=True):

@@ -14,7 +14,7 @@ from rich.text import Text
 from ..wire.messages.jobs import Phase
 
 if TYPE_CHECKING:
-    from ..client.client import RolloutClient
+    from ..client.blocking.client import RolloutClient
     from .grpo import StepStats
 
 REFRESH_S = 0.25

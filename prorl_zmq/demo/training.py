@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from ..client.client import RolloutClient
+from ..client.blocking.client import RolloutClient
 from ..inference.base_policy import build_base_policy
 from ..inference.tokenizer import decode
 from .grpo import Grpo, GrpoSettings, StepStats

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from ..client.async_client import AsyncRolloutClient
+from ..client.asynchronous.client import AsyncRolloutClient
 from ..client.submission import Submission
 from ..errors import ProrlError
 from ..system.processes import stop_signals

@@ -32,7 +32,7 @@ from .transcript import TextReader
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..client.async_client import AsyncRolloutClient
+    from ..client.asynchronous.client import AsyncRolloutClient
     from ..wire.messages.backends import BackendList, BackendStatus, ChatSettings
 
 ROLES = ("init", "run", "eval")

@@ -320,7 +320,7 @@ class EngineHost:
 
 
 def token_array(frame: bytes | zmq.Frame) -> NDArray[np.int32]:
-    """Give a frame as int32 [N].
+    """Return a frame as int32 [N].
 
     Raises:
         MalformedMessage: its size is not a multiple of 4 bytes.

@@ -7,12 +7,14 @@ below failed. So the cause is the last exception of the first chain of traceback
 from __future__ import annotations
 
 import re
+from itertools import takewhile
+from typing import NamedTuple
 
 LIMIT = 600
 """Most characters of a root cause."""
 _CONTROL = re.compile(r"\x1b\[[0-9;]*m")
 _PROCESS = re.compile(r"^\s*((?:\([^()]*pid=\d+\)\s?)+)")
-_LOG = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\] ?)?")
+_RECORD = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (?:\[([^\]]*)\] ?)?")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|NotFound|Exit|Interrupt|Failed|Invalid)\w*)(?:: (.*))?$")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _WRAPPER = re.compile(
@@ -25,42 +27,51 @@ _PLAIN = ("ValueError", "RuntimeError", "OSError", "Exception", "AssertionError"
 _ENDS = ("Traceback (", "File ", "For further information", "[type=", *_CHAINED)
 
 
+class _Line(NamedTuple):
+    source: str
+    """Where it was logged, such as `core.py:1510`; empty if it was not."""
+    text: str
+
+
 def root_cause(text: str) -> str:
     """Return the root cause in one or two lines; empty if the text has no exception.
 
     Args:
         text: what the processes wrote, log lines and tracebacks, followed by the traceback of our own process.
     """
-    lines = [_CONTROL.sub("", line.rstrip()) for line in text.splitlines()]
-    processes: dict[str, list[str]] = {}
-    for line in lines:
-        found = _PROCESS.match(line)
-        said = line[found.end() :] if found else line
-        log = _LOG.match(said)
-        if log is None or log[1] in ("ERROR", "CRITICAL"):
-            processes.setdefault(found[1] if found else "", []).append(said[log.end() :] if log else said)
-    # vLLM's processes come before ours, which has no name in the log: it only waits for them.
+    processes: dict[str, list[_Line]] = {}
+    for line in text.splitlines():
+        plain = _CONTROL.sub("", line.rstrip())
+        process = _PROCESS.match(plain)
+        said = plain[process.end() :] if process else plain
+        record = _RECORD.match(said)
+        if record is None or record[1] in ("ERROR", "CRITICAL"):
+            source, said = ((record[2] or "", said[record.end() :])) if record else ("", said)
+            processes.setdefault(process[1] if process else "", []).append(_Line(source, said))
+    # Our own process, which is not named, comes last: it only waits for the others.
     for name in sorted(processes, key=lambda name: not name):
         if cause := _cause(processes[name]):
             return cause
     return ""
 
 
-def _cause(lines: list[str]) -> str:
-    """Return the last exception of the first chain that is no wrapper."""
-    cause = ""
+def _cause(lines: list[_Line]) -> str:
+    """Return the last exception of the first chain that has one which is no wrapper."""
+    cause, last = "", ""
     for index, line in enumerate(lines):
-        if cause and line.startswith("Traceback (") and not _is_chained(lines[:index]):
+        if cause and line.text.startswith("Traceback (") and not last.startswith(_CHAINED):
             return cause
-        raised = _RAISED.match(line)
-        if raised is not None and (message := _message(raised, lines[index + 1 :])):
-            cause = message
+        if line.text.strip():
+            last = line.text
+        raised = _RAISED.match(line.text)
+        if raised is not None:
+            cause = _message(raised, _same_source(lines[index:])) or cause
     return cause
 
 
-def _is_chained(before: list[str]) -> bool:
-    last = next((line for line in reversed(before) if line.strip()), "")
-    return last.startswith(_CHAINED)
+def _same_source(lines: list[_Line]) -> list[str]:
+    """Return the lines behind the first one that the same call has logged."""
+    return [line.text for line in takewhile(lambda line: line.source == lines[0].source, lines)][1:]
 
 
 def _message(raised: re.Match[str], following: list[str]) -> str:

@@ -128,7 +128,7 @@ class Tail:
         self._thread.start()
 
     def text(self, wait_s: float = 1.0) -> str:
-        """Give the lines, after those who write have ended, or `wait_s`."""
+        """Return the lines, after those who write have ended, or `wait_s`."""
         self._thread.join(wait_s)
         return b"\n".join(self._lines).decode(errors="replace")
 

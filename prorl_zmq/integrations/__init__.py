@@ -1,5 +1,5 @@
-"""What verl, SkyRL, slime and NeMo RL take, made of a batch's groups: one module for each, in its own names.
+"""A batch's groups for verl, SkyRL, slime and NeMo RL: one module for each, under its own names.
 
-An adapter only renames and re-aligns. A framework is imported by what needs its classes, when it is called, and all the
-rest is numpy and plain Python; advantages, losses and padding rules stay the framework's.
+An adapter only renames and re-aligns, in numpy and plain Python; functions that need a framework's classes import it
+when they are called. Advantages, losses and padding rules stay the framework's.
 """

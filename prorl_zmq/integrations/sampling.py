@@ -1,4 +1,4 @@
-"""How tokens are drawn, in a framework's words: what our `Sampling` has a name for too, and a refusal of the rest."""
+"""A framework's sampling parameters as our `Sampling`; those that it lacks are refused."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MEANS_NOTHING_HERE: dict[str, tuple[object, ...]] = {
-    "logprobs": (None, 0, 1),  # the log-prob of the token that was drawn always comes
+    "logprobs": (None, 0, 1),  # that of the sampled token always comes
     "min_tokens": (None, 0, 1),  # the token that ends a turn is one
     "n": (None, 1),
     "repetition_penalty": (None, 1.0),
     "frequency_penalty": (None, 0.0),
     "presence_penalty": (None, 0.0),
-    "skip_special_tokens": (None, True, False),  # of texts, which no one is given
+    "skip_special_tokens": (None, True, False),  # of texts, which nobody gets
     "spaces_between_special_tokens": (None, True, False),
     "include_stop_str_in_output": (None, True),
     "additional_kwargs": (None, {}),
 }
-"""Parameters that engines know and we do not, and their values that ask for nothing else than we do anyway."""
+"""Parameters that engines have and we do not, with the values that change nothing here."""
 
 
 def sampling_of(parameters: Mapping[str, Any]) -> Sampling:
     """Read sampling parameters under vLLM's names.
 
     Raises:
-        InvalidJob: one is asked for that cannot be had, or has a wrong value; `field` names it.
+        InvalidJob: one is not supported, or has a wrong value; `field` names it.
     """
     known: dict[str, Any] = {}
     for name, value in parameters.items():

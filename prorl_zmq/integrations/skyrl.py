@@ -4,8 +4,8 @@
     trainer = RayPPOTrainer(..., generator=generator)
 
 Its batch is the one SkyRL asks for, rollout by rollout; the service replaces jobs that bring no reward, and never fills
-up with copies. For batches that are sampled until enough groups are informative, let `open_batch` collect them and hand
-them over with `generator_output`. SkyRL cuts, pads and re-aligns the rows itself.
+up with copies. To sample until enough groups are informative, collect them with `open_batch` and convert them with
+`generator_output`. SkyRL cuts, pads and re-aligns the rows itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from ..client.async_client import AsyncRolloutClient
+from ..client.asynchronous.client import AsyncRolloutClient
 from ..data.rows import rows_of, single_rows_of
 from ..errors import InvalidJob, NotTrainable
 from ..wire.messages.base import new_id
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryID:
-    """Which prompt a rollout is of, and which of its rollouts it is; reads as SkyRL's class, without its imports."""
+    """A rollout's prompt, and its number among that prompt's rollouts; has the fields of SkyRL's class."""
 
     instance_id: str
     repetition_id: int
 
     def to_string(self) -> str:
-        """Give it as SkyRL compares it."""
+        """Return the form in which SkyRL compares ids."""
         return f"{self.instance_id}_{self.repetition_id}"
 
 
 def generator_output(
     groups: Sequence[Group], *, step_wise: bool = False, trajectory_ids: Sequence[Any] | None = None
 ) -> dict[str, Any]:
-    """Give what `validate_generator_output` and the trainer take; keys and types are `GeneratorOutput`'s.
+    """Return the groups with the keys and types of SkyRL's `GeneratorOutput`.
 
     Args:
         groups: what to train on, in this order.
-        step_wise: whether `generator.step_wise_trajectories` is set: then a trajectory may have several rows, all with
-            its reward, the last with `is_last_step`.
+        step_wise: `generator.step_wise_trajectories` is set: a trajectory may have several rows, all with its reward,
+            the last with `is_last_step`.
         trajectory_ids: SkyRL's own, one per trajectory; None: made of the groups' ids, which are then the `uids`.
 
     Raises:
-        NotTrainable: no groups, or something in them that is no sample; several segments without `step_wise`.
+        NotTrainable: no groups, or one that cannot be trained on; several segments without `step_wise`.
     """
     rows = rows_of(groups) if step_wise else single_rows_of(groups, "SkyRL", "set generator.step_wise_trajectories")
     ids = trajectory_ids or [
@@ -81,15 +81,15 @@ def generator_output(
 class Generator:
     """SkyRL's `GeneratorInterface` on top of a service.
 
-    Each call is a session of its own, with a client that lives as long: SkyRL's fully asynchronous trainer makes many
-    at once, and batches of one session share their prompts.
+    Each call has a client and session of its own: SkyRL's fully asynchronous trainer makes many calls at once, and
+    batches of one session share their prompts.
 
     Args:
-        make_job: makes the job of a prompt from its messages, its `env_class` and its `env_extras`. Its `job_id` and,
-            where SkyRL says how to sample, its `sampling` are set here.
+        make_job: makes the job of a prompt from its messages, its `env_class` and its `env_extras`. The generator sets
+            its `job_id` and, where SkyRL passes sampling parameters, its `sampling`.
         connect: opens a client; by default that of `prorl serve` without a topology file.
         step_wise: as in `generator_output`.
-        options: further ones of `open_batch`, such as `weight` and `max_replacements`.
+        options: more options of `open_batch`, such as `weight` and `max_replacements`.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Generator:
         return generator_output(ordered, step_wise=self._step_wise, trajectory_ids=input_batch.get("trajectory_ids"))
 
     def _jobs(self, batch: Mapping[str, Any]) -> tuple[int, list[Job]]:
-        """Give how many rollouts each prompt is to have, and one job per prompt."""
+        """Return the number of rollouts per prompt, and one job per prompt."""
         prompts, ids = batch["prompts"], batch.get("trajectory_ids")
         extras = batch.get("env_extras") or [{}] * len(prompts)
         size = max((tid.repetition_id + 1 for tid in ids), default=1) if ids else 1
@@ -151,7 +151,7 @@ class Generator:
 
 
 def _metrics(rows: list[Row]) -> dict[str, float]:
-    """Give what SkyRL logs; `min`, `max` and `avg` in a name tell it how to put those of several batches together."""
+    """Return what SkyRL logs; it reduces several batches' values by `min`, `max` or `avg` in the name."""
     tokens = np.array([len(row) - row.prompt_tokens for row in rows])
     seconds = np.array([row.seconds for row in rows if row.is_last])
     versions = [row.versions for row in rows]

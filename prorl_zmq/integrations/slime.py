@@ -2,23 +2,23 @@
 
     train.py --rollout-function-path prorl_zmq.integrations.slime.generate_rollout --custom-config-path prorl.yaml …
 
-What it needs beside slime's own arguments are attributes of `args`, for instance from that YAML file:
+Its own settings are attributes of slime's `args`, for instance from that YAML file:
 
 | attribute | meaning |
 |---|---|
 | `prorl_endpoint` | the service's front door; else that of `prorl serve` without a topology file |
-| `prorl_keys` | the folder of keys, where the service asks for them |
+| `prorl_keys` | the folder of keys, if the service requires them |
 | `prorl_make_job` | path of a function `(args, sample) -> Job`; else `sample.metadata` has `task` and `instance` |
 | `prorl_batch` | further options of `open_batch`, such as `keep`, `carry`, `max_staleness` |
 | `prorl_eval_samples` | path of a function `(args) -> {dataset: [Sample, …]}`, for evaluation |
 
-Prompts are drawn from slime's data source one by one, as the service wants them, and their `Sample`s are filled in.
-Without `keep`, groups are kept as `--dynamic-sampling-filter-path` says: not set, all are; slime's own zero-std check
-is `informative`; another filter is refused. What is under way at a batch's end is carried over by the service, so the
-data source's buffer stays empty. `response`, a text for the log, stays empty too: no one here has the tokenizer.
+Prompts are drawn from slime's data source as the service wants them, and their `Sample`s are filled in. Without `keep`,
+`--dynamic-sampling-filter-path` decides: not set, all groups are kept; slime's own zero-std check is `informative`;
+another filter is refused. The service carries over what is under way at a batch's end, so the data source's buffer
+stays empty. `response`, a text for the log, stays empty too, for want of a tokenizer.
 
-One client per process is kept between calls, since what is carried over is its session's; it is closed with the
-process, or by `close`. If slime dies, the service stops the session's jobs when its lease ends.
+One client per process is kept between calls, since what is carried over belongs to its session; it is closed with the
+process, or by `close`. If slime dies, the service stops the session's jobs when its lease expires.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..client.client import RolloutClient
+from ..client.blocking.client import RolloutClient
 from ..data.rows import check_sizes, rows_of
 from ..errors import ConfigError, InvalidJob, NotTrainable
 from ..wire.messages.base import new_id
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ..data.rows import Row
 
 REMEMBERED_ROLLOUTS = 64
-"""A prompt that was fed so many calls before is forgotten: its group was dropped, since jobs do not last as long."""
+"""A prompt fed so many calls ago is forgotten: its group was dropped, since no job lasts that long."""
 ZERO_STD = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
 SAMPLING = {
     "temperature": "rollout_temperature",
@@ -60,7 +60,7 @@ SAMPLING = {
 
 @dataclass(slots=True)
 class _Prompts:
-    """A client, and the samples of the prompts that its session was fed."""
+    """A client, and the samples of the prompts that were fed to its session."""
 
     client: RolloutClient
     fed: dict[str, tuple[int, list[Any]]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class _Prompts:
     calls: int = 0
 
     def draw(self, args: Any, data_source: Any) -> Iterator[Job]:
-        """Give the jobs of slime's prompts, without end."""
+        """Yield the jobs of slime's prompts, without end."""
         while groups := data_source.get_samples(1):
             for samples in groups:
                 job = _job(args, samples[0])
@@ -76,11 +76,9 @@ class _Prompts:
                 yield job
 
     def take(self, prompt_id: str) -> list[Any]:
-        """Give the samples of a prompt, which ends its time here."""
         return self.fed.pop(prompt_id)[1]
 
     def next_call(self) -> None:
-        """Forget the prompts of long ago."""
         self.calls += 1
         self.fed = {
             prompt_id: (call, samples)
@@ -94,13 +92,13 @@ _open: dict[tuple[str | None, str | None], _Prompts] = {}
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:  # noqa: ARG001 - slime's contract
-    """Collect one step's groups: slime's rollout function, synchronous as slime calls it.
+    """Collect one step's groups: slime's rollout function, which slime calls synchronously.
 
     Args:
         args: slime's arguments.
         rollout_id: the step's number.
         data_source: slime's source of prompts.
-        evaluation: roll out the evaluation's samples once each instead, whatever their reward.
+        evaluation: instead, roll out each evaluation sample once and keep all.
 
     Returns:
         `RolloutFnTrainOutput` of `rollout_batch_size` groups of `n_samples_per_prompt` samples each, by `index`; or
@@ -135,7 +133,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
 
 
 def fill_samples(groups: Sequence[Group], samples: Sequence[list[Any]], size: int) -> list[list[Any]]:
-    """Write each group's trajectories into slime's samples of its prompt, and give them.
+    """Write each group's trajectories into slime's samples of its prompt, and return these.
 
     A trajectory of several segments becomes a list of copies, which share the `rollout_id` that slime counts it by;
     each has the whole reward, as slime's own `TrajectoryManager` gives it.
@@ -146,7 +144,7 @@ def fill_samples(groups: Sequence[Group], samples: Sequence[list[Any]], size: in
         size: `n_samples_per_prompt`: slime finds the members of a group by counting.
 
     Raises:
-        NotTrainable: no groups, one of another size, something in them that is no sample, or several segments for a
+        NotTrainable: no groups, one of another size or that cannot be trained on, or several segments for a
             slime whose samples have no `rollout_id`.
     """
     check_sizes(groups, size, "slime")
@@ -157,7 +155,7 @@ def fill_samples(groups: Sequence[Group], samples: Sequence[list[Any]], size: in
 
 
 def close() -> None:
-    """Close this process's clients; what was carried over for them is given back."""
+    """Close this process's clients."""
     while _open:
         _open.popitem()[1].client.close()
 
@@ -258,7 +256,7 @@ def _prompts(args: Any) -> _Prompts:
 
 
 def _job(args: Any, sample: Any) -> Job:
-    """Make the job of a prompt, under an id of our own: a data source may give the same prompt again."""
+    """Make the job of a prompt with an id of its own: a data source may return the same prompt more than once."""
     sampling = sampling_of({ours: getattr(args, theirs, None) for ours, theirs in SAMPLING.items()})
     if path := getattr(args, "prorl_make_job", None):
         job: Job = _load(path)(args, sample)
@@ -282,7 +280,6 @@ def _default_job(sample: Any) -> Job:
 
 
 def _load(path: str) -> Any:
-    """Give what `package.module.name` names."""
     module, _, name = path.rpartition(".")
     try:
         return getattr(import_module(module), name)
@@ -299,7 +296,6 @@ def _last(group: list[Any]) -> Any:
 
 
 def _metrics(report: Any) -> dict[str, float]:
-    """Give what slime logs of a batch."""
     return {
         "rollout/dynamic_filter/drop_not_kept": float(report.dropped_groups),
         "rollout/given_up_groups": float(report.given_up_groups),

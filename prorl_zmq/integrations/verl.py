@@ -3,8 +3,8 @@
     batch = data_proto(groups, prompt_length=1024, response_length=8192, pad_token_id=tokenizer.pad_token_id)
 
 Prompts are padded on the left and responses on the right, each to its configured length. `uid` is the group's id, by
-which GRPO finds the rollouts of one prompt. Nothing is cut: verl's own rollout cuts before it pads, and a cut
-trajectory is not what was rewarded.
+which GRPO finds the rollouts of one prompt. Nothing is cut, as verl's own rollout does before it pads: a cut trajectory
+is not what was rewarded.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from ..data.rows import Row
 
 NO_EXTRA = ("turn_scores", "tool_rewards", "extras")
-"""Columns that verl always has, and that we know nothing for."""
+"""Columns that verl always has and that stay empty here."""
 
 
 def data_proto(groups: Sequence[Group], *, prompt_length: int, response_length: int, pad_token_id: int) -> Any:
-    """Give the `verl.DataProto` of `rollout_batch`; needs verl and torch.
+    """Return the `verl.DataProto` of `rollout_batch`; needs verl and torch.
 
     Raises:
         NotTrainable: as `rollout_batch`.
@@ -49,7 +49,7 @@ def data_proto(groups: Sequence[Group], *, prompt_length: int, response_length: 
 def rollout_batch(
     groups: Sequence[Group], *, prompt_length: int, response_length: int, pad_token_id: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]], dict[str, Any]]:
-    """Give a `DataProto`'s `batch`, `non_tensor_batch` and `meta_info`, the first as numpy arrays.
+    """Return a `DataProto`'s `batch`, `non_tensor_batch` and `meta_info`, the first as numpy arrays.
 
     `prompts` int64 [B, P], `responses` int64 [B, R], `response_mask` int64 [B, R], `input_ids`, `attention_mask` and
     `position_ids` int64 [B, P + R], `rollout_log_probs` float32 [B, R], and `rm_scores` float32 [B, R] with the reward
@@ -62,8 +62,8 @@ def rollout_batch(
         pad_token_id: the tokenizer's.
 
     Raises:
-        NotTrainable: no groups, something in them that is no sample, a trajectory of several segments, or one that is
-            too long.
+        NotTrainable: no groups, one that cannot be trained on, a trajectory of several segments, or one that is too
+            long.
     """
     rows = single_rows_of(groups, "verl's DataProto", "hand them over with `agent_loop_outputs`")
     size, total = len(rows), prompt_length + response_length
@@ -103,12 +103,12 @@ def rollout_batch(
 
 
 def agent_loop_outputs(groups: Sequence[Group]) -> list[list[dict[str, Any]]]:
-    """Give the fields of an `AgentLoopOutput` for each segment of each trajectory, all with the trajectory's reward.
+    """Return the fields of an `AgentLoopOutput` for each segment of each trajectory, all with the trajectory's reward.
 
     `[AgentLoopOutput(**fields) for fields in outputs[i]]` is what an agent loop's `run` returns for rollout i.
 
     Raises:
-        NotTrainable: no groups, or something in them that is no sample.
+        NotTrainable: no groups, or one that cannot be trained on.
     """
     outputs: list[list[dict[str, Any]]] = [[] for group in groups for _ in group.trajectories]
     for row in rows_of(groups):
@@ -132,7 +132,7 @@ def agent_loop_outputs(groups: Sequence[Group]) -> list[list[dict[str, Any]]]:
 
 
 def _metrics(row: Row) -> dict[str, float]:
-    """Give the fields of verl's `AgentLoopMetrics`, in seconds."""
+    """The fields of verl's `AgentLoopMetrics`, in seconds."""
     timings = row.trajectory.result.timings
     return {
         "generate_sequences": timings.get("engine", 0.0),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ..client.client import RolloutClient
+    from ..client.blocking.client import RolloutClient
     from ..wire.messages.backends import BackendList
 
 START_S = 60.0

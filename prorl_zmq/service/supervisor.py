@@ -31,14 +31,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 
-from ..client.async_client import AsyncRolloutClient
-from ..client.async_request_connection import AsyncRequestConnection
+from ..client.asynchronous.client import AsyncRolloutClient
+from ..client.asynchronous.connection import AsyncRequestConnection
 from ..config import SERVICE_VARIABLE
 from ..errors import ConfigError, ProrlError
 from ..security.keyring import BROKER, Keyring
 from ..system.logs import one_line
 from ..system.processes import ISOLATED, begin_session, stop_signals
-from ..wire import codec
 from ..wire.messages.backends import ListBackends, ReportStarts
 from ..wire.messages.base import new_id
 from .checks import check_connections, check_python
@@ -324,7 +323,7 @@ class Supervisor:
                 broker.close()
 
     async def _ask(self, broker: AsyncRequestConnection, request: ReportStarts | ListBackends) -> Any:
-        return await broker.ask([codec.encode(request)], request.request_id, time.monotonic() + REPORT_TIMEOUT_S)
+        return await broker.ask(request, time.monotonic() + REPORT_TIMEOUT_S)
 
     def _note_backends(self, backends: tuple[BackendStatus, ...]) -> None:
         self._backend_ids = {one.backend.backend_id for one in backends}

@@ -143,6 +143,7 @@ async def _sandbox(
         fakeroot=True,
         network=network,
         limits=Limits(memory_bytes=instance.memory_bytes, processes=instance.processes, file_bytes=FILE_BYTES),
+        output_limit_bytes=instance.output_limit_bytes,
     )
     try:
         sandbox = await create(spec)

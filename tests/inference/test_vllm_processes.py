@@ -82,10 +82,10 @@ def test_without_a_host_nothing_is_done() -> None:
 # The last words of a process that it starts, the whole passed on; then its own output is its own again.
 TAILED = """
 import subprocess, sys
-from prorl_zmq.inference.vllm_processes import tailed_output
+from prorl_zmq.inference.vllm_processes import TAIL_LINES, tailed_output
 with tailed_output() as tail:
     print("own words")
-    code = "import sys; [print('line', n) for n in range(40)]; sys.exit('the reason')"
+    code = f"import sys; [print('line', n) for n in range({TAIL_LINES + 8})]; sys.exit('the reason')"
     subprocess.run([sys.executable, "-c", code])
 words = tail.text(20)
 print("afterwards", "own words" in words, "line 31" in words, words.endswith("the reason"), len(words.splitlines()))

@@ -18,7 +18,6 @@ import pytest
 
 from prorl_zmq.brokers.journal.journal_summary import read_summary
 from prorl_zmq.config import RolloutBrokerSettings
-from prorl_zmq.wire import codec
 
 from .conftest import TestService, scripted, until
 
@@ -279,10 +278,10 @@ def test_a_close_that_was_done_is_answered_by_the_next_broker(service: KillableS
         batch = client.open_batch(1, 2)
         request = batch._progress.close_request()
         until_s = time.monotonic() + WAIT_S
-        first = client.ask_frames(request, [codec.encode(request)], until_s)[0]
+        first = client._service.ask_frames(request, until_s)[0]
         service.kill_rollout_broker()
         service.start_rollout_broker()
-        second = client.ask_frames(request, [codec.encode(request)], until_s)[0]
+        second = client._service.ask_frames(request, until_s)[0]
     assert bytes(first) == bytes(second)
 
 

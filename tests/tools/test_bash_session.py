@@ -153,6 +153,22 @@ def test_a_job_in_the_background_goes_on(live_container: LiveContainer) -> None:
     use(live_container, body)
 
 
+@pytest.mark.parametrize(
+    ("job", "said"), [("(exit 3)", ""), ("true", ""), ("kill -TERM $BASHPID", ""), ("kill -STOP $BASHPID", "Stopped")]
+)
+def test_the_prompt_tells_of_jobs_that_stopped_and_not_of_those_that_ended(
+    live_container: LiveContainer, job: str, said: str
+) -> None:
+    async def body(session: BashSession) -> None:
+        began = "{ { " + job + "; } & } 2>/dev/null; "
+        known = "while read -r _ _ state _ < /proc/$!/stat && [[ $state != T ]]; do :; done 2>/dev/null"
+        result = await session.run(began + known, LIMIT_S)
+        assert (said in result.output, bool(result.output)) == (True, bool(said))
+        assert await session.run("echo '[1]+  Done'", LIMIT_S) == BashResult("[1]+  Done\n", 0)
+
+    use(live_container, body)
+
+
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
 def test_the_time_limit_interrupts_and_the_session_goes_on(
     live_container: LiveContainer, runner: Callable[..., object]

@@ -11,8 +11,8 @@ from .records import BatchRecord
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...client.batch import Batch
-    from ...client.client import RolloutClient
+    from ...client.blocking.batch import Batch
+    from ...client.blocking.client import RolloutClient
     from ...data.group import Group
     from .display import Display
     from .tasks import PromptStream

@@ -14,7 +14,7 @@ from ...service.child import ChildProcess, ChildService
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ...client.client import RolloutClient
+    from ...client.blocking.client import RolloutClient
 
 JOURNAL = "rollout.journal"
 NICE = 10

@@ -11,7 +11,7 @@ from .records import Exam
 from .tasks import held_out_jobs
 
 if TYPE_CHECKING:
-    from ...client.client import RolloutClient
+    from ...client.blocking.client import RolloutClient
     from ...data.trajectory import Trajectory
 
 WAIT_S = 60.0

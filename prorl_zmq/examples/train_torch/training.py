@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...client.client import RolloutClient
+from ...client.blocking.client import RolloutClient
 from .checkpoint import Checkpoint
 from .learner import Interrupted, Learner, LearnerSettings
 from .records import BatchRecord, Exam, StepRecord, append_step

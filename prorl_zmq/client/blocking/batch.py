@@ -1,4 +1,5 @@
-"""`Batch`: a trainer's request for k groups that disagree, on `RolloutClient`.
+# Generated from ../asynchronous/batch.py by `make client`; do not edit.
+"""`Batch`: a trainer's request for k groups that disagree.
 
     with client.open_batch(target_groups=32, group_size=8) as batch:
         batch.feed(prompts)
@@ -13,30 +14,30 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from ..errors import Busy, Closed, ProrlError, RequestTimeout
-from ..wire import codec
-from .requests import POLL_S, read_reply
+from ...errors import Busy, Closed, ProrlError, RequestTimeout
+from ..requests import POLL_S
+from .transport import Lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ..data.group import Group
-    from ..wire.messages.batches import BatchReport, BatchState, BatchStatus
-    from ..wire.messages.jobs import Job
-    from .batch_progress import BatchProgress
-    from .client import RolloutClient
-    from .requests import Received
+    from ...data.group import Group
+    from ...wire.messages.batches import BatchReport, BatchState, BatchStatus
+    from ...wire.messages.jobs import Job
+    from ..batch_progress import BatchProgress
+    from .connection import ServiceConnection
 
 
 class Batch:
-    """An open batch; made by `RolloutClient.open_batch`. Closing it carries over what it has under way."""
+    """An open batch, from `RolloutClient.open_batch`. Closing it carries over what it has under way."""
 
-    def __init__(self, client: RolloutClient, batch_id: str, progress: BatchProgress) -> None:
+    def __init__(self, service: ServiceConnection, batch_id: str, progress: BatchProgress) -> None:
         self.batch_id = batch_id
-        self._client = client
+        self._service = service
         self._progress = progress
+        self._turn = Lock()
         self._closed = False
 
     @property
@@ -55,9 +56,9 @@ class Batch:
         return self._progress.report
 
     def feed(self, prompts: Job | Iterable[Job], *, last: bool = True) -> None:
-        """Give prompts: jobs that are templates of their groups' (the `job_id` is the prompt's id).
+        """Feed prompts: jobs that are templates of their groups' (the `job_id` is the prompt's id).
 
-        They are drawn by `next_group`, as the service wants them, so the iterable may be endless. May be called again.
+        `next_group` draws them as the service wants them, so the iterable may be endless. May be called more than once.
 
         Args:
             prompts: any iterable, or one.
@@ -86,22 +87,23 @@ class Batch:
             raise Closed(f"the batch {self.batch_id} was closed")
         until = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         progress = self._progress
-        while not progress.has_ended:
-            self._feed_wanted()
-            wait_s = max(0.0, min(POLL_S, until - time.monotonic()))
-            request = progress.group_request(wait_s)
-            frames = self._ask(request, [codec.encode(request)], wait_s)
-            group = progress.receive(request, frames)
-            if group is not None:
-                return group
-            progress.check_fed()
-            if time.monotonic() >= until and not progress.has_ended:
-                raise RequestTimeout(f"no group within {timeout_s:g} s; {progress.describe()}", timeout_s=timeout_s)
-        progress.check_failed()
-        return None
+        with self._turn:
+            while not progress.has_ended:
+                self._feed_wanted()
+                wait_s = max(0.0, min(POLL_S, until - time.monotonic()))
+                request = progress.group_request(wait_s)
+                frames = self._service.ask_frames(request, self._service.until() + wait_s, held_s=wait_s)
+                group = progress.receive(request, frames)
+                if group is not None:
+                    return group
+                progress.check_fed()
+                if time.monotonic() >= until and not progress.has_ended:
+                    raise RequestTimeout(f"no group within {timeout_s:g} s; {progress.describe()}", timeout_s=timeout_s)
+            progress.check_failed()
+            return None
 
     def __iter__(self) -> Iterator[Group]:
-        """Give groups until the batch has ended."""
+        """Yield groups until the batch has ended."""
         while (group := self.next_group()) is not None:
             yield group
 
@@ -109,13 +111,13 @@ class Batch:
         """End the batch, acknowledge what was handed over, and carry over the rest as `carry` says. May be repeated.
 
         Raises:
-            UnknownBatch: another client has closed it, or its lease was over.
+            UnknownBatch: another client has closed it, or its lease has expired.
             RequestTimeout: the service did not answer.
         """
         if not self._closed:
             self._closed = True
             request = self._progress.close_request()
-            self._progress.closed(read_reply(self._ask(request, [codec.encode(request)])))
+            self._progress.closed(self._service.ask(request, self._service.until()))
 
     def __enter__(self) -> Self:
         return self
@@ -131,15 +133,11 @@ class Batch:
         made = self._progress.feed_request()
         if made is None:
             return
-        request, frames = made
+        request, prompts = made
         try:
-            self._progress.fed(request, read_reply(self._ask(request, frames)))
+            self._progress.fed(request, self._service.ask(request, self._service.until(), prompts))
         except Busy:
             self._progress.feed_later()
         except ProrlError as error:
             self._progress.refused(error)
             raise
-
-    def _ask(self, request: Any, frames: list[bytes], held_s: float = 0.0) -> list[Received]:
-        until = time.monotonic() + held_s + self._client.timeout_s
-        return self._client.ask_frames(request, frames, until, held_s=held_s)

@@ -1,13 +1,13 @@
-"""`RolloutClient`: a trainer's line to the service, on blocking REQ sockets.
+# Generated from ../asynchronous/client.py by `make client`; do not edit.
+"""`RolloutClient`: a trainer's client of the service, on blocking sockets.
 
     with RolloutClient() as client:
         client.submit(jobs)
         for trajectory in client.stream():
             learn(trajectory.token_ids, trajectory.reward)
 
-Every request may be sent twice: if no reply comes (the broker was restarted), the same request goes out again until the
-call's time is up. Results belong to the client's session and stay at the service until they are acknowledged, which
-happens with the next `collect` after the one that gave them, or at `close`.
+Results belong to the client's session and stay at the service until they are acknowledged, which happens with the next
+`collect` after the one that returned them, or at `close`. How a request survives a restart of the broker: `connection`.
 """
 
 from __future__ import annotations
@@ -15,41 +15,44 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-import zmq
-
-from ..config import default_run_dir
-from ..errors import Busy, ProrlError, RequestTimeout
-from ..security.keyring import CLIENT, Keyring
-from ..wire import codec
-from ..wire.messages.base import new_id
-from ..wire.messages.front_door import Cancel, Hello, NoteWeights, Status, Trace
-from ..wire.messages.jobs import Job
+from ...config import default_front_door
+from ...errors import Busy, ProrlError, RequestTimeout
+from ...security.keyring import CLIENT, Keyring
+from ...wire.messages.backends import (
+    TAKE_BACK_S,
+    BeginWeights,
+    CancelWeights,
+    EndWeights,
+    LoadWeights,
+    SetWeightVersion,
+)
+from ...wire.messages.base import new_id
+from ...wire.messages.front_door import Cancel, NoteWeights, Status, Trace
+from ...wire.messages.jobs import Job
+from ..batch_progress import BatchProgress, batch_options
+from ..keep_alive import KeepAlive
+from ..requests import IDS_PER_REQUEST, POLL_S, UPDATE_LIMIT_S, CollectState, check_job_ids, submissions
 from .backends import Backends
 from .batch import Batch
-from .batch_progress import BatchProgress, batch_options
-from .keep_alive import KeepAlive
-from .request_connection import RequestConnection
-from .requests import IDS_PER_REQUEST, POLL_S, CollectState, check_job_ids, read_reply, submissions
-from .weights import UPDATE_LIMIT_S, Weights
+from .connection import ServiceConnection
+from .transport import Lock, sleep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from ..data.trajectory import Trajectory
-    from ..wire.messages.batches import CarryOver, GroupFilter
-    from ..wire.messages.engines import UpdateMode
-    from ..wire.messages.front_door import Accepted, Cancelled, JobTrace, ServiceStatus, Welcome
-    from .requests import Received
+    from ...data.trajectory import Trajectory
+    from ...wire.messages.batches import CarryOver, GroupFilter
+    from ...wire.messages.engines import UpdateMode
+    from ...wire.messages.front_door import Accepted, Cancelled, JobTrace, ServiceStatus, Submit
 
-
-def default_front_door() -> str:
-    """Give the front door of a service that was started without a topology file on this machine."""
-    return f"ipc://{default_run_dir()}/front_door"
+REPLY_SLACK_S = 1.0
+"""How much later the backend broker's reply may arrive than it has to be sent."""
+MAX_UPDATE_S = 7 * 86400.0
 
 
 class RolloutClient:
-    """Submits jobs and collects trajectories. For one thread; two threads take two clients.
+    """Submits jobs and collects trajectories for one thread; two threads take two clients.
 
     Args:
         endpoint: the service's front door; None: that of `prorl serve` without a topology file.
@@ -73,45 +76,47 @@ class RolloutClient:
         keys: str | Path | None = None,
     ) -> None:
         self.session = session if session is not None else new_id()
-        self.timeout_s = timeout_s
-        self._keyring = Keyring.load(keys, CLIENT)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._endpoint = endpoint if endpoint is not None else default_front_door()
-        self._door = RequestConnection.to_service(self._context, self._endpoint, self._keyring)
+        self._service = ServiceConnection(
+            endpoint if endpoint is not None else default_front_door(), Keyring.load(keys, CLIENT), timeout_s
+        )
         self._collecting = CollectState(self.session, new_id())
-        self._welcome: Welcome | None = None
+        self._collect_turn = Lock()
         self._keep_alive: KeepAlive | None = None
-        self.backends = Backends(self)
+        self.backends = Backends(self._service)
         """The inference backends: add, drain, remove, clear, list."""
         self.weight_version: int | None = None
-        """What this client said last that the backends serve; None: nothing yet."""
-        self._weights = Weights(self.backends)
+        """The version that this client last reported as served; None: none yet."""
+
+    @property
+    def timeout_s(self) -> float:
+        """Longest time, in seconds, that a call waits for the service unless it names another."""
+        return self._service.timeout_s
 
     def submit(
         self, jobs: Job | Iterable[Job], *, timeout_s: float | None = None, busy_s: float | None = None
     ) -> list[str]:
         """Hand jobs over; when this returns, the service will end each in exactly one outcome. Returns their ids.
 
-        While the service is full or starting, the call tries again until its time is up. All jobs of one call must
-        find room; a session that has more than the service takes at once (`max_jobs`, `max_session_share`) submits
-        them in parts, and collects in between.
+        While the service is full or starting, the call retries until its time is up. All jobs of one call must find
+        room; a session that has more than the service takes at once (`max_jobs`, `max_session_share`) submits them in
+        parts, and collects in between.
 
         Args:
             jobs: those to submit.
             timeout_s: longest time in seconds for all of it; None: the client's `timeout_s`.
-            busy_s: longest time to try again while the service is full; None: as long as there is time.
+            busy_s: longest time to retry while the service is full; None: as long as there is time.
 
         Raises:
             UnknownTask, InvalidJob, JobTooLarge, DuplicateJob: a job was refused; of its request none was accepted.
             Busy: the service stayed full.
             RequestTimeout: it did not answer.
         """
-        until = self._until(timeout_s)
-        limit_bytes = self._hello(until).job_limit_bytes
+        until = self._service.until(timeout_s)
+        limit_bytes = (self._service.hello(until)).job_limit_bytes
         busy_until = until if busy_s is None else min(until, time.monotonic() + busy_s)
         accepted: list[str] = []
-        for frames, ids in submissions(self.session, [jobs] if isinstance(jobs, Job) else jobs, limit_bytes):
-            reply = self._submit(frames, until, busy_until)
+        for request, packed, ids in submissions(self.session, [jobs] if isinstance(jobs, Job) else jobs, limit_bytes):
+            reply = self._submit(request, packed, until, busy_until)
             self._collecting.expect(ids, reply.journal_id)
             accepted += ids
         return accepted
@@ -122,7 +127,7 @@ class RolloutClient:
         Results of earlier calls are acknowledged by this one. An empty list means that the time is up.
 
         Raises:
-            JobsLost: the rollout broker was started anew without its journal.
+            JobsLost: the rollout broker was restarted without its journal.
             RequestTimeout: the service did not answer.
         """
         until = time.monotonic() + (self.timeout_s if wait_s is None else wait_s)
@@ -134,15 +139,15 @@ class RolloutClient:
         return self._collecting.take(max_results)
 
     def stream(self, *, timeout_s: float | None = None) -> Iterator[Trajectory]:
-        """Give the session's trajectories as they finish, until every job that was submitted has ended.
+        """Yield the session's trajectories as they finish, until every job that was submitted has ended.
 
-        Each is acknowledged when the next are asked for, so what a consumer dies over is given again to its session.
+        Each is acknowledged when the next are asked for, so what a consumer dies over is redelivered to its session.
 
         Args:
             timeout_s: longest time in seconds without a new trajectory; None: no limit, since jobs have their own.
 
         Raises:
-            JobsLost: the rollout broker was started anew without its journal.
+            JobsLost: the rollout broker was restarted without its journal.
             RequestTimeout: nothing finished for that time, or the service did not answer.
         """
         last = time.monotonic()
@@ -173,10 +178,10 @@ class RolloutClient:
         """
         ids = (job_ids,) if isinstance(job_ids, str) else tuple(job_ids)
         check_job_ids(ids)
-        until = self._until(timeout_s)
+        until = self._service.until(timeout_s)
         fates: dict[str, str] = {}
         for start in range(0, len(ids), IDS_PER_REQUEST):
-            reply: Cancelled = self._ask(Cancel(new_id(), ids[start : start + IDS_PER_REQUEST]), until)
+            reply: Cancelled = self._service.ask(Cancel(new_id(), ids[start : start + IDS_PER_REQUEST]), until)
             fates.update(reply.jobs)
         return fates
 
@@ -186,22 +191,22 @@ class RolloutClient:
         Raises:
             RequestTimeout: it did not answer.
         """
-        reply: ServiceStatus = self._ask(Status(new_id()), self._until(timeout_s))
+        reply: ServiceStatus = self._service.ask(Status(new_id()), self._service.until(timeout_s))
         return reply
 
     def trace(self, job_id: str, *, timeout_s: float | None = None) -> JobTrace:
-        """Tell what a job went through: each state, where, how long, and what ended it.
+        """Return what a job went through: each state, where, how long, and what ended it.
 
         Args:
-            job_id: its id, or a beginning that no other job's has.
+            job_id: its id, or a prefix that no other job's id has.
             timeout_s: longest wait for the answer; None: the client's `timeout_s`.
 
         Raises:
-            UnknownJob: no such job is known (any more), or several ids begin so.
+            UnknownJob: no such job is known (any more), or several ids have this prefix.
             RequestTimeout: the service did not answer.
         """
         check_job_ids((job_id,))
-        reply: JobTrace = self._ask(Trace(new_id(), job_id), self._until(timeout_s))
+        reply: JobTrace = self._service.ask(Trace(new_id(), job_id), self._service.until(timeout_s))
         return reply
 
     def open_batch(
@@ -229,27 +234,27 @@ class RolloutClient:
         Args:
             target_groups: how many groups to keep.
             group_size: rollouts of each prompt.
-            keep: which: `informative` (not all rewards equal), `all`, what `prorl_zmq.mean_reward` gives, or the name
+            keep: which: `informative` (not all rewards equal), `all`, what `prorl_zmq.mean_reward` returns, or the name
                 of a function that the service's environment registers as an entry point in `prorl_zmq.keep_policies`.
             carry: what of unneeded groups goes on into the next batch: `nothing`, rollouts that are `finished`, or
                 those `running` too.
-            weight: its share of the slots, beside those of other batches.
+            weight: its share of the slots, next to those of other batches.
             max_staleness: weight versions that a rollout's oldest token may be behind the current one; what is older is
-                dropped, counted, and made again. None: any number.
+                dropped, counted, and replaced. None: any number.
             max_replacements: jobs of a group that may end without a reward and are replaced; beyond it the group is
                 given up, and `report.given_up` says why.
             stop_early: cancel the running jobs of a group that can no longer be kept.
-            adopt: begin with what earlier batches of this session carried over; False, for an evaluation, say: with
-                nothing but its own prompts.
+            adopt: begin with what earlier batches of this session carried over; False (for an evaluation, say): with
+                its own prompts only.
             max_given_up: groups given up in a row, with none completed between them, at which the batch fails.
-            lease_s: how long the service may hear nothing of this client before it stops its batches' jobs. A thread of
-                the client speaks for it, however long the trainer computes.
-            batch_id: names it, so that another client of this session can take it up with the same options; None: a
+            lease_s: how long the service may hear nothing from this client before it stops its batches' jobs. A thread
+                of the client renews the lease, however long the trainer computes.
+            batch_id: its name, with which another client of this session can take it up with the same options; None: a
                 new name.
             timeout_s: longest wait until it is open; None: the client's `timeout_s`.
 
         Raises:
-            InvalidBatch: no batch can be that (`field`), or another one has this name.
+            InvalidBatch: an option (`field`) cannot be used, or another one has this name.
             Busy: too many batches are open.
             RequestTimeout: the service did not answer.
         """
@@ -266,14 +271,15 @@ class RolloutClient:
             max_given_up=max_given_up,
             lease_s=lease_s,
         )
-        until = self._until(timeout_s)
+        until = self._service.until(timeout_s)
         name = batch_id if batch_id is not None else new_id()
-        progress = BatchProgress(self.session, name, options, self._hello(until).job_limit_bytes)
-        progress.opened(self._ask(progress.open_request(), until))
+        limit_bytes = (self._service.hello(until)).job_limit_bytes
+        progress = BatchProgress(self.session, name, options, limit_bytes)
+        progress.opened(self._service.ask(progress.open_request(), until))
         if self._keep_alive is None:
-            self._keep_alive = KeepAlive(self._endpoint, self._keyring, self.session, lease_s)
+            self._keep_alive = KeepAlive(self._service.endpoint, self._service.keyring, self.session, lease_s)
         self._keep_alive.shorten(lease_s)
-        return Batch(self, name, progress)
+        return Batch(self._service, name, progress)
 
     def begin_weights(
         self,
@@ -287,16 +293,16 @@ class RolloutClient:
 
         When this returns nothing is generated, and until `end_weights` nothing will be. From the call on, jobs get no
         backend that does not serve the new version; those that need one wait, as long as their `backend_wait_s` lets
-        them, and a generation that is paused spends its `generation_s`. Begun again for the same version, only the
-        limit begins anew.
+        them, and a generation that is paused spends its `generation_s`. A second call for the same version only
+        restarts the limit.
 
         Args:
             version: what the new weights will be called.
             mode: what becomes of running generations. `keep`: they pause between two tokens, and go on with the new
                 weights. `drain`: they end first, with the old ones. `abort`: they are ended, and the rest of their
-                turns is generated anew, by the new ones.
-            update_limit_s: if neither `end_weights` nor `cancel_weights` follows within so long, engines go on with
-                the version that they had. What `drain` waits for is part of it.
+                turns is generated by the new ones.
+            update_limit_s: if neither `end_weights` nor `cancel_weights` follows within this time, engines go on with
+                the version that they had. It includes what `drain` waits for.
             timeout_s: longest wait until nothing is generated any more; None: the client's `timeout_s`. With `drain`,
                 allow for the longest turn. If it passes, all is taken back.
 
@@ -306,13 +312,12 @@ class RolloutClient:
             EngineFailed: an engine could not be stopped; `backend` names it, and all go on as they were.
             RequestTimeout: the backend broker or an engine did not answer in time; so here.
         """
-        self._weights.begin(version, mode, update_limit_s, self._until(timeout_s))
+        self._ask_engines(BeginWeights(new_id(), version, update_limit_s, mode, self._engines_limit_s(timeout_s)))
 
     def end_weights(self, version: int, *, timeout_s: float | None = None) -> None:
-        """Say that the engines have the weights that `begin_weights` named: they generate again, with these.
+        """Say that the engines have the weights that `begin_weights` named: they go on generating, with these.
 
-        Backends that came after the begin and do not serve them, get no jobs until they do. Ended again, it does
-        nothing.
+        Backends that came after the begin and do not serve them get no jobs until they do. A second call does nothing.
 
         Args:
             version: what `begin_weights` said.
@@ -325,7 +330,7 @@ class RolloutClient:
             EngineFailed: an engine could not go on; `backend` names it, the others have.
             RequestTimeout: it did not answer; so here.
         """
-        self._weights.end(version, self._until(timeout_s))
+        self._ask_engines(EndWeights(new_id(), version, self._engines_limit_s(timeout_s)))
         self._note_weights(version)
 
     def cancel_weights(self, version: int, *, timeout_s: float | None = None) -> None:
@@ -336,7 +341,7 @@ class RolloutClient:
             UpdateInProgress: it is another version that was begun.
             RequestTimeout: the backend broker or an engine did not answer.
         """
-        self._weights.cancel(version, self._until(timeout_s))
+        self._ask_engines(CancelWeights(new_id(), version, self._engines_limit_s(timeout_s)))
 
     def update_weights(
         self, path: str | Path, weight_version: int, *, mode: UpdateMode = "keep", timeout_s: float | None = None
@@ -360,35 +365,36 @@ class RolloutClient:
             InvalidWeights: an engine refused them and serves what it served; `backend` names it.
             RequestTimeout: an engine did not answer; `backend` names it.
         """
-        self._weights.update(path, weight_version, mode, self._until(timeout_s))
+        limit_s = self._engines_limit_s(timeout_s)
+        self._ask_engines(LoadWeights(new_id(), str(path), weight_version, mode, limit_s))
         self._note_weights(weight_version)
 
     def set_weight_version(self, weight_version: int, *, timeout_s: float | None = None) -> None:
         """Say that all backends serve these weights from now on; for engines that were updated while they generated.
 
-        Every token that they generate from now on carries the version, but where a server says another one itself.
+        Every token that they generate from now on carries the version, unless a server names another one itself.
 
         Raises:
             NoBackend: there is none.
             UpdateInProgress: an update was begun; end or cancel it.
             RequestTimeout: the backend broker, or an engine host, did not answer; `backend` names it.
         """
-        self._weights.set_version(weight_version, self._until(timeout_s))
+        self._ask_engines(SetWeightVersion(new_id(), weight_version, None, self._engines_limit_s(timeout_s)))
         self._note_weights(weight_version)
 
     def close(self) -> None:
         """Acknowledge what was collected, give back the rest (if the service answers in a second), and close."""
-        if self._context.closed:
+        if self._service.closed:
             return
-        if self._keep_alive is not None:
-            self._keep_alive.close()
         try:
-            if self._welcome is not None:
+            if self._keep_alive is not None:
+                self._keep_alive.close()
+            if self._service.welcome is not None:
                 self._collect(0, 0.0, timeout_s=1.0, goodbye=True)
         except ProrlError:
             pass  # unacknowledged results stay with the session, where its next client finds them
         finally:
-            self._context.destroy(linger=0)
+            self._service.close()
 
     def __enter__(self) -> Self:
         return self
@@ -398,57 +404,37 @@ class RolloutClient:
 
     # Requests ---------------------------------------------------------------------------------------------------------
 
-    def _until(self, timeout_s: float | None) -> float:
-        return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
-
-    def _hello(self, until: float) -> Welcome:
-        if self._welcome is None:
-            hello = Hello(new_id())
-            self._welcome = self._door.ask([codec.encode(hello)], hello.request_id, until)
-        return self._welcome
-
-    def _ask(self, request: Any, until: float) -> Any:
-        return read_reply(self.ask_frames(request, [codec.encode(request)], until))
-
-    def ask_frames(self, request: Any, frames: list[bytes], until: float, held_s: float = 0.0) -> list[Received]:
-        """Send a request to the front door, and give its reply's frames; for the parts of this client.
-
-        Args:
-            request: what the first frame holds.
-            frames: the message.
-            until: when to give up, by `time.monotonic`.
-            held_s: how long the service may hold the reply.
-        """
-        self._hello(until)
-        return self._door.ask_frames(frames, request.request_id, until, held_s=held_s)
-
-    def _submit(self, frames: list[bytes], until: float, busy_until: float) -> Accepted:
-        request_id = codec.request_id(codec.unpack(frames[0]))
+    def _submit(self, request: Submit, packed: list[bytes], until: float, busy_until: float) -> Accepted:
         while True:
             try:
-                reply: Accepted = self._door.ask(frames, request_id, until)
+                reply: Accepted = self._service.ask(request, until, packed)
             except Busy as error:
                 pause = float(error.fields.get("retry_after_s") or 1.0)
                 if time.monotonic() + pause > busy_until:
                     raise
-                time.sleep(pause)
+                sleep(pause)
             else:
                 return reply
 
     def _collect(
         self, max_results: int, wait_s: float, timeout_s: float | None = None, *, goodbye: bool = False
     ) -> None:
-        if self._collecting.waiting and max_results:
-            return
-        until = self._until(timeout_s) + wait_s
-        request = self._collecting.request(max_results, wait_s, goodbye=goodbye)
-        frames = self.ask_frames(request, [codec.encode(request)], until, held_s=wait_s)
-        self._collecting.receive(request, frames)
+        with self._collect_turn:
+            if self._collecting.waiting and max_results:
+                return
+            request = self._collecting.request(max_results, wait_s, goodbye=goodbye)
+            until = self._service.until(timeout_s) + wait_s
+            self._collecting.receive(request, self._service.ask_frames(request, until, held_s=wait_s))
+
+    def _engines_limit_s(self, timeout_s: float | None) -> float:
+        """Return how long engine hosts have to answer the backend broker."""
+        return min(max(0.001, self.timeout_s if timeout_s is None else timeout_s), MAX_UPDATE_S)
+
+    def _ask_engines(self, request: Any) -> None:
+        """Have the backend broker ask all engines; it says which of them did not answer in time."""
+        self.backends.ask(request, request.timeout_s + TAKE_BACK_S + REPLY_SLACK_S)
 
     def _note_weights(self, version: int) -> None:
         """Tell the batches, which may drop what is too old now."""
         self.weight_version = version
-        self._ask(NoteWeights(new_id(), version), self._until(None))
-
-    def _backend_broker(self, until: float) -> RequestConnection:
-        return RequestConnection.to_service(self._context, self._hello(until).backend_broker, self._keyring)
+        self._service.ask(NoteWeights(new_id(), version), self._service.until())

@@ -1,0 +1,66 @@
+"""`AsyncBackends`: the inference backends of a service, as a trainer's client lists and changes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...wire.messages.backends import (
+    AddBackend,
+    BackendList,
+    ClearBackends,
+    DrainBackend,
+    ListBackends,
+    RemoveBackend,
+)
+from ...wire.messages.base import new_id
+
+if TYPE_CHECKING:
+    from ...wire.messages.backends import Backend, BackendStatus
+    from .connection import AsyncServiceConnection
+
+
+class AsyncBackends:
+    """The inference backends of a service: `AsyncRolloutClient.backends`.
+
+    Each call raises `RequestTimeout` if the backend broker does not answer in the client's `timeout_s`.
+    """
+
+    def __init__(self, service: AsyncServiceConnection) -> None:
+        self._service = service
+
+    async def add(self, backend: Backend) -> None:
+        """Register a backend that does not register itself; adding a draining one makes it ready.
+
+        Raises:
+            DuplicateBackend: another one has its id.
+        """
+        await self.ask(AddBackend(new_id(), backend))
+
+    async def drain(self, backend_id: str) -> None:
+        """Assign no more jobs to a backend; those that have it keep it.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        await self.ask(DrainBackend(new_id(), backend_id))
+
+    async def remove(self, backend_id: str) -> None:
+        """Forget a backend and the assignments on it.
+
+        Raises:
+            UnknownBackend: there is none of that id.
+        """
+        await self.ask(RemoveBackend(new_id(), backend_id))
+
+    async def clear(self) -> None:
+        """Forget all backends."""
+        await self.ask(ClearBackends(new_id()))
+
+    async def list(self, *, timeout_s: float | None = None) -> tuple[BackendStatus, ...]:
+        """Describe all backends: state, weight version, assignments in flight."""
+        reply: BackendList = await self.ask(ListBackends(new_id()), timeout_s)
+        return reply.backends
+
+    async def ask(self, request: Any, timeout_s: float | None = None) -> Any:
+        """Send any request to the backend broker and return its reply."""
+        return await self._service.ask_backend_broker(request, self._service.until(timeout_s))

@@ -1,0 +1,143 @@
+"""`AsyncBatch`: a trainer's request for k groups that disagree.
+
+    async with await client.open_batch(target_groups=32, group_size=8) as batch:
+        batch.feed(prompts)
+        async for group in batch:
+            learn(group)
+
+The service runs as many rollouts as its slots can carry, draws prompts as it wants them, and stops when it has enough;
+what is then under way goes on into the session's next batch.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
+
+from ...errors import Busy, Closed, ProrlError, RequestTimeout
+from ..requests import POLL_S
+from .transport import Lock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from ...data.group import Group
+    from ...wire.messages.batches import BatchReport, BatchState, BatchStatus
+    from ...wire.messages.jobs import Job
+    from ..batch_progress import BatchProgress
+    from .connection import AsyncServiceConnection
+
+
+class AsyncBatch:
+    """An open batch, from `AsyncRolloutClient.open_batch`. Closing it carries over what it has under way."""
+
+    def __init__(self, service: AsyncServiceConnection, batch_id: str, progress: BatchProgress) -> None:
+        self.batch_id = batch_id
+        self._service = service
+        self._progress = progress
+        self._turn = Lock()
+        self._closed = False
+
+    @property
+    def state(self) -> BatchState:
+        """`open`; `met`; `short`: the stream of prompts ended before the target; `failed`: the keep policy raised."""
+        return self._progress.status.state if self._progress.status is not None else "open"
+
+    @property
+    def status(self) -> BatchStatus | None:
+        """How far it had come at the last reply; None before the first."""
+        return self._progress.status
+
+    @property
+    def report(self) -> BatchReport | None:
+        """What it took: jobs, what was not used and why, kept ones beside dropped ones; None before a reply."""
+        return self._progress.report
+
+    def feed(self, prompts: Job | Iterable[Job], *, last: bool = True) -> None:
+        """Feed prompts: jobs that are templates of their groups' (the `job_id` is the prompt's id).
+
+        `next_group` draws them as the service wants them, so the iterable may be endless. It is drawn from on the event
+        loop, so it must not block. May be called more than once.
+
+        Args:
+            prompts: any iterable, or one.
+            last: the stream ends where these end; False: more will be fed.
+        """
+        self._progress.feed(prompts, last=last)
+
+    async def next_group(self, timeout_s: float | None = None) -> Group | None:
+        """Wait for a kept group; None: the batch has ended, and all its groups were handed over (see `state`).
+
+        A group is acknowledged by the next call, or by `close`.
+
+        Args:
+            timeout_s: longest wait in seconds, after which the batch goes on; None: no limit, since jobs have theirs.
+
+        Raises:
+            BatchFailed: the keep policy raised, or `max_given_up` groups in a row could not be completed.
+            InvalidBatch: nothing was fed, so nothing can come.
+            Closed: this batch was closed here.
+            UnknownBatch: the batch was closed, or the service heard nothing for longer than `lease_s`.
+            InvalidJob, UnknownTask, JobTooLarge: a prompt is no job for this service; it is left out, and the next call
+                goes on with the others.
+            RequestTimeout: there was none in time, or the service did not answer.
+        """
+        if self._closed:
+            raise Closed(f"the batch {self.batch_id} was closed")
+        until = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
+        progress = self._progress
+        async with self._turn:
+            while not progress.has_ended:
+                await self._feed_wanted()
+                wait_s = max(0.0, min(POLL_S, until - time.monotonic()))
+                request = progress.group_request(wait_s)
+                frames = await self._service.ask_frames(request, self._service.until() + wait_s, held_s=wait_s)
+                group = progress.receive(request, frames)
+                if group is not None:
+                    return group
+                progress.check_fed()
+                if time.monotonic() >= until and not progress.has_ended:
+                    raise RequestTimeout(f"no group within {timeout_s:g} s; {progress.describe()}", timeout_s=timeout_s)
+            progress.check_failed()
+            return None
+
+    async def __aiter__(self) -> AsyncIterator[Group]:
+        """Yield groups until the batch has ended."""
+        while (group := await self.next_group()) is not None:
+            yield group
+
+    async def close(self) -> None:
+        """End the batch, acknowledge what was handed over, and carry over the rest as `carry` says. May be repeated.
+
+        Raises:
+            UnknownBatch: another client has closed it, or its lease has expired.
+            RequestTimeout: the service did not answer.
+        """
+        if not self._closed:
+            self._closed = True
+            request = self._progress.close_request()
+            self._progress.closed(await self._service.ask(request, self._service.until()))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            await self.close()
+            return
+        with suppress(ProrlError):  # the first error is the one to see, and the lease ends the batch
+            await self.close()
+
+    async def _feed_wanted(self) -> None:
+        made = self._progress.feed_request()
+        if made is None:
+            return
+        request, prompts = made
+        try:
+            self._progress.fed(request, await self._service.ask(request, self._service.until(), prompts))
+        except Busy:
+            self._progress.feed_later()
+        except ProrlError as error:
+            self._progress.refused(error)
+            raise

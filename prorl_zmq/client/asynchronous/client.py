@@ -1,0 +1,440 @@
+"""`AsyncRolloutClient`: a trainer's client of the service, on asyncio.
+
+    async with AsyncRolloutClient() as client:
+        await client.submit(jobs)
+        async for trajectory in client.stream():
+            learn(trajectory.token_ids, trajectory.reward)
+
+Results belong to the client's session and stay at the service until they are acknowledged, which happens with the next
+`collect` after the one that returned them, or at `close`. How a request survives a restart of the broker: `connection`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from ...config import default_front_door
+from ...errors import Busy, ProrlError, RequestTimeout
+from ...security.keyring import CLIENT, Keyring
+from ...wire.messages.backends import (
+    TAKE_BACK_S,
+    BeginWeights,
+    CancelWeights,
+    EndWeights,
+    LoadWeights,
+    SetWeightVersion,
+)
+from ...wire.messages.base import new_id
+from ...wire.messages.front_door import Cancel, NoteWeights, Status, Trace
+from ...wire.messages.jobs import Job
+from ..batch_progress import BatchProgress, batch_options
+from ..keep_alive import KeepAlive
+from ..requests import IDS_PER_REQUEST, POLL_S, UPDATE_LIMIT_S, CollectState, check_job_ids, submissions
+from .backends import AsyncBackends
+from .batch import AsyncBatch
+from .connection import AsyncServiceConnection
+from .transport import Lock, sleep
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from pathlib import Path
+
+    from ...data.trajectory import Trajectory
+    from ...wire.messages.batches import CarryOver, GroupFilter
+    from ...wire.messages.engines import UpdateMode
+    from ...wire.messages.front_door import Accepted, Cancelled, JobTrace, ServiceStatus, Submit
+
+REPLY_SLACK_S = 1.0
+"""How much later the backend broker's reply may arrive than it has to be sent."""
+MAX_UPDATE_S = 7 * 86400.0
+
+
+class AsyncRolloutClient:
+    """Submits jobs and collects trajectories on an asyncio loop. Concurrent calls are allowed.
+
+    Args:
+        endpoint: the service's front door; None: that of `prorl serve` without a topology file.
+        session: the name under which jobs and results are kept apart from other trainers'; None: a new one. A trainer
+            that was restarted names its old session to collect what it had submitted.
+        timeout_s: longest time, in seconds, that a call waits for the service if it is not told otherwise.
+        keys: for a service over TCP with keys: the folder that has ours and the service's public one, or our secret
+            file in it (see SECURITY.md). None: `$PRORL_KEYS`, and without it no keys.
+
+    Raises:
+        ConfigError: the key folder is not private, or lacks a key.
+        InvalidEndpoint: the endpoint is malformed.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        session: str | None = None,
+        timeout_s: float = 30.0,
+        keys: str | Path | None = None,
+    ) -> None:
+        self.session = session if session is not None else new_id()
+        self._service = AsyncServiceConnection(
+            endpoint if endpoint is not None else default_front_door(), Keyring.load(keys, CLIENT), timeout_s
+        )
+        self._collecting = CollectState(self.session, new_id())
+        self._collect_turn = Lock()
+        self._keep_alive: KeepAlive | None = None
+        self.backends = AsyncBackends(self._service)
+        """The inference backends: add, drain, remove, clear, list."""
+        self.weight_version: int | None = None
+        """The version that this client last reported as served; None: none yet."""
+
+    @property
+    def timeout_s(self) -> float:
+        """Longest time, in seconds, that a call waits for the service unless it names another."""
+        return self._service.timeout_s
+
+    async def submit(
+        self, jobs: Job | Iterable[Job], *, timeout_s: float | None = None, busy_s: float | None = None
+    ) -> list[str]:
+        """Hand jobs over; when this returns, the service will end each in exactly one outcome. Returns their ids.
+
+        While the service is full or starting, the call retries until its time is up. All jobs of one call must find
+        room; a session that has more than the service takes at once (`max_jobs`, `max_session_share`) submits them in
+        parts, and collects in between.
+
+        Args:
+            jobs: those to submit.
+            timeout_s: longest time in seconds for all of it; None: the client's `timeout_s`.
+            busy_s: longest time to retry while the service is full; None: as long as there is time.
+
+        Raises:
+            UnknownTask, InvalidJob, JobTooLarge, DuplicateJob: a job was refused; of its request none was accepted.
+            Busy: the service stayed full.
+            RequestTimeout: it did not answer.
+        """
+        until = self._service.until(timeout_s)
+        limit_bytes = (await self._service.hello(until)).job_limit_bytes
+        busy_until = until if busy_s is None else min(until, time.monotonic() + busy_s)
+        accepted: list[str] = []
+        for request, packed, ids in submissions(self.session, [jobs] if isinstance(jobs, Job) else jobs, limit_bytes):
+            reply = await self._submit(request, packed, until, busy_until)
+            self._collecting.expect(ids, reply.journal_id)
+            accepted += ids
+        return accepted
+
+    async def collect(self, max_results: int = 64, *, wait_s: float | None = None) -> list[Trajectory]:
+        """Take up to `max_results` finished jobs of the session; wait up to `wait_s` seconds for the first.
+
+        Results of earlier calls are acknowledged by this one. An empty list means that the time is up. Concurrent calls
+        take turns.
+
+        Raises:
+            JobsLost: the rollout broker was restarted without its journal.
+            RequestTimeout: the service did not answer.
+        """
+        until = time.monotonic() + (self.timeout_s if wait_s is None else wait_s)
+        while not self._collecting.waiting:
+            await self._collect(max_results, min(max(0.0, until - time.monotonic()), POLL_S))
+            self._collecting.check_lost()
+            if time.monotonic() >= until:
+                break
+        return self._collecting.take(max_results)
+
+    async def stream(self, *, timeout_s: float | None = None) -> AsyncIterator[Trajectory]:
+        """Yield the session's trajectories as they finish, until every job that was submitted has ended.
+
+        Each is acknowledged when the next are asked for, so what a consumer dies over is redelivered to its session.
+
+        Args:
+            timeout_s: longest time in seconds without a new trajectory; None: no limit, since jobs have their own.
+
+        Raises:
+            JobsLost: the rollout broker was restarted without its journal.
+            RequestTimeout: nothing finished for that time, or the service did not answer.
+        """
+        last = time.monotonic()
+        wait = 0.0
+        while True:
+            await self._collect(64, wait)
+            self._collecting.check_lost()
+            if self._collecting.waiting:
+                while self._collecting.waiting:
+                    yield self._collecting.take(1)[0]
+                last = time.monotonic()
+            elif not self._collecting.remaining:
+                return
+            elif timeout_s is not None and time.monotonic() - last >= timeout_s:
+                raise RequestTimeout(
+                    f"no job ended for {timeout_s:g} s; {self._collecting.remaining} are still going on",
+                    timeout_s=timeout_s,
+                )
+            left = POLL_S if timeout_s is None else timeout_s - (time.monotonic() - last)
+            wait = max(0.0, min(left, POLL_S)) if self._collecting.remaining else 0.0
+
+    async def cancel(self, job_ids: str | Iterable[str], *, timeout_s: float | None = None) -> dict[str, str]:
+        """End jobs with outcome `cancelled`. Returns `cancelled`, `finished` or `unknown` for each id.
+
+        Raises:
+            UnknownJob: one of these cannot be a job's id at all.
+            RequestTimeout: the service did not answer.
+        """
+        ids = (job_ids,) if isinstance(job_ids, str) else tuple(job_ids)
+        check_job_ids(ids)
+        until = self._service.until(timeout_s)
+        fates: dict[str, str] = {}
+        for start in range(0, len(ids), IDS_PER_REQUEST):
+            reply: Cancelled = await self._service.ask(Cancel(new_id(), ids[start : start + IDS_PER_REQUEST]), until)
+            fates.update(reply.jobs)
+        return fates
+
+    async def status(self, *, timeout_s: float | None = None) -> ServiceStatus:
+        """Describe the service: stage processes, queues, outcomes.
+
+        Raises:
+            RequestTimeout: it did not answer.
+        """
+        reply: ServiceStatus = await self._service.ask(Status(new_id()), self._service.until(timeout_s))
+        return reply
+
+    async def trace(self, job_id: str, *, timeout_s: float | None = None) -> JobTrace:
+        """Return what a job went through: each state, where, how long, and what ended it.
+
+        Args:
+            job_id: its id, or a prefix that no other job's id has.
+            timeout_s: longest wait for the answer; None: the client's `timeout_s`.
+
+        Raises:
+            UnknownJob: no such job is known (any more), or several ids have this prefix.
+            RequestTimeout: the service did not answer.
+        """
+        check_job_ids((job_id,))
+        reply: JobTrace = await self._service.ask(Trace(new_id(), job_id), self._service.until(timeout_s))
+        return reply
+
+    async def open_batch(
+        self,
+        target_groups: int,
+        group_size: int,
+        *,
+        keep: str | GroupFilter = "informative",
+        carry: CarryOver = "running",
+        weight: float = 1.0,
+        max_staleness: int | None = None,
+        max_replacements: int = 4,
+        stop_early: bool = True,
+        adopt: bool = True,
+        max_given_up: int = 32,
+        lease_s: float = 60.0,
+        batch_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncBatch:
+        """Ask for groups of rollouts, as soon as possible: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2).
+
+        The service runs as many rollouts as its slots can carry, prompt by prompt, until enough groups are kept. What
+        is then under way goes on into the session's next batch of the same group size.
+
+        Args:
+            target_groups: how many groups to keep.
+            group_size: rollouts of each prompt.
+            keep: which: `informative` (not all rewards equal), `all`, what `prorl_zmq.mean_reward` returns, or the name
+                of a function that the service's environment registers as an entry point in `prorl_zmq.keep_policies`.
+            carry: what of unneeded groups goes on into the next batch: `nothing`, rollouts that are `finished`, or
+                those `running` too.
+            weight: its share of the slots, next to those of other batches.
+            max_staleness: weight versions that a rollout's oldest token may be behind the current one; what is older is
+                dropped, counted, and replaced. None: any number.
+            max_replacements: jobs of a group that may end without a reward and are replaced; beyond it the group is
+                given up, and `report.given_up` says why.
+            stop_early: cancel the running jobs of a group that can no longer be kept.
+            adopt: begin with what earlier batches of this session carried over; False (for an evaluation, say): with
+                its own prompts only.
+            max_given_up: groups given up in a row, with none completed between them, at which the batch fails.
+            lease_s: how long the service may hear nothing from this client before it stops its batches' jobs. A thread
+                of the client renews the lease, however long the trainer computes.
+            batch_id: its name, with which another client of this session can take it up with the same options; None: a
+                new name.
+            timeout_s: longest wait until it is open; None: the client's `timeout_s`.
+
+        Raises:
+            InvalidBatch: an option (`field`) cannot be used, or another one has this name.
+            Busy: too many batches are open.
+            RequestTimeout: the service did not answer.
+        """
+        options = batch_options(
+            keep,
+            target_groups=target_groups,
+            group_size=group_size,
+            carry=carry,
+            weight=weight,
+            max_staleness=max_staleness,
+            max_replacements=max_replacements,
+            stop_early=stop_early,
+            adopt=adopt,
+            max_given_up=max_given_up,
+            lease_s=lease_s,
+        )
+        until = self._service.until(timeout_s)
+        name = batch_id if batch_id is not None else new_id()
+        limit_bytes = (await self._service.hello(until)).job_limit_bytes
+        progress = BatchProgress(self.session, name, options, limit_bytes)
+        progress.opened(await self._service.ask(progress.open_request(), until))
+        if self._keep_alive is None:
+            self._keep_alive = KeepAlive(self._service.endpoint, self._service.keyring, self.session, lease_s)
+        self._keep_alive.shorten(lease_s)
+        return AsyncBatch(self._service, name, progress)
+
+    async def begin_weights(
+        self,
+        version: int,
+        mode: UpdateMode = "keep",
+        *,
+        update_limit_s: float = UPDATE_LIMIT_S,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Stop all generating, so that you can change the engines' weights yourself: by NCCL, a folder, your own RPC.
+
+        When this returns nothing is generated, and until `end_weights` nothing will be. From the call on, jobs get no
+        backend that does not serve the new version; those that need one wait, as long as their `backend_wait_s` lets
+        them, and a generation that is paused spends its `generation_s`. A second call for the same version only
+        restarts the limit.
+
+        Args:
+            version: what the new weights will be called.
+            mode: what becomes of running generations. `keep`: they pause between two tokens, and go on with the new
+                weights. `drain`: they end first, with the old ones. `abort`: they are ended, and the rest of their
+                turns is generated by the new ones.
+            update_limit_s: if neither `end_weights` nor `cancel_weights` follows within this time, engines go on with
+                the version that they had. It includes what `drain` waits for.
+            timeout_s: longest wait until nothing is generated any more; None: the client's `timeout_s`. With `drain`,
+                allow for the longest turn. If it passes, all is taken back.
+
+        Raises:
+            NoBackend: there is none.
+            UpdateInProgress: another version was begun; its update is not touched.
+            EngineFailed: an engine could not be stopped; `backend` names it, and all go on as they were.
+            RequestTimeout: the backend broker or an engine did not answer in time; so here.
+        """
+        await self._ask_engines(BeginWeights(new_id(), version, update_limit_s, mode, self._engines_limit_s(timeout_s)))
+
+    async def end_weights(self, version: int, *, timeout_s: float | None = None) -> None:
+        """Say that the engines have the weights that `begin_weights` named: they go on generating, with these.
+
+        Backends that came after the begin and do not serve them get no jobs until they do. A second call does nothing.
+
+        Args:
+            version: what `begin_weights` said.
+            timeout_s: longest wait for all engines; None: the client's `timeout_s`.
+
+        Raises:
+            NoBackend: there is none.
+            UpdateNotBegun: this version was not begun, or the engines have gone on since their limit had passed.
+            UpdateInProgress: it is another version that was begun.
+            EngineFailed: an engine could not go on; `backend` names it, the others have.
+            RequestTimeout: it did not answer; so here.
+        """
+        await self._ask_engines(EndWeights(new_id(), version, self._engines_limit_s(timeout_s)))
+        await self._note_weights(version)
+
+    async def cancel_weights(self, version: int, *, timeout_s: float | None = None) -> None:
+        """Take `begin_weights` back: the weights have not changed, and the engines go on with those that they have.
+
+        Raises:
+            NoBackend: there is none.
+            UpdateInProgress: it is another version that was begun.
+            RequestTimeout: the backend broker or an engine did not answer.
+        """
+        await self._ask_engines(CancelWeights(new_id(), version, self._engines_limit_s(timeout_s)))
+
+    async def update_weights(
+        self, path: str | Path, weight_version: int, *, mode: UpdateMode = "keep", timeout_s: float | None = None
+    ) -> None:
+        """Have every backend load the weights at `path` (seen from the engine hosts): begin, load and end in one.
+
+        Each engine goes on as soon as it has them. If one fails and others do not, it gets no jobs until it serves the
+        version, or others serve what it does.
+
+        Args:
+            path: for vLLM a directory with safetensors of the model's own names and shapes; for the embedded engine an
+                .npz file.
+            weight_version: what to call them; every token that they generate carries it.
+            mode: what becomes of running generations; see `begin_weights`.
+            timeout_s: longest wait for all backends; None: the client's `timeout_s`. With `drain`, allow for the
+                longest turn.
+
+        Raises:
+            NoBackend: there is none.
+            UpdateInProgress: another version was begun.
+            InvalidWeights: an engine refused them and serves what it served; `backend` names it.
+            RequestTimeout: an engine did not answer; `backend` names it.
+        """
+        limit_s = self._engines_limit_s(timeout_s)
+        await self._ask_engines(LoadWeights(new_id(), str(path), weight_version, mode, limit_s))
+        await self._note_weights(weight_version)
+
+    async def set_weight_version(self, weight_version: int, *, timeout_s: float | None = None) -> None:
+        """Say that all backends serve these weights from now on; for engines that were updated while they generated.
+
+        Every token that they generate from now on carries the version, unless a server names another one itself.
+
+        Raises:
+            NoBackend: there is none.
+            UpdateInProgress: an update was begun; end or cancel it.
+            RequestTimeout: the backend broker, or an engine host, did not answer; `backend` names it.
+        """
+        await self._ask_engines(SetWeightVersion(new_id(), weight_version, None, self._engines_limit_s(timeout_s)))
+        await self._note_weights(weight_version)
+
+    async def close(self) -> None:
+        """Acknowledge what was collected, give back the rest (if the service answers in a second), and close."""
+        if self._service.closed:
+            return
+        try:
+            if self._keep_alive is not None:
+                self._keep_alive.close()
+            if self._service.welcome is not None:
+                await self._collect(0, 0.0, timeout_s=1.0, goodbye=True)
+        except ProrlError:
+            pass  # unacknowledged results stay with the session, where its next client finds them
+        finally:
+            self._service.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # Requests ---------------------------------------------------------------------------------------------------------
+
+    async def _submit(self, request: Submit, packed: list[bytes], until: float, busy_until: float) -> Accepted:
+        while True:
+            try:
+                reply: Accepted = await self._service.ask(request, until, packed)
+            except Busy as error:
+                pause = float(error.fields.get("retry_after_s") or 1.0)
+                if time.monotonic() + pause > busy_until:
+                    raise
+                await sleep(pause)
+            else:
+                return reply
+
+    async def _collect(
+        self, max_results: int, wait_s: float, timeout_s: float | None = None, *, goodbye: bool = False
+    ) -> None:
+        async with self._collect_turn:
+            if self._collecting.waiting and max_results:
+                return
+            request = self._collecting.request(max_results, wait_s, goodbye=goodbye)
+            until = self._service.until(timeout_s) + wait_s
+            self._collecting.receive(request, await self._service.ask_frames(request, until, held_s=wait_s))
+
+    def _engines_limit_s(self, timeout_s: float | None) -> float:
+        """Return how long engine hosts have to answer the backend broker."""
+        return min(max(0.001, self.timeout_s if timeout_s is None else timeout_s), MAX_UPDATE_S)
+
+    async def _ask_engines(self, request: Any) -> None:
+        """Have the backend broker ask all engines; it says which of them did not answer in time."""
+        await self.backends.ask(request, request.timeout_s + TAKE_BACK_S + REPLY_SLACK_S)
+
+    async def _note_weights(self, version: int) -> None:
+        """Tell the batches, which may drop what is too old now."""
+        self.weight_version = version
+        await self._service.ask(NoteWeights(new_id(), version), self._service.until())

@@ -1,0 +1,9 @@
+"""What the asyncio client waits with. `blocking.transport` has the same names; both are written by hand."""
+
+from __future__ import annotations
+
+from asyncio import Lock, sleep
+
+from ...security.request_socket import RequestSocket
+
+__all__ = ["Lock", "RequestSocket", "sleep"]

@@ -1,0 +1,1 @@
+"""The blocking client. Generated from `client.asynchronous` (`make client`), but for `transport`."""

@@ -1,0 +1,126 @@
+# Generated from ../asynchronous/connection.py by `make client`; do not edit.
+"""How a blocking client asks: hello, time limits, and requests that are sent again while no reply comes.
+
+The other side may be restarted at any time, and what was on its way to it is lost. So each request may arrive twice,
+and brokers answer its id the same way twice.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from ...errors import Closed, RequestTimeout
+from ...wire import codec
+from ...wire.messages.base import new_id
+from ...wire.messages.front_door import Hello
+from ...wire.sockets import check_endpoint
+from ..requests import RESEND_S, read_reply
+from .transport import RequestSocket
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...security.keyring import Keyring
+    from ...wire.messages.front_door import Welcome
+    from ..requests import Received
+
+
+class RequestConnection:
+    """Requests to one broker. Times are on the clock `time.monotonic`."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keyring: Keyring | None) -> None:
+        self._endpoint = endpoint
+        self._socket = RequestSocket(context, endpoint, keyring)
+
+    def ask(self, request: Any, until: float) -> Any:
+        """Send a request and return the reply, or raise what it was refused with.
+
+        Raises:
+            ProrlError: the other side refused the request, or the connection (`NotAllowed`).
+            RequestTimeout: there was no reply by `until`.
+            Closed: the connection was closed.
+        """
+        return read_reply(self.ask_frames(request, until))
+
+    def ask_frames(
+        self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0
+    ) -> list[Received]:
+        """Send a request with the frames behind its header, and return the frames of its reply, held up to `held_s`."""
+        frames = [codec.encode(request), *payload]
+        started = time.monotonic()
+        while True:
+            self._socket.send(frames)
+            resend_at = min(until, time.monotonic() + held_s + RESEND_S)
+            received = self._socket.receive(request.request_id, resend_at)
+            if received is not None:
+                return received
+            if time.monotonic() >= until:
+                waited = time.monotonic() - started
+                why = self._socket.handshake.problem or "is the service running? (`prorl serve`)"
+                message = f"no reply from {self._endpoint} within {waited:.1f} s; {why}"
+                raise RequestTimeout(message, timeout_s=waited)
+
+    def close(self) -> None:
+        """Close the socket; what waits for a reply gets `Closed`."""
+        self._socket.close()
+
+
+class ServiceConnection:
+    """A client's connections to one service: to its front door, and to the backend broker that the front door names.
+
+    Each is opened by the first request. `timeout_s` is the limit of calls that name none.
+    """
+
+    def __init__(self, endpoint: str, keyring: Keyring | None, timeout_s: float) -> None:
+        self.endpoint = check_endpoint(endpoint)
+        self.keyring = keyring
+        self.timeout_s = timeout_s
+        self.welcome: Welcome | None = None
+        """What the front door answered to the first `Hello`."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._connections: dict[str, RequestConnection] = {}
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._context.closed)
+
+    def until(self, timeout_s: float | None = None) -> float:
+        """Return when a call that begins now must be over."""
+        return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+
+    def hello(self, until: float) -> Welcome:
+        """Ask the front door once where the backend broker is, and how large a job may be."""
+        if self.welcome is None:
+            self.welcome = self._connection(self.endpoint).ask(Hello(new_id()), until)
+        return self.welcome
+
+    def ask(self, request: Any, until: float, payload: Sequence[bytes] = ()) -> Any:
+        """Send a request to the front door and return the reply; see `RequestConnection.ask`."""
+        return read_reply(self.ask_frames(request, until, payload))
+
+    def ask_frames(
+        self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0
+    ) -> list[Received]:
+        """Send a request to the front door; see `RequestConnection.ask_frames`."""
+        self.hello(until)
+        return self._connection(self.endpoint).ask_frames(request, until, payload, held_s)
+
+    def ask_backend_broker(self, request: Any, until: float) -> Any:
+        """Send a request to the backend broker and return the reply; see `RequestConnection.ask`."""
+        welcome = self.hello(until)
+        return self._connection(welcome.backend_broker).ask(request, until)
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._context.destroy(linger=0)
+
+    def _connection(self, endpoint: str) -> RequestConnection:
+        if self.closed:
+            raise Closed("the client was closed")
+        if endpoint not in self._connections:
+            self._connections[endpoint] = RequestConnection(self._context, endpoint, self.keyring)
+        return self._connections[endpoint]
