@@ -68,6 +68,19 @@ def test_links_of_the_readme_lead_somewhere() -> None:
     assert [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
 
 
+def test_what_contributing_names_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:prorl_zmq|brokers|stages|tools|tests|docs|bench|\.ci)/[\w/.]*)`", text))
+    assert len(named) > 20
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+    drawn = text.partition("```\nprorl_zmq/")[2].partition("```")[0]
+    folders = [line.split()[0] for line in f"prorl_zmq/{drawn}".splitlines()]
+    for name in ("prorl_zmq", "brokers", "stages", "tools"):
+        inside = {path.name for path in (ROOT / name).iterdir() if (path / "__init__.py").exists()}
+        begin = folders.index(f"{name}/") + 1
+        assert {folder.rstrip("/") for folder in folders[begin : begin + len(inside)]} == inside
+
+
 @pytest.mark.parametrize("block", [block for block in blocks("toml") if FIXED_ENGINE not in block])
 def test_tables_are_right(block: str, tmp_path: Path) -> None:
     tables = tomllib.loads(block)
