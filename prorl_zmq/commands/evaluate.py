@@ -187,7 +187,7 @@ def evaluate(
     from ..evaluation.run_folder import RunFolder
     from ..evaluation.summary import Counting, summarise
     from ..stages.handler import load_handlers
-    from ..stages.known_row_formats import known_forms
+    from ..stages.known_row_formats import known_row_formats
 
     data_sha256 = checksum(file)
     counting = Counting(_ks(k, samples), threshold, price_in, price_cached, price_out)
@@ -212,7 +212,7 @@ def evaluate(
     )
     own = None if running else _own_service(backend, slots, sandbox or "bubblewrap", image, image_folder or [])
     fields = named_values("--set", options or [])
-    problems = load_problems(file, known_forms(), form=form, task=task, limit=limit, options=fields)
+    problems = load_problems(file, known_row_formats(), form=form, task=task, limit=limit, options=fields)
     lacking = check_instances(problems, load_handlers(), file)
     for what, count in lacking.items() if own is not None else ():
         say("prorl eval", f"{count} of {len(problems)} problems: {what}")
