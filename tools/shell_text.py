@@ -24,6 +24,8 @@ _OPENING = (
     "{{ exec {f.terminal}>&10; }} 0<&-; exec {f.control_end}>&- {f.command_end}<&-; "
     "{{ unset HISTFILE MAILCHECK; set +o history; __prorl_action=0 __prorl_status=0 __prorl_code=0 __prorl_said=; "
     "__prorl_next() {{ __prorl_said= __prorl_code=0 __prorl_action=$1; exec 0<&{f.terminal}; "
+    # Jobs that ended since the prompt: bash would tell of them when the next foreground program ends.
+    "[[ $3 ]] || {{ builtin jobs -nr; builtin jobs -ns >&{f.terminal}; builtin jobs -n; }}; "
     # What an interrupted `read` had left in its buffer would come first; `mapfile` empties that.
     "builtin mapfile -n 1 -u {f.command} __prorl_command && "
     "IFS= builtin read -r -d '' -u {f.command} __prorl_command && "
@@ -49,7 +51,7 @@ _OPENING = (
     "PROMPT_COMMAND='{prompt_command}'; }} 2>/dev/null\n"
 )
 _LINE = (
-    " {{ \\__prorl_next {number} {code}; }} >/dev/null 2>&1 && {{ [[ 1 ]]; }} >/dev/null 2>&1; "
+    " {{ \\__prorl_next {number} {code} {asks_of_jobs}; }} >/dev/null 2>&1 && {{ [[ 1 ]]; }} >/dev/null 2>&1; "
     '\\builtin eval "$__prorl_command"; '
     "{noted}; {{ \\__prorl_prompt 1; }} {covered} || \\__prorl_mend\n"
 )
@@ -61,6 +63,8 @@ _NOTED = "{{ __prorl_last=$?; \\builtin trap -p ERR >&{f.control} || [[ 1 ]]; }}
 _COVERED = "10>&1 11>&2 >/dev/null 2>&1"
 """Fails where one of the two is closed. The numbers are below any limit that one can work with."""
 _STATUS_KEPT = b"\n{ __prorl_code=$?; } >/dev/null 2>&1"
+_ASKS_OF_JOBS = re.compile(rb"\b(?:jobs|wait|fg|bg|disown)\b|%")
+"""What may need to hear of jobs that have ended: bash forgets those that it has told of."""
 _MINDS_STATUS = re.compile(rb"\bset\s+-|errexit|\bERR\b")
 """What may put them on in the command itself."""
 _GOES_ON = re.compile(
@@ -87,9 +91,12 @@ def opening_line(files: PrivateFiles) -> bytes:
     return _OPENING.format(f=files, needed=_NEEDED, covered=_COVERED, prompt_command=prompt_command).encode()
 
 
-def action_line(files: PrivateFiles, number: int, code: int) -> bytes:
+def action_line(files: PrivateFiles, number: int, code: int, command: bytes) -> bytes:
     """Return the line that makes bash, at its prompt, run what the command file holds for an action."""
-    return _LINE.format(number=number, code=code, noted=_NOTED.format(f=files), covered=_COVERED).encode()
+    asks_of_jobs = 1 if _ASKS_OF_JOBS.search(command) else "''"
+    return _LINE.format(
+        number=number, code=code, asks_of_jobs=asks_of_jobs, noted=_NOTED.format(f=files), covered=_COVERED
+    ).encode()
 
 
 def command_file(command: bytes, number: int) -> bytes:
