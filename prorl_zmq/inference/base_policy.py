@@ -60,12 +60,7 @@ _NOISE = np.concatenate([encode(piece) for piece in (*WORD_PIECES, *_FILES)])
 
 
 def build_base_policy(seed: int = 0, shape: PolicyShape | None = None) -> Policy:
-    """Train a base policy from nothing, in a few seconds on one core.
-
-    Args:
-        seed: of the initial parameters and the transcripts.
-        shape: the policy's sizes; None is `PolicyShape()`.
-    """
+    """Train a base policy from nothing, in a few seconds on one core."""
     with one_blas_thread():
         return _train(Policy.initial(shape or PolicyShape(), seed), np.random.default_rng(seed))
 

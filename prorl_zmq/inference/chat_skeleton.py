@@ -87,12 +87,6 @@ class ChatSkeleton:
     ) -> Continuation:
         """Return what follows the last turn.
 
-        Args:
-            shape: of the conversation.
-            results: the tools' answers.
-            call_ids: which they name.
-            ended: the policy ended the turn, so that the token that ends it is not part of what follows.
-
         Raises:
             TemplateRefused: the template cannot render this.
         """
@@ -110,7 +104,7 @@ class ChatSkeleton:
         return Continuation(text[cut:], tuple(boundary - cut for boundary in boundaries))
 
     def _inner(self, shape: Shape, results: Sequence[str], call_ids: Sequence[str], length: int) -> list[int]:
-        """Give where answers are divided, in characters after the token that ends the turn; nothing if it is not known.
+        """Return where answers are divided, in characters after the token that ends the turn; nothing if not known.
 
         Each answer is rendered alone among markers: so all together cost as much as the conversation once.
         """

@@ -20,12 +20,7 @@ class TemplateRefused(Exception):
 
 
 class ChatTemplate:
-    """Renders conversations.
-
-    Args:
-        apply: `apply_chat_template` of the tokenizer.
-        end_of_text: the token that some templates put behind all that is not opened for a turn.
-    """
+    """Renders conversations."""
 
     def __init__(self, apply: Callable[..., Any], end_of_text: str) -> None:
         self._apply = apply
@@ -33,11 +28,6 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any] = (), *, opened: bool = False) -> str:
         """Render a conversation.
-
-        Args:
-            messages: as `transformers` takes them.
-            tools: JSON schemas.
-            opened: end it with what opens the policy's turn.
 
         Raises:
             TemplateRefused: the template raised.

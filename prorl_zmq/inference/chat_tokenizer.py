@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 
 
 class ChatTokenizer:
-    """Guards, encodes and decodes.
-
-    Args:
-        backend: owned by this object from now on.
-        stop_texts: tokens to guard against though they are not marked as special.
-    """
+    """Guards, encodes and decodes."""
 
     def __init__(self, backend: Tokenizer, stop_texts: Iterable[str]) -> None:
         backend.no_truncation()
@@ -144,13 +139,6 @@ class ChatTokenizer:
         self, text: str, boundaries: Sequence[int] = (), cut: str = "", after: str = "", *, inside: bool = False
     ) -> list[NDArray[np.int32]]:
         """Return the ids of rendered text, divided at boundaries; a token across one belongs to the part before it.
-
-        Args:
-            text: as rendered.
-            boundaries: positions in it, in order.
-            cut: what `guard` gave for the texts in it.
-            after: the token that precedes it; empty if none is known.
-            inside: it does not begin a prompt.
 
         Returns:
             One int32 array more than there are boundaries.

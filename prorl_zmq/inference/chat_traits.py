@@ -67,13 +67,7 @@ class TemplateTraits:
     """What opens a turn opens its reasoning too."""
 
     def turn(self, content: str, reasoning: str | None, calls: Sequence[WrittenCall]) -> Message:
-        """Return a turn of the policy as a message.
-
-        Args:
-            content: its text; without its calls, if they are given.
-            reasoning: None if it had none.
-            calls: only where the template writes them.
-        """
+        """Return a turn of the policy as a message."""
         message: Message = {"role": "assistant", "content": content}
         if reasoning is not None and self.takes_reasoning:
             message["reasoning_content"] = reasoning
@@ -110,11 +104,6 @@ class TemplateTraits:
 
 def find_traits(template: ChatTemplate, added_tokens: Iterable[tuple[str, bool]], wanted_form: str) -> TemplateTraits:
     """Find out what a template does.
-
-    Args:
-        template: to be tried.
-        added_tokens: the tokenizer's, and whether each is special.
-        wanted_form: of tool calls; empty: as the template writes them.
 
     Raises:
         ConfigError: it cannot hold a plain conversation.

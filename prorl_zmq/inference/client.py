@@ -70,13 +70,7 @@ Answer = tuple["Reply", list[bytes]]
 
 
 class EngineClient:
-    """Asks engine hosts on behalf of one stage process; made and used on a running loop.
-
-    Args:
-        context: the process's ZeroMQ context.
-        reconnect_s: how long a line may be down before its requests fail.
-        keyring: its keys; None: plaintext.
-    """
+    """Asks engine hosts on behalf of one stage process; made and used on a running loop."""
 
     def __init__(
         self,
@@ -318,11 +312,6 @@ class _Line:
 
 def read_generation(reply: Any, frames: Sequence[bytes], max_tokens: int) -> Generation:
     """Make a `Generation` of a reply and the frames behind it.
-
-    Args:
-        reply: what was received for a `Generate`.
-        frames: what came behind its header.
-        max_tokens: how many tokens were asked for at most.
 
     Raises:
         MalformedMessage, EngineFailed: it is another reply, or its parts do not fit together or to the request.

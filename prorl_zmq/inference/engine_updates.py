@@ -38,11 +38,7 @@ class _Begun:
 
 
 class EngineUpdates:
-    """Changes the weights of one engine; made and used on its loop.
-
-    Args:
-        engine: whose weights; not closed here.
-    """
+    """Changes the weights of one engine; made and used on its loop."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -52,11 +48,6 @@ class EngineUpdates:
 
     async def begin(self, weight_version: int, mode: UpdateMode, limit_s: float) -> None:
         """Stop generating, as `mode` says; return when nothing is generated. Begun again, the limit begins anew.
-
-        Args:
-            weight_version: what the new weights will be called.
-            mode: what becomes of what runs.
-            limit_s: if nothing has ended the update so long after this call, it is given up.
 
         Raises:
             UpdateInProgress: an update to another version was begun.

@@ -101,11 +101,6 @@ class HostOptions:
 class EngineHost:
     """Serves one engine until it is closed; made and used on a running loop.
 
-    Args:
-        context: the process's ZeroMQ context.
-        engine: what to serve; closed with the host.
-        options: where and as what.
-
     Raises:
         InvalidEndpoint, EndpointInUse: the endpoint cannot be bound.
         ConfigError: the key folder is not private, or lacks a key.
@@ -188,7 +183,7 @@ class EngineHost:
         )
 
     async def _ask_health(self) -> str:
-        """Give what the engine says is the matter; nothing if it is well. An unwell one is listed, but gets no jobs."""
+        """Return the engine's own problem; nothing if it is well. An unwell one is listed, but gets no jobs."""
         problem = ""
         try:
             async with asyncio.timeout(HEALTH_S):
@@ -333,10 +328,6 @@ def token_array(frame: bytes | zmq.Frame) -> NDArray[np.int32]:
 
 def run_engine_host(start: Callable[[], Awaitable[Engine]], options: HostOptions) -> None:
     """Be an engine host until SIGTERM or SIGINT; the process's main.
-
-    Args:
-        start: makes the engine, which may take minutes.
-        options: where and as what to serve it.
 
     Raises:
         ConfigError, InvalidWeights: the engine cannot be started with its settings.

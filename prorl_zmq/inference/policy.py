@@ -72,11 +72,7 @@ class Forward:
 
 
 class Policy:
-    """The model's parameters and what can be computed from them.
-
-    Args:
-        parameters: float32 arrays under the names and axes of `DIMENSIONS`, of sizes that agree.
-    """
+    """The model's parameters and what can be computed from them."""
 
     def __init__(self, parameters: dict[str, Floats]) -> None:
         self.parameters = parameters
@@ -124,12 +120,7 @@ class Policy:
         return log_softmax(self.logits(self.contexts(token_ids)), temperature)[np.arange(len(token_ids)), token_ids]
 
     def gradient(self, forward: Forward, by_logit: Floats) -> dict[str, Floats]:
-        """Return the gradient, by parameter, of an objective whose derivatives by the logits are `by_logit`.
-
-        Args:
-            forward: a pass of this policy with its parameters as they are.
-            by_logit: float32 [B, vocabulary]; see `logprob_slopes`.
-        """
+        """Return the gradient, by parameter, of an objective whose derivatives by the logits are `by_logit`."""
         parameters = self.parameters
         by_hidden = (by_logit @ parameters["output_weight"].T) * (1.0 - forward.hidden**2)
         weight = parameters["hidden_weight"].reshape(forward.features.shape[1], -1)
@@ -159,10 +150,6 @@ class Policy:
     def load(cls, path: Path, shape: PolicyShape | None = None) -> Policy:
         """Read the parameters from `path`.
 
-        Args:
-            path: an .npz file that `save` wrote.
-            shape: the sizes that they must have; None allows any that agree with each other.
-
         Raises:
             InvalidWeights: the file is missing, unreadable or no regular file, or holds other names, types, sizes or
                 numbers not finite.
@@ -187,15 +174,7 @@ class Policy:
 
 
 class Adam:
-    """Gradient ascent on a policy's parameters, in place (Kingma and Ba, 2015).
-
-    Args:
-        policy: whose parameters to change.
-        learning_rate: the size of a step; may be changed at any time.
-        max_norm: gradients longer than this are scaled down to it.
-        epsilon: gradients much smaller than this do not move a parameter. Far above the usual 1e-8, since otherwise
-            the tokens that hardly ever occur get steps as large as those that matter, and garbage becomes likely.
-    """
+    """Gradient ascent on a policy's parameters, in place (Kingma and Ba, 2015)."""
 
     def __init__(self, policy: Policy, learning_rate: float, max_norm: float = 1.0, epsilon: float = 1e-5) -> None:
         self.learning_rate = learning_rate
@@ -207,7 +186,7 @@ class Adam:
         self._steps = 0
 
     def step(self, gradient: dict[str, Floats]) -> float:
-        """Move the parameters along the gradient; give the gradient's norm before it was limited."""
+        """Move the parameters along the gradient; return the gradient's norm before it was limited."""
         norm = float(np.sqrt(sum(float(np.sum(value**2)) for value in gradient.values())))
         scale = np.float32(min(1.0, self._max_norm / max(norm, 1e-12)))
         self._steps += 1
@@ -232,12 +211,7 @@ def one_blas_thread() -> AbstractContextManager[object]:
 
 
 def log_softmax(logits: Floats, temperature: Any = 1.0) -> Floats:
-    """Return log-probs, float32 [B, vocabulary], of the distribution softmax(logits / temperature).
-
-    Args:
-        logits: float32 [B, vocabulary].
-        temperature: above 0; a number, or [B, 1].
-    """
+    """Return log-probs, float32 [B, vocabulary], of the distribution softmax(logits / temperature)."""
     # The largest logit is taken off before the division, so that the smallest temperatures cannot overflow into NaN.
     with np.errstate(over="ignore"):
         scaled = ((logits - logits.max(axis=1, keepdims=True)) / temperature).astype(logits.dtype)
@@ -249,12 +223,6 @@ def logprob_slopes(logprobs: Floats, targets: Ints, weights: Floats, temperature
     """Return the derivatives by the logits, float32 [B, vocabulary], of sum(weights * log-prob of targets).
 
     Those of any function of the targets' log-probs are these, with the function's own derivatives as weights.
-
-    Args:
-        logprobs: float32 [B, vocabulary]: `log_softmax(logits, temperature)`.
-        targets: int32 [B].
-        weights: float32 [B].
-        temperature: that of `logprobs`.
     """
     slopes = -np.exp(logprobs)
     slopes[np.arange(len(targets)), targets] += 1.0
@@ -263,13 +231,7 @@ def logprob_slopes(logprobs: Floats, targets: Ints, weights: Floats, temperature
 
 
 def draw(logits: Floats, temperatures: NDArray[np.float64], uniforms: NDArray[np.float64]) -> tuple[Ints, Floats]:
-    """Draw one token per row, and give the tokens, int32 [B], and their log-probs, float32 [B].
-
-    Args:
-        logits: float32 [B, vocabulary].
-        temperatures: [B]; 0 takes the likeliest token, with its log-prob at temperature 1.
-        uniforms: [B], random numbers from 0 to below 1.
-    """
+    """Draw one token per row, and give the tokens, int32 [B], and their log-probs, float32 [B]."""
     greedy = temperatures == 0
     logprobs = log_softmax(logits, np.where(greedy, 1.0, temperatures)[:, None])
     cumulated = np.cumsum(np.exp(logprobs, dtype=np.float64), axis=1)

@@ -54,15 +54,7 @@ log = logging.getLogger("prorl.engine")
 
 
 class Registration:
-    """Keeps one backend registered with the backend broker.
-
-    Args:
-        context: the process's ZeroMQ context.
-        endpoint: the backend broker's.
-        backend: what to register.
-        keyring: ours; None: plaintext.
-        allow_list: is told which keys are let in; None: it knows, or needs none.
-    """
+    """Keeps one backend registered with the backend broker."""
 
     def __init__(
         self,
@@ -89,13 +81,7 @@ class Registration:
         self._socket = self._open()
 
     def announce(self, weight_version: int, load: EngineLoad | None = None, problem: str = "") -> None:
-        """Send one heartbeat now, or ask to be registered.
-
-        Args:
-            weight_version: what the engine serves.
-            load: what it is doing; None: as at the last heartbeat, since only the version has changed.
-            problem: why it cannot serve now; empty: it can.
-        """
+        """Send one heartbeat now, or ask to be registered."""
         if load is not None:
             self._heartbeat(load, problem)
         self._weight_version = weight_version

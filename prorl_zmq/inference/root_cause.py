@@ -34,11 +34,7 @@ class _Line(NamedTuple):
 
 
 def root_cause(text: str) -> str:
-    """Return the root cause in one or two lines; empty if the text has no exception.
-
-    Args:
-        text: what the processes wrote, log lines and tracebacks, followed by the traceback of our own process.
-    """
+    """Return the root cause in one or two lines; empty if the text has no exception."""
     processes: dict[str, list[_Line]] = {}
     for line in text.splitlines():
         plain = _CONTROL.sub("", line.rstrip())

@@ -40,15 +40,7 @@ _ROLES = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "assistant",
 
 
 class TransformersChatFormat:
-    """Implements `chat.ChatFormat` by a chat template.
-
-    Args:
-        template: renders conversations.
-        traits: what it does.
-        tokenizer: tokenises what it renders.
-        stop_token_ids: what ends a turn.
-        rewrites: whether the engine is to see what the template makes of earlier turns.
-    """
+    """Implements `chat.ChatFormat` by a chat template."""
 
     def __init__(
         self,

@@ -80,15 +80,7 @@ class TemplateParts(Protocol):
 
 
 class TransformersConversation:
-    """Implements `chat.Conversation`.
-
-    Args:
-        chat: the format.
-        opening: the messages, as the template takes them.
-        roles: theirs.
-        tools: what the template is to tell the policy of.
-        tool_names: what the policy may call.
-    """
+    """Implements `chat.Conversation`."""
 
     def __init__(
         self,

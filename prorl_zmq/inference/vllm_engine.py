@@ -90,12 +90,6 @@ class VllmEngine:
 
         The loop is blocked meanwhile, but for SIGTERM and SIGINT, which end the start.
 
-        Args:
-            model: a folder with a model and its tokenizer, or the name of one on a hub.
-            arguments: flags of `vllm serve` for the engine, such as `--tensor-parallel-size=4`.
-            chat: how conversations become tokens; where it names no tokenizer it is the model's.
-            weight_version: the version of the model's weights.
-
         Raises:
             ConfigError: the folder holds no model, tokenizer or chat template, a flag is wrong, or vLLM is not there.
             EngineFailed: vLLM could not start, or was not let.

@@ -53,11 +53,7 @@ def _end_with(descriptor: int) -> None:
 
 
 def set_environment(*, offline: bool) -> None:
-    """Set what vLLM and torch read when they are imported, here and in vLLM's processes, where the user has not.
-
-    Args:
-        offline: the model is a folder, so that nothing is to be asked of a hub.
-    """
+    """Set what vLLM and torch read when they are imported, here and in vLLM's processes, where the user has not."""
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
         # A fork would take along this process's sockets and locks.

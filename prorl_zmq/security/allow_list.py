@@ -42,12 +42,7 @@ class Verdict(NamedTuple):
 
 
 class AllowList:
-    """Knows the keys that are let in.
-
-    Args:
-        keyring: ours; None: connections have no keys.
-        insecure: without keys, let in plaintext connections of other machines too.
-    """
+    """Knows the keys that are let in."""
 
     def __init__(self, keyring: Keyring | None, *, insecure: bool = False) -> None:
         self._keyring = keyring
@@ -65,14 +60,7 @@ class AllowList:
         self.reread()
 
     def judge(self, listener: str, address: str, mechanism: bytes, credentials: Sequence[bytes]) -> Verdict:
-        """Decide on a connection.
-
-        Args:
-            listener: the ZAP domain.
-            address: the peer's IP address.
-            mechanism: `NULL` or `CURVE`.
-            credentials: the 32 bytes of the key that the peer has proved, for CURVE.
-        """
+        """Decide on a connection."""
         if self._keyring is None:
             if mechanism != b"NULL":
                 return Verdict(None, "it has a key, and this process has none")

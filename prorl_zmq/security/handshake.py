@@ -30,13 +30,7 @@ EVENTS = (
 
 
 class Handshake:
-    """What is known of a socket's connection.
-
-    Args:
-        socket: the socket; what closes it calls `close` first.
-        endpoint: where it will be connected.
-        keyring: what it proves itself with.
-    """
+    """What is known of a socket's connection."""
 
     def __init__(self, socket: zmq.Socket[bytes], endpoint: str, keyring: Keyring | None) -> None:
         self._socket = socket

@@ -39,10 +39,6 @@ class Keyring:
     def load(cls, keys: Path | str | None, roles: tuple[KeyRole, ...]) -> Keyring | None:
         """Read the keys in a folder, which `$PRORL_KEYS` names if `keys` does not; None: no keys are to be used.
 
-        Args:
-            keys: a key folder, or the secret file in it that is meant.
-            roles: what the key must be for, the best first.
-
         Raises:
             ConfigError: the folder is not private, or lacks a key.
         """
@@ -80,12 +76,6 @@ def connect_to_service(socket: zmq.Socket[bytes], endpoint: str, keyring: Keyrin
 
 def connect_to_peer(socket: zmq.Socket[bytes], endpoint: str, curve_key: str, keyring: Keyring | None) -> None:
     """Connect to a stage process or engine host, which may come later.
-
-    Args:
-        socket: a socket of ours, not connected yet.
-        endpoint: the peer's, as it announced it.
-        curve_key: the public key that it announced; empty: it takes plaintext.
-        keyring: ours.
 
     Raises:
         InvalidEndpoint: it is malformed; only one side has keys; or it is beyond loopback and announced no key.

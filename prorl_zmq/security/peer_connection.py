@@ -30,17 +30,6 @@ log = logging.getLogger("prorl.security")
 class PeerConnection(AsyncSocket):
     """A socket that connects to a broker, or to a peer that announced itself to one.
 
-    Args:
-        context: the process's ZeroMQ context.
-        kind: of the socket, such as `zmq.DEALER`.
-        endpoint: the other side's.
-        keyring: ours; None: plaintext.
-        on_message: see `AsyncSocket`.
-        copied: see `AsyncSocket`.
-        curve_key: what a peer announced (see `connect_to_peer`); None: it is a broker.
-        on_refused: called when the other side has refused us for good; without it, the log says so.
-        limit_bytes: largest frame that it takes.
-
     Raises:
         InvalidEndpoint: the endpoint is malformed; or only one of us and a peer has keys.
     """

@@ -44,13 +44,7 @@ log = logging.getLogger("prorl.security")
 
 
 class ZapAuthenticator:
-    """Binds a process's sockets and decides who may connect to them.
-
-    Args:
-        context: the process's ZeroMQ context.
-        keyring: its own keys; None: plaintext, on loopback only unless `insecure`.
-        insecure: without keys, allow plaintext TCP beyond loopback.
-    """
+    """Binds a process's sockets and decides who may connect to them."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], keyring: Keyring | None, *, insecure: bool = False

@@ -179,7 +179,9 @@ async def end_between_calls(session: BashSession) -> None:
     assert shell is not None
     assert (await session.run(ENDED_LATER, LIMIT_S)).output == ""
     (session._container.workspace / "go").write_text("\n")
-    while [child for child in psutil.Process(shell._child.pid).children() if child.status() != psutil.STATUS_ZOMBIE]:
+    while [  # noqa: ASYNC110 - no event tells of a zombie
+        child for child in psutil.Process(shell._child.pid).children() if child.status() != psutil.STATUS_ZOMBIE
+    ]:
         await asyncio.sleep(0.01)
 
 

@@ -54,11 +54,7 @@ class _Answer(msgspec.Struct):
 
 
 class Completions:
-    """Implements `Dialect` for completions with token ids.
-
-    Args:
-        model: what the server calls its model; empty: it serves only one.
-    """
+    """Implements `Dialect` for completions with token ids."""
 
     name: ClassVar[str] = "completions"
     path: ClassVar[str] = "/v1/completions"

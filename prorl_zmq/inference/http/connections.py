@@ -57,12 +57,6 @@ class Answer:
 class Connections:
     """Asks one server; made and used on a running loop, and closed by whoever made it.
 
-    Args:
-        url: the server's address, such as `http://gpu-7:8000`; a path in it comes before all others.
-        limit: most connections for generations; further ones wait for one.
-        api_key: sent as a bearer token; None: nothing is.
-        retry_s: how long a server that answers 429 or 503 is asked again.
-
     Raises:
         ConfigError: the address is none.
     """

@@ -55,13 +55,7 @@ REQUEST_IS_WRONG = frozenset({400, 413, 422})
 
 
 class HttpEngine:
-    """Implements `engine.Engine` by asking one HTTP server. Made by `start`, on a running loop.
-
-    Args:
-        connections: to the server; closed with the engine.
-        found: what a probe of the server found out.
-        description: what the engine says of itself.
-    """
+    """Implements `engine.Engine` by asking one HTTP server. Made by `start`, on a running loop."""
 
     def __init__(self, connections: Connections, found: Found, description: EngineDescription) -> None:
         self._connections = connections
@@ -93,19 +87,6 @@ class HttpEngine:
         retry_s: float = RETRY_S,
     ) -> HttpEngine:
         """Wait until the server is up, find out what it speaks and serves, and give the engine.
-
-        Args:
-            url: the server's address, such as `http://gpu-7:8000`.
-            api: what it speaks; `auto`: find out.
-            chat: how conversations become tokens; None, or without a tokenizer: by the chat template of the model that
-                the server says it serves.
-            weight_version: of the weights that the server was started with.
-            context_tokens: most tokens of a prompt and its answer together, for servers that do not say; 0: not known.
-            max_in_flight: generations at once beyond which more would only wait.
-            connections: most connections for generations.
-            api_key: sent as a bearer token.
-            start_s: how long the server may take until it answers.
-            retry_s: how long a server that answers 429 or 503 is asked again.
 
         Raises:
             ConfigError: the address or `api` is none, or the tokenizer is not known.
@@ -364,13 +345,13 @@ def _updates(found: Found, connections: Connections) -> WeightUpdates | None:
 
 
 def _rest(sampling: Sampling, count: int) -> Sampling:
-    """Give how the rest of a turn is drawn; with the same seed, its random numbers would be those of the beginning."""
+    """Return how the rest of a turn is drawn: the same seed would draw the numbers of the beginning again."""
     seed = None if sampling.seed is None else (sampling.seed + 1 + count) % 2**63
     return msgspec.structs.replace(sampling, max_tokens=sampling.max_tokens - count, seed=seed)
 
 
 def _joined(parts: Sequence[Generation]) -> Generation:
-    """Give the parts of one turn as one; it ended as the last did."""
+    """Return the parts of one turn as one; it ended as the last did."""
     if len(parts) == 1:
         return parts[0]
     spans: list[VersionSpan] = []

@@ -32,13 +32,7 @@ class Asked:
 
 
 class KnownWeights:
-    """The version of one server's weights.
-
-    Args:
-        url: the server's, for errors.
-        weight_version: as the server said, or else as its owner did; `LOADING`: it was left in the middle of new ones.
-        numbered: the server's answers say this number.
-    """
+    """The version of one server's weights."""
 
     def __init__(self, url: str, weight_version: int, *, numbered: bool) -> None:
         self._url = url

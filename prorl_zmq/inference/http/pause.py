@@ -33,12 +33,7 @@ ABORT_S = 60.0
 
 
 class ServerPause:
-    """Pauses one server; all calls that change it come one after the other.
-
-    Args:
-        updates: the server's calls for new weights, which it may lack; None: it has none.
-        tells_spans: its answers say which weights made which tokens.
-    """
+    """Pauses one server; all calls that change it come one after the other."""
 
     def __init__(self, updates: WeightUpdates | None, *, tells_spans: bool) -> None:
         self._updates = updates
@@ -89,10 +84,6 @@ class ServerPause:
 
     async def begin(self, calls: WeightUpdates | None, mode: UpdateMode) -> None:
         """See that nothing of ours is generated, unless that is so already.
-
-        Args:
-            calls: what the server can do; None: nothing.
-            mode: what becomes of what runs.
 
         Raises:
             EngineFailed: it goes on as before.

@@ -93,13 +93,7 @@ class _Paused(msgspec.Struct):
 
 
 class Probe:
-    """Asks one server.
-
-    Args:
-        connections: to it; not closed here.
-        initial_version: of the weights that the server was started with.
-        start_s: how long it may take until it answers.
-    """
+    """Asks one server."""
 
     def __init__(self, connections: Connections, *, initial_version: int = 0, start_s: float = START_S) -> None:
         self._connections = connections
@@ -108,10 +102,6 @@ class Probe:
 
     async def find(self, api: ServerApi = "auto", context_tokens: int = 0) -> Found:
         """Find out, or check that the server speaks what `api` names.
-
-        Args:
-            api: the dialect.
-            context_tokens: most tokens of a prompt and its answer together, for servers that do not say.
 
         Raises:
             ConfigError: `api` names no dialect.

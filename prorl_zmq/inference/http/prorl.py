@@ -38,11 +38,7 @@ class _Answer(msgspec.Struct):
 
 
 class Prorl:
-    """Implements `Dialect` for ProRL's token servers.
-
-    Args:
-        context_tokens: most tokens of a prompt and its answer together; 0: not known.
-    """
+    """Implements `Dialect` for ProRL's token servers."""
 
     name: ClassVar[str] = "prorl"
     path: ClassVar[str] = "/generate"

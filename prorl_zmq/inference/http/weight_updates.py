@@ -71,11 +71,7 @@ class _NewVersion(msgspec.Struct):
 
 
 class VllmUpdates:
-    """Implements `WeightUpdates` for vLLM.
-
-    Args:
-        connections: to the server; not closed here.
-    """
+    """Implements `WeightUpdates` for vLLM."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -149,9 +145,6 @@ class SglangUpdates:
     """Implements `WeightUpdates` for SGLang, which needs no pause: its weights change when nothing of ours runs.
 
     Its `/pause_generation` is of no use here: an answer that was paused names only the weights that it ended with.
-
-    Args:
-        connections: to the server; not closed here.
     """
 
     def __init__(self, connections: Connections) -> None:
