@@ -92,6 +92,10 @@ class RolloutClient:
         """Longest time, in seconds, that a call waits for the service unless it names another."""
         return self._service.timeout_s
 
+    @timeout_s.setter
+    def timeout_s(self, timeout_s: float) -> None:
+        self._service.timeout_s = timeout_s
+
     def submit(
         self, jobs: Job | Iterable[Job], *, timeout_s: float | None = None, busy_s: float | None = None
     ) -> list[str]:
