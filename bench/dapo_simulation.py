@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dapo_prompts import GROUP, rollouts_of
 
-from prorl_zmq.brokers.batches.batch_records import Deliver, Discard, Ended, Launch, Why
+from prorl_zmq.brokers.batches.batch_records import Deliver, Discard, Ended, Launch
 from prorl_zmq.brokers.batches.batch_sampler import BatchSampler
-from prorl_zmq.brokers.batches.batch_session import stream_of
+from prorl_zmq.brokers.batches.batch_stats import Why
 from prorl_zmq.brokers.batches.group_filters import KeepInformative
 from prorl_zmq.brokers.batches.rollout_group import Rollout
 from prorl_zmq.brokers.rollout.actions import End, Start
@@ -188,7 +188,7 @@ class Simulation:
                     length_s, reward = MEAN_S * float(rollouts.lengths[place]), float(rollouts.rewards[place])
                     self._rollouts[action.job_id] = _Rollout(length_s, reward, self._now)
                     job = Job(task=TASK, instance={}, job_id=action.job_id, group_id=action.group_id)
-                    self._act(self._table.submit(stream_of(SESSION), job, b"", self._now))
+                    self._act(self._table.submit(SESSION, job, b"", self._now, in_batch=True))
                 case Deliver():
                     jobs["kept"] += GROUP
                     self._kept.append(action.group.group_id)
@@ -219,7 +219,7 @@ class Simulation:
     def _beat(self) -> None:
         """Have all processes report, and the time pass."""
         for stage in tuple(self._table.stages):
-            running = {hold.job_id: hold.attempt for hold in stage.holds}
+            running = {claim.job_id: claim.attempt for claim in stage.claims}
             report = _report(stage.stage_id, stage.role, stage.slots, running)
             self._act(self._table.stage_reported(report, self._now))
         self._act(self._table.tick(self._now))

@@ -27,10 +27,11 @@ with atheris.instrument_imports(include=["prorl_zmq"]):
     from prorl_zmq.brokers.batches.batch_runner import BatchRunner
     from prorl_zmq.brokers.journal.journal import MemoryJournal
     from prorl_zmq.brokers.journal.write_ahead import WriteAhead
-    from prorl_zmq.brokers.rollout.actions import End
+    from prorl_zmq.brokers.rollout.action_queue import perform_queue
     from prorl_zmq.brokers.rollout.front_door import FrontDoor
     from prorl_zmq.brokers.rollout.job_history import JobHistory
     from prorl_zmq.brokers.rollout.job_table import JobTable
+    from prorl_zmq.brokers.rollout.jobs import Jobs
     from prorl_zmq.brokers.rollout.quota import Quota
     from prorl_zmq.brokers.rollout.result_store import ResultStore
     from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
@@ -108,60 +109,46 @@ class Door:
     """A front door, and what is behind it."""
 
     def __init__(self) -> None:
-        self._quota = Quota(SMALL.max_jobs, SMALL.max_held_bytes, 1.0)
-        self._table = JobTable(SMALL.lease_s, SMALL.ready_limit, SMALL.heartbeat_s)
-        outbox = ResultStore()
-        self._history = JobHistory()
-        self._writes = WriteAhead(MemoryJournal(), self._table, outbox, self._history, lambda _: None)
+        table, results, history = (
+            JobTable(SMALL.lease_s, SMALL.ready_limit, SMALL.heartbeat_s),
+            ResultStore(),
+            JobHistory(),
+        )
+        self._writes = WriteAhead(MemoryJournal(), table, results, history, lambda _: None)
+        quota = Quota(SMALL.max_jobs, SMALL.max_held_bytes, 1.0)
+        self._jobs = Jobs(table, results, history, quota, self._writes)
         catalog = TaskCatalog()
         catalog.add((TASK,))
         place = {"stage_id": "i", "role": Phase.INIT, "node": "n", "slots": 4, "endpoint": "e"}
         report = StageReport(**place, tasks=(TASK,), welcomed=True)
         self._now = 0.0
-        self._batches = BatchRunner(
-            self._table,
-            outbox,
-            self._history,
-            catalog,
-            self._quota,
-            self._writes,
-            self._perform,
-            SMALL.job_limit_bytes,
-        )
-        self._perform(self._table.stage_reported(report, self._now))
+        self._batches = BatchRunner(self._jobs, catalog, SMALL.job_limit_bytes)
+        self._perform(table.stage_reported(report, self._now))
         self._door = FrontDoor(
             SMALL,
             "ipc:///broker",
-            self._table,
-            outbox,
-            self._history,
+            self._jobs,
             catalog,
-            self._quota,
-            self._writes,
-            self._perform,
+            self._batches,
             self._reply,
             lambda sender: sender,
-            self._batches,
-            self._now,
+            started_at=self._now,
         )
 
     def handle(self, frames: list[bytes]) -> None:
         """Give it a request, and some time."""
         self._now += 0.01
         self._door.handle(frames, self._now)
-        self._perform(self._table.tick(self._now))
+        self._perform(self._jobs.table.tick(self._now))
         self._batches.tick(self._now)
         self._batches.launch(self._now)
+        self._perform(())
         self._writes.settle(self._now)
         self._door.answer_held(self._writes.take_news(), self._now)
 
     def _perform(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            self._history.note(action, self._now)
-            if isinstance(action, End):
-                self._quota.ended(action.finished)
-        self._writes.perform(actions)
-        self._batches.follow(actions, self._now)
+        self._jobs.queue.extend(actions)
+        perform_queue(self._jobs, self._batches, self._now, self._now)
 
     def _reply(self, frames: Sequence[Any]) -> bool:
         reply = codec.decode(

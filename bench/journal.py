@@ -22,8 +22,7 @@ from service import START_S, BenchService
 
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.brokers.journal.disk_journal import DiskJournal
-from prorl_zmq.brokers.journal.journal import JobState
-from prorl_zmq.brokers.rollout.result_store import Finished, job_digest
+from prorl_zmq.brokers.journal.records import Finished, JobState, job_digest
 from prorl_zmq.data.trajectory import block_bytes
 from prorl_zmq.system.processes import die_with_parent
 from prorl_zmq.wire import codec

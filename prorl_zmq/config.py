@@ -10,13 +10,14 @@ import os
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from .errors import ConfigError, ProrlError
 from .system.logs import LogFormat, LogLevel  # noqa: TC001 - msgspec reads the annotations at run time
+from .system.plugins import load_plugin, offered
 from .wire.messages.backends import History, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.messages.base import JOB_LIMIT_BYTES, Count, Identifier, Seconds
 from .wire.messages.jobs import Phase, SandboxKind
@@ -108,7 +109,8 @@ class StageSettings(Section, frozen=True):
 class BackendSettings(Section, frozen=True, kw_only=True):
     """One `[[backends]]`: inference engines that the service starts itself, or servers that run already."""
 
-    kind: Literal["embedded", "vllm", "http"] = "embedded"
+    kind: str = "embedded"
+    """An engine kind of an installed package (entry points `prorl_zmq.engines`); each takes some of what follows."""
     model: str = ""
     """`embedded`: an .npz file, or empty for the base policy that comes with the package. `vllm`: a directory or a hub
     name."""
@@ -140,15 +142,74 @@ class BackendSettings(Section, frozen=True, kw_only=True):
     context_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """`http`: most tokens of a prompt and its answer together, for servers that do not say; 0: not known."""
 
+    options: dict[str, Any] = {}
+    """What an engine kind of another package takes beside these."""
+
     @property
     def engines(self) -> int:
         """How many engine hosts these are."""
-        return len(self.urls) if self.kind == "http" else self.count
+        return len(self.urls) or self.count
 
     def share(self, ids: tuple[int, ...], index: int) -> tuple[int, ...]:
         """Return the part of `gpus` or `cores` that is engine number `index`'s."""
         each = len(ids) // self.engines
         return ids[index * each : (index + 1) * each]
+
+    def check(self, *, flags: bool = False) -> list[Any]:
+        """Return the `EngineKind` of each engine, with its options.
+
+        Raises:
+            ConfigError: no installed package offers the kind, or it does not take an option, or lacks one. `key` names
+                the option; so does the message, where `flags` by the flag of a command.
+        """
+        given = {name: value for name in ENGINE_OPTIONS if (value := getattr(self, name)) != _DEFAULTS[name]}
+        urls = [{"url": url} for url in self.urls] or [{}]
+        return [_engine_options(self.kind, {**given, **self.options, **url}, flags=flags) for url in urls]
+
+
+ENGINE_KINDS = "prorl_zmq.engines"
+ENGINE_OPTIONS = ("model", "api", "arguments", "tokenizer", "tool_calls", "history", "context_tokens")
+"""Keys of `[[backends]]` that are options of some engine kinds; all engines take the others."""
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(BackendSettings)}
+
+
+def _engine_options(kind: str, given: dict[str, Any], *, flags: bool) -> Any:
+    """Check an engine's options: the fields of its kind, which this file knows by its entry point only."""
+
+    def spelled(option: str) -> str:
+        if flags:
+            return "flags behind --" if option == "arguments" else f"--{option.replace('_', '-')}"
+        return "urls" if option == "url" else option
+
+    chosen = load_plugin(ENGINE_KINDS, kind, "engine kind")
+    subject = f"--engine {kind}" if flags else f'kind "{kind}"'
+    fields = {field.name: field for field in msgspec.structs.fields(chosen)}
+    for option in given.keys() - fields:
+        takers = [name for name in offered(ENGINE_KINDS) if option in _options_of(name)]
+        only = (
+            f"; {' and '.join(takers)} would" if takers else f"; it takes {', '.join(map(spelled, fields)) or 'none'}"
+        )
+        raise ConfigError(f"{subject} takes no {spelled(option)}{only}", key=option)
+    for option, field in fields.items():
+        if field.required and option not in given:
+            meta = msgspec.inspect.type_info(field.type)
+            about = getattr(meta, "extra_json_schema", None) or {}
+            what = f": {about['description']}" if "description" in about else ""
+            raise ConfigError(f"{subject} needs {spelled(option)}{what}", key=option)
+    try:
+        return msgspec.convert(given, chosen)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        option = where.rstrip("`")
+        raise ConfigError(f"{subject}: {what}" + (f" in {spelled(option)}" if option else ""), key=option) from error
+
+
+def _options_of(kind: str) -> tuple[str, ...]:
+    try:
+        fields: tuple[str, ...] = load_plugin(ENGINE_KINDS, kind, "engine kind").__struct_fields__
+    except ConfigError:  # of another package, and not what is asked about
+        return ()
+    return fields
 
 
 class SandboxSettings(Section, frozen=True):
@@ -291,17 +352,17 @@ def _check_backends(backends: BackendSettings, key: str, source: str) -> None:
     def refuse(name: str, why: str) -> ConfigError:
         return ConfigError(f"{source}: {key}.{name}: {why}", key=f"{key}.{name}")
 
-    if (backends.kind == "http") != bool(backends.urls):
-        raise refuse("urls", 'kind "http" needs the servers\' URLs, and only that kind has any')
-    for url in backends.urls:
-        if not url.startswith(("http://", "https://")):
-            raise refuse("urls", f"{url} is not of the form http://HOST:PORT")
-    if backends.kind == "http" and backends.count != 1:
-        raise refuse("count", 'for kind "http" there is one engine host for each of `urls`')
-    if backends.kind == "vllm" and not backends.model:
-        raise refuse("model", 'kind "vllm" needs a model: a directory or a hub name')
+    if backends.urls and backends.count != 1:
+        raise refuse("count", "there is one engine host for each of `urls`")
     for name, ids in (("gpus", backends.gpus), ("cores", backends.cores)):
         if len(ids) % backends.engines:
             raise refuse(name, f"{len(ids)} of them cannot be dealt out evenly to {backends.engines} engines")
         if len(set(ids)) != len(ids):
             raise refuse(name, "one of them is named twice")
+    if backends.python and backends.kind not in offered(ENGINE_KINDS):
+        return  # that environment may have it; its engine host checks
+    try:
+        backends.check()
+    except ConfigError as error:
+        name = str(error.fields.get("key", ""))
+        raise refuse("urls" if name == "url" else name, error.message) from error

@@ -169,7 +169,7 @@ class AgentHandler(ABC, Generic[Instance]):
     """The task's name, as jobs and the entry point give it."""
     instance_type: type[Instance]
     """The Struct that a job's `instance` must fit; unknown fields are refused."""
-    forms: ClassVar[tuple[RowFormat, ...]] = ()
+    row_formats: ClassVar[tuple[RowFormat, ...]] = ()
     """The data sets whose rows become instances of it, beside rows that are instances as they are."""
     eval_in_sandbox: ClassVar[bool] = False
     """Keep the sandbox after RUN, and run EVAL on its node."""

@@ -1,19 +1,19 @@
-"""The forms of data that an installation knows: those of the package, and of the handlers that other packages bring."""
+"""The row formats that an installation knows: those of this package and those of installed handlers."""
 
 from __future__ import annotations
 
 from ..tasks.row_format import RowFormat, native, unique
-from ..tasks.row_formats import FORMS
+from ..tasks.row_formats import ROW_FORMATS
 from .handler import load_handlers
 
 
-def known_forms() -> tuple[RowFormat, ...]:
-    """Give all forms, the most special ones first; each task has its own instances as one.
+def known_row_formats() -> tuple[RowFormat, ...]:
+    """Return all row formats, the most special ones first; the instances of each task are one.
 
     Raises:
         ConfigError: an installed handler cannot be made.
     """
     handlers = load_handlers()
-    brought = tuple(form for handler in handlers.values() for form in handler.forms)
+    of_handlers = tuple(row_format for handler in handlers.values() for row_format in handler.row_formats)
     instances = tuple(native(task, handler.instance_type) for task, handler in handlers.items())
-    return unique((*FORMS, *brought, *instances))
+    return unique((*ROW_FORMATS, *of_handlers, *instances))

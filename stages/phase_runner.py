@@ -80,7 +80,7 @@ class PhaseRunner:
         sandboxes: makes and finds sandboxes of this node.
         backends: the line to the backend broker.
         engines: the line to the engine hosts.
-        custody: takes the sandbox that is handed on.
+        handoff: takes the sandbox that is handed on.
         graders: the processes that handlers judge in.
     """
 
@@ -93,10 +93,10 @@ class PhaseRunner:
         sandboxes: Sandboxes,
         backends: BackendClient,
         engines: EngineClient,
-        custody: SandboxHandoff,
+        handoff: SandboxHandoff,
         graders: GraderPool,
     ) -> None:
-        self._custody = custody
+        self._handoff = handoff
         self._graders = graders
         self._stage_id = stage_id
         self._command = command
@@ -138,7 +138,7 @@ class PhaseRunner:
                 with suppress(asyncio.CancelledError):  # too late: the phase has ended, and its event says how
                     await to_the_end(self._close_sandbox(self._sandbox))
             else:
-                self._custody.keep(self._sandbox)
+                self._handoff.hold(self._sandbox)
         return event, self._block() if event.tokens else None
 
     # The three phases -------------------------------------------------------------------------------------------------

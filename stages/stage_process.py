@@ -4,10 +4,12 @@
     PUSH                        → rollout broker: reports (announcement, heartbeat and leases in one), phases ended
     DEALER                      ⇄ backend broker and engine hosts (RUN)
 
-It keeps nothing on disk. When the broker dies it goes on working and reporting, tells the next one again what that may
-not have in its journal (`EventOutbox`), and is told what is not wanted any more. When this process dies, its leases
-lapse and the broker gives its jobs to others. On SIGTERM it says that it leaves, stops its phases (tool calls and
-generations included) within `SHUTDOWN_S`, and ends.
+The process keeps nothing on disk. When the broker dies, the process goes on working and reporting. It resends to the
+next broker the events that may be missing from the journal (`EventOutbox`); that broker stops the phases it does not
+want. When this process dies, its leases expire and the broker gives its jobs to others. A report that fails is logged
+and the next one follows; after `MAX_REPORT_FAILURES` in a row the process ends, so that its supervisor restarts it. On
+SIGTERM the process tells the broker, stops its phases (with their tool calls and generations) within `SHUTDOWN_S`,
+closes everything that it owns, and ends.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +60,7 @@ from .phase_runner import PhaseRunner
 from .sandbox_handoff import SandboxHandoff
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
     from ..wire.messages.jobs import SandboxKind
@@ -67,8 +70,12 @@ if TYPE_CHECKING:
 
 SHUTDOWN_S = 10.0
 """How long phases may take to stop before the process ends without them."""
+CLOSE_S = 5.0
+"""How long the handlers' `close` may take, all of them together."""
 FIRST_REPORT_S = 0.5
 """How often to report until the broker has answered."""
+MAX_REPORT_FAILURES = 10
+"""Reports in a row that may fail before the process ends: the jobs of a silent process are lost anyway."""
 UNANSWERED_S = 5.0
 """How long the broker may be silent at first before the log says so."""
 
@@ -107,21 +114,16 @@ class _Running:
     task: asyncio.Task[None] = field(init=False)
 
     def stop(self) -> None:
-        """Cancel it once it has begun: a task that is cancelled before its first step ends without a word."""
+        """Cancel the phase once it has begun: a task that is cancelled before its first step reports nothing."""
         asyncio.get_running_loop().call_soon(self._cancel)
 
     def _cancel(self) -> None:
-        if not self.task.cancelling():  # a second time would break into the closing of what it holds
+        if not self.task.cancelling():  # a second cancel would interrupt the phase's clean-up
             self.task.cancel()
 
 
 class StageProcess:
-    """One stage process; `run` serves until SIGTERM, SIGINT or `stop`.
-
-    Args:
-        options: what it was started with.
-        handlers: the tasks that it serves, by name.
-    """
+    """`run` serves until SIGTERM, SIGINT or `stop`. `handlers` are the tasks that the process serves, by name."""
 
     def __init__(self, options: StageOptions, handlers: dict[str, AgentHandler[Any]]) -> None:
         self.stage_id = f"{options.role}-{new_id()[:12]}"
@@ -136,11 +138,11 @@ class StageProcess:
             image_folders=options.image_folders,
             keys=options.keys,
         )
-        self._custody = SandboxHandoff()
+        self._handoff = SandboxHandoff()
         self._graders = GraderPool()
         self._running: dict[str, _Running] = {}
-        self._unacknowledged = EventOutbox()
-        self._errands: set[asyncio.Task[None]] = set()
+        self._unnoted = EventOutbox()
+        self._background: set[asyncio.Task[None]] = set()
         self._heartbeat_s = FIRST_REPORT_S
         self._backends: BackendClient | None = None
         self._report_now = asyncio.Event()
@@ -153,6 +155,7 @@ class StageProcess:
             EndpointInUse, InvalidEndpoint: a socket could not be bound or connected.
             ConfigError: the key folder is not private, or lacks a key.
             VersionMismatch: the broker speaks another protocol version.
+            Exception: the last of `MAX_REPORT_FAILURES` reports in a row failed with it.
         """
         self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         give_memory_back()
@@ -160,10 +163,12 @@ class StageProcess:
         try:
             with stop_signals(self.stop):
                 self._open(context)
-                self._errand(asyncio.to_thread(sweep_abandoned, self._sandboxes.root))
+                self._in_background(asyncio.to_thread(sweep_abandoned, self._sandboxes.root))
                 reporting = asyncio.create_task(self._report_forever())
                 try:
-                    await self._stopping
+                    done, _ = await asyncio.wait((self._stopping, reporting), return_when=asyncio.FIRST_COMPLETED)
+                    for each in done:
+                        each.result()  # raises the reason, if the process cannot go on
                 finally:
                     reporting.cancel()
                     await self._leave()
@@ -186,61 +191,89 @@ class StageProcess:
         self._context = context
         self._engines = EngineClient(context, keyring=self._keyring)
         self._inbox = AsyncSocket(inbox, self._receive, copied=2)
-        self._outbox = PeerConnection(
+        self._broker = PeerConnection(
             context, zmq.PUSH, options.connect, self._keyring, None, limit_bytes=CONTROL_FRAME_BYTES
         )
         log.info("%s process %s: node %s, %d slots", options.role, self.stage_id, options.node, options.slots)
 
     async def _report_forever(self) -> None:
         started = time.monotonic()
+        failures = 0
         while True:
             self._report_now.clear()
-            if self._backends is None and not self._warned and time.monotonic() - started > UNANSWERED_S:
-                self._warned = True
-                why = self._outbox.handshake.problem or "is it running there?"
-                log.warning("no answer from a rollout broker at %s; %s", self._options.connect, why)
-            report = StageReport(
-                stage_id=self.stage_id,
-                role=self._options.role,
-                node=self._options.node,
-                slots=self._options.slots,
-                endpoint=self._endpoint,
-                curve_key=self._authenticator.curve_key(self._endpoint),
-                tasks=self._tasks,
-                welcomed=self._backends is not None,
-                running={job_id: running.attempt for job_id, running in self._running.items()},
-                ended=self._unacknowledged.ended,
-                backends=self._backends.backends() if self._backends is not None else {},
-            )
-            self._send(report)
-            self._resend(self._unacknowledged.due(time.monotonic()))
-            if self._backends is not None and self._options.role == Phase.RUN:
-                self._backends.keep_alive()
+            try:
+                self._report(time.monotonic() - started)
+                failures = 0
+            except Exception:
+                failures += 1
+                if failures == MAX_REPORT_FAILURES:
+                    raise
+                log.exception("a report to the rollout broker failed (%d of %d)", failures, MAX_REPORT_FAILURES)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._report_now.wait(), self._heartbeat_s)
 
+    def _report(self, up_s: float) -> None:
+        if self._backends is None and not self._warned and up_s > UNANSWERED_S:
+            self._warned = True
+            why = self._broker.handshake.problem or "is it running there?"
+            log.warning("no answer from a rollout broker at %s; %s", self._options.connect, why)
+        report = StageReport(
+            stage_id=self.stage_id,
+            role=self._options.role,
+            node=self._options.node,
+            slots=self._options.slots,
+            endpoint=self._endpoint,
+            curve_key=self._authenticator.curve_key(self._endpoint),
+            tasks=self._tasks,
+            welcomed=self._backends is not None,
+            running={job_id: running.attempt for job_id, running in self._running.items()},
+            ended=self._unnoted.ended,
+            backends=self._backends.backends() if self._backends is not None else {},
+        )
+        self._send(report)
+        self._resend(self._unnoted.due(time.monotonic()))
+        if self._backends is not None and self._options.role == Phase.RUN:
+            self._backends.keep_alive()
+
     async def _leave(self) -> None:
-        self._send(StageLeaving(self.stage_id))
+        with _logged("telling the rollout broker that this process leaves"):
+            self._send(StageLeaving(self.stage_id))
         tasks = [running.task for running in self._running.values()]
         for running in self._running.values():
             running.stop()
-        tasks += self._errands
+        tasks += self._background
         if tasks:
             _, stuck = await asyncio.wait(tasks, timeout=SHUTDOWN_S)
             if stuck:
                 log.warning("%d phases did not stop within %g s", len(stuck), SHUTDOWN_S)
-        await self._custody.release()
-        self._sandboxes.close()
-        self._graders.close()
-        for handler in self._handlers.values():
-            await handler.close()
-        if self._backends is not None:
-            self._backends.close()
-        self._engines.close()
-        self._inbox.close()
-        self._authenticator.close()
-        self._outbox.close(linger_ms=1000)
+        await self._close()
         log.info("%s process %s ended", self._options.role, self.stage_id)
+
+    async def _close(self) -> None:
+        """Close all that this process owns, whatever of it fails."""
+        with _logged("releasing the sandboxes"):
+            async with asyncio.timeout(CLOSE_S):
+                await self._handoff.release()
+        for name, close in (("sandboxes", self._sandboxes.close), ("graders", self._graders.close)):
+            with _logged(f"closing the {name}"):
+                close()
+        closing = {asyncio.create_task(_close_handler(name, each)): name for name, each in self._handlers.items()}
+        if closing:
+            _, stuck = await asyncio.wait(closing, timeout=CLOSE_S)
+            for task in stuck:
+                task.cancel()
+                log.warning("the handler of the task %s did not close within %g s", closing[task], CLOSE_S)
+        sockets: list[tuple[str, Callable[[], None]]] = [
+            ("engine client", self._engines.close),
+            ("inbox", self._inbox.close),
+            ("authenticator", self._authenticator.close),
+            ("connection to the rollout broker", partial(self._broker.close, linger_ms=1000)),
+        ]
+        if self._backends is not None:
+            sockets.insert(0, ("connection to the backend broker", self._backends.close))
+        for name, close in sockets:
+            with _logged(f"closing the {name}"):
+                close()
 
     # What the broker sends --------------------------------------------------------------------------------------------
 
@@ -262,9 +295,9 @@ class StageProcess:
                 if running is not None and running.attempt == command.attempt:
                     running.stop()
             case EventsNoted():
-                self._unacknowledged.noted(command.numbers)
+                self._unnoted.noted(command.numbers)
             case CloseSandbox():
-                self._errand(self._close_sandbox(command))
+                self._in_background(self._close_sandbox(command))
             case StageWelcome():
                 self._heartbeat_s = command.heartbeat_s
                 if self._backends is None:
@@ -272,8 +305,8 @@ class StageProcess:
                         self._context, command.backend_broker, self.stage_id, self._options.node, self._keyring
                     )
                     log.info("%s process %s joined %s", self._options.role, self.stage_id, self._options.connect)
-                    self._report_now.set()  # it takes no jobs before it has said that the welcome arrived
-                self._resend(self._unacknowledged.all(time.monotonic()))
+                    self._report_now.set()  # the broker starts no phases here before a report says `welcomed`
+                self._resend(self._unnoted.all(time.monotonic()))
             case StageRefused():
                 if not self._stopping.done():
                     self._stopping.set_exception(from_info(command.error))
@@ -282,8 +315,8 @@ class StageProcess:
         job = codec.decode(packed if isinstance(packed, bytes) else packed.bytes, Job, limit_bytes=MAX_FRAME_BYTES)
         before = self._running.get(command.job_id)
         if before is not None:
-            before.stop()  # nobody waits for it, or the broker would not have started the job again
-        self._unacknowledged.started(command.job_id, command.attempt)
+            before.stop()  # the broker has given up that attempt, or it would not have started this one
+        self._unnoted.started(command.job_id, command.attempt)
         running = self._running[command.job_id] = _Running(command.attempt)
         running.task = asyncio.create_task(self._run_phase(command, job, running))
 
@@ -299,21 +332,21 @@ class StageProcess:
             self._sandboxes,
             self._backends,
             self._engines,
-            self._custody,
+            self._handoff,
             self._graders,
         )
         with about_job(command.job_id, command.attempt, command.phase):
             log.debug("%s began", command.phase)
             try:
                 event, block = await runner.run()
-            finally:  # what is not reported any more is not held either, whatever went wrong
+            finally:  # reports must not renew the lease of a phase that has ended, however it ended
                 is_wanted = self._running.get(command.job_id) is running
                 if is_wanted:
                     del self._running[command.job_id]
             log.debug("%s %s", command.phase, "is done" if isinstance(event, PhaseDone) else "failed")
         if is_wanted:
             data = None if block is None else block.data
-            self._outbox.send(self._unacknowledged.keep(event, data, time.monotonic()))
+            self._broker.send(self._unnoted.add(event, data, time.monotonic()))
 
     async def _close_sandbox(self, command: CloseSandbox) -> None:
         try:
@@ -323,14 +356,28 @@ class StageProcess:
             name = PurePath(command.sandbox.path).name
             log.info("the sandbox %s was not closed: %s", name, error, extra=of_job(*job_of_sandbox(name)))
 
-    def _errand(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def _send(self, event: StageEvent) -> None:
-        self._outbox.send([codec.encode(event)])
+        self._broker.send([codec.encode(event)])
 
     def _resend(self, events: list[list[Frame]]) -> None:
         for frames in events:
-            self._outbox.send(frames)
+            self._broker.send(frames)
+
+
+async def _close_handler(task: str, handler: AgentHandler[Any]) -> None:
+    with _logged(f"closing the handler of the task {task}"):
+        await handler.close()
+
+
+@contextlib.contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """Log an error in the block and go on."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s failed", what)

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import metadata
@@ -40,6 +41,8 @@ pytestmark = pytest.mark.xdist_group("one service for the documents")
 PROGRAMS = ("prorl", "prorl-stage", "prorl-engine")
 SERVED_BY_CI = ("make demo", "make test", "make docs", "make vllm")
 """Run by `.ci/run`."""
+FIXED_ENGINE = 'kind = "fixed"'
+"""In the table of an engine kind that is installed in one test only."""
 
 
 def command_lines() -> list[str]:
@@ -65,7 +68,20 @@ def test_links_of_the_readme_lead_somewhere() -> None:
     assert [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
 
 
-@pytest.mark.parametrize("block", blocks("toml"))
+def test_what_contributing_names_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:prorl_zmq|brokers|stages|tools|tests|docs|bench|\.ci)/[\w/.]*)`", text))
+    assert len(named) > 20
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+    drawn = text.partition("```\nprorl_zmq/")[2].partition("```")[0]
+    folders = [line.split()[0] for line in f"prorl_zmq/{drawn}".splitlines()]
+    for name in ("prorl_zmq", "brokers", "stages", "tools"):
+        inside = {path.name for path in (ROOT / name).iterdir() if (path / "__init__.py").exists()}
+        begin = folders.index(f"{name}/") + 1
+        assert {folder.rstrip("/") for folder in folders[begin : begin + len(inside)]} == inside
+
+
+@pytest.mark.parametrize("block", [block for block in blocks("toml") if FIXED_ENGINE not in block])
 def test_tables_are_right(block: str, tmp_path: Path) -> None:
     tables = tomllib.loads(block)
     if "project" in tables:
@@ -127,8 +143,8 @@ def started(line: str, folder: Path, environment: dict[str, str]) -> Iterator[su
 def test_every_command_is_run_here_or_by_ci() -> None:
     ci = (Path(__file__).resolve().parents[1] / ".ci" / "run").read_text(encoding="utf-8")
     assert all(command in ci for command in SERVED_BY_CI)
-    serves = {"prorl serve", "prorl serve --config topology.toml", SERVE_APPTAINER}
-    elsewhere = {*ENGINE_COMMANDS, *MAKE_SWE_COMMANDS, TRAIN_COMMAND, IMAGE_BUILD, *serves}
+    serves = {"prorl serve", "prorl serve --config topology.toml", SERVE_APPTAINER, SERVE_DATA}
+    elsewhere = {*ENGINE_COMMANDS, *MAKE_SWE_COMMANDS, TRAIN_COMMAND, IMAGE_BUILD, ENGINE, *serves}
     assert set(command_lines()) == {*QUICK_COMMANDS, *SERVERS, *EVALUATION, *elsewhere}
 
 
@@ -160,6 +176,8 @@ SERVERS = (
 
 
 IMAGE_BUILD = "prorl image build ./rootfs --name tools"
+ENGINE = "prorl-engine --engine fixed --option 'answer=\"The answer is 42.\"'"
+SERVE_DATA = "prorl serve --sandbox data"
 SERVE_APPTAINER = "prorl serve --sandbox apptainer --image tools"
 
 
@@ -294,6 +312,85 @@ def test_jobs_of_a_data_file(folder: Path, environment: dict[str, str]) -> None:
     assert len(re.findall(r"^completed [01]\.0 ", done.stdout, re.MULTILINE)) == 2
 
 
+def installed(package: str, module: str, folder: Path) -> tuple[Path, dict[str, str]]:
+    """Install a file of the documents with its entry points; return its folder, and the environment that has it."""
+    (points,) = [block for block in blocks("toml") if f"{package}:" in block]
+    site = folder / package
+    information = site / f"{package}-1.dist-info"
+    information.mkdir(parents=True)
+    (site / f"{package}.py").write_text(module)
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+    ((group, entries),) = tomllib.loads(points)["project"]["entry-points"].items()
+    lines = "".join(f"{name} = {place}\n" for name, place in entries.items())
+    (information / "entry_points.txt").write_text(f"[{group}]\n{lines}")
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return site, {**os.environ, "PYTHONPATH": path, "PRORL_RUN_DIR": str(site / "service")}
+
+
+def outcome_of(job: Job, site: Path) -> tuple[str, float | None]:
+    """Run a job in the service of a package's environment."""
+    with RolloutClient(f"ipc://{site}/service/front_door", timeout_s=90) as client:
+        client.submit(job)
+        (trajectory,) = client.stream(timeout_s=90)
+    return trajectory.outcome, trajectory.reward
+
+
+def said_by(line: str, site: Path, environment: dict[str, str]) -> str:
+    with started(line, site, environment) as process:
+        return " ".join(process.communicate(timeout=60)[0].split())
+
+
+def test_engine_of_ones_own(folder: Path) -> None:
+    """The documents' file and entry point, installed: it serves a job, takes weights, and registers from a shell."""
+    (module,) = [block for block in blocks("python") if "EngineKind" in block]
+    assert len(module.splitlines()) < 60
+    (table,) = [block for block in blocks("toml") if FIXED_ENGINE in block]
+    site, environment = installed("my_engine", module, folder)
+    (site / "topology.toml").write_text(f'[sandbox]\nkind = "process"\n{table}')
+    (site / "weights.txt").write_text("\\boxed{7}")
+    assert "fixed │ ok │ Answers every prompt with the same text." in said_by("prorl doctor", site, environment)
+    question = {"problem": "What is it?", "ground_truth": "42"}
+    with started("prorl serve --config topology.toml", site, environment) as serve:
+        assert outcome_of(Job(task="math", instance=question), site) == ("completed", 1.0)
+        assert "1 backend(s) serve version 1" in said_by(
+            "prorl backends update-weights weights.txt 1", site, environment
+        )
+        assert outcome_of(Job(task="math", instance=question), site) == ("completed", 0.0)
+        assert outcome_of(Job(task="math", instance={**question, "ground_truth": "7"}), site) == ("completed", 1.0)
+        with started(ENGINE, site, environment) as engine:
+            deadline = time.monotonic() + 30
+            while said_by("prorl backends list --details", site, environment).count("fixed text") < 2:
+                assert time.monotonic() < deadline
+            engine.send_signal(signal.SIGTERM)
+            assert engine.wait(30) == 0
+        serve.send_signal(signal.SIGTERM)
+        _, err = serve.communicate(timeout=40)
+    assert serve.returncode == 0, err
+
+
+def test_sandbox_kind_of_ones_own(folder: Path) -> None:
+    """The documents' file and entry point, installed: the doctor names it, and a job's sandbox is of that kind."""
+    usable("bubblewrap")
+    (module,) = [block for block in blocks("python") if "BubblewrapContainer" in block]
+    site, environment = installed("my_sandbox", module, folder)
+    environment["SANDBOX_DATA"] = str(site / "data")
+    assert "optional │ /" in said_by("prorl doctor", site, environment).partition("sandboxes: data │ ")[2]
+    (site / "data").mkdir()
+    (site / "data" / "reward").write_text("1")
+    seen = said_by("prorl doctor", site, environment).partition("sandboxes: data │ ")[2]
+    assert seen.startswith("ok │ bubblewrap")
+    job = Job(
+        task="shell",
+        instance={"instruction": "", "check": "test -w /data/reward && echo 0 || cat /data/reward"},
+        sampling=Sampling(max_tokens=4),
+    )
+    with started(SERVE_DATA, site, environment) as serve:
+        assert outcome_of(job, site) == ("completed", 1.0)
+        serve.send_signal(signal.SIGTERM)
+        _, err = serve.communicate(timeout=40)
+    assert serve.returncode == 0, err
+
+
 @pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_task_of_ones_own(folder: Path) -> None:
@@ -301,20 +398,9 @@ def test_task_of_ones_own(folder: Path) -> None:
     usable("bubblewrap")
     (module,) = [block for block in blocks("python") if "AgentHandler" in block]
     assert len(module.splitlines()) < 60
-    (points,) = [block for block in blocks("toml") if "my_task:" in block]
-    site = folder / "site"
-    installed = site / "my_task-1.dist-info"
-    installed.mkdir(parents=True)
-    (site / "my_task.py").write_text(module)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my-task\nVersion: 1\n")
-    (group,) = tomllib.loads(points)["project"]["entry-points"].items()
-    (installed / "entry_points.txt").write_text(
-        f"[{group[0]}]\n" + "".join(f"{name} = {place}\n" for name, place in group[1].items())
-    )
+    site, environment = installed("my_task", module, folder)
     rows = [json.dumps({"document": "to be or not to be", "term": term}) for term in ("be", "not")]
     (site / "data.jsonl").write_text("\n".join(rows))
-    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path}
 
     def use(url: str) -> None:
         evaluate = f"prorl eval data.jsonl --samples 2 --out run --max-tokens 128 --url {url}"

@@ -19,14 +19,11 @@ INPUT_WAIT_S = 1.0
 class Shell(Protocol):
     """What the tool needs of a `BashSession`, here or in an execution server; its methods are described there."""
 
-    async def run(self, command: str, timeout_s: float, wait_s: float | None = None) -> BashResult:
-        """Run a command."""
+    async def run(self, command: str, timeout_s: float, wait_s: float | None = None) -> BashResult: ...
 
-    async def send(self, data: bytes, timeout_s: float, wait_s: float | None = None) -> BashResult:
-        """Type to the running command."""
+    async def send(self, data: bytes, timeout_s: float, wait_s: float | None = None) -> BashResult: ...
 
-    async def close(self) -> None:
-        """End it."""
+    async def close(self) -> None: ...
 
 
 class BashArguments(Arguments, frozen=True):
@@ -75,7 +72,6 @@ class BashTool(Tool[BashArguments]):
         self._session = session
 
     async def call(self, arguments: BashArguments, timeout_s: float) -> str:
-        """Run the command, or give it input, and describe what came of it (see `Tool.__call__`)."""
         command, text, wait_s = arguments.command, arguments.input, arguments.wait_s
         try:
             if command is not None and text is None:
@@ -93,12 +89,11 @@ class BashTool(Tool[BashArguments]):
         return render(result, timeout_s)
 
     async def close(self) -> None:
-        """End the session (see `Tool.close`)."""
         await self._session.close()
 
 
 def render(result: BashResult, timeout_s: float) -> str:
-    """Give a result as the model reads it: the output, then a line in brackets for each thing to know."""
+    """Return a result as the model reads it: the output, then a line in brackets for each thing to know."""
     notes = []
     if result.running:
         notes.append(

@@ -70,12 +70,7 @@ class BashResult(msgspec.Struct, frozen=True):
 
 
 class BashSession:
-    """A live bash: `start` it, `run` commands one at a time, `close` it.
-
-    Args:
-        container: where it runs; must outlive the session.
-        output_limit_bytes: how much of each command's output is kept.
-    """
+    """A live bash: `start` it, `run` commands one at a time, `close` it."""
 
     def __init__(self, container: Container, output_limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
         self._container = container
@@ -184,14 +179,13 @@ class BashSession:
     async def _wait(
         self, shell: ShellProcess, timeout_s: float, wait_s: float | None, *, not_sent: bool = False
     ) -> BashResult:
-        """Wait for the end of the running command, or for `wait_s`."""
         gives_back = wait_s is not None and wait_s < timeout_s
         try:
             ended = await shell.wait(wait_s if gives_back and wait_s is not None else timeout_s)
             if not ended and gives_back:
                 shell.read()
                 output, dropped = self._output.take(more=True)
-                return self._told(BashResult(output, 0, dropped_bytes=dropped, running=True))
+                return self._with_background(BashResult(output, 0, dropped_bytes=dropped, running=True))
             if not ended:
                 await self._stop(shell)
         except asyncio.CancelledError:
@@ -227,7 +221,6 @@ class BashSession:
             await shell.wait(END_LIMIT_S)
 
     async def _abandon(self, shell: ShellProcess) -> None:
-        """End the running command of a cancelled call, with its result."""
         await self._stop(shell)
         with suppress(ToolSessionLost):
             result = await self._result(shell, timed_out=False, not_sent=False)
@@ -258,10 +251,9 @@ class BashSession:
             not_sent=not_sent,
         )
         self._restarted = False
-        return self._told(result)
+        return self._with_background(result)
 
-    def _told(self, result: BashResult) -> BashResult:
-        """Add what was written before the command."""
+    def _with_background(self, result: BashResult) -> BashResult:
         background, _ = self._background.take(more=False)
         return msgspec.structs.replace(result, background=background) if background else result
 

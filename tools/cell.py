@@ -61,17 +61,15 @@ class Images:
             self.dropped += 1
 
     def content(self) -> tuple[bytes, ...]:
-        """Give those that are kept."""
         return tuple(self._kept)
 
     def clear(self) -> None:
-        """Forget everything."""
         self._kept.clear()
         self._size = self.dropped = 0
 
 
 def png_dimensions(image: bytes) -> tuple[int, int] | None:
-    """Give a PNG file's width and height in pixels; None if it is none."""
+    """Return a PNG file's width and height in pixels; None if it is none."""
     if len(image) < 24 or not image.startswith(PNG_SIGNATURE):
         return None
     width, height = struct.unpack_from("!II", image, 16)

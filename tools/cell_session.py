@@ -47,13 +47,7 @@ class CellOutcome(NamedTuple):
 
 
 class CellProcess(ABC):
-    """One interpreter: owns its process and the ways to it. Started by its session, ended by `close`.
-
-    Args:
-        container: where it runs.
-        output: takes all that is written, also between cells.
-        images: takes the images.
-    """
+    """One interpreter: owns its process and the ways to it. Started by its session, ended by `close`."""
 
     def __init__(self, container: Container, output: HeadTail, images: Images) -> None:
         self.fault = ""
@@ -76,24 +70,22 @@ class CellProcess(ABC):
 
     @abstractmethod
     async def close(self) -> int:
-        """Kill what still runs, wait for its end, free the descriptors; give the exit code.
+        """Kill what still runs, wait for its end, free the descriptors; return the exit code.
 
         Raises:
             SandboxFailed: it did not end.
         """
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait at most so long for the cell's end; give whether it came."""
+        """Wait at most so long for the cell's end; return whether it came."""
         await asyncio.wait((self._done,), timeout=timeout_s)
         return self._done.done()
 
     @property
     def ended(self) -> bool:
-        """Whether the interpreter has ended."""
         return self._child.ended
 
     def outcome(self) -> CellOutcome | None:
-        """Give the ended cell's outcome; None if the interpreter itself ended."""
         return self._done.result()
 
     def interrupt(self) -> None:
@@ -122,12 +114,7 @@ class CellProcess(ABC):
 
 
 class CellSession(ABC):
-    """A live interpreter: `start` it, `run` cells one at a time, `close` it.
-
-    Args:
-        container: where it runs; must outlive the session.
-        output_limit_bytes: how much of each cell's text is kept.
-    """
+    """A live interpreter: `start` it, `run` cells one at a time, `close` it."""
 
     def __init__(self, container: Container, output_limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
         self._container = container
@@ -224,7 +211,6 @@ class CellSession(ABC):
             await process.wait(END_LIMIT_S)
 
     async def _abandon(self, process: CellProcess) -> None:
-        """End the running cell of a cancelled call, with its result."""
         await self._stop(process)
         with suppress(ToolSessionLost):
             self._restarted = (await self._result(process, timed_out=False)).restarted
@@ -258,7 +244,6 @@ class CellSession(ABC):
 
 
 def _way(code: int) -> str:
-    """Say how a process ended, by its exit code as a shell counts."""
     if 128 < code <= 192:
         with suppress(ValueError):
             number = signal.Signals(code - 128)

@@ -44,8 +44,6 @@ class EditorTool(Tool[EditorArguments]):
         self._editor = editor
 
     async def call(self, arguments: EditorArguments, timeout_s: float) -> str:
-        """Do the edit and give the text for it (see `Tool.__call__`)."""
         return (await self._editor.edit(arguments, timeout_s)).text
 
-    async def close(self) -> None:
-        """Do nothing: the tool holds nothing."""
+    async def close(self) -> None: ...

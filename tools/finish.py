@@ -24,9 +24,7 @@ class FinishTool(Tool[FinishArguments]):
     ends_episode = True
 
     async def call(self, arguments: FinishArguments, timeout_s: float) -> str:
-        """Give the message (see `Tool.ends_episode`)."""
         del timeout_s
         return arguments.message
 
-    async def close(self) -> None:
-        """Do nothing: the tool holds nothing."""
+    async def close(self) -> None: ...

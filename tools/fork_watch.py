@@ -32,7 +32,6 @@ class ForkWatch:
             signal.signal(number, signal.SIG_IGN)
 
     def fileno(self) -> int:
-        """Give what `select` waits on."""
         return self._wake
 
     def clear(self) -> None:

@@ -79,7 +79,6 @@ class HttpSearchProvider(SearchProvider):
         self._session: aiohttp.ClientSession | None = None
 
     async def search(self, query: SearchArguments, timeout_s: float) -> SearchAnswer:
-        """Search (see `SearchProvider.search`)."""
         content = {
             "query": query.query,
             "max_results": query.max_results,
@@ -105,13 +104,12 @@ class HttpSearchProvider(SearchProvider):
         raise SearchFailed(f"The search service has too many requests. {LATER}")
 
     async def close(self) -> None:
-        """Close the connections (see `SearchProvider.close`)."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     async def _try(self, content: dict[str, Any]) -> SearchAnswer | float:
-        """Ask once; give the answer, or how many seconds to wait before the next try."""
+        """Ask once; return the answer, or how many seconds to wait before the next try."""
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers, auto_decompress=False)
         async with self._session.post(self._url, json=content, allow_redirects=False) as response:
@@ -142,7 +140,7 @@ class HttpSearchProvider(SearchProvider):
 
 
 def _retry_after_s(response: aiohttp.ClientResponse) -> float:
-    """Give how long the service asks us to wait, 1 s if it does not say.
+    """Return how long the service asks us to wait, 1 s if it does not say.
 
     Raises:
         SearchFailed: too long.

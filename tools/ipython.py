@@ -22,11 +22,9 @@ class IPythonArguments(Arguments, frozen=True):
 class Cells(Protocol):
     """What runs the cells: a session, or the way to one in another process."""
 
-    async def run(self, code: str, timeout_s: float) -> CellResult:
-        """Run one cell (see `CellSession.run`)."""
+    async def run(self, code: str, timeout_s: float) -> CellResult: ...
 
-    async def close(self) -> None:
-        """End the session."""
+    async def close(self) -> None: ...
 
 
 class IPythonTool(Tool[IPythonArguments]):
@@ -48,7 +46,6 @@ class IPythonTool(Tool[IPythonArguments]):
         self._session = session
 
     async def call(self, arguments: IPythonArguments, timeout_s: float) -> str:
-        """Run the code and describe what came of it (see `Tool.__call__`)."""
         try:
             result = await self._session.run(arguments.code, timeout_s)
         except ValueError as error:
@@ -56,12 +53,11 @@ class IPythonTool(Tool[IPythonArguments]):
         return render(result, timeout_s)
 
     async def close(self) -> None:
-        """End the session (see `Tool.close`)."""
         await self._session.close()
 
 
 def render(result: CellResult, timeout_s: float) -> str:
-    """Give a result as the model reads it: the text, then a line in brackets for each thing to know."""
+    """Return a result as the model reads it: the text, then a line in brackets for each thing to know."""
     notes = [f"[image: PNG, {_dimensions(image)}, {_size(len(image))}]" for image in result.images]
     if result.dropped_images:
         notes.append(f"[images left out: {result.dropped_images}]")

@@ -6,7 +6,7 @@ without IPython cells run by plain `exec`: no magics, no `!command`. Its other s
     control socket   frames of a header (length of the rest, number of the cell, kind) and a content:
                      to us    C  the cell's code, UTF-8
                      from us  R  ready, F  cannot start, I  an image (PNG), D  the cell is done; all but I hold JSON
-    descriptor 1, 2  one pipe, for whatever the cell writes, whoever writes it
+    descriptor 1, 2  one pipe, for all that the cell and its children write
 
 All text goes through the pipe, in its order; only images take the other way. When a cell's D is sent, all that its main
 thread wrote is in the pipe. sys.stdout, sys.stderr and both descriptors are put back before each cell, so a cell cannot
@@ -56,8 +56,6 @@ NO_MAGICS = "(IPython is not installed here, so there are no %magics and no !com
 
 
 class Control:
-    """The socket to the other side."""
-
     def __init__(self, descriptor: int) -> None:
         self._descriptor = _private(descriptor)
         os.register_at_fork(after_in_child=self.close)
@@ -68,7 +66,7 @@ class Control:
             os.close(self._descriptor)
 
     def receive(self) -> tuple[int, bytes] | None:
-        """Give the next frame's number and content, None at the end of the stream."""
+        """Return the next frame's number and content, None at the end of the stream."""
         header = self._read(HEADER.size)
         if header is None:
             return None
@@ -98,7 +96,6 @@ class Stream(io.TextIOWrapper):
     """What sys.stdout and sys.stderr are: nothing stays in them, so the order of all that is written is kept."""
 
     def write(self, text: str) -> int:
-        """Write at once."""
         written = super().write(text)
         self.flush()
         return written
@@ -121,7 +118,6 @@ class Driver:
         self._builtins, self._snapshot = vars(builtins), dict(vars(builtins))
 
     def serve(self, *, need_ipython: bool) -> None:
-        """Say whether it can be done, then do it."""
         self._prepare()
         try:
             self._shell = ipython_shell(self)
@@ -184,7 +180,6 @@ class Driver:
             return task.result()
 
     def _run(self, code: str) -> str:
-        """Run one cell; give the name of the exception that ended it."""
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             error = self._shell.run(code)
@@ -217,8 +212,6 @@ class Driver:
 
 
 class PlainShell:
-    """Runs cells where there is no IPython."""
-
     def __init__(self, driver: Driver) -> None:
         self.leaving = False
         self._driver = driver
@@ -234,7 +227,6 @@ class PlainShell:
         self.run("None")
 
     def run(self, code: str) -> BaseException | None:
-        """Run a cell; give the exception that ended it, if one did."""
         self._cells += 1
         name = f"<cell {self._cells}>"
         linecache.cache[name] = (len(code), None, code.splitlines(True), name)
@@ -389,8 +381,6 @@ def _display_classes(driver: Driver) -> tuple[Any, Any]:
     from IPython.core.displaypub import DisplayPublisher
 
     class Hook(DisplayHook):
-        """Shows what the last expression gave."""
-
         # log_output would keep all output for ever.
         write_output_prompt = log_output = staticmethod(lambda *_: None)
 
@@ -399,8 +389,6 @@ def _display_classes(driver: Driver) -> tuple[Any, Any]:
             driver.show(format_dict)
 
     class Publisher(DisplayPublisher):
-        """Shows what `display` was given."""
-
         clear_output = staticmethod(lambda *_, **__: None)
 
         def publish(self, data: dict[str, Any], *_: Any, **__: Any) -> None:
@@ -410,7 +398,7 @@ def _display_classes(driver: Driver) -> tuple[Any, Any]:
 
 
 def _private(descriptor: int, *, keep: bool = False) -> int:
-    """Give a descriptor a number that no other code comes across, and hide it from programs that cells start."""
+    """Return a descriptor a number that no other code comes across, and hide it from programs that cells start."""
     try:
         ours = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, PRIVATE_DESCRIPTORS)
     except OSError:  # fewer descriptors than that are allowed
@@ -421,7 +409,7 @@ def _private(descriptor: int, *, keep: bool = False) -> int:
 
 
 def _stream(descriptor: int) -> Stream:
-    """Make a text stream that takes any text, whatever the locale."""
+    """Make a text stream that takes any text in any locale."""
     raw = io.FileIO(descriptor, "w", closefd=False)
     return Stream(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
 
@@ -460,7 +448,7 @@ def _only_names(text: str) -> bool:
 
 
 def best_text(bundle: dict[str, Any]) -> str:
-    """Give the text of an object's forms, by their kind, that says most to a reader."""
+    """Return the text of an object's forms, by their kind, that says most to a reader."""
     text = str(bundle.get("text/plain") or "")
     if not bundle.get("image/png") and _only_names(text):
         for kind in RICH:
@@ -473,7 +461,7 @@ def best_text(bundle: dict[str, Any]) -> str:
 
 
 def png_bytes(image: bytes | str) -> bytes:
-    """Give an image that may be in base 64."""
+    """Return an image that may be in base 64."""
     if isinstance(image, str):
         import base64
 
@@ -482,14 +470,12 @@ def png_bytes(image: bytes | str) -> bytes:
 
 
 def _html_text(content: str) -> str:
-    """Give HTML without its tags; cells of a table stay apart."""
     for pattern, instead in HTML:
         content = re.sub(pattern, instead, content)
     return html.unescape(content).strip()
 
 
 def main(control: int, *, need_ipython: bool) -> None:
-    """Serve the other side of a socket, given by its number."""
     import faulthandler
 
     faulthandler.enable(2, all_threads=False)

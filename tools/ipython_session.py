@@ -55,15 +55,11 @@ _BOOTSTRAP = (
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The content of a D."""
-
     error: str
     directory: str
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The content of an R."""
-
     python: str
     ipython: str
 
@@ -75,16 +71,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class PythonProcess(CellProcess):
-    """One Python with our driver in it. Made by `start`.
-
-    Args:
-        container: see `CellProcess`.
-        output: see `CellProcess`.
-        images: see `CellProcess`.
-        python: the interpreter, by path or as found in the container's PATH.
-        ipython: whether to go on without IPython.
-        directory: where it starts.
-    """
+    """One Python with our driver in it. Made by `start`."""
 
     def __init__(
         self,
@@ -179,7 +166,6 @@ class PythonProcess(CellProcess):
         return process
 
     def begin(self, code: str) -> None:
-        """Start one cell (see `CellProcess.begin`)."""
         self._number = (self._number + 1) % NUMBERS
         self._done = self._loop.create_future()
         self._drain()
@@ -194,7 +180,6 @@ class PythonProcess(CellProcess):
         self._send()
 
     async def close(self) -> int:
-        """End it (see `CellProcess.close`)."""
         try:
             return await self._container.end(self._child)
         finally:
@@ -266,7 +251,6 @@ class PythonProcess(CellProcess):
                 self._take(kind, content)
 
     def _take(self, kind: bytes, content: bytes) -> None:
-        """Take a frame of the running cell, or of the start."""
         try:
             if kind == IMAGE:
                 self._images.append(content)
@@ -293,15 +277,7 @@ class PythonProcess(CellProcess):
 
 
 class IPythonSession(CellSession):
-    """A live Python: IPython's shell, or plain `exec` where the image has no IPython (see `CellSession`).
-
-    Args:
-        container: where it runs; must outlive the session.
-        python: its interpreter, by path or as found in the container's PATH; empty: `python3`, or this process's own
-            where nothing is isolated.
-        ipython: `require` makes an image without IPython an error at the start.
-        output_limit_bytes: how much of each cell's text is kept.
-    """
+    """A live Python: IPython's shell, or plain `exec` where the image has no IPython (see `CellSession`)."""
 
     def __init__(
         self,

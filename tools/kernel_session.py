@@ -95,16 +95,6 @@ class Client(AsyncKernelClient):
 
 
 class KernelProcess(CellProcess):
-    """One kernel. Made by `start`.
-
-    Args:
-        container: see `CellProcess`.
-        output: see `CellProcess`.
-        images: see `CellProcess`.
-        argv: the kernel's command line, as in a kernel specification.
-        directory: where it starts.
-    """
-
     def __init__(
         self, container: Container, output: HeadTail, images: Images, argv: Sequence[str], directory: str
     ) -> None:
@@ -225,7 +215,6 @@ class KernelProcess(CellProcess):
         self._words.clear()
 
     def begin(self, code: str) -> None:
-        """Start one cell (see `CellProcess.begin`)."""
         self._done = self._loop.create_future()
         self._error = ""
         self._output.clear()
@@ -239,7 +228,6 @@ class KernelProcess(CellProcess):
         self._messages = {self._client.execute(code, allow_stdin=False, stop_on_error=False)}
 
     async def close(self) -> int:
-        """End it (see `CellProcess.close`)."""
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
@@ -330,13 +318,7 @@ class KernelProcess(CellProcess):
 
 
 class KernelSession(CellSession):
-    """A live Jupyter kernel (see `CellSession`).
-
-    Args:
-        container: where it runs; must outlive the session.
-        argv: its command line, as in a kernel specification; `{connection_file}` is put in.
-        output_limit_bytes: how much of each cell's text is kept.
-    """
+    """A live Jupyter kernel (see `CellSession`)."""
 
     def __init__(
         self,

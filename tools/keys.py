@@ -29,7 +29,7 @@ _WRITTEN = re.compile("<(" + "|".join(map(re.escape, KEYS)) + ")>", re.IGNORECAS
 
 
 def typed(text: str) -> bytes:
-    """Give the bytes that a terminal sends for a text with keys in it; other angle brackets stand for themselves."""
+    """Return the bytes that a terminal sends for a text with keys in it; other angle brackets stand for themselves."""
     pieces = _WRITTEN.split(text)
     # Every second piece is the name of a key.
     return b"".join(

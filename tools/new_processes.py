@@ -16,11 +16,7 @@ READ_BYTES = 256 * 1024
 
 
 class NewProcesses:
-    """What is new below a shell or orphaned; `close` it.
-
-    Args:
-        shell: a living process.
-    """
+    """What is new below a shell or orphaned; `close` it."""
 
     def __init__(self, shell: int) -> None:
         self._lists = {pid: _opened(pid) for pid in (shell, _adopter(shell))}
@@ -31,12 +27,11 @@ class NewProcesses:
         self._before = self._children()
 
     def find(self) -> list[int]:
-        """Give all processes that came since `mark`, but not those that older ones started."""
+        """Return all processes that came since `mark`, but not those that older ones started."""
         new = [pid for pid in self._children() - self._before if pid not in self._lists]
         return [*new, *(each for pid in new for each in descendants(pid))]
 
     def close(self) -> None:
-        """Free the descriptors; may be called again."""
         for descriptor in self._lists.values():
             if descriptor >= 0:
                 os.close(descriptor)
@@ -67,7 +62,7 @@ def _opened(pid: int) -> int:
 
 
 def _adopter(shell: int) -> int:
-    """Give whoever adopts the orphans of a shell's namespaces, by its host number."""
+    """Return whoever adopts the orphans of a shell's namespaces, by its host number."""
     me = os.getpid()
     with suppress(OSError):
         namespace = (PROC / str(shell) / "ns" / "pid").readlink()
@@ -80,6 +75,5 @@ def _adopter(shell: int) -> int:
 
 
 def _number_inside(pid: int) -> int:
-    """Give a process's number in its own namespace."""
     status = (PROC / str(pid) / "status").read_bytes()
     return int(status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()[-1])

@@ -19,11 +19,9 @@ class HeadTail:
 
     @property
     def dropped_bytes(self) -> int:
-        """How many bytes are left out."""
         return max(self._total - len(self._head) - self._half, 0)
 
     def append(self, data: bytes) -> None:
-        """Take more output."""
         self._total += len(data)
         room = self._half - len(self._head)
         if room > 0:
@@ -35,14 +33,12 @@ class HeadTail:
             del self._tail[: -self._half]
 
     def content(self) -> bytes:
-        """Give what is kept, exact if nothing was left out."""
         if not self.dropped_bytes:
             return bytes(self._head + self._tail)
         note = b"\n[... %d bytes left out ...]\n" % self.dropped_bytes
         return bytes(self._head + note + self._tail[-self._half :])
 
     def clear(self) -> None:
-        """Forget everything."""
         self._head.clear()
         self._tail.clear()
         self._total = 0
@@ -51,9 +47,6 @@ class HeadTail:
         """Forget everything, and give it as text, and how many bytes are left out of that.
 
         Bytes that are not UTF-8 are replaced, and so is a character that the cut has split.
-
-        Args:
-            more: more of the same output will come; a character whose last bytes are still to come waits for them.
         """
         dropped = self.dropped_bytes
         decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -27,11 +27,7 @@ FIRST_LINE_LIMIT_S = 10.0
 
 
 class Child:
-    """A direct child of this process: owns its pidfd; `close` it after `reap`.
-
-    Args:
-        pid: the child's number; nobody else may wait for it.
-    """
+    """A direct child of this process: owns its pidfd; `close` it after `reap`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -46,12 +42,10 @@ class Child:
         self._loop.add_reader(self._pidfd, self._on_end)
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait for the end at most so long; give whether it came."""
         await asyncio.wait((self._end,), timeout=timeout_s)
         return self.ended
 
     def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call back on the loop when it has ended."""
         self._end.add_done_callback(lambda _: callback())
 
     def reap(self) -> int:
@@ -67,7 +61,6 @@ class Child:
         return self._exit_code
 
     def close(self) -> None:
-        """Stop watching; may be called again."""
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -81,8 +74,6 @@ class Child:
 
 
 class ProcessEntry(NamedTuple):
-    """One line of the process table."""
-
     pid: int
     parent: int
     session: int
@@ -90,7 +81,7 @@ class ProcessEntry(NamedTuple):
 
 
 def children(pid: int, at_most: float = math.inf) -> list[int]:
-    """Give the living children of a process, oldest first, at most so many; none if it is gone."""
+    """Return the living children of a process, oldest first, at most so many; none if it is gone."""
     found: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - called often, and twice as quick
@@ -119,12 +110,7 @@ def _read_words(file: BinaryIO, at_most: float) -> list[bytes]:
 
 
 def descendants(pid: int, at_most: float = math.inf) -> list[int]:
-    """Give all processes below a process, parents before their children, itself left out.
-
-    Args:
-        pid: whose.
-        at_most: go no further down once so many were found: a fork bomb grows faster than anyone can count it.
-    """
+    """Return all processes below a process, parents before their children, itself left out."""
     found = children(pid, at_most)
     for each in found:
         if len(found) >= at_most:
@@ -163,7 +149,6 @@ def kill(*pids: int, number: int = signal.SIGKILL) -> None:
 
 
 def _is_below(pid: int) -> bool:
-    """Say whether a process is a descendant of this one."""
     me = os.getpid()
     with suppress(OSError):
         while pid > 1:

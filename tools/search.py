@@ -60,8 +60,7 @@ class SearchProvider(ABC):
         """
 
     @abstractmethod
-    async def close(self) -> None:
-        """Close its connections; may be called again."""
+    async def close(self) -> None: ...
 
 
 class SearchTool(Tool[SearchArguments]):
@@ -79,18 +78,16 @@ class SearchTool(Tool[SearchArguments]):
         self._provider = provider
 
     async def call(self, arguments: SearchArguments, timeout_s: float) -> str:
-        """Search, and give what was found or why nothing was (see `Tool.__call__`)."""
         try:
             return render(await self._provider.search(arguments, timeout_s), arguments.max_results)
         except SearchFailed as failed:
             return str(failed)
 
-    async def close(self) -> None:
-        """Do nothing: the tool holds nothing."""
+    async def close(self) -> None: ...
 
 
 def render(answer: SearchAnswer, max_results: int) -> str:
-    """Give what was found as the model reads it."""
+    """Return what was found as the model reads it."""
     parts = [f"Answer: {_shortened(answer.answer, CONTENT_LIMIT)}\n"] if answer.answer else []
     for number, result in enumerate(answer.results[:max_results], 1):
         title = _shortened(result.title, TITLE_LIMIT)

@@ -27,7 +27,11 @@ replaces it.
 
 Its limits: `exec bash` loses the session until the next restart; standard input is the terminal again at each command;
 `set -x` and a DEBUG trap also show the `eval`; and a command that calls the plumbing itself can say that it is done,
-with whatever status: never take a reward from the agent's own shell.
+with any status: never take a reward from the agent's own shell. Of jobs in the background bash still says `[1] PID`, and
+`[1]+ Done` if one ends while a foreground program of a command runs. No way to silence it leaves all else as it is:
+`source` (there `return` is taken), PROMPT_COMMAND, a trap and `bash -i FILE` (they lose `Killed`, and a failed `exec`
+ends bash), a SIGCHLD trap (runs after the notice, and `trap` shows it), bash without `-i` (`Killed` has a line number,
+and an error in an expansion ends bash).
 """
 
 from __future__ import annotations
@@ -77,19 +81,12 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What bash said at its prompt."""
-
     code: int
     directory: str
 
 
 class ShellProcess:
-    """One bash: owns its process, terminal, control socket and command file. Made by `start`, ended by `close`.
-
-    Args:
-        container: where it runs.
-        output: takes all that the terminal shows, also between actions.
-    """
+    """One bash: owns its process, terminal, control socket and command file. Made by `start`, ended by `close`."""
 
     def __init__(self, container: Container, output: HeadTail) -> None:
         self._container = container
@@ -113,7 +110,6 @@ class ShellProcess:
             self._resources = resources.pop_all()
 
     def _open(self, resources: ExitStack) -> None:
-        """Open the descriptors, start bash and watch it; what was opened is closed with `resources`."""
         self._control, theirs = socket.socketpair()
         resources.callback(self._control.close)
         self._control.setblocking(False)
@@ -132,8 +128,8 @@ class ShellProcess:
             self._child, self._terminal = self._container.terminal(BASH, "", ends, DIMENSIONS)
             self._prompt_input = f"socket:[{os.fstat(ends[0]).st_ino}]"
         resources.callback(os.close, self._terminal)
-        self._newcomers = NewProcesses(self._child.pid)
-        resources.callback(self._newcomers.close)
+        self._new_processes = NewProcesses(self._child.pid)
+        resources.callback(self._new_processes.close)
         files = PrivateFiles(*ends, *range(max(ends) + 1, max(ends) + 4))
         self._opening = opening_line(files)
         self._line = partial(action_line, files)
@@ -174,12 +170,10 @@ class ShellProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether bash itself has ended."""
         return self._child.ended
 
     @property
     def done(self) -> bool:
-        """Whether the last action, if any, has ended."""
         return self._done.done()
 
     def begin(self, command: bytes) -> None:
@@ -200,12 +194,12 @@ class ShellProcess:
         if self._child.ended:
             self._done.set_result(None)
             return
-        self._newcomers.mark()
+        self._new_processes.mark()
         self._write_command_file(content)
         with suppress(OSError):  # it ends just now: the process's end is an event of its own
             self._forget_input()
             termios.tcsetattr(self._terminal, termios.TCSANOW, self._modes)
-            self._control.send(self._line(self._action, code))
+            self._control.send(self._line(self._action, code, content))
 
     def type(self, data: bytes) -> None:
         """Type on the terminal, for the running command; what it has no room for waits until there is some."""
@@ -215,16 +209,13 @@ class ShellProcess:
         self._input += data
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait at most so long for the action's end; give whether it came."""
         await asyncio.wait((self._done,), timeout=timeout_s)
         return self._done.done()
 
     def status(self) -> Status | None:
-        """Give the ended action's status; None if the shell itself ended."""
         return self._done.result()
 
     def read(self) -> None:
-        """Read what the terminal holds now."""
         self._on_terminal(DRAIN_READS)
 
     @property
@@ -235,7 +226,7 @@ class ShellProcess:
         return False
 
     def interrupt(self) -> None:
-        """Do what ^C does, whatever modes the terminal is in; what of the action has not begun never will.
+        """Do what ^C does, in any mode of the terminal; what of the action has not begun never will.
 
         Called again, it interrupts only what has come to the terminal's foreground since: a child of bash's that has
         not yet executed its program forgets an interrupt, and so does bash while it starts one.
@@ -253,14 +244,10 @@ class ShellProcess:
                 os.killpg(group, signal.SIGINT)
 
     def kill_new(self, *, interrupt: bool) -> None:
-        """Kill what was started inside since the action began, but for what older jobs started.
-
-        Args:
-            interrupt: interrupt bash as well, so that it starts no more; its status is then that of an interrupt.
-        """
+        """Kill what was started inside since the action began, but for what older jobs started."""
         if self._child.ended:
             return
-        kill(*self._newcomers.find())
+        kill(*self._new_processes.find())
         if interrupt:
             kill(self._child.pid, number=signal.SIGCONT)
             kill(self._child.pid, number=signal.SIGINT)
@@ -271,7 +258,7 @@ class ShellProcess:
             self._container.kill(self._child.pid)
 
     async def close(self) -> int:
-        """Kill what still runs, wait for its end, free the descriptors; give bash's exit code.
+        """Kill what still runs, wait for its end, free the descriptors; return bash's exit code.
 
         Raises:
             SandboxFailed: it did not end (see `Container.end`).
@@ -376,7 +363,7 @@ class ShellProcess:
 
 
 def _words(pid: int) -> bytes:
-    """Give what a process was executed with; nothing once it has ended."""
+    """Return what a process was executed with; nothing once it has ended."""
     with suppress(OSError):
         return (PROC / str(pid) / "cmdline").read_bytes()
     return b""

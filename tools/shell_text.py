@@ -24,7 +24,9 @@ _OPENING = (
     "{{ exec {f.terminal}>&10; }} 0<&-; exec {f.control_end}>&- {f.command_end}<&-; "
     "{{ unset HISTFILE MAILCHECK; set +o history; __prorl_action=0 __prorl_status=0 __prorl_code=0 __prorl_said=; "
     "__prorl_next() {{ __prorl_said= __prorl_code=0 __prorl_action=$1; exec 0<&{f.terminal}; "
-    # What an interrupted `read` had left in its buffer, whatever it read, would come first; `mapfile` empties that.
+    # Jobs that ended since the prompt: bash would tell of them when the next foreground program ends.
+    "[[ $3 ]] || {{ builtin jobs -nr; builtin jobs -ns >&{f.terminal}; builtin jobs -n; }}; "
+    # What an interrupted `read` had left in its buffer would come first; `mapfile` empties that.
     "builtin mapfile -n 1 -u {f.command} __prorl_command && "
     "IFS= builtin read -r -d '' -u {f.command} __prorl_command && "
     "IFS= builtin read -r -d '' -u {f.command} __prorl_action && "
@@ -37,8 +39,9 @@ _OPENING = (
     # An interrupt between the two would leave bash without a way to say a status, so only where the agent changed it.
     "[[ ${{PROMPT_COMMAND[*]-}} == '{prompt_command}' ]] || "
     "{{ builtin unset -v PROMPT_COMMAND; PROMPT_COMMAND='{prompt_command}'; }}; exec 0<&{f.control}; "
-    # Bash would tell of ended jobs when it reads its next line: with another command's output. First, those that run.
-    "builtin jobs -nr; builtin jobs -n >&11; "
+    # Bash would tell of ended jobs when it reads its next line: with another command's output. `-n` marks them as told;
+    # the agent sees only those that have stopped, since they wait for it.
+    "builtin jobs -nr; builtin jobs -ns >&11; builtin jobs -n; "
     'builtin eval \'\\builtin printf "\\0%s %s %s %s\\0" '
     '"$__prorl_action" "$__prorl_status" "$-" "${{PWD-}}" >&{f.control}\'; '
     "__prorl_said=${{1-}}; fi; }}; "
@@ -48,7 +51,7 @@ _OPENING = (
     "PROMPT_COMMAND='{prompt_command}'; }} 2>/dev/null\n"
 )
 _LINE = (
-    " {{ \\__prorl_next {number} {code}; }} >/dev/null 2>&1 && {{ [[ 1 ]]; }} >/dev/null 2>&1; "
+    " {{ \\__prorl_next {number} {code} {asks_of_jobs}; }} >/dev/null 2>&1 && {{ [[ 1 ]]; }} >/dev/null 2>&1; "
     '\\builtin eval "$__prorl_command"; '
     "{noted}; {{ \\__prorl_prompt 1; }} {covered} || \\__prorl_mend\n"
 )
@@ -60,6 +63,8 @@ _NOTED = "{{ __prorl_last=$?; \\builtin trap -p ERR >&{f.control} || [[ 1 ]]; }}
 _COVERED = "10>&1 11>&2 >/dev/null 2>&1"
 """Fails where one of the two is closed. The numbers are below any limit that one can work with."""
 _STATUS_KEPT = b"\n{ __prorl_code=$?; } >/dev/null 2>&1"
+_ASKS_OF_JOBS = re.compile(rb"\b(?:jobs|wait|fg|bg|disown)\b|%")
+"""What may need to hear of jobs that have ended: bash forgets those that it has told of."""
 _MINDS_STATUS = re.compile(rb"\bset\s+-|errexit|\bERR\b")
 """What may put them on in the command itself."""
 _GOES_ON = re.compile(
@@ -81,44 +86,33 @@ class PrivateFiles(NamedTuple):
 
 
 def opening_line(files: PrivateFiles) -> bytes:
-    """Give what a new bash is typed: it sets the plumbing up, and enters the directory that the command file holds."""
+    """Return what a new bash is typed: it sets up the plumbing and enters the directory in the command file."""
     prompt_command = _PROMPT_COMMAND.format(noted=_NOTED.format(f=files), covered=_COVERED)
     return _OPENING.format(f=files, needed=_NEEDED, covered=_COVERED, prompt_command=prompt_command).encode()
 
 
-def action_line(files: PrivateFiles, number: int, code: int) -> bytes:
-    """Give the line that makes bash, at its prompt, run what the command file holds for an action.
-
-    Args:
-        files: bash's.
-        number: the action's.
-        code: its exit code if nothing is there to run.
-    """
-    return _LINE.format(number=number, code=code, noted=_NOTED.format(f=files), covered=_COVERED).encode()
+def action_line(files: PrivateFiles, number: int, code: int, command: bytes) -> bytes:
+    """Return the line that makes bash, at its prompt, run what the command file holds for an action."""
+    asks_of_jobs = 1 if _ASKS_OF_JOBS.search(command) else "''"
+    return _LINE.format(
+        number=number, code=code, asks_of_jobs=asks_of_jobs, noted=_NOTED.format(f=files), covered=_COVERED
+    ).encode()
 
 
 def command_file(command: bytes, number: int) -> bytes:
-    """Give the command file's content for an action.
+    """Return the command file's content for an action.
 
     The empty line is for `mapfile`; the number is at the end, so that what was read in part is nobody's.
-
-    Args:
-        command: what to `eval`.
-        number: the action's.
     """
     return b"\n%b\0%d\0" % (command, number)
 
 
 def evaluated(command: bytes, *, minds_status: bool) -> bytes:
-    """Give the text to `eval` for a command.
+    """Return the text to `eval` for a command.
 
     A last status other than 0 is that of `eval`, too, and so trips `set -e` where the command alone does not (as
     `false && true`), and an ERR trap twice. There the text goes on to keep the status and end well, unless the command
     might take that in.
-
-    Args:
-        command: bash.
-        minds_status: `set -e` or an ERR trap is on.
     """
     if not minds_status and not _MINDS_STATUS.search(command):
         return command

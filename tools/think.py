@@ -23,9 +23,7 @@ class ThinkTool(Tool[ThinkArguments]):
     takes = ThinkArguments
 
     async def call(self, arguments: ThinkArguments, timeout_s: float) -> str:
-        """Acknowledge the thought (see `Tool.__call__`)."""
         del arguments, timeout_s
         return "Noted."
 
-    async def close(self) -> None:
-        """Do nothing: the tool holds nothing."""
+    async def close(self) -> None: ...

@@ -72,7 +72,7 @@ class Tool(ABC, Generic[A]):
         return await self.call(self.check(arguments), timeout_s)
 
     def check(self, arguments: dict[str, Any]) -> A:
-        """Give the arguments as the Struct that the tool takes.
+        """Return the arguments as the Struct that the tool takes.
 
         Raises:
             ToolArgumentsInvalid: they are not.

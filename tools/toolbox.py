@@ -43,7 +43,7 @@ class Toolbox:
         self._names = tuple(dict.fromkeys(names))
 
     async def start(self) -> dict[str, int]:
-        """Start the sessions that the tools need; give their numbers by the tools' names, for `tools`.
+        """Start the sessions that the tools need; return their numbers by the tools' names, for `tools`.
 
         Raises:
             SandboxFailed: a session did not start: the image has no bash, or no Python.

@@ -9,9 +9,9 @@
   least loaded one.
 - A job that cannot go on with its backend gets another one, and the same only where there is no other.
 - A backend that drains, serves older weights than are wanted, or is unwell takes no jobs; those that hold it keep it.
-- While weights are on their way (see `weight_update`), so does one that does not serve exactly these.
-- One on probation takes none either, but for one job each time that it is offered for a trial (when is not decided
-  here): the next one that has no backend yet; or, if nothing else is left, one that leaves another.
+- While weights are on their way (see `weight_update`), a backend that does not serve exactly these takes no jobs.
+- A backend on probation takes one job each time that it is offered for a trial (`backend_probation` says when): the
+  next job that has no backend yet; or, if there is no other backend, one that leaves another.
 
 Assignments belong to an owner (a stage process): when the owner is dropped, so are they.
 """

@@ -5,7 +5,7 @@ was drained: one that comes back with older weights (a new process under the old
 a host's version and a trainer's, the one that changed last counts. A host that was removed on request stays removed
 until it is added again.
 
-All this outlives the broker's process: `take_changes` says what a journal has to note, `restore` takes it up again.
+All this outlives the broker's process: `take_changes` returns what a journal has to note, `restore` takes it back.
 Restored hosts have a lease's time for their next heartbeat, as if the broker had never been away.
 """
 

@@ -86,18 +86,18 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def session_note(place: SessionRecord) -> tuple[str, bytes]:
-    """Give a session's note, with its name."""
+    """Return a session's note, with its name."""
     return f"session:{place.session}", _encode(_Session(place.session, place.lease_s, tuple(place.closed.values())))
 
 
 def batch_note(batch: BatchRecord) -> tuple[str, bytes]:
-    """Give a batch's note, with its name."""
+    """Return a batch's note, with its name."""
     state = (batch.state, batch.problem, batch.fed, batch.stream_ended, batch.key, batch.opened, batch.account)
     return f"batch:{batch.batch_id}", _encode(_Batch(batch.batch_id, batch.session, batch.options, *state))
 
 
 def group_note(group: RolloutGroup) -> tuple[str, bytes]:
-    """Give a group's note, with its name."""
+    """Return a group's note, with its name."""
     note = _Group(
         group.group_id,
         group.session,
@@ -115,12 +115,12 @@ def group_note(group: RolloutGroup) -> tuple[str, bytes]:
 
 
 def prompt_note(prompt: Prompt, batch_id: str, packed: bytes) -> tuple[str, bytes]:
-    """Give a prompt's note, with its name."""
+    """Return a prompt's note, with its name."""
     return f"prompt:{prompt.number}", _encode(_Prompt(prompt.session, batch_id, packed))
 
 
 def notes_of(changes: Changes) -> dict[str, bytes | None]:
-    """Give what a journal must keep of changes; prompts were noted when they were fed."""
+    """Return what a journal must keep of changes; prompts were noted when they were fed."""
     notes: dict[str, bytes | None] = {}
     notes.update((f"session:{name}", None) for name in changes.gone_sessions)
     notes.update((f"batch:{name}", None) for name in changes.gone_batches)
@@ -146,13 +146,7 @@ class Restored:
 
 
 def read_notes(notes: Mapping[str, bytes], is_there: Callable[[str], bool], now: float) -> Restored:
-    """Read what batches have noted.
-
-    Args:
-        notes: by name, as the journal has them.
-        is_there: says of a job whether it has not ended, or its result is here; what is not is run again.
-        now: the time.
-    """
+    """Read what batches have noted."""
     restored = Restored()
     by_kind: dict[str, list[Any]] = {"session": [], "batch": [], "group": [], "prompt": []}
     kinds = {"session": _Session, "batch": _Batch, "group": _Group, "prompt": _Prompt}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...wire.messages.batches import BatchStatus
-from .batch_stats import BatchStats
+from .batch_stats import BatchStats, Why
 from .group_filters import Verdict
 from .rollout_group import RolloutGroup
 
@@ -25,18 +24,6 @@ CLOSED_LIMIT = 4
 """Answers of a session that are kept: its clients close no more batches at one time."""
 NAMED_FAILURES = 3
 """Reasons that a status names."""
-
-
-class Why(StrEnum):
-    """Why a rollout was run and not used."""
-
-    NOT_KEPT = "not_kept"
-    NOT_NEEDED = "not_needed"
-    STALE = "stale"
-    GIVEN_UP = "given_up"
-    """Of a group that lost too many jobs."""
-    ABANDONED = "abandoned"
-    """Its client is gone."""
 
 
 class Launch(NamedTuple):
@@ -84,6 +71,16 @@ class Ended(NamedTuple):
 
 
 SamplerAction = Launch | CancelJobs | Discard | Deliver | GiveUp | Ended
+
+
+class StartJobs(NamedTuple):
+    """Submit jobs together: one transaction of the journal."""
+
+    launches: tuple[Launch, ...]
+
+
+BatchAction = StartJobs | CancelJobs | Discard
+"""What of it the rollout broker performs, in its queue of actions."""
 
 
 @dataclass(slots=True)
@@ -149,7 +146,7 @@ class BatchRecord:
             place.prompts.clear()
 
     def fitting(self, carried: Iterable[RolloutGroup]) -> list[RolloutGroup]:
-        """Give the groups that it may take over, of those that its session carries."""
+        """Return the groups that it may take over, of those that its session carries."""
         return [group for group in carried if self.options.adopt and group.size == self.options.group_size]
 
     def open_group(self, prompt: Any, number: int) -> RolloutGroup:
@@ -167,7 +164,7 @@ class BatchRecord:
             heapq.heappush(self.due, (group.verdict != Verdict.KEEP, group.number, group.group_id))
 
     def next_due(self) -> RolloutGroup | None:
-        """Give the group under way that gets the next job."""
+        """Return the group under way that gets the next job."""
         while self.due:
             undecided, _, group_id = self.due[0]
             group = self.groups.get(group_id)
@@ -177,7 +174,7 @@ class BatchRecord:
         return None
 
     def wanted_prompts(self, room: int) -> int:
-        """Give how many more prompts it could use if there were room for so many jobs."""
+        """Return how many more prompts it could use if there were room for so many jobs."""
         if self.state != "open" or self.stream_ended:
             return 0
         return max(0, -(-room // self.options.group_size) - len(self.prompts))

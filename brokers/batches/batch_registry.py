@@ -23,7 +23,7 @@ class BatchRegistry:
         """By id, in the order in which they were opened."""
 
     def __len__(self) -> int:
-        """Give the number of batches."""
+        """Return the number of batches."""
         return len(self.batches)
 
     def restore(self, sessions: Iterable[SessionRecord], batches: Iterable[BatchRecord]) -> None:
@@ -36,11 +36,11 @@ class BatchRegistry:
             batch.take_prompts(place)
 
     def find(self, batch_id: str) -> BatchRecord | None:
-        """Give a batch if there is one of that id."""
+        """Return a batch if there is one of that id."""
         return self.batches.get(batch_id)
 
     def batch(self, batch_id: str, session: str | None = None) -> BatchRecord:
-        """Give a batch.
+        """Return a batch.
 
         Raises:
             UnknownBatch: there is none of that id, or not in that session.
@@ -55,7 +55,7 @@ class BatchRegistry:
         return batch
 
     def closed(self, session: str, request_id: str) -> BatchClosed | None:
-        """Give what a request was answered that has closed a batch; None if it has not."""
+        """Return what a request was answered that has closed a batch; None if it has not."""
         place = self.sessions.get(session)
         return place.closed.get(request_id) if place is not None else None
 
@@ -69,5 +69,5 @@ class BatchRegistry:
             self.sessions[session].heard_at = now
 
     def silent_sessions(self, now: float) -> list[str]:
-        """Give the sessions whose lease is over."""
+        """Return the sessions whose lease is over."""
         return [name for name, place in self.sessions.items() if place.heard_at + place.lease_s <= now]

@@ -1,9 +1,9 @@
-"""Does what the batch sampler decides: its jobs go the way of all jobs, and results wait until their group's fate.
+"""The batches of all sessions: what clients ask of them, and the actions of the batch sampler.
 
-The sampler's launches become jobs of the session's batches (see `batch_session`), accepted by the journal and the job
-table like a client's; their ends come back here. What a group's rollouts brought lies in the outbox until its client
-has the group, or it is discarded. Each change of the sampler is noted in the journal in the same transaction as what
-caused it, so a broker that is started anew goes on where this one was.
+The sampler's launches become jobs of the session's batches (`in_batch`), accepted by the journal and the job table like
+a client's; their ends come back here from the queue of actions (`job_ended`). What a group's rollouts brought is among
+the results until its client has the group, or it is discarded. Each change of the sampler is noted in the journal in
+the same transaction as what caused it, so a restarted broker continues where this one was.
 
 Owns the sampler; no socket, clock or file.
 """
@@ -11,7 +11,6 @@ Owns the sampler; no socket, clock or file.
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,13 +22,11 @@ from ...errors import Busy, InvalidBatch, JournalFailed, ProrlError
 from ...wire.messages.base import new_id
 from ...wire.messages.batches import BatchClosed
 from ...wire.messages.jobs import Outcome
-from ..journal.journal import JobState, StoredBlock
-from ..rollout.actions import End
+from ..journal.records import holder_of
 from ..rollout.job_frame import read_job
 from .batch_notes import WEIGHTS, notes_of, prompt_note, read_notes
-from .batch_records import CancelJobs, Discard, Launch
+from .batch_records import CancelJobs, Discard, Launch, StartJobs
 from .batch_sampler import BatchSampler
-from .batch_session import is_stream, stream_of
 from .group_filters import keep_policy
 from .prompt import Prompt
 from .rollout_group import Rollout
@@ -39,14 +36,10 @@ if TYPE_CHECKING:
 
     from ...wire.messages.batches import BatchOptions, BatchStatus
     from ...wire.messages.jobs import Job
-    from ..journal.write_ahead import WriteAhead
-    from ..rollout.actions import Action
-    from ..rollout.job_history import JobHistory
-    from ..rollout.job_table import JobTable
-    from ..rollout.quota import Quota
-    from ..rollout.result_store import Finished, ResultStore
+    from ..journal.records import Finished, JobState
+    from ..rollout.jobs import Jobs
     from ..rollout.task_catalog import TaskCatalog
-    from .batch_records import BatchRecord, SamplerAction
+    from .batch_records import BatchAction, BatchRecord, SamplerAction
     from .rollout_group import RolloutGroup
 
 BATCH_LIMIT = 1024
@@ -61,45 +54,17 @@ log = logging.getLogger("prorl.rollout_broker")
 
 
 class BatchRunner:
-    """The batches of all sessions.
-
-    Args:
-        table: where jobs run.
-        outbox: where their results wait.
-        history: what each job went through.
-        catalog: the tasks that are served.
-        quota: what each session may hold.
-        writes: has what is new written down before it is told to anybody.
-        perform: does what the job table decides.
-        job_limit_bytes: largest prompt.
-    """
-
-    def __init__(
-        self,
-        table: JobTable,
-        outbox: ResultStore,
-        history: JobHistory,
-        catalog: TaskCatalog,
-        quota: Quota,
-        writes: WriteAhead,
-        perform: Callable[[list[Action]], None],
-        job_limit_bytes: int,
-    ) -> None:
-        self._table = table
-        self._outbox = outbox
-        self._history = history
+    def __init__(self, jobs: Jobs, catalog: TaskCatalog, job_limit_bytes: int) -> None:
+        self._jobs = jobs
         self._catalog = catalog
-        self._quota = quota
-        self._writes = writes
-        self._perform = perform
         self._job_limit_bytes = job_limit_bytes
-        self._sampler = BatchSampler(lambda prompt: prompt.job.job_id, table.worked_s)
+        self._sampler = BatchSampler(lambda prompt: prompt.job.job_id, jobs.table.worked_s)
         self._batches = self._sampler.registry
         self._prompts = 0
         self._launch_at = 0.0
         self._refusal = ""
         """Why the journal refused jobs last."""
-        writes.collect_notes = self.note_changes
+        jobs.writes.collect_notes = self.note_changes
 
     # What clients ask -------------------------------------------------------------------------------------------------
 
@@ -119,7 +84,7 @@ class BatchRunner:
                 )
             self._batches.heard(session, now)
             return known
-        most = self._quota.most_jobs(stream_of(session))
+        most = self._jobs.quota.most_jobs(_holder(session))
         if options.group_size > most:
             raise InvalidBatch(
                 f"a group of {options.group_size} is more than a session may hold here now ({most} jobs: max_jobs, "
@@ -128,7 +93,7 @@ class BatchRunner:
             )
         if len(self._batches) >= BATCH_LIMIT:
             raise Busy(f"{BATCH_LIMIT} batches are open, which is the limit; close some", retry_after_s=5.0)
-        self._do(self._sampler.open(session, batch_id, options, keep_policy(options.keep), now, key=new_id()), now)
+        self._enqueue(self._sampler.open(session, batch_id, options, keep_policy(options.keep), now, key=new_id()))
         return self._batches.batch(batch_id)
 
     def feed(self, batch: BatchRecord, start: int, frames: Sequence[bytes], now: float, *, last: bool) -> None:
@@ -148,24 +113,24 @@ class BatchRunner:
                 field="start",
             )
         new = frames[batch.fed - start :]
-        stream = stream_of(batch.session)
+        stream = _holder(batch.session)
         waiting = len(batch.prompts if batch.state == "open" else self._batches.sessions[batch.session].prompts)
         if new and waiting + len(new) > PROMPT_LIMIT:
             raise Busy(
                 f"{waiting} prompts wait, and {PROMPT_LIMIT} may; feed them as they are wanted", retry_after_s=1.0
             )
         size_bytes = sum(map(len, new))
-        self._quota.check(stream, 0, size_bytes)
+        self._jobs.quota.check(stream, 0, size_bytes)
         if new:
-            self._writes.check_room(size_bytes)
+            self._jobs.writes.check_room(size_bytes)
         jobs = [self._read(frame, place) for place, frame in enumerate(new, len(frames) - len(new))]
         prompts = []
         for job, frame in zip(jobs, new, strict=True):
             self._prompts += 1
             prompts.append(Prompt(self._prompts, batch.session, job, len(frame)))
-            self._writes.note(*prompt_note(prompts[-1], batch.batch_id, frame))
-            self._quota.prompts(stream, len(frame))
-        self._do(self._sampler.feed(batch.batch_id, prompts, now, last=last), now)
+            self._jobs.writes.note(*prompt_note(prompts[-1], batch.batch_id, frame))
+            self._jobs.quota.prompts(stream, len(frame))
+        self._enqueue(self._sampler.feed(batch.batch_id, prompts, now, last=last))
 
     def _read(self, frame: bytes, place: int) -> Job:
         try:
@@ -177,7 +142,7 @@ class BatchRunner:
         return job
 
     def find(self, session: str, batch_id: str) -> BatchRecord:
-        """Give a batch of a session, to look at.
+        """Return a batch of a session, to look at.
 
         Raises:
             UnknownBatch: there is none.
@@ -185,25 +150,25 @@ class BatchRunner:
         return self._batches.batch(batch_id, session)
 
     def wanted_prompts(self, batch: BatchRecord) -> int:
-        """Give how many more prompts a batch could use soon: for as many jobs again as INIT and RUN have slots.
+        """Return how many more prompts a batch could use soon: for as many jobs again as INIT and RUN have slots.
 
         So the slots stay busy for a while when its client is at its own work, and asks for no groups.
         """
-        room = max(1, self._table.working_slots())
+        room = max(1, self._jobs.table.working_slots())
         return min(batch.wanted_prompts(room), PROMPT_LIMIT)
 
     def acknowledge(self, batch: BatchRecord, group_ids: Iterable[str]) -> None:
         """Forget groups that the batch's client has."""
         for group in self._sampler.acknowledge(batch.batch_id, group_ids):
-            self._drop(group.session, [rollout.job_id for rollout in group.rollouts.values()])
+            self._discard(group.session, [rollout.job_id for rollout in group.rollouts.values()])
 
     def results(self, group: RolloutGroup) -> list[Finished] | None:
-        """Give the results of a whole group, by place; None: not all are safe yet."""
+        """Return the results of a whole group, by place; None: not all are safe yet."""
         found = []
         for index in range(group.size):
             job_id = group.rollouts[index].job_id
-            finished = self._outbox.get(job_id)
-            if finished is None or self._outbox.is_held_back(job_id):
+            finished = self._jobs.results.get(job_id)
+            if finished is None or self._jobs.results.is_held_back(job_id):
                 return None
             found.append(finished)
         return found
@@ -213,13 +178,13 @@ class BatchRunner:
         self._sampler.mark_given(group, client_id, now)
 
     def closed(self, session: str, request_id: str) -> BatchClosed | None:
-        """Give what a request was answered that has closed a batch; None if it has not."""
+        """Return what a request was answered that has closed a batch; None if it has not."""
         return self._batches.closed(session, request_id)
 
     def close(self, batch: BatchRecord, request_id: str, now: float) -> BatchClosed:
         """End a batch as a request asks; tell what it came to."""
         status = batch.status()
-        self._do(self._sampler.close(batch.batch_id, now), now)
+        self._enqueue(self._sampler.close(batch.batch_id, now))
         reply = BatchClosed(request_id, status, batch.account.report())  # with what was carried over, or cancelled
         self._sampler.note_closed(batch.session, reply)
         return reply
@@ -230,8 +195,8 @@ class BatchRunner:
 
     def set_version(self, weight_version: int, now: float) -> None:
         """The trainer has new weights."""
-        self._writes.note(WEIGHTS, msgspec.msgpack.encode(weight_version))
-        self._do(self._sampler.set_version(weight_version, now), now)
+        self._jobs.writes.note(WEIGHTS, msgspec.msgpack.encode(weight_version))
+        self._enqueue(self._sampler.set_version(weight_version, now))
 
     def status(self, batch: BatchRecord) -> BatchStatus:
         """Describe a batch; if it stands still, why."""
@@ -239,7 +204,7 @@ class BatchRunner:
         idle = batch.state == "open" and not batch.in_flight and bool(batch.groups or batch.prompts)
         if idle and self._refusal:
             return msgspec.structs.replace(status, problem=self._refusal)
-        if idle and self._quota.room(stream_of(batch.session)) <= 0:
+        if idle and self._jobs.quota.room(_holder(batch.session)) <= 0:
             problem = (
                 "its session holds as much as it may (max_jobs, max_held_bytes, max_session_share): fetch groups, "
                 "close batches, or ask for smaller groups"
@@ -253,133 +218,113 @@ class BatchRunner:
 
     # What happens -----------------------------------------------------------------------------------------------------
 
-    def follow(self, actions: Iterable[Action], now: float) -> None:
-        """Look at what the job table decided, once the outbox has it, for the ends of batches' jobs."""
-        for action in actions:
-            if isinstance(action, End) and is_stream(action.finished.session):
-                self._job_ended(action.finished, now)
-
-    def _job_ended(self, finished: Finished, now: float) -> None:
+    def job_ended(self, finished: Finished, now: float) -> None:
+        """A batch's job has ended, and its result is kept."""
         result = finished.result
         if result.job_id not in self._sampler:
-            self._drop_results([finished])
+            self._discard(finished.session, [result.job_id])
         elif result.outcome == Outcome.COMPLETED and result.reward is not None:
             rollout = Rollout(result.job_id, result.reward, result.tokens, self._oldest(finished), _seconds(finished))
-            self._do(self._sampler.job_completed(rollout, now), now)
+            self._enqueue(self._sampler.job_completed(rollout, now))
             if not np.isfinite(result.reward):
-                self._drop_results([finished])
+                self._discard(finished.session, [result.job_id])
         else:
             reason = result.error.code if result.error is not None else "no_reward"
-            self._do(self._sampler.job_failed(result.job_id, reason, now), now)
-            self._drop_results([finished])
+            self._enqueue(self._sampler.job_failed(result.job_id, reason, now))
+            self._discard(finished.session, [result.job_id])
 
     def launch(self, now: float) -> None:
         """Start jobs for the room that there is."""
         if now < self._launch_at or not self._batches.wants_room():
             return
-        of_task = _Rooms(self._table.room)
-        of_session = _Rooms(lambda stream: self._quota.room(stream) if self._quota.may_start(stream) else 0)
+        of_task = _Rooms(self._jobs.table.room)
+        of_session = _Rooms(lambda stream: self._jobs.quota.room(stream) if self._jobs.quota.may_start(stream) else 0)
 
         def may_start(prompt: Prompt) -> bool:
-            task, stream = prompt.job.task, stream_of(prompt.session)
+            task, stream = prompt.job.task, _holder(prompt.session)
             if of_task[task] <= 0 or of_session[stream] <= 0:
                 return False
             of_task[task] -= 1
             of_session[stream] -= 1
             return True
 
-        self._do(self._sampler.launch(may_start, now), now)
+        self._enqueue(self._sampler.launch(may_start, now))
 
     def tick(self, now: float) -> None:
         """Time has passed."""
-        self._do(self._sampler.tick(now), now)
+        self._enqueue(self._sampler.tick(now))
 
     def note_changes(self) -> None:
         """Have the journal note what has changed."""
         changes = self._sampler.take_changes()
         for prompt in changes.gone_prompts:
-            self._quota.prompts(stream_of(prompt.session), -prompt.size_bytes)
+            self._jobs.quota.prompts(_holder(prompt.session), -prompt.size_bytes)
         for name, note in notes_of(changes).items():
-            self._writes.note(name, note)
+            self._jobs.writes.note(name, note)
 
     def recover(
         self, notes: Mapping[str, bytes], unfinished: Sequence[JobState], uncollected: Sequence[Finished], now: float
     ) -> None:
         """Go on with the batches of an earlier broker, once the table and the outbox have its jobs and results."""
-        jobs = {state.job_id for state in unfinished if is_stream(state.session)}
-        results = {one.result.job_id: one for one in uncollected if is_stream(one.session)}
+        jobs = {state.job_id for state in unfinished if state.in_batch}
+        results = {one.result.job_id: one for one in uncollected if one.in_batch}
         found = read_notes(notes, lambda job_id: job_id in jobs or job_id in results, now)
         for number, prompt in found.prompts.items():
             self._prompts = max(self._prompts, number)
-            self._quota.prompts(stream_of(prompt.session), prompt.size_bytes)
+            self._jobs.quota.prompts(_holder(prompt.session), prompt.size_bytes)
         actions = self._sampler.restore(found.sessions.values(), found.batches, found.groups, found.weight_version, now)
         known = {rollout.job_id for group in found.groups for rollout in group.rollouts.values()}
-        self._do(actions, now)
+        self._enqueue(actions)
         for job_id in jobs:
             if job_id not in self._sampler:
-                self._perform(self._table.cancel(job_id, now))
+                self._jobs.cancel(job_id, now)
         for job_id, finished in results.items():
             if job_id not in known:
-                self._job_ended(finished, now)
+                self.job_ended(finished, now)
         if found.sessions:
             log.info("took up %d batches and %d groups from the journal", len(found.batches), len(found.groups))
 
     # Actions ----------------------------------------------------------------------------------------------------------
 
-    def _do(self, actions: list[SamplerAction], now: float) -> None:
-        launches = []
-        for action in actions:
-            match action:
-                case Launch():
-                    launches.append(action)
-                case CancelJobs():
-                    for job_id in action.job_ids:
-                        if job_id in self._table:
-                            self._perform(self._table.cancel(job_id, now))
-                case Discard():
-                    found = [self._outbox.get(rollout.job_id) for rollout in action.rollouts]
-                    self._drop_results([finished for finished in found if finished is not None])
-        if launches:
-            self._submit(launches, now)
+    def perform(self, action: BatchAction, now: float) -> None:
+        """Do one thing that the sampler decided."""
+        match action:
+            case StartJobs():
+                self._submit(action.launches, now)
+            case CancelJobs():
+                for job_id in action.job_ids:
+                    self._jobs.cancel(job_id, now)
+            case Discard():
+                for rollout in action.rollouts:
+                    finished = self._jobs.results.get(rollout.job_id)
+                    if finished is not None:
+                        self._discard(finished.session, [rollout.job_id])
 
-    def _submit(self, launches: list[Launch], now: float) -> None:
-        made = [(launch, *launch.prompt.make_job(launch.group_id, launch.job_id)) for launch in launches]
-        first = self._table.last_sequence + 1
-        states = [
-            JobState(first + place, stream_of(launch.session), job.job_id, job.task, job.stage_wait_s, packed)
-            for place, (launch, job, packed) in enumerate(made)
-        ]
+    def _enqueue(self, actions: list[SamplerAction]) -> None:
+        self._jobs.queue.extend(action for action in actions if isinstance(action, CancelJobs | Discard))
+        if launches := tuple(action for action in actions if isinstance(action, Launch)):
+            self._jobs.queue.append(StartJobs(launches))
+
+    def _submit(self, launches: tuple[Launch, ...], now: float) -> None:
+        jobs = [(one.session, *one.prompt.make_job(one.group_id, one.job_id)) for one in launches]
         try:
-            self._writes.accept(states, now)  # their groups' notes first
+            self._jobs.submit(jobs, now, in_batch=True)  # their groups' notes first
         except JournalFailed as error:
             self._refusal = error.message
             self._sampler.not_started([launch.job_id for launch in launches])
             self._launch_at = now + AGAIN_S
-            return
-        self._refusal = ""
-        for launch, job, packed in made:
-            stream = stream_of(launch.session)
-            self._quota.submitted(stream, job.job_id, len(packed))
-            self._perform(self._table.submit(stream, job, packed, now))
+        else:
+            self._refusal = ""
 
-    def _drop(self, session: str, job_ids: list[str]) -> None:
-        self._forget(self._outbox.drop(stream_of(session), job_ids))
-
-    def _drop_results(self, results: Iterable[Finished]) -> None:
-        for finished in results:
-            self._forget(self._outbox.drop(finished.session, [finished.result.job_id]))
-
-    def _forget(self, dropped: list[Finished]) -> None:
-        self._writes.discard(dropped)
-        self._quota.collected(dropped)
-        self._history.collected([finished.result.job_id for finished in dropped], time.time())
+    def _discard(self, session: str, job_ids: list[str]) -> None:
+        self._jobs.discard(_holder(session), job_ids)
 
     def _oldest(self, finished: Finished) -> int:
-        """Give the oldest weight version of a trajectory; the current one if nothing in it was generated."""
+        """Return the oldest weight version of a trajectory; the current one if nothing in it was generated."""
         result = finished.result
         if finished.block is None:
             return self._sampler.version
-        block = self._writes.block(finished.block) if isinstance(finished.block, StoredBlock) else finished.block
+        block = self._jobs.block(finished)
         buffer = block.buffer if isinstance(block, zmq.Frame) else block
         versions = array_views(buffer, result.tokens, result.turns).weight_versions
         generated = versions[versions >= 0]
@@ -396,6 +341,10 @@ class _Rooms(dict[str, int]):
     def __missing__(self, place: str) -> int:
         self[place] = self._room(place)
         return self[place]
+
+
+def _holder(session: str) -> str:
+    return holder_of(session, in_batch=True)
 
 
 def _seconds(finished: Finished) -> float:

@@ -45,9 +45,9 @@ from .batch_records import (
     GiveUp,
     Launch,
     SessionRecord,
-    Why,
 )
 from .batch_registry import BatchRegistry
+from .batch_stats import Why
 from .group_filters import Verdict
 
 if TYPE_CHECKING:
@@ -64,12 +64,7 @@ PROBLEM_LIMIT = 500
 
 
 class BatchSampler:
-    """All open batches, and what their sessions carry on.
-
-    Args:
-        name_of: gives the id of a prompt, for reports.
-        worked_s: gives for how many seconds a job that runs has been worked on at some time, waiting not counted.
-    """
+    """All open batches, and what their sessions carry on."""
 
     def __init__(
         self, name_of: Callable[[Any], str] = str, worked_s: Callable[[str, float], float] = lambda _, __: 0.0
@@ -89,7 +84,7 @@ class BatchSampler:
         self._changes = Changes()
 
     def __len__(self) -> int:
-        """Give the number of jobs that run."""
+        """Return the number of jobs that run."""
         return len(self._owners)
 
     def __contains__(self, job_id: str) -> bool:
@@ -99,7 +94,7 @@ class BatchSampler:
     # What outlives the sampler ----------------------------------------------------------------------------------------
 
     def take_changes(self) -> Changes:
-        """Give what has changed since the last call."""
+        """Return what has changed since the last call."""
         changes, self._changes = self._changes, Changes()
         return changes
 
@@ -111,15 +106,7 @@ class BatchSampler:
         version: int,
         now: float,
     ) -> list[SamplerAction]:
-        """Take up what an earlier sampler left, before any event; leases begin anew.
-
-        Args:
-            sessions: with the prompts that wait and are no batch's.
-            batches: with theirs, and without their groups.
-            groups: with what is in and what runs; their missing places are filled in here.
-            version: the current weights'.
-            now: the time.
-        """
+        """Take up what an earlier sampler left, before any event; leases begin anew."""
         self.version, self._now = version, now
         self.registry.restore(sessions, batches)
         for group in sorted(groups, key=lambda group: group.number):
@@ -147,14 +134,6 @@ class BatchSampler:
         self, session: str, batch_id: str, options: BatchOptions, keep: KeepPolicy, now: float, key: str = ""
     ) -> list[SamplerAction]:
         """Open a batch; it takes over what the session carries of its group size.
-
-        Args:
-            session: whose it is.
-            batch_id: its name.
-            options: what it is to be.
-            keep: the policy that these name.
-            now: the time.
-            key: what the ids of its groups and jobs begin with, which no other batch's may; empty: its own id.
 
         Raises:
             InvalidBatch: there is one of that id, or the policy can keep no group of that size.
@@ -192,12 +171,7 @@ class BatchSampler:
         return self._take_actions()
 
     def launch(self, may_start: Callable[[Any], bool], now: float) -> list[SamplerAction]:
-        """Start jobs while there is room for more.
-
-        Args:
-            may_start: says of a prompt whether there is room for a job of it now, and counts on it being started if so.
-            now: the time.
-        """
+        """Start jobs while there is room for more."""
         self._now = now
         turns = [(batch.share, batch.batch_id) for batch in self._batches.values() if batch.state == "open"]
         heapq.heapify(turns)
@@ -267,7 +241,7 @@ class BatchSampler:
         return self._take_actions()
 
     def acknowledge(self, batch_id: str, group_ids: Iterable[str]) -> list[RolloutGroup]:
-        """A batch's client has these groups; give those that it did not have before."""
+        """A batch's client has these groups; return those that it did not have before."""
         batch = self.registry.batch(batch_id)
         groups = [batch.ready.pop(group_id) for group_id in dict.fromkeys(group_ids) if group_id in batch.ready]
         for group in groups:

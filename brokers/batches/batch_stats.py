@@ -6,6 +6,7 @@ A batch that keeps what ends first would prefer short rollouts. Whether it did i
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,8 +17,19 @@ from ...wire.messages.batches import BatchReport, Distribution, GivenUpGroup, Ro
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .batch_records import Why
     from .rollout_group import Rollout
+
+
+class Why(StrEnum):
+    """Why a rollout was run and not used."""
+
+    NOT_KEPT = "not_kept"
+    NOT_NEEDED = "not_needed"
+    STALE = "stale"
+    GIVEN_UP = "given_up"
+    """Of a group that lost too many jobs."""
+    ABANDONED = "abandoned"
+    """Its client is gone."""
 
 
 class _Values(msgspec.Struct, array_like=True):
@@ -65,7 +77,7 @@ class RolloutCounts(msgspec.Struct, array_like=True):
             self.seconds.add(rollout.seconds)
 
     def spread(self) -> RolloutDistribution:
-        """Give it as a client is told."""
+        """Return it as a client is told."""
         return RolloutDistribution(
             reward=self.reward.spread(), tokens=self.tokens.spread(), seconds=self.seconds.spread()
         )
@@ -119,7 +131,7 @@ class BatchStats(msgspec.Struct, array_like=True):
             self.wasted_s[why] = self.wasted_s.get(why, 0.0) + one
 
     def report(self) -> BatchReport:
-        """Give it as a client is told."""
+        """Return it as a client is told."""
         return BatchReport(
             launched=self.launched,
             completed=self.completed,

@@ -85,14 +85,7 @@ class KeepInformative:
 
 @dataclass(frozen=True, slots=True)
 class KeepMeanReward:
-    """Groups whose mean reward is from `low` to `high`.
-
-    Args:
-        low: the smallest mean that is kept.
-        high: the largest.
-        least: the smallest reward that there is; with `most`, groups are decided early.
-        most: the largest reward that there is.
-    """
+    """Groups whose mean reward is from `low` to `high`."""
 
     low: float
     high: float
@@ -120,12 +113,7 @@ class KeepMeanReward:
 
 @dataclass(frozen=True, slots=True)
 class KeepWhere:
-    """Groups of which a function of the user's says so, once all rewards are in.
-
-    Args:
-        name: what its entry point is called.
-        keeps: takes all rewards of a group.
-    """
+    """Groups of which a function of the user's says so, once all rewards are in."""
 
     name: str
     keeps: Callable[[Sequence[float]], bool]
@@ -144,7 +132,7 @@ class KeepWhere:
 
 
 def keep_policy(keep: GroupFilter) -> KeepPolicy:
-    """Give the policy that a client asked for.
+    """Return the policy that a client asked for.
 
     Raises:
         InvalidBatch: there is none of that name, it cannot be imported, or it lacks its range.

@@ -24,7 +24,6 @@ from ...wire.messages.batches import (
     SessionAlive,
 )
 from ...wire.messages.front_door import Noted, NoteWeights, Refused
-from ..journal.journal import StoredBlock
 from ..rollout.result_store import REDELIVER_S
 
 if TYPE_CHECKING:
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from ...security.rights import Sender
     from ...wire.messages.front_door import FrontDoorReply
     from ...wire.sockets import Frame
-    from ..journal.write_ahead import WriteAhead
-    from ..rollout.result_store import Finished
+    from ..journal.records import Finished
+    from ..rollout.jobs import Jobs
     from .batch_records import BatchRecord
     from .batch_runner import BatchRunner
     from .rollout_group import RolloutGroup
@@ -51,24 +50,15 @@ class _HeldPoll:
 
 
 class BatchRequestHandler:
-    """Answers the requests about batches.
-
-    Args:
-        runner: does what they ask.
-        writes: has what is new written down before it is told to anybody.
-        answer: sends a reply and further frames to the client behind an envelope; false if there is none any more.
-        look_again: says whether a sender's key was revoked since.
-    """
-
     def __init__(
         self,
         runner: BatchRunner,
-        writes: WriteAhead,
+        jobs: Jobs,
         answer: Callable[[Sequence[Frame], FrontDoorReply, Sequence[Frame]], bool],
         look_again: Callable[[Sender], Sender],
     ) -> None:
         self._runner = runner
-        self._writes = writes
+        self._jobs = jobs
         self._answer = answer
         self._look_again = look_again
         self._polls: dict[tuple[str, str], _HeldPoll] = {}
@@ -104,10 +94,10 @@ class BatchRequestHandler:
             case NoteWeights():
                 self._runner.set_version(request.weight_version, now)
                 reply = Noted(request.request_id)
-        self._writes.then(lambda: self._answer(envelope, reply, ()))
+        self._jobs.writes.then(lambda: self._answer(envelope, reply, ()))
 
     def next_deadline(self) -> float | None:
-        """Give the time at which the first held reply is due."""
+        """Return the time at which the first held reply is due."""
         return min((poll.until for poll in self._polls.values()), default=None)
 
     def answer_held(self, now: float) -> None:
@@ -167,7 +157,7 @@ class BatchRequestHandler:
         return True
 
     def _next_ready(self, batch: BatchRecord, client_id: str, now: float) -> tuple[RolloutGroup, list[Finished]] | None:
-        """Give the first group that a client may have."""
+        """Return the first group that a client may have."""
         for group in batch.ready.values():
             if group.given_to in ("", client_id) or group.given_at + REDELIVER_S <= now:
                 results = self._runner.results(group)
@@ -179,5 +169,4 @@ class BatchRequestHandler:
         packed: Frame = codec.encode(finished.result)
         if not finished.result.tokens:
             return [packed]
-        block = finished.block
-        return [packed, self._writes.block(block) if isinstance(block, StoredBlock) else block]
+        return [packed, self._jobs.block(finished)]

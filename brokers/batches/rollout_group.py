@@ -65,20 +65,20 @@ class RolloutGroup:
         self.missing = [index for index in range(self.size - 1, -1, -1) if index not in taken]
 
     def start(self) -> str:
-        """Fill the next place that is missing; give the id of the new job."""
+        """Fill the next place that is missing; return the id of the new job."""
         job_id = f"{self.group_id}.{self.started}"
         self.started += 1
         self.running[job_id] = self.missing.pop()
         return job_id
 
     def stop(self) -> list[str]:
-        """Forget all jobs that run, whose places are missing again; give them."""
+        """Forget all jobs that run, whose places are missing again; return them."""
         stopped, self.running = self.running, {}
         self.missing.extend(sorted(stopped.values(), reverse=True))
         return list(stopped)
 
     def drop_older_than(self, version: int) -> list[Rollout]:
-        """Forget rollouts with tokens of older weights; give them."""
+        """Forget rollouts with tokens of older weights; return them."""
         old = {index: rollout for index, rollout in self.rollouts.items() if rollout.version < version}
         for index in old:
             del self.rollouts[index]

@@ -23,10 +23,10 @@ import msgspec
 
 from ...system.logs import of_job
 from ...wire.messages.base import new_id
-from ..rollout.result_store import Finished
-from .journal import JobState, Recovered, StoredBlock
+from .journal import Recovered
 from .journal_file import ROW_ERRORS, JournalFile, failures
 from .journal_rows import NOTHING, Damaged, Progress, read_notes, read_rows
+from .records import Finished, JobState, StoredBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,19 +37,20 @@ if TYPE_CHECKING:
     Row = tuple[Any, ...]
 
 APPLICATION_ID = int.from_bytes(b"PRLJ", "big")
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised with every change of the tables, and of the messages that lie in them."""
 TABLES = (
     """CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID""",
     """CREATE TABLE jobs (sequence INTEGER PRIMARY KEY, session TEXT NOT NULL, job_id TEXT NOT NULL,
-        task TEXT NOT NULL, stage_wait_s REAL NOT NULL, accepted_at REAL NOT NULL, packed BLOB NOT NULL)""",
+        task TEXT NOT NULL, stage_wait_s REAL NOT NULL, accepted_at REAL NOT NULL, packed BLOB NOT NULL,
+        in_batch INTEGER NOT NULL)""",
     """CREATE TABLE states (sequence INTEGER PRIMARY KEY, phase TEXT NOT NULL, stage_id TEXT NOT NULL,
         attempt INTEGER NOT NULL, attempts_given_back INTEGER NOT NULL, progress BLOB NOT NULL,
         history BLOB NOT NULL)""",
     """CREATE TABLE blocks (sequence INTEGER PRIMARY KEY, block BLOB NOT NULL)""",
     """CREATE TABLE results (sequence INTEGER PRIMARY KEY, session TEXT NOT NULL, job_id TEXT NOT NULL,
         outcome TEXT NOT NULL, ended_at REAL NOT NULL, digest BLOB NOT NULL, result BLOB NOT NULL,
-        history BLOB NOT NULL)""",
+        history BLOB NOT NULL, in_batch INTEGER NOT NULL)""",
     """CREATE TABLE notes (name TEXT PRIMARY KEY, note BLOB NOT NULL)""",
 )
 ROW_BYTES = 400
@@ -61,7 +62,7 @@ log = logging.getLogger("prorl.rollout_broker")
 INSERT_STATE = "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?, ?)"
 INSERT_BLOCK = "INSERT OR REPLACE INTO blocks VALUES (?, ?)"
 INSERT_NOTE = "INSERT OR REPLACE INTO notes VALUES (?, ?)"
-INSERT_RESULT = "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_RESULT = "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -101,8 +102,11 @@ class DiskJournal:
     def accept(self, jobs: Sequence[JobState]) -> None:
         self.check_room(sum(len(job.packed) + ROW_BYTES for job in jobs))
         now = time.time()
-        rows = [(job.sequence, job.session, job.job_id, job.task, job.stage_wait_s, now, job.packed) for job in jobs]
-        self._file.run(("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?)", rows))
+        rows = [
+            (job.sequence, job.session, job.job_id, job.task, job.stage_wait_s, now, job.packed, job.in_batch)
+            for job in jobs
+        ]
+        self._file.run(("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows))
 
     def write(
         self,
@@ -265,7 +269,7 @@ def _state_row(state: JobState) -> Row:
 def _result_row(one: Finished, now: float) -> Row:
     result = one.result
     ended = (one.session, result.job_id, result.outcome.value, now, one.job_digest)
-    return (one.sequence, *ended, _encode(result), one.history)
+    return (one.sequence, *ended, _encode(result), one.history, one.in_batch)
 
 
 def _log_left_out(one: JobState | Finished, error: Exception) -> None:

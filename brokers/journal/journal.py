@@ -7,56 +7,15 @@ that is restarted over the same object has lost nothing, one in a new process st
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...wire.messages.base import new_id
-from ...wire.messages.jobs import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ...wire.messages.jobs import SandboxHandle
-    from ...wire.messages.stages import PhaseDone, PhaseFailed
     from ...wire.sockets import Frame
-    from ..rollout.result_store import Finished
-
-
-class JobState(NamedTuple):
-    """One job that has not ended: all that another job table needs to continue it."""
-
-    sequence: int
-    """Numbers the jobs of a journal in the order in which they were accepted; never used again."""
-    session: str
-    job_id: str
-    task: str
-    stage_wait_s: float
-    packed: bytes
-    """The job as submitted."""
-    phase: Phase = Phase.INIT
-    stage_id: str = ""
-    """Who holds the phase; empty: it is queued."""
-    attempt: int = 1
-    attempts_given_back: int = 0
-    sandbox: SandboxHandle | None = None
-    carry: dict[str, Any] = {}  # noqa: RUF012 - nobody writes to it
-    run: PhaseDone | PhaseFailed | None = None
-    """RUN's event, once it has come."""
-    block: Any = None
-    """RUN's trajectory: a frame, or a `StoredBlock`."""
-    metrics: dict[str, float] = {}  # noqa: RUF012 - nobody writes to it
-    timings: dict[str, float] = {}  # noqa: RUF012 - nobody writes to it
-    history: bytes = b""
-    """What the job went through (see `JobHistory`)."""
-
-
-class StoredBlock(NamedTuple):
-    """A trajectory's block that is in the journal and not in memory."""
-
-    sequence: int
-    size_bytes: int
-
-    def __len__(self) -> int:
-        return self.size_bytes
+    from .records import Finished, JobState, StoredBlock
 
 
 class Recovered(NamedTuple):

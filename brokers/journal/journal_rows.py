@@ -18,8 +18,7 @@ from ...errors import JobsLost
 from ...wire.messages.base import ATTEMPT_LIMIT, Attempt, Identifier, JobIdentifier, Seconds
 from ...wire.messages.jobs import Outcome, Phase, Result, SandboxHandle
 from ...wire.messages.stages import PhaseDone, PhaseFailed  # noqa: TC001 - msgspec reads the annotations at run time
-from ..rollout.result_store import Finished, job_digest
-from .journal import JobState, StoredBlock
+from .records import Finished, JobState, StoredBlock, job_digest
 
 if TYPE_CHECKING:
     import sqlite3
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 
 JOBS = """SELECT sequence, session, job_id, task, stage_wait_s, packed, coalesce(phase, 'init'),
     coalesce(stage_id, ''), coalesce(attempt, 1), coalesce(attempts_given_back, 0), coalesce(progress, x''),
-    coalesce(history, x''), length(block)
+    coalesce(history, x''), length(block), in_batch
     FROM jobs LEFT JOIN states USING (sequence) LEFT JOIN blocks USING (sequence) ORDER BY sequence"""
-RESULTS = """SELECT sequence, session, job_id, digest, result, history, length(block)
+RESULTS = """SELECT sequence, session, job_id, digest, result, history, length(block), in_batch
     FROM results LEFT JOIN blocks USING (sequence) ORDER BY sequence"""
 
 DAMAGE = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
@@ -57,13 +56,13 @@ class Damaged(NamedTuple):
     """Tells the job's client; None: the row does not say whose job it was, or another row is that job's."""
 
 
-SessionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}(?:/batches)?\Z")]
-"""That of a client, or of its batches (see `batch_session`)."""
+Flag = Annotated[int, Meta(ge=0, le=1)]
+"""SQLite has no truth values."""
 
 
 class _JobRow(msgspec.Struct, frozen=True, array_like=True):
     sequence: Sequence
-    session: SessionName
+    session: Identifier
     job_id: JobIdentifier
     task: Identifier
     stage_wait_s: Seconds
@@ -75,21 +74,23 @@ class _JobRow(msgspec.Struct, frozen=True, array_like=True):
     progress: bytes
     history: bytes
     block_bytes: int | None
+    in_batch: Flag
 
 
 class _ResultRow(msgspec.Struct, frozen=True, array_like=True):
     sequence: Sequence
-    session: SessionName
+    session: Identifier
     job_id: JobIdentifier
     digest: bytes
     result: bytes
     history: bytes
     block_bytes: int | None
+    in_batch: Flag
 
 
 class _Owner(msgspec.Struct, frozen=True, array_like=True):
     sequence: Sequence
-    session: SessionName
+    session: Identifier
     job_id: JobIdentifier
 
 
@@ -134,7 +135,7 @@ def _job(row: _JobRow, seen: set[str]) -> JobState:
     place = (row.phase, row.stage_id, row.attempt, row.attempts_given_back)
     job = (row.sequence, row.session, row.job_id, row.task, row.stage_wait_s, row.packed)
     block = _block(row.sequence, row.block_bytes)
-    return JobState(*job, *place, sandbox, carry, run, block, metrics, timings, row.history)
+    return JobState(*job, *place, sandbox, carry, run, block, metrics, timings, row.history, bool(row.in_batch))
 
 
 def _finished(row: _ResultRow, seen: set[str]) -> Finished:
@@ -143,7 +144,7 @@ def _finished(row: _ResultRow, seen: set[str]) -> Finished:
     if result.job_id != row.job_id or (block is None) != (result.tokens == 0):
         raise ValueError("the result is not that of its row")
     _note(row.job_id, seen)
-    return Finished(row.session, result, block, row.digest, row.sequence, row.history)
+    return Finished(row.session, result, block, row.digest, row.sequence, row.history, bool(row.in_batch))
 
 
 def _with_bytes(row: tuple[Any, ...], *places: int) -> tuple[Any, ...]:
@@ -186,7 +187,8 @@ def _damaged(
         error=JobsLost(message, count=1, job_ids=owner.job_id).info(),
     )
     digest = job_digest(packed) if isinstance(packed, bytes) else b""
-    return Damaged(owner.sequence, owner.job_id, problem, Finished(owner.session, result, None, digest, owner.sequence))
+    loss = Finished(owner.session, result, None, digest, owner.sequence, in_batch=row[-1] == 1)
+    return Damaged(owner.sequence, owner.job_id, problem, loss)
 
 
 def _name(task: object) -> str:

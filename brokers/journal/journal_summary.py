@@ -13,6 +13,7 @@ from ...errors import ConfigError
 from .disk_journal import APPLICATION_ID, SCHEMA_VERSION
 from .journal_file import PAGE_BYTES, check_kind, failures
 from .journal_rows import Damaged, any_text, read_rows
+from .records import holder_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 class SessionSummary(NamedTuple):
     session: str
+    """Or the batches of one (see `holder_of`)."""
     queued: dict[str, int]
     """Jobs that wait, by phase."""
     held: dict[str, int]
@@ -123,19 +125,19 @@ def _open(path: Path) -> sqlite3.Connection:
 def _sessions(connection: sqlite3.Connection) -> list[SessionSummary]:
     sessions: dict[str, SessionSummary] = {}
 
-    def of(session: object) -> SessionSummary:
-        name = str(session)  # of a damaged row it may be anything
+    def of(session: object, in_batch: object) -> SessionSummary:
+        name = holder_of(str(session), in_batch=in_batch == 1)  # of a damaged row it may be anything
         return sessions.setdefault(name, SessionSummary(name, {}, {}, {}))
 
-    query = """SELECT session, coalesce(phase, 'init'), coalesce(stage_id, '') != '', count(*)
-        FROM jobs LEFT JOIN states USING (sequence) GROUP BY 1, 2, 3"""
+    query = """SELECT session, in_batch, coalesce(phase, 'init'), coalesce(stage_id, '') != '', count(*)
+        FROM jobs LEFT JOIN states USING (sequence) GROUP BY 1, 2, 3, 4"""
     with any_text(connection):
-        for session, phase, held, count in connection.execute(query):
-            (of(session).held if held else of(session).queued)[str(phase)] = count
-        for session, outcome, count in connection.execute(
-            "SELECT session, outcome, count(*) FROM results GROUP BY 1, 2"
-        ):
-            of(session).results[str(outcome)] = count
+        for session, in_batch, phase, held, count in connection.execute(query):
+            one = of(session, in_batch)
+            (one.held if held else one.queued)[str(phase)] = count
+        query = "SELECT session, in_batch, outcome, count(*) FROM results GROUP BY 1, 2, 3"
+        for session, in_batch, outcome, count in connection.execute(query):
+            of(session, in_batch).results[str(outcome)] = count
     return list(sessions.values())
 
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from ..rollout.actions import Action
     from ..rollout.job_history import JobHistory
     from ..rollout.job_table import JobTable
-    from ..rollout.result_store import Finished, ResultStore
-    from .journal import JobState, Journal, StoredBlock
+    from ..rollout.result_store import ResultStore
+    from .journal import Journal
+    from .records import Finished, JobState, StoredBlock
 
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 5.0
@@ -91,20 +92,18 @@ class WriteAhead:
         """The journal cannot be written, and something waits for it."""
         return self._failure is not None and self._is_dirty
 
-    def perform(self, actions: Iterable[Action]) -> None:
+    def perform(self, action: Action) -> None:
         """Do what the job table decided, once it is safe."""
-        for action in actions:
-            if isinstance(action, End):
-                finished = action.finished
-                finished = finished._replace(history=self._history.packed(finished.result.job_id))
-                self._states.pop(finished.sequence, None)
-                self._ended[finished.sequence] = finished
-                self._results.hold_back(finished)
-            elif not isinstance(action, Stop):
-                self._waiting.append(action)
-            elif action not in self._stops:
-                self._stops.add(action)
-                self._waiting.append(action)
+        if isinstance(action, End):
+            finished = action.finished._replace(history=self._history.packed(action.finished.result.job_id))
+            self._states.pop(finished.sequence, None)
+            self._ended[finished.sequence] = finished
+            self._results.hold_back(finished)
+        elif not isinstance(action, Stop):
+            self._waiting.append(action)
+        elif action not in self._stops:
+            self._stops.add(action)
+            self._waiting.append(action)
 
     def then(self, send: Callable[[], object]) -> None:
         """Call `send` once all that has changed until now is safe."""
@@ -220,7 +219,7 @@ class WriteAhead:
         for finished in ended:
             full = self._results.memory_bytes > self._memory_limit_bytes
             self._results.put(self._journal.unloaded(finished) if full else finished)
-            self._news.add(finished.session)
+            self._news.add(finished.holder)
 
     def _fail(self, error: JournalFailed, now: float) -> None:
         if self._failure is None:

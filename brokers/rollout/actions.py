@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from ...errors import ErrorInfo
     from ...wire.messages.jobs import Phase, SandboxHandle
     from ...wire.messages.stages import StartPhase
-    from .result_store import Finished
+    from ..journal.records import Finished
     from .stage_pool import SlotClaim
 
 
@@ -34,7 +34,7 @@ class Stop(NamedTuple):
     """Tell a stage process to end a phase whose result nobody wants."""
 
     stage_id: str
-    hold: SlotClaim
+    claim: SlotClaim
 
 
 class Close(NamedTuple):
@@ -44,9 +44,9 @@ class Close(NamedTuple):
 
 
 class Unassign(NamedTuple):
-    """Have the backend broker release the assignment that an attempt may hold."""
+    """Have the backend broker release the assignment that an attempt may claim."""
 
-    hold: SlotClaim
+    claim: SlotClaim
 
 
 class End(NamedTuple):

@@ -8,7 +8,7 @@ from ...wire.messages.jobs import Job
 
 
 def read_job(frame: bytes, limit_bytes: int) -> Job:
-    """Give the job in a frame.
+    """Return the job in a frame.
 
     Raises:
         JobTooLarge: the frame is over the limit.

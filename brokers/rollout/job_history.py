@@ -96,12 +96,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class JobHistory:
-    """The histories of the jobs that have not ended, and of those that ended last.
-
-    Args:
-        ended_limit: how many ended jobs to remember.
-        ended_limit_bytes: and how much of them, about.
-    """
+    """The histories of the jobs that have not ended, and of those that ended last."""
 
     def __init__(self, ended_limit: int = ENDED_LIMIT, ended_limit_bytes: int = ENDED_LIMIT_BYTES) -> None:
         self._ended_limit = ended_limit
@@ -116,7 +111,7 @@ class JobHistory:
         return len(self._live) + len(self._ended)
 
     def packed(self, job_id: str) -> bytes:
-        """Give a job's history as the journal keeps it; nothing if it is not known."""
+        """Return a job's history as the journal keeps it; nothing if it is not known."""
         return self._live.get(job_id) or self._ended.get(job_id, b"")
 
     def restore(self, job_id: str, packed: bytes, at: float) -> None:
@@ -200,7 +195,7 @@ class JobHistory:
     # Questions --------------------------------------------------------------------------------------------------------
 
     def find(self, beginning: str) -> str:
-        """Give the id of the one job whose id is `beginning`, or begins so.
+        """Return the id of the one job whose id is `beginning`, or begins so.
 
         Raises:
             UnknownJob: there is none, or more than one.
@@ -235,7 +230,7 @@ class _Story:
         self._last_s = 0.0
 
     def seconds(self, at: float) -> float:
-        """Give how long after the job's acceptance something was; a clock that was set back stands still here."""
+        """Return how long after the job's acceptance something was; a clock that was set back stands still here."""
         self._last_s = max(self._last_s, at - self._began)
         return self._last_s
 
@@ -310,7 +305,7 @@ def _items(packed: bytes) -> Iterator[Any]:
 
 
 def _undamaged(packed: bytes, at: float | None) -> bytes:
-    """Give a history as it is, or up to where it cannot be read, with a mark of that time behind it."""
+    """Return a history as it is, or up to where it cannot be read, with a mark of that time behind it."""
     unpacker = msgpack.Unpacker(read_size=READ_BYTES, max_buffer_size=0)
     unpacker.feed(packed)
     whole = 0

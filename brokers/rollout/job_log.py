@@ -14,22 +14,17 @@ from ...wire.messages.jobs import Outcome
 from .actions import End, Queued, Start
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .actions import Action
 
 log = logging.getLogger("prorl.rollout_broker")
 
 
-def log_actions(actions: Sequence[Action]) -> None:
+def log_action(action: Action) -> None:
     """Log what the job table decided, where it is a transition."""
     if log.isEnabledFor(logging.DEBUG):
-        for action in actions:
-            _log(action, logging.DEBUG)
-        return
-    for action in actions:
-        if isinstance(action, End) and action.finished.result.outcome != Outcome.COMPLETED:
-            _log(action, logging.INFO)
+        _log(action, logging.DEBUG)
+    elif isinstance(action, End) and action.finished.result.outcome != Outcome.COMPLETED:
+        _log(action, logging.INFO)
 
 
 def _log(action: Action, level: int) -> None:

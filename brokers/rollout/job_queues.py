@@ -1,4 +1,4 @@
-"""Jobs that wait for a phase, in the order in which they were accepted, one queue for each need. Pure.
+"""Jobs that wait for a phase, in the order in which they were accepted, one queue for each requirement. Pure.
 
 An entry names a job's attempt, and is dropped when it comes to the head and the job has moved on. Jobs that INIT may
 not start now, since their session holds too much, are set aside, so that they do not stand before the others.
@@ -26,11 +26,7 @@ class _Entry(NamedTuple):
 
 
 class JobQueues:
-    """The queues of all needs.
-
-    Args:
-        records: the jobs that have not ended, by id.
-    """
+    """The queues of all requirements."""
 
     def __init__(self, records: Mapping[str, JobRecord]) -> None:
         self._records = records
@@ -44,53 +40,53 @@ class JobQueues:
     def push(self, record: JobRecord) -> None:
         """Have a job wait, under the attempt that it has now."""
         entry = _Entry(record.sequence, record.job_id, record.attempt)
-        heapq.heappush(self._queues[record.phase].setdefault(record.need, []), entry)
+        heapq.heappush(self._queues[record.phase].setdefault(record.requirement, []), entry)
 
     def append(self, record: JobRecord) -> None:
-        """Have a job wait behind all others of its need: the quicker way for many that come in order."""
+        """Have a job wait behind all others of its requirement: the quicker way for many that come in order."""
         entry = _Entry(record.sequence, record.job_id, record.attempt)
-        self._queues[record.phase].setdefault(record.need, []).append(entry)  # a sorted list is a heap
+        self._queues[record.phase].setdefault(record.requirement, []).append(entry)  # a sorted list is a heap
 
-    def needs(self, phase: Phase) -> Collection[Requirement]:
-        """Give what jobs wait for, of a phase; a view."""
+    def requirements(self, phase: Phase) -> Collection[Requirement]:
+        """Return what jobs wait for, of a phase; a view."""
         return self._queues[phase].keys()
 
-    def head(self, need: Requirement) -> JobRecord | None:
-        """Give the oldest job that waits with a need."""
-        queue = self._queues[need.role].get(need, [])
+    def head(self, requirement: Requirement) -> JobRecord | None:
+        """Return the oldest job that waits with a requirement."""
+        queue = self._queues[requirement.role].get(requirement, [])
         while queue:
             record = self._waiting(queue[0])
-            if record is not None and (need.role != Phase.INIT or self.may_start(record.session)):
+            if record is not None and (requirement.role != Phase.INIT or self.may_start(record.holder)):
                 return record
             entry = heapq.heappop(queue)
             if record is not None:
-                self._set_aside.setdefault(record.session, []).append((need, entry))
+                self._set_aside.setdefault(record.holder, []).append((requirement, entry))
         return None
 
-    def pop(self, need: Requirement) -> None:
+    def pop(self, requirement: Requirement) -> None:
         """Take the head away."""
-        heapq.heappop(self._queues[need.role][need])
+        heapq.heappop(self._queues[requirement.role][requirement])
 
     def look_at_sessions_again(self) -> None:
         """Have the jobs wait again of sessions that may start some now."""
         for session in [session for session in self._set_aside if self.may_start(session)]:
-            for need, entry in self._set_aside.pop(session):
-                heapq.heappush(self._queues[need.role].setdefault(need, []), entry)
+            for requirement, entry in self._set_aside.pop(session):
+                heapq.heappush(self._queues[requirement.role].setdefault(requirement, []), entry)
 
-    def served(self, need: Requirement) -> None:
-        """Somebody could take the jobs of a need, or there is none."""
-        self._unserved_since.pop(need, None)
-        if self.head(need) is None:
-            del self._queues[need.role][need]
+    def served(self, requirement: Requirement) -> None:
+        """Somebody could take the jobs of a requirement, or there is none."""
+        self._unserved_since.pop(requirement, None)
+        if self.head(requirement) is None:
+            del self._queues[requirement.role][requirement]
 
-    def unserved(self, need: Requirement, now: float) -> list[tuple[JobRecord, float]]:
-        """Nobody could take the jobs of a need: give each, and since when it waits in vain."""
-        since = self._unserved_since.setdefault(need, now)
-        records = [self._waiting(entry) for entry in sorted(self._queues[need.role][need])]
+    def unserved(self, requirement: Requirement, now: float) -> list[tuple[JobRecord, float]]:
+        """Nobody could take the jobs of a requirement: give each, and since when it waits in vain."""
+        since = self._unserved_since.setdefault(requirement, now)
+        records = [self._waiting(entry) for entry in sorted(self._queues[requirement.role][requirement])]
         return [(record, max(record.since, since)) for record in records if record is not None]
 
     def _waiting(self, entry: _Entry) -> JobRecord | None:
-        """Give the job of an entry if it still waits there: an ended job's id may belong to a new one."""
+        """Return the job of an entry if it still waits there: an ended job's id may belong to a new one."""
         record = self._records.get(entry.job_id)
         found = (record.place, record.sequence, record.attempt) if record is not None else None
         return record if found == (Place.QUEUED, entry.sequence, entry.attempt) else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ...errors import MalformedMessage
 from ...wire import codec
 from ...wire.messages.jobs import Job, Phase, Result
-from ..journal.journal import JobState
+from ..journal.records import JobState, holder_of
 from .stage_pool import Requirement, SlotClaim
 
 if TYPE_CHECKING:
@@ -57,6 +57,11 @@ class JobRecord:
     block: Any = None
     metrics: dict[str, float] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
+    in_batch: bool = False
+
+    @property
+    def holder(self) -> str:
+        return holder_of(self.session, in_batch=self.in_batch)
 
     @property
     def job(self) -> Job:
@@ -69,17 +74,17 @@ class JobRecord:
         return self.decoded
 
     @property
-    def hold(self) -> SlotClaim:
+    def claim(self) -> SlotClaim:
         """What it takes of a stage process."""
         return SlotClaim(self.job_id, self.attempt)
 
     @property
-    def need(self) -> Requirement:
-        """What it needs of one."""
+    def requirement(self) -> Requirement:
+        """What it requirements of one."""
         return Requirement(self.phase, self.task, self.sandbox.node if self.sandbox is not None else None)
 
     def worked_s(self, now: float) -> float:
-        """Give for how many seconds stage processes have worked on it, in this attempt."""
+        """Return for how many seconds stage processes have worked on it, in this attempt."""
         ended = sum(self.timings.get(phase, 0.0) for phase in Phase)
         return ended + (now - self.since if self.place == Place.HELD else 0.0)
 
@@ -89,7 +94,7 @@ class JobRecord:
 
     @classmethod
     def restored(cls, state: JobState) -> Self:
-        """Give the record of what a journal has kept, not yet in its place."""
+        """Return the record of what a journal has kept, not yet in its place."""
         return cls(
             *state[:6],
             None,
@@ -102,10 +107,11 @@ class JobRecord:
             block=state.block,
             metrics=dict(state.metrics),
             timings=dict(state.timings),
+            in_batch=state.in_batch,
         )
 
     def state(self) -> JobState:
-        """Give what a journal must keep of it."""
+        """Return what a journal must keep of it."""
         return JobState(
             self.sequence,
             self.session,
@@ -123,6 +129,7 @@ class JobRecord:
             self.block,
             dict(self.metrics),
             dict(self.timings),
+            in_batch=self.in_batch,
         )
 
     def forget_phases(self) -> None:
@@ -132,7 +139,7 @@ class JobRecord:
         self.timings = {name: value for name, value in self.timings.items() if name in QUEUE_TIMINGS}
 
     def result(self, outcome: Outcome, error: ErrorInfo | None, evaluated: PhaseDone | None) -> Result:
-        """Give what its client is told of its end; `evaluated` is EVAL's event, of a job that is completed."""
+        """Return what its client is told of its end; `evaluated` is EVAL's event, of a job that is completed."""
         run = self.run
         return Result(
             job_id=self.job_id,

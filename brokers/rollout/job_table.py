@@ -44,12 +44,11 @@ from ...errors import Cancelled, ErrorInfo, NoStage, PhaseTimeout
 from ...wire.messages.base import ATTEMPT_LIMIT
 from ...wire.messages.jobs import Outcome, Phase, SandboxHandle
 from ...wire.messages.stages import PhaseDone, PhaseFailed, StartPhase
-from ..batches.batch_session import is_stream
+from ..journal.records import Finished, job_digest
 from .actions import Action, Close, End, Queued, Start, Stop, Unassign
 from .job_queues import JobQueues
 from .job_record import JobRecord, Place
 from .lease_expired import lease_lost
-from .result_store import Finished, job_digest
 from .stage_pool import Requirement, SlotClaim, StagePool
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 
     from ...wire.messages.jobs import Job
     from ...wire.messages.stages import StageReport
-    from ..journal.journal import JobState
+    from ..journal.records import JobState
     from .lease_expired import LossCause
     from .stage_pool import StageProcess
 
@@ -72,14 +71,7 @@ RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phas
 
 
 class JobTable:
-    """The jobs that have not ended, and the stage processes that work on them.
-
-    Args:
-        lease_s: how long a job stays with a stage process that does not report it.
-        ready_limit: how many jobs may be in INIT or wait for RUN together, so that sandboxes do not pile up.
-        quiet_s: after how long without a report a stage process is given nothing new, and how long one has to report
-            whose line broke; less than the lease.
-    """
+    """The jobs that have not ended, and the stage processes that work on them."""
 
     def __init__(self, lease_s: float, ready_limit: int, quiet_s: float) -> None:
         self.stages = StagePool()
@@ -109,23 +101,23 @@ class JobTable:
         return job_id in self._records
 
     def packed(self, job_id: str) -> bytes:
-        """Give a job that has not ended, as submitted."""
+        """Return a job that has not ended, as submitted."""
         return self._records[job_id].packed
 
-    def session(self, job_id: str) -> str:
-        """Give the session of a job that has not ended."""
-        return self._records[job_id].session
+    def holder(self, job_id: str) -> str:
+        """Return who holds a job that has not ended (see `holder_of`)."""
+        return self._records[job_id].holder
 
     def unfinished(self, session: str) -> int:
-        """Give the number of a session's jobs that have not ended."""
+        """Return the number of a session's jobs that have not ended."""
         return self._unfinished[session]
 
     def working_slots(self) -> int:
-        """Give how many jobs INIT and RUN can work on at once."""
-        return sum(stage.working_slots for stage in self.stages if stage.role != Phase.EVAL)
+        """Return how many jobs INIT and RUN can work on at once."""
+        return self.stages.role_slots(Phase.INIT) + self.stages.role_slots(Phase.RUN)
 
     def room(self, task: str) -> int:
-        """Give how many more jobs of a task batches may submit now: as many are in INIT and RUN as both have slots.
+        """Return how many more jobs of a task batches may submit now: as many are in INIT and RUN as both have slots.
 
         So no slot of RUN waits for INIT, few sandboxes wait for RUN, and none is chosen before its time. What piles up
         before EVAL counts too. Without any slot it is one, whose end tells of that.
@@ -135,38 +127,32 @@ class JobTable:
         return max(1, init + run) - self._batched[Phase.INIT, task] - self._batched[Phase.RUN, task] - waiting
 
     def worked_s(self, job_id: str, now: float) -> float:
-        """Give for how many seconds stage processes have worked on a job that has not ended; 0 if it is not here."""
+        """Return for how many seconds stage processes have worked on a job that has not ended; 0 if it is not here."""
         record = self._records.get(job_id)
         return record.worked_s(now) if record is not None else 0.0
 
     def count(self, place: Place) -> dict[Phase, int]:
-        """Give the number of jobs of each phase that are queued, or held."""
+        """Return the number of jobs of each phase that are queued, or held."""
         return {phase: self._counts[phase, place] for phase in Phase}
 
     # What outlives the table ------------------------------------------------------------------------------------------
 
     def take_changes(self) -> list[JobState]:
-        """Give the jobs that have moved since the last call and have not ended, as they are now."""
+        """Return the jobs that have moved since the last call and have not ended, as they are now."""
         changed, self._changed = self._changed, {}
         return [record.state() for record in changed.values()]
 
     def restore(self, states: Iterable[JobState], last_sequence: int, now: float) -> None:
-        """Take up the jobs of an earlier table, oldest first, before any event. What is held stays so for a lease.
-
-        Args:
-            states: the jobs, in the order of their numbers.
-            last_sequence: the largest number that was given.
-            now: the time.
-        """
+        """Take up the jobs of an earlier table, oldest first, before any event. What is held stays so for a lease."""
         self.last_sequence = last_sequence
         for state in states:
             record = JobRecord.restored(state)
             self._records[record.job_id] = record
-            self._unfinished[record.session] += 1
+            self._unfinished[record.holder] += 1
             if state.stage_id:
                 self._enter(record, Place.HELD, now)
                 record.stage_id, record.lease_until = state.stage_id, now + self._lease_s
-                self.stages.expect(state.stage_id, record.hold)
+                self.stages.expect(state.stage_id, record.claim)
             else:
                 self._enter(record, Place.QUEUED, now)
                 self.queues.append(record)
@@ -174,7 +160,7 @@ class JobTable:
 
     # Events -----------------------------------------------------------------------------------------------------------
 
-    def submit(self, session: str, job: Job, packed: bytes, now: float) -> list[Action]:
+    def submit(self, session: str, job: Job, packed: bytes, now: float, *, in_batch: bool = False) -> list[Action]:
         """Accept a job whose id is new."""
         self.last_sequence += 1
         # An ended job's id may come again while its last attempt still stops; the new job's attempts go on from there.
@@ -189,9 +175,10 @@ class JobTable:
             job,
             attempt=before + 1,
             attempts_given_back=before,
+            in_batch=in_batch,
         )
         self._records[job.job_id] = record
-        self._unfinished[session] += 1
+        self._unfinished[record.holder] += 1
         self._queue(record, now)
         return self._take_actions(now)
 
@@ -214,21 +201,21 @@ class JobTable:
                 and (at_work or record.phase == report.role)
             ):
                 self._skip_attempts(record, attempt)
-        for hold in sorted(
-            stage.holds - {SlotClaim(*item) for item in (*report.running.items(), *report.ended.items())}
+        for claim in sorted(
+            stage.claims - {SlotClaim(*item) for item in (*report.running.items(), *report.ended.items())}
         ):
             # A slot that is not reported stays taken while its phase may still be on the way there.
-            record = self._records.get(hold.job_id)
-            if record is None or not record.is_held_by(stage.stage_id, hold.attempt):
-                self.stages.give_back(stage.stage_id, hold)
+            record = self._records.get(claim.job_id)
+            if record is None or not record.is_held_by(stage.stage_id, claim.attempt):
+                self.stages.give_back(stage.stage_id, claim)
             elif anew:
-                self.stages.give_back(stage.stage_id, hold)
+                self.stages.give_back(stage.stage_id, claim)
                 record.attempts_given_back += 1
                 self._restart(record, RESTART_PHASE[record.phase], lease_lost(record, "unreported"), now)
         self._employ(stage, now)
         return self._take_actions(now)
 
-    def begin_leases_anew(self, now: float) -> None:
+    def restart_leases(self, now: float) -> None:
         """Time stood still: nothing was sent, and nothing that was held is overdue."""
         for stage in self.stages:
             stage.heard_at = max(stage.heard_at, now - self._quiet_s)
@@ -236,7 +223,7 @@ class JobTable:
             if record.place == Place.HELD:
                 record.since, record.lease_until = now, now + self._lease_s
 
-    def line_broke(self, stage_id: str, now: float) -> None:
+    def connection_broke(self, stage_id: str, now: float) -> None:
         """The connection to a stage process has ended, so that it has died or will report over another one soon."""
         stage = self.stages.get(stage_id)
         if stage is not None:
@@ -244,16 +231,16 @@ class JobTable:
             stage.disconnected = True
             stage.heard_at = min(stage.heard_at, until - self._lease_s)
             self.stages.set_quiet(stage, quiet=True)
-            for hold in stage.holds:
-                record = self._records.get(hold.job_id)
-                if record is not None and record.is_held_by(stage_id, hold.attempt):
+            for claim in stage.claims:
+                record = self._records.get(claim.job_id)
+                if record is not None and record.is_held_by(stage_id, claim.attempt):
                     record.lease_until = min(record.lease_until, until)
 
     def stage_left(self, stage_id: str, now: float) -> list[Action]:
         """A stage process ends in good order: give its jobs to others without spending their attempts."""
-        for hold in sorted(self.stages.remove(stage_id)):
-            record = self._records.get(hold.job_id)
-            if record is not None and record.is_held_by(stage_id, hold.attempt):
+        for claim in sorted(self.stages.remove(stage_id)):
+            record = self._records.get(claim.job_id)
+            if record is not None and record.is_held_by(stage_id, claim.attempt):
                 record.attempts_given_back += 1
                 self._restart(record, RESTART_PHASE[record.phase], lease_lost(record, "left"), now)
         return self._take_actions(now)
@@ -330,8 +317,8 @@ class JobTable:
         self._stopping = {job_id: held for job_id, held in self._stopping.items() if self.stages.holds(*held)}
         self.queues.look_at_sessions_again()
         for phase in Phase:
-            for need in tuple(self.queues.needs(phase)):
-                self._check_served(need, now)
+            for requirement in tuple(self.queues.requirements(phase)):
+                self._check_served(requirement, now)
         return self._take_actions(now)
 
     # Queues and credit ------------------------------------------------------------------------------------------------
@@ -341,39 +328,43 @@ class JobTable:
         self._actions.append(Queued(record.job_id, record.attempt, record.phase, lost_to))
         self.queues.push(record)
         if record.phase != Phase.INIT:
-            self._start_oldest([record.need], now)
+            self._start_oldest([record.requirement], now)
 
     def _employ(self, stage: StageProcess, now: float) -> None:
         if stage.role != Phase.INIT:
-            while stage.credit > 0 and self._start_oldest(stage.needs, now):
+            while stage.credit > 0 and self._start_oldest(stage.requirements, now):
                 pass
 
     def _may_init(self) -> bool:
         ready = self._counts[Phase.INIT, Place.HELD] + self._counts[Phase.RUN, Place.QUEUED]
         return ready < self._ready_limit
 
-    def _start_oldest(self, needs: Iterable[Requirement], now: float) -> bool:
-        """Start the oldest job that waits with one of these needs; false if none waits or nobody has credit for it."""
-        heads = [(record.sequence, need, record) for need in needs if (record := self.queues.head(need)) is not None]
-        for _, need, record in sorted(heads):
-            stage_id = self.stages.take(need, record.hold)
+    def _start_oldest(self, requirements: Iterable[Requirement], now: float) -> bool:
+        """Start the oldest job that waits with one of these; false if none waits or no process has credit for it."""
+        heads = [
+            (record.sequence, requirement, record)
+            for requirement in requirements
+            if (record := self.queues.head(requirement)) is not None
+        ]
+        for _, requirement, record in sorted(heads):
+            stage_id = self.stages.take(requirement, record.claim)
             if stage_id is not None:
-                self.queues.pop(need)
+                self.queues.pop(requirement)
                 self._start(record, stage_id, now)
                 return True
         return False
 
-    def _check_served(self, need: Requirement, now: float) -> None:
-        if self.queues.head(need) is None or self.stages.can_serve(need):
-            self.queues.served(need)
+    def _check_served(self, requirement: Requirement, now: float) -> None:
+        if self.queues.head(requirement) is None or self.stages.can_serve(requirement):
+            self.queues.served(requirement)
             return
-        where = "" if need.node is None else f" on node {need.node}, where its sandbox is,"
-        for record, since in self.queues.unserved(need, now):
+        where = "" if requirement.node is None else f" on node {requirement.node}, where its sandbox is,"
+        for record, since in self.queues.unserved(requirement, now):
             if now - since < record.stage_wait_s:
                 continue
-            message = f"no live {need.role} process{where} took the job within {record.stage_wait_s:g} s"
-            error = NoStage(message, role=need.role, waited_s=now - since).info()
-            if need.node is None:
+            message = f"no live {requirement.role} process{where} took the job within {record.stage_wait_s:g} s"
+            error = NoStage(message, role=requirement.role, waited_s=now - since).info()
+            if requirement.node is None:
                 self._end(record, Outcome.INFRASTRUCTURE_ERROR, error)
             else:
                 self._restart(record, Phase.INIT, error, now)
@@ -395,7 +386,7 @@ class JobTable:
         record.place = Place.MOVING
 
     def _count_batched(self, record: JobRecord, change: int) -> None:
-        if is_stream(record.session):
+        if record.in_batch:
             self._batched[record.phase, record.task] += change
             if not self._batched[record.phase, record.task]:
                 del self._batched[record.phase, record.task]
@@ -444,19 +435,20 @@ class JobTable:
         self, record: JobRecord, outcome: Outcome, error: ErrorInfo | None, evaluated: PhaseDone | None = None
     ) -> None:
         self._unassign(record)
-        if record.place == Place.HELD and self.stages.holds(record.stage_id, record.hold):
-            self._stopping[record.job_id] = (record.stage_id, record.hold)
+        if record.place == Place.HELD and self.stages.holds(record.stage_id, record.claim):
+            self._stopping[record.job_id] = (record.stage_id, record.claim)
         self._leave(record)
         self._close(record.sandbox)
         del self._records[record.job_id]
         self._changed.pop(record.sequence, None)
-        self._unfinished[record.session] -= 1
-        if not self._unfinished[record.session]:
-            del self._unfinished[record.session]
+        self._unfinished[record.holder] -= 1
+        if not self._unfinished[record.holder]:
+            del self._unfinished[record.holder]
         self.outcomes[outcome] += 1
         result = record.result(outcome, error, evaluated)
         digest = job_digest(record.packed)
-        self._actions.append(End(Finished(record.session, result, record.block, digest, record.sequence)))
+        finished = Finished(record.session, result, record.block, digest, record.sequence, in_batch=record.in_batch)
+        self._actions.append(End(finished))
 
     def _skip_attempts(self, record: JobRecord, attempt: int) -> None:
         """Go on behind an attempt of an earlier job of this id, which a process that was silent still works on."""
@@ -469,12 +461,12 @@ class JobTable:
         self.queues.push(record)
 
     def _last_attempt(self, job_id: str) -> int:
-        """Give the attempt under which a stage process still stops an ended job of this id; 0 if there is none."""
-        stage_id, hold = self._stopping.pop(job_id, ("", SlotClaim(job_id, 0)))
-        return hold.attempt if self.stages.holds(stage_id, hold) else 0
+        """Return the attempt under which a stage process still stops an ended job of this id; 0 if there is none."""
+        stage_id, claim = self._stopping.pop(job_id, ("", SlotClaim(job_id, 0)))
+        return claim.attempt if self.stages.holds(stage_id, claim) else 0
 
     def _current(self, event: PhaseDone | PhaseFailed) -> JobRecord | None:
-        """Give the job of an event; None if the event is stale."""
+        """Return the job of an event; None if the event is stale."""
         record = self._records.get(event.job_id)
         if record is None or not record.is_held_by(event.stage_id, event.attempt) or record.phase != event.phase:
             return None
@@ -488,11 +480,11 @@ class JobTable:
 
     def _stop_holder(self, record: JobRecord) -> None:
         if record.place == Place.HELD and record.stage_id in self.stages:
-            self._actions.append(Stop(record.stage_id, record.hold))
+            self._actions.append(Stop(record.stage_id, record.claim))
 
     def _unassign(self, record: JobRecord) -> None:
         if record.place == Place.HELD and record.phase == Phase.RUN:
-            self._actions.append(Unassign(record.hold))
+            self._actions.append(Unassign(record.claim))
 
     def _close(self, sandbox: SandboxHandle | None) -> None:
         if sandbox is not None:
@@ -500,7 +492,7 @@ class JobTable:
 
     def _take_actions(self, now: float) -> list[Action]:
         """Let INIT prepare what it may, now that an event has moved jobs, and give all that is to be done."""
-        while self._may_init() and self._start_oldest(self.queues.needs(Phase.INIT), now):
+        while self._may_init() and self._start_oldest(self.queues.requirements(Phase.INIT), now):
             pass
         actions, self._actions = self._actions, []
         return actions

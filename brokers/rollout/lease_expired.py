@@ -19,6 +19,6 @@ LOSSES: dict[LossCause, str] = {
 
 
 def lease_lost(record: JobRecord, cause: LossCause) -> ErrorInfo:
-    """Give the error of a job that its holder has no longer."""
+    """Return the error of a job that its holder has no longer."""
     message = f"{record.phase} was lost with its stage process {record.stage_id}, which {LOSSES[cause]}"
     return LeaseLost(message, stage_id=record.stage_id, attempts=record.attempt, cause=cause).info()

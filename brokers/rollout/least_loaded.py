@@ -34,13 +34,7 @@ class LeastLoaded(Generic[Key]):
         return iter(self._entries)
 
     def set(self, key: Key, load: float, tier: int = 0) -> None:
-        """Add the key, or change its load; it goes to the end of those with an equal load.
-
-        Args:
-            key: what is loaded.
-            load: by how much.
-            tier: keys of a lower tier come first, whatever their load.
-        """
+        """Add the key, or change its load; it goes to the end of those with an equal load."""
         self._sequence += 1
         entry = self._entries[key] = (tier, load, self._sequence, key)
         heapq.heappush(self._heap, entry)
@@ -53,11 +47,11 @@ class LeastLoaded(Generic[Key]):
         self._entries.pop(key, None)
 
     def load(self, key: Key) -> float:
-        """Give the load of a key that is there."""
+        """Return the load of a key that is there."""
         return self._entries[key][1]
 
     def first(self) -> Key | None:
-        """Give the least loaded key of the lowest tier; None if there are none."""
+        """Return the least loaded key of the lowest tier; None if there are none."""
         while self._heap:
             entry = self._heap[0]
             key = entry[3]

@@ -17,7 +17,7 @@ from ...errors import Busy
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .result_store import Finished
+    from ..journal.records import Finished
 
 ALL = ""
 """In place of a session, which has a name: all of them together."""
@@ -25,13 +25,7 @@ RETRY_AFTER_S = 1.0
 
 
 class Quota:
-    """Counts what sessions hold.
-
-    Args:
-        max_jobs: most jobs and uncollected results of all sessions.
-        max_held_bytes: most bytes of jobs, and most of uncollected trajectories.
-        session_share: the part of what other sessions leave of each that a session may take.
-    """
+    """Counts what sessions hold."""
 
     def __init__(self, max_jobs: int, max_held_bytes: int, session_share: float) -> None:
         self._max_jobs = max_jobs
@@ -63,7 +57,7 @@ class Quota:
                 )
 
     def room(self, session: str) -> int:
-        """Give how many more jobs a session may submit; none while it holds too many bytes."""
+        """Return how many more jobs a session may submit; none while it holds too many bytes."""
         try:
             self.check(session, 0, 0)
         except Busy:
@@ -71,7 +65,7 @@ class Quota:
         return self.most_jobs(session) - self._jobs[session]
 
     def most_jobs(self, session: str) -> int:
-        """Give how many jobs and results a session may hold now."""
+        """Return how many jobs and results a session may hold now."""
         return self._most(self._jobs, session, self._max_jobs)
 
     def prompts(self, session: str, size_bytes: int) -> None:
@@ -91,19 +85,19 @@ class Quota:
 
     def ended(self, finished: Finished) -> None:
         """A job has become a result."""
-        _add(self._job_bytes, finished.session, -self._packed_bytes.pop(finished.result.job_id))
-        _add(self._trajectory_bytes, finished.session, _size(finished))
+        _add(self._job_bytes, finished.holder, -self._packed_bytes.pop(finished.result.job_id))
+        _add(self._trajectory_bytes, finished.holder, _size(finished))
 
     def recovered(self, finished: Finished) -> None:
         """A result was found in the journal."""
-        _add(self._jobs, finished.session, 1)
-        _add(self._trajectory_bytes, finished.session, _size(finished))
+        _add(self._jobs, finished.holder, 1)
+        _add(self._trajectory_bytes, finished.holder, _size(finished))
 
     def collected(self, results: Iterable[Finished]) -> None:
         """Results were acknowledged."""
         for finished in results:
-            _add(self._jobs, finished.session, -1)
-            _add(self._trajectory_bytes, finished.session, -_size(finished))
+            _add(self._jobs, finished.holder, -1)
+            _add(self._trajectory_bytes, finished.holder, -_size(finished))
 
     def _most(self, held: Counter[str], session: str, limit: int) -> int:
         return int(self._share * max(0, limit - (held[ALL] - held[session])))

@@ -25,13 +25,6 @@ if TYPE_CHECKING:
 class StageConnection:
     """A line to where a stage process said that it listens.
 
-    Args:
-        context: the broker's.
-        report: of the process.
-        key: what the process has proved (see `Sender.user_id`).
-        keyring: the broker's; None: plaintext.
-        now: the time.
-
     Raises:
         MalformedMessage: the process cannot be reached where it says; a host's name is never looked up, since that
             would hold up all of libzmq's sockets.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Requirement(NamedTuple):
-    """What a phase of a job needs of a stage process."""
+    """What a phase of a job asks of a stage process."""
 
     role: Phase
     task: str
@@ -56,7 +56,9 @@ class StageProcess:
     """It has not reported for a while."""
     disconnected: bool = False
     """Its connection has ended since it reported."""
-    holds: set[SlotClaim] = field(default_factory=set)
+    claims: set[SlotClaim] = field(default_factory=set)
+    counted_slots: int = 0
+    """Its working slots as the pool has counted them."""
 
     @property
     def working_slots(self) -> int:
@@ -66,11 +68,11 @@ class StageProcess:
     @property
     def credit(self) -> int:
         """Free slots; never negative."""
-        return max(0, self.working_slots - len(self.holds))
+        return max(0, self.working_slots - len(self.claims))
 
     @cached_property
-    def needs(self) -> tuple[Requirement, ...]:
-        """The needs that this process meets."""
+    def requirements(self) -> tuple[Requirement, ...]:
+        """The requirements that this process meets."""
         return tuple(Requirement(self.role, task, node) for task in self.tasks for node in (None, self.node))
 
 
@@ -96,6 +98,9 @@ class StagePool:
         self._stages: dict[str, StageProcess] = {}
         self._free: dict[Requirement, LeastLoaded[str]] = {}
         self._serving: Counter[Requirement] = Counter()
+        self._slots: Counter[Requirement] = Counter()
+        """Working slots, busy or not, that meet a requirement."""
+        self._role_slots: Counter[Phase] = Counter()
         self._nodes: defaultdict[str, _Node] = defaultdict(_Node)
         self._expected: dict[str, set[SlotClaim]] = {}
         """Processes that held jobs when the broker was started anew, until they report."""
@@ -107,12 +112,12 @@ class StagePool:
         return iter(self._stages.values())
 
     def get(self, stage_id: str) -> StageProcess | None:
-        """Give a live stage process."""
+        """Return a live stage process."""
         return self._stages.get(stage_id)
 
-    def expect(self, stage_id: str, hold: SlotClaim) -> None:
+    def expect(self, stage_id: str, claim: SlotClaim) -> None:
         """Take a slot of a process that has not reported to this broker yet."""
-        self._expected.setdefault(stage_id, set()).add(hold)
+        self._expected.setdefault(stage_id, set()).add(claim)
 
     def is_expected(self, stage_id: str) -> bool:
         """Tell whether a process may still report that it has what an earlier broker gave it."""
@@ -129,10 +134,11 @@ class StagePool:
         if stage is None:
             tasks = frozenset(task.name for task in report.tasks)
             stage = StageProcess(report.stage_id, report.role, report.node, report.slots, tasks, now)
-            stage.holds = self._expected.pop(report.stage_id, set())
+            stage.claims = self._expected.pop(report.stage_id, set())
             self._stages[report.stage_id] = stage
             self._nodes[stage.node].stages[stage.stage_id] = stage
-            self._serving.update(stage.needs)
+            self._serving.update(stage.requirements)
+            self._count_slots(stage)
             self._offer_node(stage.node)
         stage.heard_at = now
         stage.disconnected = False
@@ -143,6 +149,7 @@ class StagePool:
         """Note that a process has not reported for a while and is to be given nothing new, or that it has again."""
         if stage.quiet != quiet:
             stage.quiet = quiet
+            self._count_slots(stage)
             self._offer_node(stage.node)
 
     def wait_on(self, node: str, task: str, jobs: int) -> None:
@@ -157,11 +164,12 @@ class StagePool:
         self._forget_if_idle(node)
 
     def leave(self, stage_id: str) -> None:
-        """Give no more jobs to a process that is ending; it keeps what it holds."""
+        """Return no more jobs to a process that is ending; it keeps what it holds."""
         stage = self._stages.get(stage_id)
         if stage is not None and not stage.leaving:
             stage.leaving = True
-            self._serving.subtract(stage.needs)
+            self._serving.subtract(stage.requirements)
+            self._count_slots(stage)
             self._offer_node(stage.node)
 
     def remove(self, stage_id: str) -> set[SlotClaim]:
@@ -172,60 +180,69 @@ class StagePool:
             return self._expected.pop(stage_id, set())
         del self._nodes[stage.node].stages[stage_id]
         self._forget_if_idle(stage.node)
-        for need in stage.needs:
-            if not self._serving[need]:
-                del self._serving[need]
-                self._free.pop(need, None)
-        return stage.holds
+        for requirement in stage.requirements:
+            if not self._serving[requirement]:
+                del self._serving[requirement], self._slots[requirement]
+                self._free.pop(requirement, None)
+        return stage.claims
 
-    def can_serve(self, need: Requirement) -> bool:
-        """Tell whether some live process meets the need, busy or not."""
-        return self._serving[need] > 0
+    def can_serve(self, requirement: Requirement) -> bool:
+        """Tell whether some live process meets the requirement, busy or not."""
+        return self._serving[requirement] > 0
 
-    def slots(self, need: Requirement) -> int:
-        """Give how many slots, busy or not, there are for a need."""
-        fitting = (s for s in self if s.role == need.role and need.task in s.tasks and need.node in (None, s.node))
-        return sum(stage.working_slots for stage in fitting)
+    def slots(self, requirement: Requirement) -> int:
+        """Return how many working slots, busy or not, meet a requirement."""
+        return self._slots[requirement]
 
-    def take(self, need: Requirement, hold: SlotClaim) -> str | None:
-        """Give a slot of the least loaded process that meets the need and has credit; None if there is none."""
-        free = self._free.get(need)
+    def role_slots(self, role: Phase) -> int:
+        return self._role_slots[role]
+
+    def take(self, requirement: Requirement, claim: SlotClaim) -> str | None:
+        """Take a slot of the least loaded process that meets the requirement and has credit; None if none does."""
+        free = self._free.get(requirement)
         stage_id = free.first() if free is not None else None
         if stage_id is not None:
             stage = self._stages[stage_id]
-            stage.holds.add(hold)
+            stage.claims.add(claim)
             self._offer(stage)
         return stage_id
 
-    def holds(self, stage_id: str, hold: SlotClaim) -> bool:
-        """Tell whether a live process still has a slot taken by a hold."""
+    def holds(self, stage_id: str, claim: SlotClaim) -> bool:
+        """Tell whether a live process still has a slot taken by a claim."""
         stage = self._stages.get(stage_id)
-        return stage is not None and hold in stage.holds
+        return stage is not None and claim in stage.claims
 
-    def give_back(self, stage_id: str, hold: SlotClaim) -> StageProcess | None:
-        """Free the slot that a hold takes; the process if that gave a credit back."""
+    def give_back(self, stage_id: str, claim: SlotClaim) -> StageProcess | None:
+        """Free the slot that a claim takes; the process if that gave a credit back."""
         stage = self._stages.get(stage_id)
         if stage is None:
-            self._expected.get(stage_id, set()).discard(hold)
-        if stage is None or hold not in stage.holds:
+            self._expected.get(stage_id, set()).discard(claim)
+        if stage is None or claim not in stage.claims:
             return None
-        stage.holds.discard(hold)
+        stage.claims.discard(claim)
         self._offer(stage)
         return stage
 
     def status(self) -> tuple[StageStatus, ...]:
         """Describe the processes, in the order in which they came."""
         return tuple(
-            StageStatus(stage.stage_id, stage.role, stage.node, stage.slots, len(stage.holds)) for stage in self
+            StageStatus(stage.stage_id, stage.role, stage.node, stage.slots, len(stage.claims)) for stage in self
         )
 
     def tasks(self) -> frozenset[str]:
-        """Give the tasks that some live process serves."""
+        """Return the tasks that some live process serves."""
         return frozenset(task for stage in self if not stage.leaving for task in stage.tasks)
 
     def on_node(self, node: str) -> str | None:
-        """Give some live process of a node, for an errand there."""
+        """Return some live process of a node, for an errand there."""
         return next((stage.stage_id for stage in self if stage.node == node and not stage.leaving), None)
+
+    def _count_slots(self, stage: StageProcess) -> None:
+        more = stage.working_slots - stage.counted_slots
+        stage.counted_slots += more
+        self._role_slots[stage.role] += more
+        for requirement in stage.requirements:
+            self._slots[requirement] += more
 
     def _offer_node(self, node: str) -> None:
         place = self._nodes[node]
@@ -242,9 +259,9 @@ class StagePool:
 
     def _offer(self, stage: StageProcess) -> None:
         place = self._nodes[stage.node] if stage.role == Phase.INIT else None
-        has_credit, load = stage.credit > 0, len(stage.holds) / stage.slots
-        for need in stage.needs:
-            if has_credit and not (place is not None and place.is_full(need.task)):
-                self._free.setdefault(need, LeastLoaded()).set(stage.stage_id, load)
-            elif need in self._free:
-                self._free[need].discard(stage.stage_id)
+        has_credit, load = stage.credit > 0, len(stage.claims) / stage.slots
+        for requirement in stage.requirements:
+            if has_credit and not (place is not None and place.is_full(requirement.task)):
+                self._free.setdefault(requirement, LeastLoaded()).set(stage.stage_id, load)
+            elif requirement in self._free:
+                self._free[requirement].discard(stage.stage_id)

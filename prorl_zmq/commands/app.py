@@ -1,6 +1,7 @@
 """The programs `prorl`, `prorl-stage` and `prorl-engine`, and how their errors look: one clear line, and an exit code.
 
-Exit codes: 0 done; 1 the service could not do it; 2 a wrong flag, file or setting; 130 interrupted.
+Exit codes: 0 done; 1 the service could not do it; 2 a wrong flag, file or setting; 3 an engine could not start; 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from . import (
     view,
 )
 
-FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
+FAILED, USAGE_ERROR, CANNOT_START, INTERRUPTED = 1, 2, 3, 130
 CALLERS_FAULT = (
     errors.ConfigError,
     errors.DuplicateBackend,
@@ -122,7 +123,8 @@ def run_program(program: str, app: typer.Typer, arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except errors.ProrlError as error:
-        return _complain(program, error.message, USAGE_ERROR if isinstance(error, CALLERS_FAULT) else FAILED)
+        code = CANNOT_START if error.fields.get("starting") else FAILED
+        return _complain(program, error.message, USAGE_ERROR if isinstance(error, CALLERS_FAULT) else code)
     return int(code or 0)
 
 

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from ..config import ServerApi, Topology, default_run_dir, own_run_dir
+from ..config import BackendSettings, ServerApi, Topology, default_run_dir, own_run_dir
 from ..errors import ConfigError
 from ..system.logs import keep_secret
-from ..wire.messages.backends import ChatSettings, History, ToolCallFormatName
+from ..wire.messages.backends import History, ToolCallFormatName
 from ..wire.messages.base import new_id
 from ..wire.sockets import endpoint_beside
-from .options import Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from ..inference.engine import Engine
+from .options import Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as, named_values
 
 
 def engine(
     engine: Annotated[
-        Literal["embedded", "vllm", "http"],
+        str,
         typer.Option(
             "--engine",
-            help="What to host: the small policy of the package, vLLM in this process, or a server that runs already.",
+            metavar="KIND",
+            help="What to host: `embedded`, the small policy of the package; `vllm`, in this process; `http`, a server "
+            "that runs already; or a kind that another package offers.",
         ),
     ] = "embedded",
     model: Annotated[
@@ -99,6 +94,10 @@ def engine(
             show_default=False,
         ),
     ] = 0,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=JSON", help="An option of an engine kind of another package.", show_default=False),
+    ] = None,
     weight_version: Annotated[int, typer.Option(min=0, help="The version of the weights that it starts with.")] = 0,
     bind: Annotated[
         str,
@@ -119,9 +118,21 @@ def engine(
 
     prorl-engine --engine http --url http://gpu-7:8000
     """
+    from ..inference.builtin_kinds import API_KEY
     from ..inference.host import HostOptions, run_engine_host
-    from ..inference.policy import one_blas_thread
 
+    (kind,) = BackendSettings(
+        kind=engine,
+        model=model,
+        urls=(url,) if url else (),
+        api=api,
+        arguments=tuple(arguments or ()),
+        tokenizer=tokenizer,
+        tool_calls=tool_calls,
+        history=history,
+        context_tokens=context_tokens,
+        options=named_values("--option", option or []),
+    ).check(flags=True)
     folder = own_run_dir(run_dir if run_dir is not None else default_run_dir())
     backend_id = name or f"engine-{new_id()[:12]}"
     log_as(backend_id, log_format, log_level)
@@ -141,56 +152,10 @@ def engine(
         _use_cores(_ids("--cores", cores))
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, _ids("--gpus", gpus)))
-    chat = ChatSettings("transformers", tokenizer, tool_calls, history)
-    start = _starter(engine, model, arguments or [], url, api, chat, context_tokens, weight_version)
-    with one_blas_thread() if engine == "embedded" else nullcontext():
-        run_engine_host(start, options)
+    run_engine_host(partial(kind.start, weight_version), options)
 
 
-API_KEY = "PRORL_API_KEY"
-"""Environment variable of the key that an HTTP server wants as a bearer token."""
 _BACKEND_BROKER = Topology().backend_broker.endpoint.rpartition("/")[2]
-
-
-def _starter(
-    kind: Literal["embedded", "vllm", "http"],
-    model: str,
-    arguments: list[str],
-    url: str,
-    api: ServerApi,
-    chat: ChatSettings,
-    context_tokens: int,
-    weight_version: int,
-) -> Callable[[], Awaitable[Engine]]:
-    """Return what starts the engine."""
-    if arguments and kind != "vllm":
-        raise ConfigError(f"{' '.join(arguments)}: only --engine vllm takes flags behind --", key="arguments")
-    if bool(url) != (kind == "http"):
-        raise ConfigError("--engine http needs --url, and only it has one", key="url")
-    if kind == "vllm":
-        from ..inference.vllm_engine import VllmEngine
-
-        if not model:
-            raise ConfigError("--engine vllm needs --model: a directory or a hub name", key="model")
-        return partial(VllmEngine.start, model, arguments, chat, weight_version)
-    if kind == "http":
-        from ..inference.http.http_engine import HttpEngine
-
-        return partial(
-            HttpEngine.start,
-            url,
-            api=api,
-            chat=chat,
-            context_tokens=context_tokens,
-            weight_version=weight_version,
-            api_key=os.environ.get(API_KEY),
-        )
-    from ..inference.embedded_engine import load_embedded_engine
-
-    async def embedded() -> Engine:
-        return load_embedded_engine(Path(model) if model else None, weight_version)
-
-    return embedded
 
 
 def _use_cores(cores: list[int]) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 from rich.console import Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -20,7 +18,7 @@ from ..config import BackendSettings, ServerApi
 from ..errors import ConfigError
 from ..system.logs import one_line, say
 from ..wire.messages.backends import ToolCallFormatName
-from .options import Config, Connect, Keys, async_client_of, console, front_door_of, sandbox_kind
+from .options import Config, Connect, Keys, async_client_of, console, front_door_of, named_values, sandbox_kind
 
 if TYPE_CHECKING:
     from ..client.asynchronous.client import AsyncRolloutClient
@@ -35,7 +33,6 @@ SLOTS = 8
 SHOWN_MESSAGE = 120
 SHOWN_FAILURES = 8
 """Reasons in the table at the end; the reports have all."""
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def evaluate(
@@ -100,8 +97,9 @@ def evaluate(
         ),
     ] = None,
     engine: Annotated[
-        Literal["embedded", "vllm", "http"] | None,
+        str | None,
         typer.Option(
+            metavar="KIND",
             help="The model's engine, in a service for this run: the small policy of the package, vLLM, or a server "
             "that runs already. [default: embedded]",
             show_default=False,
@@ -189,7 +187,7 @@ def evaluate(
     from ..evaluation.run_folder import RunFolder
     from ..evaluation.summary import Counting, summarise
     from ..stages.handler import load_handlers
-    from ..stages.known_row_formats import known_forms
+    from ..stages.known_row_formats import known_row_formats
 
     data_sha256 = checksum(file)
     counting = Counting(_ks(k, samples), threshold, price_in, price_cached, price_out)
@@ -213,8 +211,8 @@ def evaluate(
         tool_calls=tool_calls,
     )
     own = None if running else _own_service(backend, slots, sandbox or "bubblewrap", image, image_folder or [])
-    fields = _fields(options or [])
-    problems = load_problems(file, known_forms(), form=form, task=task, limit=limit, options=fields)
+    fields = named_values("--set", options or [])
+    problems = load_problems(file, known_row_formats(), form=form, task=task, limit=limit, options=fields)
     lacking = check_instances(problems, load_handlers(), file)
     for what, count in lacking.items() if own is not None else ():
         say("prorl eval", f"{count} of {len(problems)} problems: {what}")
@@ -394,20 +392,6 @@ def _ks(text: str, samples: int) -> tuple[int, ...]:
     return tuple(ks)
 
 
-def _fields(options: list[str]) -> dict[str, Any]:
-    """Read `NAME=JSON` options; what is no JSON is text."""
-    fields = {}
-    for option in options:
-        name, equals, value = option.partition("=")
-        if not equals or not _NAME.match(name):
-            raise ConfigError(f"--set {option}: it is NAME=JSON, such as --set tools='[\"ipython\"]'", key="set")
-        try:
-            fields[name] = msgspec.json.decode(value)
-        except msgspec.MsgspecError:
-            fields[name] = value
-    return fields
-
-
 def _own_service(
     backend: BackendSettings, slots: int, sandbox: str, image: str, image_folders: list[str]
 ) -> OwnService:
@@ -417,16 +401,8 @@ def _own_service(
     from ..tools.sandbox.sandboxes import Sandboxes
 
     folders = tuple(_absolute(folder) for folder in image_folders)
-    if (backend.kind == "http") != bool(backend.urls):
-        raise ConfigError("--engine http needs --url, and only it has one", key="url")
-    if backend.kind == "vllm" and not backend.model:
-        raise ConfigError("--engine vllm needs --model: a directory or a hub name", key="model")
-    if backend.kind == "http" and backend.model:
-        raise ConfigError("--engine http has no --model: its servers say what they serve", key="model")
-    if backend.arguments and backend.kind != "vllm":
-        raise ConfigError(f"{' '.join(backend.arguments)}: only --engine vllm takes flags behind --", key="arguments")
-    if backend.kind == "embedded" and backend.model and not Path(backend.model).is_file():
-        raise ConfigError(f"--model {backend.model}: there is no such file", key="model")
+    for kind in backend.check(flags=True):
+        kind.check()
     service = OwnService(
         backend=backend,
         slots=slots,

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from ..config import ENGINE_KINDS
 from ..errors import ConfigError
+from ..system.plugins import offered
 
 
 def init(
@@ -20,6 +22,9 @@ def init(
 
     template = files("prorl_zmq.service").joinpath("topology.toml").read_text(encoding="utf-8")
     template = template.replace("SANDBOX_KINDS", ", ".join(known_kinds()))
+    if further := [name for name in offered(ENGINE_KINDS) if f'"{name}"' not in template]:
+        note = f"# Further kinds of engines are installed: {', '.join(further)}."
+        template = template.replace("\n[[backends]]\n", f"\n{note}\n[[backends]]\n", 1)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(template)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -13,6 +13,7 @@ from rich.console import Console
 from ..client.asynchronous.client import AsyncRolloutClient
 from ..client.blocking.client import RolloutClient
 from ..config import SecuritySettings, ServiceSettings, Topology, default_front_door, load_topology
+from ..errors import ConfigError
 from ..system.logs import LogFormat, LogLevel, start_logging
 
 Config = Annotated[
@@ -124,3 +125,17 @@ def front_door_of(connect: str | None, config: Path | None) -> str:
         return default_front_door()
     topology = load_topology(config)
     return topology.endpoint(topology.rollout_broker.front_door)
+
+
+def named_values(flag: str, options: list[str]) -> dict[str, Any]:
+    """Read `NAME=JSON` options; what is no JSON is text."""
+    values = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"{flag} {option}: it is NAME=JSON, such as tools='[\"ipython\"]'", key=flag.lstrip("-"))
+        try:
+            values[name] = msgspec.json.decode(value)
+        except msgspec.MsgspecError:
+            values[name] = value
+    return values

@@ -49,12 +49,12 @@ def list_forms() -> None:
     A row of a file has the first form all of whose columns are there. `task` and `instance` make a row a whole job, as
     `prorl submit` takes it.
     """
-    from ..stages.known_row_formats import known_forms
+    from ..stages.known_row_formats import known_row_formats
 
     table = Table(title="forms, the first that fits is taken", title_justify="left")
     for column in ("task", "form", "data sets", "told by its columns"):
         table.add_column(column, overflow="fold")
-    for form in known_forms():
+    for form in known_row_formats():
         table.add_row(form.task, form.name, form.about, ", ".join(sorted(form.required)))
     console().print(table)
 
@@ -81,7 +81,7 @@ def validate(
                 print(f"line {number}: {one_line(problem)}")
             continue
         if row is not None:
-            counts[row.job.task, row.form] += 1
+            counts[row.job.task, row.row_format] += 1
             if (before := names.setdefault(row.name, number)) != number:
                 named_again.append(f"{one_line(row.name)} in lines {before} and {number}")
     if wrong > SHOWN and not every:
@@ -155,11 +155,11 @@ def _state(store: Any, name: str) -> str:
 def _checked(file: Path, task: str, form: str) -> Iterator[tuple[int, str, Row | None]]:
     """Return each row's number, what is wrong with it, and what it is, if nothing."""
     from ..stages.handler import load_handlers
-    from ..stages.known_row_formats import known_forms
+    from ..stages.known_row_formats import known_row_formats
     from ..tasks.loading import load_rows
 
     handlers: Mapping[str, AgentHandler[Any]] = load_handlers()
-    for row in load_rows(file, task=task, form=form, forms=known_forms()):
+    for row in load_rows(file, task=task, row_format=form, row_formats=known_row_formats()):
         if isinstance(row, InvalidRecord):
             yield int(row.fields.get("line") or 0), row.message.partition(": ")[2] or row.message, None
             continue

@@ -50,7 +50,7 @@ def load_problems(
 ) -> list[Problem]:
     problems: list[Problem] = []
     wrong: list[str] = []
-    for row in load_rows(path, task=task, form=form, forms=forms, options=options):
+    for row in load_rows(path, task=task, row_format=form, row_formats=forms, options=options):
         if isinstance(row, InvalidRecord):
             wrong.append(row.message)
             continue
@@ -89,7 +89,7 @@ def checksum(path: Path) -> str:
 
 def _problem(row: Row) -> Problem:
     name = " ".join(row.name.split())[:NAME_LIMIT] or str(row.number)
-    return Problem(name, row.number, row.form, row.job)
+    return Problem(name, row.number, row.row_format, row.job)
 
 
 def _with_own_names(problems: list[Problem]) -> list[Problem]:

@@ -113,7 +113,7 @@ def _transcript(random: np.random.Generator) -> tuple[NDArray[np.int32], NDArray
 
 
 def _words(random: np.random.Generator, least: int, most: int) -> NDArray[np.int32]:
-    """Give random words, and now and then a token of any kind: numbers, brackets and what else a prompt may hold."""
+    """Return random words, and now and then a token of any kind: numbers, brackets and what else a prompt may hold."""
     count = int(random.integers(least, most + 1))
     anything = random.integers(0, VOCABULARY_SIZE, count, np.int32)
     words = _NOISE[random.integers(0, len(_NOISE), count)]

@@ -61,7 +61,7 @@ class Conversation(Protocol):
     """One conversation under way. The calls alternate: `prompt`, `add_turn`, `add_tool_results`, `prompt` and so on."""
 
     def prompt(self) -> Prompt:
-        """Give the ids before the policy's next turn.
+        """Return the ids before the policy's next turn.
 
         Raises:
             InvalidJob: the template refuses the messages (`field` is `messages`).
@@ -94,7 +94,7 @@ class ChatFormat(Protocol):
         """
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
-        """Give the text of ids, special tokens included.
+        """Return the text of ids, special tokens included.
 
         Raises:
             EngineFailed: an id is not in the vocabulary.

@@ -32,7 +32,7 @@ _FAILED: dict[ChatSettings, tuple[float, Exception]] = {}
 
 
 async def chat_format(settings: ChatSettings) -> ChatFormat:
-    """Give the chat format of these settings; all who ask for one that is not loaded yet share one loading.
+    """Return the chat format of these settings; all who ask for one that is not loaded yet share one loading.
 
     It loads in a thread of its own, so that a tokenizer that hangs, as on a network's file system, holds up only those
     who need it. Cancelling leaves the loading to the others.
@@ -79,7 +79,7 @@ def _note(settings: ChatSettings, error: Exception, kept_s: float) -> None:
 
 
 def load_chat_format(settings: ChatSettings) -> ChatFormat:
-    """Give the chat format of these settings; loading a tokenizer takes about a second, once per process.
+    """Return the chat format of these settings; loading a tokenizer takes about a second, once per process.
 
     May be called in any thread; blocks as long as the tokenizer's files do (see `chat_format`).
 

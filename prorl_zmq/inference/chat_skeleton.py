@@ -85,7 +85,7 @@ class ChatSkeleton:
     def continuation(
         self, shape: Shape, results: Sequence[str], call_ids: Sequence[str], *, ended: bool
     ) -> Continuation:
-        """Give what follows the last turn.
+        """Return what follows the last turn.
 
         Args:
             shape: of the conversation.

@@ -55,23 +55,23 @@ class ChatTemplate:
             return ""
 
     def length_in(self, text: str, messages: Sequence[Message], tools: Sequence[Any] = ()) -> int:
-        """Give how many characters these messages take at the beginning of a text; 0 if it does not begin so."""
+        """Return how many characters these messages take at the beginning of a text; 0 if it does not begin so."""
         return self.length_of(text, self.render_or_not(messages, tools))
 
     def length_of(self, text: str, beginning: str) -> int:
-        """Give how long a rendered beginning is in a text; 0 if the text does not begin so."""
+        """Return how long a rendered beginning is in a text; 0 if the text does not begin so."""
         if not text.startswith(beginning) and self._end_of_text:
             beginning = beginning.removesuffix(self._end_of_text)
         return len(beginning) if text.startswith(beginning) else 0
 
 
 def marker(name: str) -> str:
-    """Give a word that no template writes, and that survives JSON and trimming."""
+    """Return a word that no template writes, and that survives JSON and trimming."""
     return f"qz{name}zq"
 
 
 def marker_tool() -> dict[str, Any]:
-    """Give a tool's schema made of markers."""
+    """Return a tool's schema made of markers."""
     properties = {marker("key"): {"type": "string", "description": marker("about")}}
     parameters = {"type": "object", "properties": properties, "required": [marker("key")]}
     function = {"name": marker("tool"), "description": marker("description"), "parameters": parameters}

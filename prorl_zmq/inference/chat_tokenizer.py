@@ -59,7 +59,7 @@ class ChatTokenizer:
         self._lead = self._find_lead(special)
 
     def _find_lead(self, special: set[str]) -> str:
-        """Give what a part from the midst of a text is to follow, so that no beginning of a text is made of it.
+        """Return what a part from the midst of a text is to follow, so that no beginning of a text is made of it.
 
         SentencePiece's tokenizers put a space before a text; byte-level ones tokenise it the same everywhere.
         """
@@ -76,7 +76,7 @@ class ChatTokenizer:
         return self._backend.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False)
 
     def without_tokens(self, text: str) -> str:
-        """Give a text without its added tokens."""
+        """Return a text without its added tokens."""
         return self._added.sub("", text)
 
     def guard(self, value: Any) -> tuple[Any, str]:
@@ -94,7 +94,7 @@ class ChatTokenizer:
         return self._cut(value, cut, joining), cut
 
     def _joining(self, texts: Sequence[str]) -> set[str]:
-        """Give the beginnings of guarded tokens that a text ends with, and that another one goes on with.
+        """Return the beginnings of guarded tokens that a text ends with, and that another one goes on with.
 
         A template may write them side by side.
         """
@@ -143,7 +143,7 @@ class ChatTokenizer:
     def encode(
         self, text: str, boundaries: Sequence[int] = (), cut: str = "", after: str = "", *, inside: bool = False
     ) -> list[NDArray[np.int32]]:
-        """Give the ids of rendered text, divided at boundaries; a token across one belongs to the part before it.
+        """Return the ids of rendered text, divided at boundaries; a token across one belongs to the part before it.
 
         Args:
             text: as rendered.
@@ -203,7 +203,7 @@ class ChatTokenizer:
         return self._encode(after + text), len(after), 1 if after else 0
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
-        """Give the text of ids, special tokens included.
+        """Return the text of ids, special tokens included.
 
         Raises:
             EngineFailed: an id is not in the vocabulary.
@@ -238,7 +238,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _first_token(encoding: Encoding, position: int, length: int) -> int:
-    """Give the first token that begins at a position or after it."""
+    """Return the first token that begins at a position or after it."""
     while position < length:
         token = encoding.char_to_token(position)
         if token is not None:

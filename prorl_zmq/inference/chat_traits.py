@@ -67,7 +67,7 @@ class TemplateTraits:
     """What opens a turn opens its reasoning too."""
 
     def turn(self, content: str, reasoning: str | None, calls: Sequence[WrittenCall]) -> Message:
-        """Give a turn of the policy as a message.
+        """Return a turn of the policy as a message.
 
         Args:
             content: its text; without its calls, if they are given.
@@ -85,7 +85,7 @@ class TemplateTraits:
         return message
 
     def results(self, contents: Sequence[str], calls: Sequence[WrittenCall]) -> list[Message]:
-        """Give tools' answers as messages."""
+        """Return tools' answers as messages."""
         if not self.takes_results:
             return [{"role": "user", "content": "\n\n".join(contents)}] if contents else []
         return [
@@ -94,7 +94,7 @@ class TemplateTraits:
         ]
 
     def split(self, text: str) -> tuple[str | None, str]:
-        """Give a turn's reasoning, None if it has none, and what follows it; linear in the text.
+        """Return a turn's reasoning, None if it has none, and what follows it; linear in the text.
 
         Reasoning stands at a turn's beginning: a mark further on is something that the policy writes about.
         """
@@ -153,7 +153,7 @@ def find_traits(template: ChatTemplate, added_tokens: Iterable[tuple[str, bool]]
 
 
 def _first_token(text: str, added_tokens: Iterable[tuple[str, bool]]) -> str:
-    """Give the first special token in a text, or else the first other added one; empty if there is none."""
+    """Return the first special token in a text, or else the first other added one; empty if there is none."""
     added = [(token, special) for token, special in added_tokens if token.strip()]
     for wanted in (True, False):
         texts = sorted((token for token, special in added if special == wanted), key=len, reverse=True)
@@ -183,7 +183,7 @@ def _written_call(
 
 
 def _common(text: str, other: str) -> int:
-    """Give how many characters two texts begin with in common, words and marks as wholes: none of `<a>` and `<b>`."""
+    """Return how many characters two texts begin with in common, words and marks as wholes: none of `<a>` and `<b>`."""
     pairs = enumerate(zip(text, other, strict=False))
     end = next((i for i, (a, b) in pairs if a != b), min(len(text), len(other)))
     while 0 < end < len(text) and not (text[end - 1].isspace() or text[end - 1] in ">]"):

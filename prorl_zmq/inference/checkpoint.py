@@ -71,7 +71,7 @@ def check_checkpoint(path: Path, like: Path) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, TensorKind]:
-    """Give the tensors of the safetensors files in a folder, by name.
+    """Return the tensors of the safetensors files in a folder, by name.
 
     Raises:
         InvalidWeights: there are none, or they cannot be read.
@@ -96,7 +96,7 @@ def read_tensors(path: Path) -> dict[str, TensorKind]:
 
 
 def _read_index(index: Path) -> dict[str, str]:
-    """Give the file that each tensor is in."""
+    """Return the file that each tensor is in."""
     try:
         places = json.loads(index.read_bytes())["weight_map"]
         if all(isinstance(file, str) and "/" not in file for file in places.values()):

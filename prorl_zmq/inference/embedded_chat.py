@@ -44,7 +44,7 @@ class EmbeddedChatFormat:
         return EmbeddedConversation([encode_message(message) for message in _with_tools(messages, tools)])
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
-        """Give the text of ids, special tokens included.
+        """Return the text of ids, special tokens included.
 
         Raises:
             EngineFailed: an id is not in the vocabulary.
@@ -63,7 +63,7 @@ class EmbeddedConversation:
         """What the engine is to see before the next turn, without what opens it."""
 
     def prompt(self) -> Prompt:
-        """Give the ids before the policy's next turn."""
+        """Return the ids before the policy's next turn."""
         return Prompt((*self._coming, Piece(Role.ASSISTANT, generation_prompt())))
 
     def add_turn(self, generated: NDArray[np.int32]) -> PolicyTurn:
@@ -83,13 +83,13 @@ class EmbeddedConversation:
 
 
 def encode_message(message: ChatMessage) -> Piece:
-    """Give the ids of one whole message; its content can make no special token."""
+    """Return the ids of one whole message; its content can make no special token."""
     parts = [_ids(IM_START), _ROLES[message.role], encode(message.content), _ids(IM_END), _NEWLINE]
     return Piece(message.role, np.concatenate(parts))
 
 
 def generation_prompt() -> NDArray[np.int32]:
-    """Give the ids of `<|im_start|>assistant` and a line's end, int32 [2]."""
+    """Return the ids of `<|im_start|>assistant` and a line's end, int32 [2]."""
     return np.concatenate([_ids(IM_START), _ROLES[Role.ASSISTANT]])
 
 

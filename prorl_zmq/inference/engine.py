@@ -171,7 +171,7 @@ def check_prompt(token_ids: NDArray[np.int32], description: EngineDescription) -
 
 
 def checked(generation: Generation, max_tokens: int, vocabulary: int = 0) -> Generation:
-    """Give a generation back if it can be one.
+    """Return a generation back if it can be one.
 
     Args:
         generation: what an engine that is not ours answered.

@@ -25,7 +25,7 @@ import numpy as np
 import uvloop
 import zmq
 
-from ..errors import EngineFailed, ErrorInfo, InternalError, MalformedMessage, ProrlError
+from ..errors import ConfigError, EngineFailed, ErrorInfo, InternalError, InvalidWeights, MalformedMessage, ProrlError
 from ..security.keyring import WORKER, Keyring
 from ..security.rights import Listener
 from ..security.zap_authenticator import ZapAuthenticator
@@ -69,6 +69,9 @@ HEALTH_S = 5.0
 """Longest time that an engine may take to say that it is well; the broker's lease must be longer."""
 UPDATES_S = 2.0
 """Longest wait, when closing, for new weights that are being read."""
+
+CANNOT_START = "cannot start: "
+"""Begins the last line of a host whose engine cannot start; behind it is the root cause."""
 
 log = logging.getLogger("prorl.engine")
 
@@ -317,7 +320,7 @@ class EngineHost:
 
 
 def token_array(frame: bytes | zmq.Frame) -> NDArray[np.int32]:
-    """Give a frame as int32 [N].
+    """Return a frame as int32 [N].
 
     Raises:
         MalformedMessage: its size is not a multiple of 4 bytes.
@@ -336,7 +339,8 @@ def run_engine_host(start: Callable[[], Awaitable[Engine]], options: HostOptions
         options: where and as what to serve it.
 
     Raises:
-        ConfigError, InvalidWeights, EngineFailed: the engine cannot be started, or ended for good.
+        ConfigError, InvalidWeights: the engine cannot be started with its settings.
+        EngineFailed: it could not start (`starting` is true), or ended for good.
         InvalidEndpoint, EndpointInUse: the endpoint cannot be bound.
     """
 
@@ -366,10 +370,18 @@ async def _started(start: Callable[[], Awaitable[Engine]], stop: asyncio.Event) 
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if starting.done():
-        await asyncio.sleep(0)  # a signal that ended the start is told to the loop only now
+        await asyncio.sleep(0)  # a signal that ended the start reaches the loop only now
         if starting.exception() is not None and stop.is_set():
             return None
-        return starting.result()
+        try:
+            return starting.result()
+        except (ConfigError, InvalidWeights):
+            raise
+        except EngineFailed as error:
+            raise EngineFailed(f"{CANNOT_START}{error.message}", starting=True) from error
+        except Exception as error:
+            log.exception("the engine failed to start")
+            raise EngineFailed(f"{CANNOT_START}{type(error).__name__}: {error}", starting=True) from error
     starting.cancel()
     await asyncio.wait([starting])
     if not starting.cancelled() and starting.exception() is None:

@@ -53,7 +53,7 @@ class PolicyShape:
     hidden: int = 256
 
     def of(self, name: str) -> tuple[int, ...]:
-        """Give the shape of one parameter."""
+        """Return the shape of one parameter."""
         return tuple(getattr(self, axis) for axis in DIMENSIONS[name])
 
 
@@ -85,7 +85,7 @@ class Policy:
 
     @classmethod
     def initial(cls, shape: PolicyShape, seed: int) -> Policy:
-        """Give an untrained policy; the same seed gives the same one."""
+        """Return an untrained policy; the same seed gives the same one."""
         random = np.random.default_rng(seed)
         # Wide hidden weights tell contexts apart that differ in few tokens. With output weights of zero, all tokens
         # that training never shows stay equally unlikely.
@@ -98,11 +98,11 @@ class Policy:
         )
 
     def copy(self) -> Policy:
-        """Give a policy with its own copy of the parameters."""
+        """Return a policy with its own copy of the parameters."""
         return Policy({name: value.copy() for name, value in self.parameters.items()})
 
     def contexts(self, token_ids: Ints) -> Ints:
-        """Give the context of each position, int32 [T, window]: the tokens before it, padded in front."""
+        """Return the context of each position, int32 [T, window]: the tokens before it, padded in front."""
         padded = np.concatenate([np.full(self.shape.window, PAD, np.int32), token_ids[:-1]])
         return np.lib.stride_tricks.sliding_window_view(padded, self.shape.window)[: len(token_ids)]
 
@@ -116,15 +116,15 @@ class Policy:
         return Forward(contexts, features, hidden, logits)
 
     def logits(self, contexts: Ints) -> Floats:
-        """Give the next token's logits after each context: int32 [B, window] to float32 [B, vocabulary]."""
+        """Return the next token's logits after each context: int32 [B, window] to float32 [B, vocabulary]."""
         return self.forward(contexts).logits
 
     def logprobs(self, token_ids: Ints, temperature: float = 1.0) -> Floats:
-        """Give each token's log-prob given those before it: int32 [T] to float32 [T]."""
+        """Return each token's log-prob given those before it: int32 [T] to float32 [T]."""
         return log_softmax(self.logits(self.contexts(token_ids)), temperature)[np.arange(len(token_ids)), token_ids]
 
     def gradient(self, forward: Forward, by_logit: Floats) -> dict[str, Floats]:
-        """Give the gradient, by parameter, of an objective whose derivatives by the logits are `by_logit`.
+        """Return the gradient, by parameter, of an objective whose derivatives by the logits are `by_logit`.
 
         Args:
             forward: a pass of this policy with its parameters as they are.
@@ -232,7 +232,7 @@ def one_blas_thread() -> AbstractContextManager[object]:
 
 
 def log_softmax(logits: Floats, temperature: Any = 1.0) -> Floats:
-    """Give log-probs, float32 [B, vocabulary], of the distribution softmax(logits / temperature).
+    """Return log-probs, float32 [B, vocabulary], of the distribution softmax(logits / temperature).
 
     Args:
         logits: float32 [B, vocabulary].
@@ -246,7 +246,7 @@ def log_softmax(logits: Floats, temperature: Any = 1.0) -> Floats:
 
 
 def logprob_slopes(logprobs: Floats, targets: Ints, weights: Floats, temperature: float = 1.0) -> Floats:
-    """Give the derivatives by the logits, float32 [B, vocabulary], of sum(weights * log-prob of targets).
+    """Return the derivatives by the logits, float32 [B, vocabulary], of sum(weights * log-prob of targets).
 
     Those of any function of the targets' log-probs are these, with the function's own derivatives as weights.
 

@@ -97,7 +97,7 @@ _PIECE_OR_CHARACTER = re.compile("|".join([*map(re.escape, sorted(PIECES, key=le
 
 
 def encode(text: str) -> NDArray[np.int32]:
-    """Give the ids of `text`, int32 [N]; special tokens spelled in it are plain text.
+    """Return the ids of `text`, int32 [N]; special tokens spelled in it are plain text.
 
     A lone surrogate, which is no character, becomes `?`.
     """
@@ -112,7 +112,7 @@ def encode(text: str) -> NDArray[np.int32]:
 
 
 def decode(token_ids: Iterable[int] | NDArray[np.int32]) -> str:
-    """Give the text of ids, special tokens included; bytes that are not UTF-8 become U+FFFD.
+    """Return the text of ids, special tokens included; bytes that are not UTF-8 become U+FFFD.
 
     Raises:
         ValueError: an id is not in the vocabulary.

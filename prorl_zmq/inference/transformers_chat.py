@@ -120,7 +120,7 @@ class TransformersChatFormat:
         )
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
-        """Give the text of ids, special tokens included.
+        """Return the text of ids, special tokens included.
 
         Raises:
             EngineFailed: an id is not in the vocabulary.
@@ -179,7 +179,7 @@ def _load_tokenizer(name: str) -> Any:
 
 
 def _end_tokens(directory: Path) -> list[int]:
-    """Give the ids that `generation_config.json` ends a text with, if there is one."""
+    """Return the ids that `generation_config.json` ends a text with, if there is one."""
     path = directory / "generation_config.json"
     if not path.exists():
         return []

@@ -111,7 +111,7 @@ class TransformersConversation:
         """The text that was last rendered whole, and where its messages end."""
 
     def prompt(self) -> Prompt:
-        """Give the ids before the policy's next turn.
+        """Return the ids before the policy's next turn.
 
         Raises:
             InvalidJob: the template refuses the messages (`field` is `messages`).
@@ -162,7 +162,7 @@ class TransformersConversation:
         return call.name if isinstance(call, ToolCall) and call.name in self._tool_names else UNKNOWN_TOOL
 
     def _ids(self, calls: Sequence[ToolCall | MalformedCall]) -> tuple[str, ...]:
-        """Give the ids that answers name: what the policy wrote, if it is one, or else a number of ours."""
+        """Return the ids that answers name: what the policy wrote, if it is one, or else a number of ours."""
         ids: list[str] = []
         for call in calls:
             self._calls += 1
@@ -193,7 +193,7 @@ class TransformersConversation:
         return Shape(roles, bool(self._tools), tuple(turn.shape for turn in self._turns[-2:]))
 
     def _history(self) -> tuple[list[Message], list[Role]]:
-        """Give the whole conversation as messages, with their roles."""
+        """Return the whole conversation as messages, with their roles."""
         messages, roles = list(self._opening), list(self._roles)
         for turn in self._turns:
             content, calls = turn.text, []
@@ -212,7 +212,7 @@ class TransformersConversation:
         return messages, roles
 
     def _whole(self, messages: Sequence[Message], roles: Sequence[Role]) -> tuple[Piece, ...]:
-        """Give the pieces of a whole conversation, one for each message where the template allows it."""
+        """Return the pieces of a whole conversation, one for each message where the template allows it."""
         template, tokenizer = self._chat.template, self._chat.tokenizer
         (messages, tools), cut = tokenizer.guard((list(messages), self._tools))
         text = template.render(messages, tools, opened=True)
@@ -234,7 +234,7 @@ class TransformersConversation:
         return (*(piece for piece in pieces if len(piece.token_ids)), Piece(Role.ASSISTANT, opening))
 
     def _known_ends(self, text: str) -> list[_End]:
-        """Give the ends that were found the last time and still are: what is not new is not looked at again."""
+        """Return the ends that were found the last time and still are: what is not new is not looked at again."""
         before, ends = self._last_whole
         changed = bisect_right(ends, 0, key=lambda end: not text.startswith(before[: end.length]))
         return ends[:changed]
@@ -271,7 +271,7 @@ class TransformersConversation:
                 ends.append(_End(rendered, roles[-1], len(roles)))
 
     def _front(self, messages: Sequence[Message], tools: Sequence[Any], text: str) -> int:
-        """Give the characters that the template says of its own before the first message, such as the tools'."""
+        """Return the characters that the template says of its own before the first message, such as the tools'."""
         marked = [{**messages[0], "content": marker("first")}, *messages[1:]]
         before, found, _ = self._chat.template.render_or_not(marked, tools).partition(marker("first"))
         header = self._traits.user_header

@@ -22,7 +22,7 @@ def truncates(sampling: Sampling) -> bool:
 
 
 def truncated(logits: NDArray[np.float32], sampling: Sampling) -> NDArray[np.float32]:
-    """Give the logits of one token, float32 [vocabulary], with minus infinity for what may not be drawn.
+    """Return the logits of one token, float32 [vocabulary], with minus infinity for what may not be drawn.
 
     Equally likely tokens at the edge of top-k or top-p stay in by their ids, the smallest first.
     """

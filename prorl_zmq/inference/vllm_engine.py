@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import multiprocessing
+import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -30,6 +31,7 @@ from ..wire.messages.engines import VersionSpan
 from .chat_loading import load_chat_format
 from .checkpoint import check_checkpoint
 from .engine import EngineDescription, Generation, check_prompt
+from .root_cause import root_cause
 from .vllm_processes import Interrupted, interruptible, set_environment, tailed_output
 from .vllm_start import downloaded_folder, model_folder, start_async_llm
 
@@ -115,8 +117,8 @@ class VllmEngine:
             except Interrupted:
                 raise EngineFailed("stopped by a signal before vLLM had started") from None
             except Exception as error:
-                words = f"{type(error).__name__}: {error}"
-                raise EngineFailed(f"vLLM could not start with {name}: {words}\n{tail.text()}") from error
+                cause = root_cause(f"{tail.text()}\n{''.join(traceback.format_exception(error))}")
+                raise EngineFailed(f"vLLM could not start with {name}: {cause or repr(error)}") from error
         engine = cls(llm, kept, _description(llm.vllm_config, name, chat), weight_version)
         try:
             await llm.update_weight_version(str(weight_version))

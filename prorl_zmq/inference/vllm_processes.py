@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 HOST_VARIABLE = "PRORL_VLLM_HOST"
 """Environment variable with the pid of the engine host, for vLLM's processes."""
-TAIL_LINES = 12
-"""Last lines of what vLLM wrote that a failed start reports."""
+TAIL_LINES = 1000
+"""Last lines of what vLLM wrote that are searched for why a start failed; tracebacks of several processes."""
 LINE_LIMIT_BYTES = 16_384
 
 
@@ -128,7 +128,7 @@ class Tail:
         self._thread.start()
 
     def text(self, wait_s: float = 1.0) -> str:
-        """Give the lines, after those who write have ended, or `wait_s`."""
+        """Return the lines, after those who write have ended, or `wait_s`."""
         self._thread.join(wait_s)
         return b"\n".join(self._lines).decode(errors="replace")
 

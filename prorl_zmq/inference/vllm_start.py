@@ -23,7 +23,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", 
 
 
 def model_folder(model: str) -> Path | None:
-    """Give the folder that `model` names, if it has what an engine needs; None: it is a name on a hub.
+    """Return the folder that `model` names, if it has what an engine needs; None: it is a name on a hub.
 
     Raises:
         ConfigError: there is no such folder, or no model with a tokenizer in it.
@@ -44,7 +44,7 @@ def model_folder(model: str) -> Path | None:
 
 
 def downloaded_folder(llm: Any) -> Path:
-    """Give the folder into which vLLM downloaded its model."""
+    """Return the folder into which vLLM downloaded its model."""
     from huggingface_hub import snapshot_download
 
     config = llm.vllm_config.model_config

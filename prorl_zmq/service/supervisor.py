@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -141,6 +142,7 @@ def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
         "--context-tokens": str(backends.context_tokens),
     }
     given = [part for flag, value in flags.items() if value for part in (flag, value)]
+    given += [part for name, value in backends.options.items() for part in ("--option", f"{name}={json.dumps(value)}")]
     return [*given, *(["--", *backends.arguments] if backends.arguments else [])]
 
 

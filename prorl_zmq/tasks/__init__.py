@@ -1,1 +1,1 @@
-"""Data files of the tasks that people train on: their forms, the instances that they become, and jobs made of them."""
+"""Data files of the package's tasks: their row formats, the instances that rows become, and jobs made of them."""

@@ -1,4 +1,4 @@
-"""The forms of programming problems: DeepCoder, CodeContests, APPS, TACO, LiveCodeBench, and our own.
+"""The row formats of programming problems: DeepCoder, CodeContests, APPS, TACO, LiveCodeBench, and our own.
 
 They name the same things in other words, and write tests in four ways: a list of tests, lists of inputs and outputs
 beside each other, either of them for programs or for functions. Here all become `CodeTest`s, text in and text out. Of a
@@ -48,7 +48,7 @@ PYTHON_FACTOR = 5.0
 has none. Those who train on these sets give it more still: 12 s, whatever the row says."""
 LEAST_TIME_S, MOST_TIME_S = APPS_TIME_S, 600.0
 ABILITIES = frozenset({"code", "coding", "programming"})
-"""What the column `ability` says of a programming problem in verl's form."""
+"""What the column `ability` says of a programming problem in verl's format."""
 CALLS = frozenset({"functional", "function_call"})
 """How tests say that they call a function (LiveCodeBench, PrimeIntellect)."""
 PROGRAMS = frozenset({"stdin", "stdin_stdout"})
@@ -156,7 +156,7 @@ GENERIC = native("code", CodeInstance)
 NATIVE = dataclasses.replace(GENERIC, convert=_native)
 NATIVE_FIELDS = frozenset(CodeInstance.__struct_fields__)
 TEST_FIELDS = frozenset(CodeTest.__struct_fields__)
-FORMS: tuple[RowFormat, ...] = (
+ROW_FORMATS: tuple[RowFormat, ...] = (
     RowFormat(
         "livecodebench",
         "code",
@@ -183,7 +183,7 @@ FORMS: tuple[RowFormat, ...] = (
     RowFormat(
         "code-chat",
         "code",
-        "programming problems in verl's form, such as those of Eurus-2: `ability` says so",
+        "programming problems in verl's format, such as those of Eurus-2: `ability` says so",
         frozenset({"prompt", "reward_model", "ability"}),
         _chat,
         _is_code,

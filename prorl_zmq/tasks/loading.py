@@ -1,7 +1,7 @@
-"""Jobs from a data file: each row becomes an instance of the task whose form it has.
+"""Jobs from a data file: each row becomes an instance of the task whose row format it has.
 
-Three kinds of rows: of a published data set (`FORMS`, or those of your own handlers), instances as they are (their
-columns are the instance's fields, and `task` is named by the caller), and whole jobs as `prorl submit` takes them.
+A row is of a published data set (`ROW_FORMATS`, or those of your own handlers), or an instance (its columns are the
+instance's fields, and the caller names the `task`), or a whole job as `prorl submit` takes it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..errors import ConfigError, InvalidRecord
 from ..wire.messages.jobs import Job, PhaseLimits
 from .long_integers import long_integers
 from .records import read_records
-from .row_format import Record, RowFormat, as_it_is, recognise, unique
-from .row_formats import FORMS
+from .row_format import Record, RowFormat, recognise, unchecked, unique
+from .row_formats import ROW_FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-JOB_FORM = "job"
-"""The form of rows that are whole jobs."""
+JOB_FORMAT = "job"
+"""The name of the row format of whole jobs."""
 NAMES = ("instance_id", "task_id", "question_id", "problem_id", "unique_id", "id", "name")
 """Columns that may name a row, the best first."""
 
@@ -36,7 +36,7 @@ class Row:
     """Its line, from 1; of parquet, its row."""
     name: str
     """What its data set calls it; of a row without a name, its number."""
-    form: str
+    row_format: str
     job: Job
 
 
@@ -44,28 +44,28 @@ def load_jobs(
     path: Path | str,
     *,
     task: str = "",
-    form: str = "",
-    forms: Sequence[RowFormat] | None = None,
+    row_format: str = "",
+    row_formats: Sequence[RowFormat] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[Job]:
-    """Give a job for each row of a data file, in its order, one at a time.
+    """Yield a job for each row of a data file, in the file's order.
 
     Args:
         path: `.jsonl`, `.parquet`, `.csv`, or `.json` with a list (see `records`).
-        task: consider forms of this task only; empty: of all. For a task without forms that are known, rows are
-            taken to be its instances as they are.
-        form: take all rows to have this form; empty: see which one each has.
-        forms: those that are known; None: those of the package.
-        options: fields of all instances, in the place of what the rows say of them, such as `{"tools": ["ipython"]}`.
+        task: consider row formats of this task only; empty: of all. Where none is known for the task, the rows are
+            taken to be its instances.
+        row_format: the name of the row format of all rows; empty: recognise it row by row, by the columns.
+        row_formats: the known ones; None: those of the package.
+        options: fields of all instances, which replace those of the rows, such as `{"tools": ["ipython"]}`.
 
     Raises:
-        InvalidRecord: a row has no known form, or is wrong (`line`, `field`).
-        ConfigError: the file cannot be read, is empty, or no form has that name.
+        InvalidRecord: a row has no known row format, or is wrong; `line` and `field` say where.
+        ConfigError: the file cannot be read, is empty, or no row format has that name.
     """
-    known = FORMS if forms is None else forms
-    if task and not form and not any(each.task == task for each in known):
-        known = (as_it_is(task),)
-    for row in load_rows(path, task=task, form=form, forms=known, options=options):
+    known = ROW_FORMATS if row_formats is None else row_formats
+    if task and not row_format and not any(each.task == task for each in known):
+        known = (unchecked(task),)
+    for row in load_rows(path, task=task, row_format=row_format, row_formats=known, options=options):
         if isinstance(row, InvalidRecord):
             raise row
         yield row.job
@@ -75,80 +75,81 @@ def load_rows(
     path: Path | str,
     *,
     task: str = "",
-    form: str = "",
-    forms: Sequence[RowFormat] = FORMS,
+    row_format: str = "",
+    row_formats: Sequence[RowFormat] = ROW_FORMATS,
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[Row | InvalidRecord]:
-    """Give what became of each row; a wrong one as the error that says so (see `load_jobs`).
+    """Yield each row with its job, or the error that says what is wrong with it; the arguments are `load_jobs`'.
 
     Raises:
-        ConfigError: the file cannot be read, is empty, or no form has that name.
+        ConfigError: the file cannot be read, is empty, or no row format has that name.
     """
     path = Path(path)
-    considered = chosen(forms, task, form)
+    considered = chosen(row_formats, task, row_format)
     empty = True
     for number, record in read_records(path):
         empty = False
         try:
             if isinstance(record, InvalidRecord):
                 raise record
-            yield _row(number, record, considered, task, form, options or {})
+            yield _row(number, record, considered, task, row_format, options or {})
         except InvalidRecord as error:
             yield InvalidRecord(f"{path.name}, line {number}: {error.message}", **{**error.fields, "line": number})
     if empty:
         raise ConfigError(f"{path} has no rows in it", key="file")
 
 
-def chosen(forms: Iterable[RowFormat], task: str, name: str) -> tuple[RowFormat, ...]:
-    """Give the forms of a task, or the one of a name.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    known = unique(forms)
+def chosen(row_formats: Iterable[RowFormat], task: str, name: str) -> tuple[RowFormat, ...]:
+    """Return the row formats of a task, or the one of a name."""
+    known = unique(row_formats)
     kept = tuple(each for each in known if task in ("", each.task) and name in ("", each.name))
     if name:
         kept = tuple(replace(each, fits=None) for each in kept)
     if not kept and (named := [each for each in known if each.name == name]):
-        raise ConfigError(f"the form {name} is of task {named[0].task}, not of {task}", key="form")
+        raise ConfigError(f"the row format {name} is of task {named[0].task}, not of {task}", key="row_format")
     if not kept:
         there = ", ".join(sorted({each.task if task else each.name for each in known}))
         what = f"task {task}" if task else f"name {name}"
-        raise ConfigError(f"there is no form of {what}; there are {there}", key="form")
+        raise ConfigError(f"there is no row format of {what}; there are {there}", key="row_format")
     return kept
 
 
 def _row(
-    number: int, record: Record, forms: Sequence[RowFormat], task: str, form_name: str, options: Mapping[str, Any]
+    number: int,
+    record: Record,
+    row_formats: Sequence[RowFormat],
+    task: str,
+    format_name: str,
+    options: Mapping[str, Any],
 ) -> Row:
     name = next((str(record[column]) for column in NAMES if record.get(column) not in (None, "")), str(number))
     if {"task", "instance"} <= record.keys():
-        return Row(number, name, JOB_FORM, _whole_job(record, task, form_name, options))
-    form = None
+        return Row(number, name, JOB_FORMAT, _whole_job(record, task, format_name, options))
+    row_format = None
     try:
-        form = recognise(record, forms)
+        row_format = recognise(record, row_formats)
         with long_integers():
-            instance: dict[str, Any] = msgspec.to_builtins(form.convert(record))
+            instance: dict[str, Any] = msgspec.to_builtins(row_format.convert(record))
     except InvalidRecord:
         raise
-    except Exception as error:  # of a form that somebody else wrote
-        what = f"form {form.name}" if form is not None else "a form that looked at it"
+    except Exception as error:  # the row format may be of another package
+        what = f"row format {row_format.name}" if row_format is not None else "a row format that looked at it"
         raise InvalidRecord(f"{what} raised {type(error).__name__}: {error}") from error
-    job = Job(task=form.task, instance={**instance, **options}, limits=form.limits or PhaseLimits())
+    job = Job(task=row_format.task, instance={**instance, **options}, limits=row_format.limits or PhaseLimits())
     try:
         msgspec.msgpack.encode(job)
     except (UnicodeError, OverflowError, ValueError, RecursionError) as error:
         raise InvalidRecord(f"it cannot be sent: {error}") from error
-    return Row(number, name, form.name, job)
+    return Row(number, name, row_format.name, job)
 
 
-def _whole_job(record: Record, task: str, form_name: str, options: Mapping[str, Any]) -> Job:
+def _whole_job(record: Record, task: str, format_name: str, options: Mapping[str, Any]) -> Job:
     try:
         job = msgspec.convert(dict(record), Job)
     except msgspec.ValidationError as error:
         raise InvalidRecord(f"it is no job: {error}", field="instance") from error
-    if form_name:
-        raise InvalidRecord(f"it is a whole job, not of the form {form_name}", field="instance")
+    if format_name:
+        raise InvalidRecord(f"it is a whole job, not of the row format {format_name}", field="instance")
     if task not in ("", job.task):
         raise InvalidRecord(f"it is a job of task {job.task}, not of {task}", field="task")
     return msgspec.structs.replace(job, instance={**job.instance, **options})

@@ -128,9 +128,13 @@ def _from_solution(record: Record) -> MathInstance:
     return MathInstance(filled(record, "problem"), answer)
 
 
-FORMS = (
+ROW_FORMATS = (
     RowFormat(
-        "dapo", "math", "DAPO-Math-17k, and others in verl's form", frozenset({"prompt", "reward_model"}), _from_chat
+        "dapo",
+        "math",
+        "DAPO-Math-17k, and others in verl's format",
+        frozenset({"prompt", "reward_model"}),
+        _from_chat,
     ),
     RowFormat("math-500", "math", "MATH-500", frozenset({"problem", "answer", "subject", "unique_id"}), _from_answer),
     RowFormat("deepscaler", "math", "DeepScaleR", frozenset({"problem", "answer", "solution"}), _from_answer),

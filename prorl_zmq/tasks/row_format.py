@@ -1,7 +1,7 @@
-"""A form: how the rows of one published data set look, and what instance of a task such a row becomes.
+"""A row format: which columns the rows of one published data set have, and what instance of a task such a row becomes.
 
-A form is told by the columns that its rows must have. Which form a row has is decided row by row, so a file may mix
-them. Pure: rows in, instances out; the files are read elsewhere (`records.py`).
+Row formats are recognised by the columns that rows must have, row by row, so a file may mix them. Pure: rows in,
+instances out; `records.py` reads the files.
 """
 
 from __future__ import annotations
@@ -26,60 +26,64 @@ Record = Mapping[str, Any]
 SHOWN_COLUMNS = 12
 """How many of a row's columns an error names."""
 ALIKE = 0.75
-"""How alike, by `difflib`, two names of columns are that may be meant as one."""
+"""From which likeness on, by `difflib`, a column's name may be a misspelling of another."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """One published data set's rows."""
+    """How the rows of one published data set become instances of a task."""
 
     name: str
     """As `prorl tasks list` names it, such as `swe-bench`."""
     task: str
-    """The task whose instances they become."""
+    """The task whose instances the rows become."""
     about: str
-    """Which data sets have it, for people."""
+    """Which data sets have this format, for people."""
     required: frozenset[str]
-    """The columns that tell it: a row with all of them has this form, unless a form before it fits as well."""
+    """A row with all of these columns has this format, unless an earlier row format fits as well."""
     convert: Callable[[Record], Any]
     """Makes the instance of a row: a Struct, or plain data.
 
     Raises:
-        InvalidRecord: a column is not what the form says; `field` names it.
+        InvalidRecord: a column is missing or wrong; `field` names it.
     """
     fits: Callable[[Record], bool] | None = None
-    """What else tells it, where two data sets have the same columns: a row for which this is false has another form."""
+    """A further condition, where two data sets have the same columns."""
     limits: PhaseLimits | None = None
-    """Of the jobs that its rows become; None: a job's own."""
+    """The limits of the jobs that the rows become; None: a job's default ones."""
 
 
-def recognise(record: Record, forms: Iterable[RowFormat]) -> RowFormat:
-    """Give the first form that a row fits.
+def recognise(record: Record, row_formats: Iterable[RowFormat]) -> RowFormat:
+    """Return the first row format that fits a row.
 
     Raises:
-        InvalidRecord: it fits none; the message names the form that it comes closest to, if it has a part of one.
+        InvalidRecord: none fits; the message names the nearest, if the row has some of its columns.
     """
-    forms = tuple(forms)
-    for form in forms:
-        if form.required <= record.keys() and (form.fits is None or form.fits(record)):
-            return form
+    row_formats = tuple(row_formats)
+    for row_format in row_formats:
+        if row_format.required <= record.keys() and (row_format.fits is None or row_format.fits(record)):
+            return row_format
     has = ", ".join(sorted(map(str, record))[:SHOWN_COLUMNS]) or "no columns"
-    raise InvalidRecord(f"it has no form that is known: it has {has}; {_nearest(record, forms)}")
+    raise InvalidRecord(f"it has no known row format: it has {has}; {_nearest(record, row_formats)}")
 
 
-def _nearest(record: Record, forms: Iterable[RowFormat]) -> str:
-    """Say which form a row comes closest to: the one of which it lacks least; a column may be there, misspelt."""
+def _nearest(record: Record, row_formats: Iterable[RowFormat]) -> str:
+    """Describe the row format of which a row lacks the fewest columns; a missing column may be there, misspelt."""
     columns = [str(column) for column in record]
 
-    def spelt(column: str, form: RowFormat) -> list[str]:
-        return get_close_matches(column, [each for each in columns if each not in form.required], n=1, cutoff=ALIKE)
+    def spelt(column: str, row_format: RowFormat) -> list[str]:
+        return get_close_matches(
+            column, [each for each in columns if each not in row_format.required], n=1, cutoff=ALIKE
+        )
 
-    def lacks(form: RowFormat) -> tuple[float, int]:
-        missing = [column for column in form.required if column not in record]
-        unknown = sum(not spelt(column, form) for column in missing)
-        return unknown / max(1, len(form.required)), len(missing)
+    def lacks(row_format: RowFormat) -> tuple[float, int]:
+        missing = [column for column in row_format.required if column not in record]
+        unknown = sum(not spelt(column, row_format) for column in missing)
+        return unknown / max(1, len(row_format.required)), len(missing)
 
-    nearest = min((form for form in forms if not form.required <= record.keys()), key=lacks, default=None)
+    nearest = min(
+        (row_format for row_format in row_formats if not row_format.required <= record.keys()), key=lacks, default=None
+    )
     if nearest is None or lacks(nearest)[0] == 1:
         return "none is near it (`prorl tasks list` shows all)"
     missing = sorted(nearest.required - record.keys())
@@ -87,16 +91,16 @@ def _nearest(record: Record, forms: Iterable[RowFormat]) -> str:
     return f"the nearest, {nearest.name}, needs {', '.join(wanted)} too"
 
 
-def unique(forms: Iterable[RowFormat]) -> tuple[RowFormat, ...]:
-    """Give forms without those whose name an earlier one has."""
+def unique(row_formats: Iterable[RowFormat]) -> tuple[RowFormat, ...]:
+    """Drop the row formats whose name an earlier one has."""
     known: dict[str, RowFormat] = {}
-    for form in forms:
-        known.setdefault(form.name, form)
+    for row_format in row_formats:
+        known.setdefault(row_format.name, row_format)
     return tuple(known.values())
 
 
 def native(task: str, instance_type: type[msgspec.Struct]) -> RowFormat:
-    """Give the form of rows whose columns are the fields of the task's own instances."""
+    """Return the row format of rows whose columns are the fields of a task's instances."""
     required = frozenset(field.encode_name for field in msgspec.structs.fields(instance_type) if field.required)
 
     def convert(record: Record) -> msgspec.Struct:
@@ -110,8 +114,8 @@ def native(task: str, instance_type: type[msgspec.Struct]) -> RowFormat:
     return RowFormat(task, task, f"the fields of a {task} instance", required, convert)
 
 
-def as_it_is(task: str) -> RowFormat:
-    """Give the form of rows that are instances of a task that is not known here; the service checks them."""
+def unchecked(task: str) -> RowFormat:
+    """Return the row format of instances of a task that is not known here; the service checks them."""
 
     def convert(record: Record) -> Any:
         return dict(record)
@@ -123,7 +127,7 @@ def as_it_is(task: str) -> RowFormat:
 
 
 def text(record: Record, name: str, default: str | None = None) -> str:
-    """Give a column of text.
+    """Return a column of text.
 
     Raises:
         InvalidRecord: it is missing or null and there is no default, or it is not text.
@@ -139,7 +143,7 @@ def text(record: Record, name: str, default: str | None = None) -> str:
 
 
 def filled(record: Record, name: str) -> str:
-    """Give a column of text that must not be empty.
+    """Return a column of text that must not be empty.
 
     Raises:
         InvalidRecord: see `text`; or it is blank.
@@ -151,7 +155,7 @@ def filled(record: Record, name: str) -> str:
 
 
 def texts(record: Record, name: str, default: list[str] | None = None) -> list[str]:
-    """Give a column that is a list of texts, as it is or written as JSON.
+    """Return a column that is a list of texts, or JSON text of one.
 
     Raises:
         InvalidRecord: it is missing and there is no default, or it is something else.
@@ -166,7 +170,7 @@ def texts(record: Record, name: str, default: list[str] | None = None) -> list[s
 
 
 def parsed_json(record: Record, name: str) -> Any:
-    """Give a column that is plain data, or JSON text of it.
+    """Return a column that is plain data, or JSON text of it.
 
     Raises:
         InvalidRecord: it is missing or null, or text that is not JSON.

@@ -1,4 +1,4 @@
-"""The forms of all tasks that come with the package, the most special ones first."""
+"""The row formats of all tasks that come with the package, the most special ones first."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from . import code_formats as code_forms
 from . import math, stem
 from . import swe_formats as swe_forms
 
-FORMS = (*swe_forms.FORMS, *code_forms.FORMS, *math.FORMS, *stem.FORMS)
+ROW_FORMATS = (*swe_forms.ROW_FORMATS, *code_forms.ROW_FORMATS, *math.ROW_FORMATS, *stem.ROW_FORMATS)

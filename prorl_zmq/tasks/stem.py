@@ -137,7 +137,7 @@ def _form(name: str, about: str, required: set[str] | frozenset[str], convert: A
     return RowFormat(name, "stem", about, frozenset(required), convert)
 
 
-FORMS = (
+ROW_FORMATS = (
     *(
         _form(name, f"SCP-116K, with {column}", {"problem", column}, _from_scp)
         for name, column in zip(("scp-116k", "scp-116k-r1", "scp-116k-extracted"), SCP_SOLUTIONS, strict=True)
@@ -147,8 +147,8 @@ FORMS = (
     _form("mmlu-pro", "MMLU-Pro", {"question", "options", "answer", "answer_index"}, _from_letter),
     _form("mmlu", "MMLU, and others with choices", {"question", "choices", "answer"}, _from_index),
     _form("scibench", "SciBench", {"problem_text", "answer_number", "unit"}, _from_scibench),
-    _form("stem-chat", "science questions in verl's form", {"prompt", "reward_model"}, _from_chat),
+    _form("stem-chat", "science questions in verl's format", {"prompt", "reward_model"}, _from_chat),
     _form("question", "questions with an answer", {"question", "answer"}, _from_question),
     native("stem", StemInstance),
 )
-"""The special ones first. `stem-chat` looks like the math form `dapo`: name the task to have it."""
+"""The special ones first. `stem-chat` looks like the math row format `dapo`: name the task to have it."""

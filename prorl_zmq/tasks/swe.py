@@ -59,6 +59,8 @@ class SweInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Memory of the sandbox, all its processes together; what takes more has not passed."""
     processes: Annotated[int, Meta(ge=1, le=2**20)] = 4096
     """Processes and threads of it."""
+    output_limit_bytes: Annotated[int, Meta(ge=1024, le=16 * 2**20)] = 64 * 1024
+    """How much of the output of one bash command the agent sees (see `SandboxSpec`)."""
     network: bool = False
     """The tests may use the host's network, in EVAL. The agent never may: what it looks for is there."""
     grading: Grading = "swebench"

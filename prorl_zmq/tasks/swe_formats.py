@@ -1,4 +1,4 @@
-"""The forms of software-engineering data: SWE-bench and its kin, SWE-Gym, SWE-smith, R2E-Gym, and our own.
+"""The row formats of software-engineering data: SWE-bench and its kin, SWE-Gym, SWE-smith, R2E-Gym, and our own.
 
 All name the same things in other words. Where the image of an instance is, follows the rules by which each set
 published its images; an image is looked up under the last part of that name, so `prorl tasks images FILE` builds them
@@ -262,7 +262,7 @@ def _form(
     return RowFormat(name, "swe", about, frozenset(required.split()), convert, fits, SWE_LIMITS)
 
 
-FORMS = (
+ROW_FORMATS = (
     _form(
         "generic",
         "what `prorl tasks make-swe` writes: any image with a repository, and a command that runs its tests",

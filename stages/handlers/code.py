@@ -16,7 +16,7 @@ from ...data.trajectory import Role
 from ...errors import SandboxFailed
 from ...inference.chat import ChatMessage
 from ...tasks.code import CodeInstance, CodeTest, chosen_tests
-from ...tasks.code_formats import FORMS
+from ...tasks.code_formats import ROW_FORMATS
 from ...tools.sandbox.specification import SandboxSpec
 from ...tools.toolbox import Toolbox
 from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
@@ -47,7 +47,7 @@ class CodeHandler(AgentHandler[CodeInstance]):
 
     task = "code"
     instance_type = CodeInstance
-    forms: ClassVar[tuple[RowFormat, ...]] = FORMS
+    row_formats: ClassVar[tuple[RowFormat, ...]] = ROW_FORMATS
 
     async def init(self, phase: InitPhase[CodeInstance]) -> Carry:
         """Make the agent's sandbox and start its tool sessions; without tools there is none."""

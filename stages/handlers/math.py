@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...data.trajectory import Role
 from ...errors import HandlerFailed
 from ...inference.chat import ChatMessage
-from ...tasks.math import FORMS, MathInstance
+from ...tasks.math import ROW_FORMATS, MathInstance
 from ...tools.finish import FinishTool
 from ...tools.sandbox.specification import SandboxSpec
 from ...tools.think import ThinkTool
@@ -42,7 +42,7 @@ class MathHandler(AgentHandler[MathInstance]):
 
     task = "math"
     instance_type = MathInstance
-    forms: ClassVar[tuple[RowFormat, ...]] = FORMS
+    row_formats: ClassVar[tuple[RowFormat, ...]] = ROW_FORMATS
 
     async def init(self, phase: InitPhase[MathInstance]) -> Carry:
         """Make the sandbox, if a tool needs one, and start the tool sessions.

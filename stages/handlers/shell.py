@@ -15,8 +15,9 @@ from msgspec import Meta
 from ...data.trajectory import Role
 from ...errors import HandlerFailed, PhaseTimeout, SandboxFailed
 from ...inference.chat import ChatMessage
+from ...tools.output import OUTPUT_LIMIT_BYTES
 from ...tools.sandbox.sandbox import CHECK_ENVIRONMENT
-from ...tools.sandbox.specification import SandboxSpec
+from ...tools.sandbox.specification import OutputLimit, SandboxSpec
 from ...tools.toolbox import Toolbox, ToolName
 from ...wire.messages.base import new_id
 from ...wire.messages.jobs import Phase
@@ -45,6 +46,8 @@ class ShellInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `image_folders`; empty: the service's default."""
     tools: tuple[ToolName, ...] = ("bash",)
     """What the agent may call."""
+    output_limit_bytes: OutputLimit = OUTPUT_LIMIT_BYTES
+    """How much of the output of one bash command or IPython cell the agent sees (see `SandboxSpec`)."""
 
 
 class ShellHandler(AgentHandler[ShellInstance]):
@@ -57,7 +60,8 @@ class ShellHandler(AgentHandler[ShellInstance]):
     async def init(self, phase: InitPhase[ShellInstance]) -> Carry:
         """Make the sandbox, place the files, and start the tool sessions, so that RUN's first call need not wait."""
         instance = phase.instance
-        sandbox = await phase.create_sandbox(SandboxSpec(image=instance.image))
+        spec = SandboxSpec(image=instance.image, output_limit_bytes=instance.output_limit_bytes)
+        sandbox = await phase.create_sandbox(spec)
         if instance.files:
             await sandbox.write_files({path: content.encode() for path, content in instance.files.items()})
         return {"sessions": await Toolbox(sandbox, instance.tools).start()}

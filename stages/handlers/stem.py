@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from ...data.trajectory import Role
 from ...errors import ConfigError, InvalidEndpoint
 from ...inference.chat import ChatMessage
-from ...tasks.stem import FORMS, StemInstance
+from ...tasks.stem import ROW_FORMATS, StemInstance
 from ...tools.http_search import TAVILY, HttpSearchProvider
 from ...tools.search import SearchTool
 from ...tools.toolbox import ToolName
@@ -43,7 +43,7 @@ class StemHandler(AgentHandler[StemInstance]):
 
     task = "stem"
     instance_type = StemInstance
-    forms: ClassVar[tuple[RowFormat, ...]] = FORMS
+    row_formats: ClassVar[tuple[RowFormat, ...]] = ROW_FORMATS
 
     def __init__(self) -> None:
         self._search: SearchProvider | None = None

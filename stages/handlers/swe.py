@@ -20,7 +20,7 @@ from ...data.trajectory import Role
 from ...errors import HandlerFailed, SandboxFailed, SandboxLimitExceeded
 from ...inference.chat import ChatMessage
 from ...tasks.swe import SweInstance
-from ...tasks.swe_formats import FORMS
+from ...tasks.swe_formats import ROW_FORMATS
 from ...tools.sandbox.specification import Limits, SandboxSpec
 from ...tools.toolbox import Toolbox
 from ...wire.messages.jobs import Outcome
@@ -56,7 +56,7 @@ class SweHandler(AgentHandler[SweInstance]):
 
     task = "swe"
     instance_type = SweInstance
-    forms = FORMS
+    row_formats = ROW_FORMATS
 
     async def init(self, phase: InitPhase[SweInstance]) -> Carry:
         """Make the sandbox, bring the repository to its base, and start the tool sessions."""
@@ -143,6 +143,7 @@ async def _sandbox(
         fakeroot=True,
         network=network,
         limits=Limits(memory_bytes=instance.memory_bytes, processes=instance.processes, file_bytes=FILE_BYTES),
+        output_limit_bytes=instance.output_limit_bytes,
     )
     try:
         sandbox = await create(spec)

@@ -189,7 +189,7 @@ def test_a_service_that_runs_already_keeps_what_an_evaluation_that_was_killed_ga
         (("{file}", "--k", "1,3", "--samples", "2"), "--k 1,3: each must be 1 to --samples, which is 2"),
         (("{file}", "--k", "many"), "--k takes numbers with commas between them"),
         (("{file}", "--engine", "http"), "--engine http needs --url"),
-        (("{file}", "--url", "http://here", "--engine", "embedded"), "--engine http needs --url, and only it has one"),
+        (("{file}", "--url", "http://here", "--engine", "embedded"), "--engine embedded takes no --url; http would"),
         (("{file}", "--set", 'tools=["ipythn"]'), "line 1"),
         (("{file}", "--engine", "vllm"), "--engine vllm needs --model"),
         (("{file}", "--engine", "http", "--url", "here:80"), "here:80 is not of the form http://HOST:PORT"),

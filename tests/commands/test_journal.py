@@ -12,8 +12,7 @@ import pytest
 from prorl_zmq import Job
 from prorl_zmq.brokers.backends.backend_journal import BackendJournal
 from prorl_zmq.brokers.journal.disk_journal import SCHEMA_VERSION, DiskJournal
-from prorl_zmq.brokers.journal.journal import JobState
-from prorl_zmq.brokers.rollout.result_store import Finished
+from prorl_zmq.brokers.journal.records import Finished, JobState
 from prorl_zmq.commands.app import run
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.jobs import Outcome, Phase, Result

@@ -10,7 +10,7 @@ import pytest
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.evaluation.problems import check_instances, load_problems
 from prorl_zmq.stages.handler import load_handlers
-from prorl_zmq.stages.known_row_formats import known_forms
+from prorl_zmq.stages.known_row_formats import known_row_formats
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,21 +28,21 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_the_environment_lacks_is_counted(file: Path) -> None:
-    problems = load_problems(file, known_forms(), form="stem")
+    problems = load_problems(file, known_row_formats(), form="stem")
     (lack,) = check_instances(problems, load_handlers(), file).items()
     assert lack == ("a judge model is needed for answers in words: set PRORL_JUDGE_URL and PRORL_JUDGE_MODEL", 2)
-    problems = load_problems(file, known_forms(), form="stem", options={"judge": "never"})
+    problems = load_problems(file, known_row_formats(), form="stem", options={"judge": "never"})
     assert not check_instances(problems, load_handlers(), file)
 
 
 def test_more_rows_change_no_name(tmp_path: Path) -> None:
     path = tmp_path / "named.jsonl"
     path.write_text("".join(json.dumps({"id": name, "problem": "1?", "answer": 1}) + "\n" for name in "aba"))
-    names = [[each.name for each in load_problems(path, known_forms(), task="math", limit=n)] for n in (2, 3)]
+    names = [[each.name for each in load_problems(path, known_row_formats(), task="math", limit=n)] for n in (2, 3)]
     assert names == [["a", "b"], ["a", "b", "a (line 3)"]]
 
 
 def test_an_option_that_no_instance_takes_is_refused(file: Path) -> None:
-    problems = load_problems(file, known_forms(), form="stem", options={"judge": "sometimes"})
+    problems = load_problems(file, known_row_formats(), form="stem", options={"judge": "sometimes"})
     with pytest.raises(ConfigError, match=r"line 1: .*judge"):
         check_instances(problems, load_handlers(), file)

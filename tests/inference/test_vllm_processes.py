@@ -82,10 +82,10 @@ def test_without_a_host_nothing_is_done() -> None:
 # The last words of a process that it starts, the whole passed on; then its own output is its own again.
 TAILED = """
 import subprocess, sys
-from prorl_zmq.inference.vllm_processes import tailed_output
+from prorl_zmq.inference.vllm_processes import TAIL_LINES, tailed_output
 with tailed_output() as tail:
     print("own words")
-    code = "import sys; [print('line', n) for n in range(40)]; sys.exit('the reason')"
+    code = f"import sys; [print('line', n) for n in range({TAIL_LINES + 8})]; sys.exit('the reason')"
     subprocess.run([sys.executable, "-c", code])
 words = tail.text(20)
 print("afterwards", "own words" in words, "line 31" in words, words.endswith("the reason"), len(words.splitlines()))
@@ -98,7 +98,7 @@ def test_last_words_of_a_process() -> None:
     )
     assert done.stdout == f"afterwards False True True {vllm_processes.TAIL_LINES}\n"
     assert done.stderr.startswith("own words\nline 0\n")
-    assert done.stderr.endswith("line 39\nthe reason\n")
+    assert done.stderr.endswith(f"line {vllm_processes.TAIL_LINES + 7}\nthe reason\n")
 
 
 def test_signal_interrupts_a_start() -> None:

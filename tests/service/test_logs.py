@@ -96,7 +96,7 @@ def test_every_line_of_a_service_is_json_and_those_of_a_job_say_so(tmp_path: Pat
                 if "--role eval" in " ".join(child.cmdline())
             ]
             stage.kill()
-            program.wait_for("ended with code -9")
+            program.wait_for("was ended by a signal (Killed)")
     lines = [json.loads(line) for line in program.lines]
     assert all({"time", "level", "logger", "process", "event"} <= set(line) for line in lines)
     of_job = [line for line in lines if line.get("job_id") == shell.job_id]

@@ -24,7 +24,7 @@ from rootfs import root_filesystem
 
 from prorl_zmq import EpisodeLimits, RolloutClient
 from prorl_zmq.service.child import ChildService
-from prorl_zmq.stages.known_row_formats import known_forms
+from prorl_zmq.stages.known_row_formats import known_row_formats
 from prorl_zmq.system.processes import die_with_parent
 from prorl_zmq.tasks.loading import load_jobs
 from prorl_zmq.wire.messages.jobs import Outcome
@@ -233,7 +233,7 @@ def test_right_answers_are_paid_for_and_wrong_ones_are_not(tmp_path: Path) -> No
             more = {"instance_id": name, **instance} if name.startswith("swe") else {}
             file.write(json.dumps({**row, **more}) + "\n")
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder, serving(Path(folder), tmp_path) as client:
-        jobs = zip(CASES, load_jobs(data, forms=known_forms()), strict=True)
+        jobs = zip(CASES, load_jobs(data, row_formats=known_row_formats()), strict=True)
         limited = [msgspec.structs.replace(job, episode=LIMITS.get(name, job.episode)) for name, job in jobs]
         asked = dict(zip(client.submit(limited), CASES, strict=True))
         done = {asked[one.job_id]: one for one in client.stream(timeout_s=WAIT_S)}

@@ -25,7 +25,7 @@ from prorl_zmq.stages.handlers.code import CodeHandler
 from prorl_zmq.stages.handlers.code_bench import Bench, Verdict
 from prorl_zmq.stages.handlers.code_source import last_block, needed_imports
 from prorl_zmq.tasks.code import CodeInstance, CodeTest
-from prorl_zmq.tasks.code_formats import FORMS
+from prorl_zmq.tasks.code_formats import ROW_FORMATS
 from prorl_zmq.tasks.row_format import recognise
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.wire.messages.jobs import PhaseLimits
@@ -105,7 +105,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     usable("bubblewrap")
     answers: dict[str, tuple[CodeInstance, str]] = {}
     for example in EXAMPLES:
-        instance = recognise(example.row, FORMS).convert(example.row)
+        instance = recognise(example.row, ROW_FORMATS).convert(example.row)
         assert isinstance(instance, CodeInstance)
         answers |= {
             f"{example.name}-right": (instance, example.right),

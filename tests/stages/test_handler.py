@@ -95,8 +95,9 @@ def test_handler_announces_the_fields_of_its_instances() -> None:
             "files": "dict[str, str]",
             "image": "str",
             "tools": "list[str]",
+            "output_limit_bytes": "int",
         },
-        optional=("files", "image", "tools"),
+        optional=("files", "image", "tools", "output_limit_bytes"),
     )
 
 

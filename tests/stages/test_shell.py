@@ -6,11 +6,13 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from needed import usable
 from phases import eval_phase
 
 from prorl_zmq import Job
+from prorl_zmq.stages.handler import InitPhase
 from prorl_zmq.stages.handlers.shell import ShellHandler, ShellInstance
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from prorl_zmq.stages.handler import Evaluation
     from prorl_zmq.tools.sandbox.sandbox import Sandbox
+    from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 PYTHON_CHECK = "/usr/bin/python3 -c \"import json, sys; sys.exit(open('answer.txt').read() != '42')\""
 
@@ -83,6 +86,34 @@ def test_workspace_that_is_too_deep_to_copy_earns_nothing(kind: str, tmp_path: P
 
     evaluation = judge(kind, tmp_path, "exit 0", leave)
     assert (evaluation.reward, evaluation.metrics) == (0.0, {"uncopyable_files": 1.0})
+
+
+def test_an_instance_chooses_how_much_output_its_agent_sees(kind: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        sandboxes = Sandboxes(kind, tmp_path / "sandboxes")  # type: ignore[arg-type]
+        made: list[Sandbox] = []
+
+        async def create(spec: SandboxSpec) -> Sandbox:
+            made.append(await sandboxes.create("job.1", spec))
+            return made[0]
+
+        instance = {"instruction": "", "check": "true", "output_limit_bytes": 2000}
+        job = Job(task="shell", instance=instance)
+        try:
+            carry = await ShellHandler().init(InitPhase(job, msgspec.convert(instance, ShellInstance), create))
+            bash = made[0].bash_session(carry["sessions"]["bash"])
+            assert (await bash.run("head -c 5000 /dev/zero", 20)).dropped_bytes == 3000
+        finally:
+            for sandbox in made:
+                await sandbox.close()
+            sandboxes.close()
+
+    asyncio.run(run())
+
+
+def test_an_output_limit_out_of_bounds_is_no_instance() -> None:
+    with pytest.raises(msgspec.ValidationError, match=r">= 1024 - at `\$.output_limit_bytes`"):
+        msgspec.convert({"instruction": "", "check": "true", "output_limit_bytes": 10}, ShellInstance)
 
 
 def _write(path: Path, text: str) -> None:

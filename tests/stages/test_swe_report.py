@@ -13,7 +13,7 @@ import pytest
 from prorl_zmq.stages.handlers import swe_report
 from prorl_zmq.stages.handlers.swe import _columns
 from prorl_zmq.stages.handlers.swe_report import official_script, report
-from prorl_zmq.tasks.swe_formats import END, EXIT_CODE, FORMS, START
+from prorl_zmq.tasks.swe_formats import END, EXIT_CODE, ROW_FORMATS, START
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 from swe_rows import SWE_BENCH
@@ -147,7 +147,7 @@ def test_official_script_of_every_repository_needs_no_network(monkeypatch: pytes
 
     monkeypatch.setattr("requests.sessions.Session.request", refuse)
     made = 0
-    (instance,) = (form.convert(SWE_BENCH) for form in FORMS if form.name == "swe-bench")
+    (instance,) = (form.convert(SWE_BENCH) for form in ROW_FORMATS if form.name == "swe-bench")
     for repo, versions in MAP_REPO_VERSION_TO_SPECS.items():
         for version in (version for version, specs in versions.items() if "test_cmd" in specs):
             row = {**SWE_BENCH, "repo": repo, "version": version}

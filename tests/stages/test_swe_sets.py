@@ -18,7 +18,7 @@ from prorl_zmq.stages.handler import InitPhase
 from prorl_zmq.stages.handlers.swe import SweHandler
 from prorl_zmq.tasks.row_format import recognise
 from prorl_zmq.tasks.swe import SweInstance
-from prorl_zmq.tasks.swe_formats import CONDA, FORMS
+from prorl_zmq.tasks.swe_formats import CONDA, ROW_FORMATS
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.wire.messages.jobs import PhaseLimits
 
@@ -56,7 +56,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def instance(row: dict[str, Any], image: tuple[Path, str]) -> SweInstance:
-    made = recognise(row, FORMS).convert(row)
+    made = recognise(row, ROW_FORMATS).convert(row)
     assert isinstance(made, SweInstance)
     return msgspec.structs.replace(made, image=str(image[0]), base_commit=image[1])
 

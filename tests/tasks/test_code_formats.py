@@ -27,13 +27,13 @@ from code_rows import (
 
 from prorl_zmq.errors import InvalidRecord
 from prorl_zmq.tasks.code import TESTS_LIMIT, TESTS_LIMIT_BYTES, CodeInstance, CodeTest, chosen_tests
-from prorl_zmq.tasks.code_formats import APPS_TIME_S, DEEPCODER_TIME_S, FORMS
+from prorl_zmq.tasks.code_formats import APPS_TIME_S, DEEPCODER_TIME_S, ROW_FORMATS
 from prorl_zmq.tasks.row_format import recognise
-from prorl_zmq.tasks.row_formats import FORMS as ALL_FORMS
+from prorl_zmq.tasks.row_formats import ROW_FORMATS as ALL_ROW_FORMATS
 
 
 def converted(row: dict[str, Any]) -> CodeInstance:
-    instance = recognise(row, FORMS).convert(row)
+    instance = recognise(row, ROW_FORMATS).convert(row)
     assert isinstance(instance, CodeInstance)
     return instance
 
@@ -62,7 +62,7 @@ def test_row_becomes_an_instance_with_its_tests_as_text(example: Example) -> Non
     "example", [each for each in EXAMPLES if each.form != "code"], ids=lambda example: example.name
 )
 def test_row_is_recognised_by_its_columns(example: Example) -> None:
-    assert recognise(example.row, FORMS).name == example.form
+    assert recognise(example.row, ROW_FORMATS).name == example.form
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_problems_in_verls_form_are_told_by_their_ability() -> None:
     }
     instance = converted(row)
     assert (instance.problem, len(instance.tests)) == ("Add two numbers.", len(LINES))
-    assert recognise(row | {"ability": "math"}, ALL_FORMS).task == "math"
+    assert recognise(row | {"ability": "math"}, ALL_ROW_FORMATS).task == "math"
     assert wrong(row | {"reward_model": {"ground_truth": "5"}}).field == "reward_model.ground_truth"
 
 

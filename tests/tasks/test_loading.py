@@ -17,8 +17,8 @@ from prorl_zmq.tasks.loading import Row, load_jobs, load_rows
 from prorl_zmq.tasks.row_format import RowFormat
 
 sys.path.append(str(Path(__file__).parent))
-import test_math_forms
-import test_stem_forms
+import test_math_formats
+import test_stem_formats
 from swe_rows import GENERIC, MYPY, R2E, SWE_BENCH, SWE_GYM, SWE_SMITH
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ ROWS: list[tuple[str, str, dict[str, Any]]] = [
     ("swe", "r2e-gym", R2E),
     ("swe", "generic", GENERIC),
     *(("code", each.name, each.row) for each in EXAMPLES),
-    *(("math", name, row) for name, row, _ in test_math_forms.ROWS),
-    *(("stem", name, row) for name, row, _ in test_stem_forms.ROWS),
-    ("stem", "gpqa", test_stem_forms.GPQA),
+    *(("math", name, row) for name, row, _ in test_math_formats.ROWS),
+    *(("stem", name, row) for name, row, _ in test_stem_formats.ROWS),
+    ("stem", "gpqa", test_stem_formats.GPQA),
 ]
 """Rows of all forms: task, name and row."""
 JOB = {"task": "echo", "instance": {"word": "hello"}, "group_id": "g"}
@@ -55,7 +55,7 @@ def as_parquet(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
 def test_rows_of_several_forms_may_be_in_one_file(tmp_path: Path) -> None:
     path = written(tmp_path, SWE_BENCH, "", SWE_SMITH, R2E, JOB)
     rows = [row for row in load_rows(path) if isinstance(row, Row)]
-    assert [(row.number, row.form, row.job.task) for row in rows] == [
+    assert [(row.number, row.row_format, row.job.task) for row in rows] == [
         (1, "swe-bench", "swe"),
         (3, "swe-smith", "swe"),
         (4, "r2e-gym", "swe"),
@@ -75,7 +75,7 @@ def test_parquet_gives_what_json_lines_give(task: str, row: dict[str, Any], tmp_
 
 def facts(path: Path, task: str) -> list[tuple[int, str, str, dict[str, Any]]]:
     rows = [row for row in load_rows(path, task=task) if isinstance(row, Row)]
-    return [(row.number, row.form, row.name, row.job.instance) for row in rows]
+    return [(row.number, row.row_format, row.name, row.job.instance) for row in rows]
 
 
 def test_lists_of_several_lengths_in_one_parquet_column_stay_apart(tmp_path: Path) -> None:
@@ -113,12 +113,12 @@ def test_row_that_no_message_could_carry_is_wrong(tmp_path: Path) -> None:
 
 def test_form_or_task_may_be_named(tmp_path: Path) -> None:
     path = written(tmp_path, SWE_BENCH)
-    assert [job.task for job in load_jobs(path, form="swe-gym")] == ["swe"]
-    for wrong in ({"form": "nonsense"}, {"task": "nonsense"}):
+    assert [job.task for job in load_jobs(path, row_format="swe-gym")] == ["swe"]
+    for wrong in ({"row_format": "nonsense"}, {"task": "nonsense"}):
         with pytest.raises(ConfigError, match="nonsense; there are"):
             list(load_rows(path, **wrong))
-    with pytest.raises(ConfigError, match="the form swe-gym is of task swe, not of math"):
-        list(load_rows(path, form="swe-gym", task="math"))
+    with pytest.raises(ConfigError, match="the row format swe-gym is of task swe, not of math"):
+        list(load_rows(path, row_format="swe-gym", task="math"))
 
 
 def test_rows_of_a_task_without_forms_are_its_instances(tmp_path: Path) -> None:
@@ -131,9 +131,11 @@ def test_form_that_raises_is_said_by_line(tmp_path: Path) -> None:
     def broken(record: Any) -> Any:
         raise TypeError(str(len(record)))
 
-    (error,) = load_rows(written(tmp_path, JOB["instance"]), forms=[RowFormat("mine", "echo", "", frozenset(), broken)])
+    (error,) = load_rows(
+        written(tmp_path, JOB["instance"]), row_formats=[RowFormat("mine", "echo", "", frozenset(), broken)]
+    )
     assert isinstance(error, InvalidRecord)
-    assert error.message == "data.jsonl, line 1: form mine raised TypeError: 1"
+    assert error.message == "data.jsonl, line 1: row format mine raised TypeError: 1"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_a_list_is_read_as_lines_are(tmp_path: Path) -> None:
         assert isinstance(first, Row)
         assert isinstance(last, Row)
         assert isinstance(error, InvalidRecord)
-        assert (first.form, error.line, last.number) == ("swe-bench", 2, 3)
+        assert (first.row_format, error.line, last.number) == ("swe-bench", 2, 3)
 
 
 def test_csv_has_rows_of_texts(tmp_path: Path) -> None:

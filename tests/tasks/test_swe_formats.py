@@ -14,7 +14,7 @@ from prorl_zmq.stages.handlers.swe import _columns
 from prorl_zmq.stages.handlers.swe_report import official_script, r2e_report
 from prorl_zmq.tasks.loading import load_jobs
 from prorl_zmq.tasks.row_format import recognise
-from prorl_zmq.tasks.row_formats import FORMS
+from prorl_zmq.tasks.row_formats import ROW_FORMATS
 from prorl_zmq.tasks.swe import SweInstance
 from prorl_zmq.tasks.swe_formats import image_name
 
@@ -36,14 +36,14 @@ IMAGES = {
 
 
 def converted(row: dict[str, Any]) -> SweInstance:
-    instance = recognise(row, FORMS).convert(row)
+    instance = recognise(row, ROW_FORMATS).convert(row)
     assert isinstance(instance, SweInstance)
     return instance
 
 
 @pytest.mark.parametrize("form", ROWS)
 def test_form_is_told_by_the_columns(form: str) -> None:
-    assert recognise(ROWS[form], FORMS).name == form
+    assert recognise(ROWS[form], ROW_FORMATS).name == form
 
 
 @pytest.mark.parametrize("form", IMAGES)
@@ -102,14 +102,14 @@ MULTILINGUAL = {
 
 
 def test_multilingual_rows_are_of_swe_bench_and_keep_the_path_of_their_image() -> None:
-    assert recognise(MULTILINGUAL, FORMS).name == "swe-bench"
+    assert recognise(MULTILINGUAL, ROW_FORMATS).name == "swe-bench"
     assert converted(MULTILINGUAL).environment == {"HOME": "/root"}
     assert converted(SWE_BENCH).environment["PATH"].startswith("/opt/miniconda3/envs/testbed/bin:")
-    assert recognise({**SWE_BENCH, "repo": "pydantic/pydantic"}, FORMS).name == "swe-bench"
+    assert recognise({**SWE_BENCH, "repo": "pydantic/pydantic"}, ROW_FORMATS).name == "swe-bench"
 
 
 def test_pictures_of_multimodals_tests_are_fetched_in_eval_and_are_the_tests_own() -> None:
-    assert recognise(MULTIMODAL, FORMS).name == recognise(VERIFIED, FORMS).name == "swe-bench"
+    assert recognise(MULTIMODAL, ROW_FORMATS).name == recognise(VERIFIED, ROW_FORMATS).name == "swe-bench"
     instance = converted(MULTIMODAL)
     assert instance.test_images == {"test/fixtures/a.png": "https://example.invalid/a.png"}
     assert (instance.network, "test/fixtures/a.png" in instance.test_files) == (True, True)
@@ -165,12 +165,12 @@ def test_wrong_row_is_refused_by_the_column(form: str, change: dict[str, Any], f
 
 def test_unknown_row_is_told_the_nearest_form() -> None:
     with pytest.raises(InvalidRecord, match="r2e-gym, needs docker_image too"):
-        recognise({name: value for name, value in R2E.items() if name != "docker_image"}, FORMS)
+        recognise({name: value for name, value in R2E.items() if name != "docker_image"}, ROW_FORMATS)
     with pytest.raises(InvalidRecord, match=r"r2e-gym, needs docker_image \(is that docker_img\?\) too"):
-        recognise({name.replace("docker_image", "docker_img"): value for name, value in R2E.items()}, FORMS)
+        recognise({name.replace("docker_image", "docker_img"): value for name, value in R2E.items()}, ROW_FORMATS)
     for record in ({"x": 1}, {}):
         with pytest.raises(InvalidRecord, match="none is near it"):
-            recognise(record, FORMS)
+            recognise(record, ROW_FORMATS)
 
 
 @pytest.mark.parametrize(

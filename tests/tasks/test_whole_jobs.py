@@ -30,7 +30,7 @@ def test_options_are_in_the_place_of_what_the_job_says(file: Path) -> None:
     ("asked", "problem", "field"),
     [
         ({"task": "code"}, "a job of task math, not of code", "task"),
-        ({"form": "apps"}, "a whole job, not of the form apps", "instance"),
+        ({"row_format": "apps"}, "a whole job, not of the row format apps", "instance"),
     ],
 )
 def test_job_of_another_task_than_was_asked_for_is_wrong(

@@ -6,6 +6,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 import uvloop
 from live_bash import LIMIT_S, LiveContainer, use
@@ -149,6 +150,97 @@ def test_a_job_in_the_background_goes_on(live_container: LiveContainer) -> None:
         result = await session.run("yes & sleep 0.1; kill $!; wait $!", LIMIT_S)
         assert result.exit_code == 143
         assert result.dropped_bytes > 0
+
+    use(live_container, body)
+
+
+@pytest.mark.parametrize(
+    ("job", "said"), [("(exit 3)", ""), ("true", ""), ("kill -TERM $BASHPID", ""), ("kill -STOP $BASHPID", "Stopped")]
+)
+def test_the_prompt_tells_of_jobs_that_stopped_and_not_of_those_that_ended(
+    live_container: LiveContainer, job: str, said: str
+) -> None:
+    async def body(session: BashSession) -> None:
+        began = "{ { " + job + "; } & } 2>/dev/null; "
+        known = "while read -r _ _ state _ < /proc/$!/stat && [[ $state != T ]]; do :; done 2>/dev/null"
+        result = await session.run(began + known, LIMIT_S)
+        assert (said in result.output, bool(result.output)) == (True, bool(said))
+        assert await session.run("echo '[1]+  Done'", LIMIT_S) == BashResult("[1]+  Done\n", 0)
+
+    use(live_container, body)
+
+
+ENDED_LATER = "mkfifo ~/go; { { read < ~/go; exit 3; } & } 2>/dev/null"
+
+
+async def end_between_calls(session: BashSession) -> None:
+    """Start a job, and let it end while no command runs."""
+    shell = session._shell
+    assert shell is not None
+    assert (await session.run(ENDED_LATER, LIMIT_S)).output == ""
+    (session._container.workspace / "go").write_text("\n")
+    while [child for child in psutil.Process(shell._child.pid).children() if child.status() != psutil.STATUS_ZOMBIE]:
+        await asyncio.sleep(0.01)
+
+
+def test_a_job_that_ended_between_two_calls_is_not_told_of_in_the_second(live_container: LiveContainer) -> None:
+    async def body(session: BashSession) -> None:
+        await end_between_calls(session)
+        assert await session.run("sleep 0.01; echo on", LIMIT_S) == BashResult("on\n", 0)
+        assert await session.run("wait $!", LIMIT_S) == BashResult("", 3)
+
+    use(live_container, body)
+
+
+@pytest.mark.parametrize(
+    ("command", "shown", "code"), [("jobs", "[1]+  Exit 3 ", 0), ("wait %1", "", 3), ("wait -n", "", 3)]
+)
+def test_a_command_that_asks_of_jobs_hears_of_one_that_ended_between_two_calls(
+    live_container: LiveContainer, command: str, shown: str, code: int
+) -> None:
+    async def body(session: BashSession) -> None:
+        await end_between_calls(session)
+        result = await session.run(command, LIMIT_S)
+        assert (result.output.startswith(shown), result.exit_code) == (True, code)
+
+    use(live_container, body)
+
+
+BACKGROUND: dict[str, Cases] = {
+    "a job is waited for, listed and killed": [
+        ("{ sleep 3600 & } 2>/dev/null; jobs", "[1]+  Running                 sleep 3600 &\n", 0),
+        ("kill -0 $!; kill -0 %1; jobs -p | grep -cx $!", "1\n", 0),
+        ("kill %1; wait $!", None, 143),  # type: ignore[list-item]
+        ("jobs", "", 0),
+        ("{ (exit 7) & } 2>/dev/null; wait $!", None, 7),  # type: ignore[list-item]
+        ("{ sleep 0.1 & } 2>/dev/null; fg", "sleep 0.1\n", 0),
+    ],
+    "a job that ended in the same command is not told of later": [
+        ("{ sleep 0.01 & } 2>/dev/null; true", "", 0),
+        ("{ sleep 0.01 & } 2>/dev/null; sleep 0.1; true", None, 0),  # type: ignore[list-item]
+        ("/bin/echo on", "on\n", 0),
+    ],
+    "job control is the agent's to switch": [
+        ("set +m; sleep 0.01 & sleep 0.1", None, 0),  # type: ignore[list-item]
+        ("/bin/echo on; jobs", "on\n", 0),
+        ("set -m; { sleep 3600 & } 2>/dev/null; kill %1; wait %1", None, 143),  # type: ignore[list-item]
+        ("/bin/echo on; jobs", "on\n", 0),
+    ],
+    "what a command prints is not touched": [
+        ("printf '[1] 4242\\n[1]+  Done  x\\n'", "[1] 4242\n[1]+  Done  x\n", 0),
+        ("bash --norc -ic 'sleep 0.1 & wait; echo on' 2>/dev/null", "on\n", 0),
+        ("bash -c 'kill -9 $$'; /bin/echo on", "Killed\non\n", 0),
+        ("bash -c 'kill -SEGV $$'; /bin/echo on", "Segmentation fault\non\n", 0),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", BACKGROUND)
+def test_jobs_in_the_background(live_container: LiveContainer, name: str) -> None:
+    async def body(session: BashSession) -> None:
+        for command, output, code in BACKGROUND[name]:
+            result = await session.run(command, LIMIT_S)
+            assert result == BashResult(result.output if output is None else output, code), command
 
     use(live_container, body)
 

@@ -51,7 +51,6 @@ class EditorArguments(Arguments, frozen=True):
     ] = None
 
     def __post_init__(self) -> None:
-        """Check what the types cannot say."""
         for name in ("path", "file_text", "old_str", "new_str"):
             _check_encodable(name, getattr(self, name))
         _check_path(self.path)
@@ -84,7 +83,7 @@ def _check_encodable(name: str, text: str | None) -> None:
 
 def _check_path(path: str) -> None:
     if not path or "\0" in path:
-        raise ValueError("path is empty or has a NUL in it; give the path of a file or directory")
+        raise ValueError("path is empty or has a NUL in it; return the path of a file or directory")
     if ".." in path.split("/"):
         plain = posixpath.normpath(path)
         advice = "give an absolute path" if plain.startswith("..") else f"give the plain path, such as {plain!r}"

@@ -1,6 +1,6 @@
 """`apply`: one call of the editor, from its arguments to its outcome, with nothing kept in between.
 
-Its errors are part of the outcome: whatever the file system or the arguments are like, the model gets a text that says
+Its errors are part of the outcome: for any file system and arguments the model gets a text that says
 what to do, and what cannot be done leaves the files as they were. Only the caller's time limit ends it otherwise.
 """
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One encoding, with what it takes to search it as bytes."""
-
     name: str
     codec: codecs.CodecInfo
     """Looked up here: in the sandbox's child there is no library to load it from."""
@@ -25,11 +23,10 @@ class Encoding:
 
     @property
     def newline(self) -> bytes:
-        """A line feed."""
         return self.encode("\n")
 
     def encode(self, text: str) -> bytes:
-        """Give text as the file has it.
+        """Return text as the file has it.
 
         Raises:
             Refused: the encoding lacks a character.
@@ -41,11 +38,11 @@ class Encoding:
             raise Refused(f"The file is in {self.name}, which has no {missing!r}; use other characters.") from None
 
     def decode(self, data: bytes) -> str:
-        """Give bytes as text, with U+FFFD for what is none."""
+        """Return bytes as text, with U+FFFD for what is none."""
         return self.codec.decode(data, "replace")[0]
 
     def find(self, data: bytes, pattern: bytes, start: int) -> int:
-        """Give where `pattern` is in `data`, which begins with a whole code unit; -1 if it is not there."""
+        """Return where `pattern` is in `data`, which begins with a whole code unit; -1 if it is not there."""
         at = data.find(pattern, start)
         while at % self.unit and at >= 0:
             at = data.find(pattern, at + 1)
@@ -58,7 +55,7 @@ class Encoding:
         return self.decode(data[start:end]).count("\n")
 
     def line_starts(self, data: bytes) -> Iterator[int]:
-        """Give where lines begin in `data`, besides its start."""
+        """Return where lines begin in `data`, besides its start."""
         newline, after = self.newline, 0
         while (at := self.find(data, newline, after)) >= 0:
             after = at + self.unit
@@ -75,7 +72,7 @@ WITH_BOM = (
 
 
 def encoding_of_bom(head: bytes) -> Encoding:
-    """Give the encoding that the first bytes of a file name; UTF-8 if they name none."""
+    """Return the encoding that the first bytes of a file name; UTF-8 if they name none."""
     return next((encoding for encoding in WITH_BOM if head.startswith(encoding.bom)), UTF_8)
 
 

@@ -23,8 +23,6 @@ COUNT_LIMIT_BYTES = 16 * 2**20
 
 
 class Rows(NamedTuple):
-    """Numbered lines."""
-
     text: str
     following: int
     """The first line that is not shown."""
@@ -85,15 +83,7 @@ def view(file: TextFile, view_range: Sequence[int] | None) -> str:
 
 
 def snippet(file: TextFile, offset: int, line: int, old: bytes, new: bytes) -> str:
-    """Show the lines around an edit that put `new` in the place of `old`.
-
-    Args:
-        file: as it was before.
-        offset: where.
-        line: in which line.
-        old: what was there.
-        new: what is there now.
-    """
+    """Show the lines around an edit that puts `new` in the place of `old`; `file` is as it was before."""
     reach = SNIPPET_LIMIT * file.encoding.unit
     begin = max(file.start, offset - reach)
     before, after = file.read(begin, offset - begin), file.read(offset + len(old), reach)
@@ -113,7 +103,7 @@ def snippet(file: TextFile, offset: int, line: int, old: bytes, new: bytes) -> s
 
 
 def _shown_as(file: TextFile, data: bytes, *, at_end: bool) -> Encoding:
-    """Give the encoding in which a piece is shown: what the BOM says, else what fits."""
+    """Return the encoding in which a piece is shown: what the BOM says, else what fits."""
     return LATIN_1 if file.encoding is UTF_8 and is_latin_1(data, at_end=at_end) else file.encoding
 
 

@@ -23,13 +23,6 @@ OVERHEAD_BYTES = 500
 
 
 class EditHistory:
-    """The edits that can be taken back.
-
-    Args:
-        directory: the working directory, from which relative paths go out.
-        limit_bytes: most memory for all edits, about.
-    """
-
     def __init__(self, directory: str, limit_bytes: int = HISTORY_LIMIT_BYTES) -> None:
         self._directory = directory
         self._limit_bytes = limit_bytes
@@ -38,12 +31,11 @@ class EditHistory:
         """By path; the path that was edited last comes last."""
 
     def last(self, path: str) -> Undo | None:
-        """Give what takes back the last edit of a path, if there is one."""
+        """Return what takes back the last edit of a path, if there is one."""
         edits = self._edits.get(self._key(path))
         return edits[-1] if edits else None
 
     def record(self, outcome: EditOutcome) -> None:
-        """Take note of what a call of the editor did."""
         key = self._key(outcome.path)
         if outcome.undone:
             self._take_back(key, outcome)
@@ -66,11 +58,10 @@ class EditHistory:
         if not edits:
             del self._edits[key]
         elif outcome.now is not None and edits[-1].after == undone.before:
-            # The file is again what the edit before left, but was written anew.
+            # The file is again what the edit before left, but in a new file.
             edits[-1] = msgspec.structs.replace(edits[-1], after=outcome.now)
 
     def _forget(self, key: str) -> None:
-        """Drop the oldest edit of a path."""
         edits = self._edits[key]
         self._size_bytes -= _size_bytes(edits.pop(0))
         if not edits:

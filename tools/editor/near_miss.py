@@ -21,7 +21,6 @@ NUMBERED = re.compile(r"^ *\d+\t", re.MULTILINE)
 
 
 def near_miss(file: TextFile, wanted: str) -> str:
-    """Say what of the file comes near to `wanted`; nothing if nothing does."""
     if file.stamp.size > SEARCH_LIMIT_BYTES:
         return ""
     text = file.encoding.decode(file.read(file.start, SEARCH_LIMIT_BYTES)).replace("\r\n", "\n")

@@ -1,7 +1,7 @@
 """`Place`: where a path leads, found without ever leaving a root directory.
 
 The path is walked component by component, each opened relative to the one before without following links; a symbolic
-link is read, and the walk begins anew from the root with what it says. So a link planted between a check and its use
+link is read, and the walk restarts from the root with what it says. So a link planted between a check and its use
 changes nothing: there is no check, only the walk. Links that stay below the root are followed, absolute ones too, which
 `openat2` cannot do. Where the root is `/`, in a container, links may point anywhere in it.
 """
@@ -74,7 +74,7 @@ class _Walk:
         self._roots = {_split(root.encode()), _split(os.path.realpath(root).encode())} if root != "/" else {()}
 
     def below_root(self, path: bytes) -> list[bytes]:
-        """Give the components of an absolute path below the root."""
+        """Return the components of an absolute path below the root."""
         parts = _split(path)
         for root in self._roots:
             if parts[: len(root)] == root:
@@ -123,7 +123,7 @@ def _split(path: bytes) -> tuple[bytes, ...]:
 
 
 def _link_target(folder: int, name: bytes) -> bytes | None:
-    """Give what a symbolic link says; None for what is no link, or is not there."""
+    """Return what a symbolic link says; None for what is no link, or is not there."""
     try:
         return os.readlink(name, dir_fd=folder)
     except OSError as error:

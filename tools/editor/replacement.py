@@ -1,4 +1,4 @@
-"""A part of a file replaced, whatever the file's size: written anew beside it, then renamed over it.
+"""A part of a file replaced, for files of any size: written to a new file beside it, then renamed over it.
 
 So a full disk or a kill leaves the old file as it was, and no reader sees half an edit. The new file has no name until
 it is complete, where the file system can do that, so a kill leaves nothing behind. Mode and, where the system lets us,
@@ -95,7 +95,7 @@ def take_back(file: TextFile, undo: Undo) -> Stamp | None:
 
 @contextmanager
 def _sibling(folder: int) -> Iterator[tuple[int, str]]:
-    """Give a new empty file, and the name that it has or can get; nothing of that name stays behind."""
+    """Return a new empty file, and the name that it has or can get; nothing of that name stays behind."""
     name = f".edit-{secrets.token_hex(8)}"
     try:
         if not os.access("/proc/self/fd", os.X_OK):

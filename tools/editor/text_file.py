@@ -31,8 +31,6 @@ OPEN_FLAGS = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a text is."""
-
     offset: int
     line: int
     """Counted from 1."""
@@ -41,10 +39,6 @@ class Match:
 @contextmanager
 def open_text(place: Place, *, write: bool = False) -> Iterator[TextFile]:
     """Open the text file at a place, and close it at the end.
-
-    Args:
-        place: where.
-        write: make sure that it may be written.
 
     Raises:
         Refused: it is no regular file, or no text.
@@ -91,7 +85,6 @@ class TextFile:
         return first >= 0 and self._head[:first].endswith(self.encoding.encode("\r"))
 
     def translated(self, text: str) -> str:
-        """Give text with line ends as the file has them."""
         return text.replace("\r\n", "\n").replace("\n", "\r\n") if self.crlf else text
 
     def settle_encoding(self) -> None:
@@ -121,12 +114,7 @@ class TextFile:
             offset += len(chunk)
 
     def find(self, pattern: bytes, limit: int) -> list[Match]:
-        """Find a text, as `bytes.count` counts it: the next match begins after the one before.
-
-        Args:
-            pattern: the text, encoded; not empty.
-            limit: most matches to find.
-        """
+        """Find a text, as `bytes.count` counts it: the next match begins after the one before."""
         matches: list[Match] = []
         window, base, line = b"", self.start, 1
         for _, chunk in self.chunks(self.start):
@@ -147,7 +135,7 @@ class TextFile:
         return matches
 
     def line_start(self, line: int) -> int:
-        """Give where a line begins, counted from 1; the line after the last begins at the end of the file.
+        """Return where a line begins, counted from 1; the line after the last begins at the end of the file.
 
         Raises:
             Refused: the file has fewer lines.
@@ -166,7 +154,7 @@ class TextFile:
         raise self.no_line_after(line - 1 - missing + (not ended))
 
     def line_of(self, offset: int) -> int:
-        """Give the line, counted from 1, that an offset is in."""
+        """Return the line, counted from 1, that an offset is in."""
         line = 1
         for begin, chunk in self.chunks(self.start):
             line += self.encoding.newlines(chunk, 0, max(min(len(chunk), offset - begin), 0))
@@ -183,7 +171,6 @@ class TextFile:
         return count + (not ended)
 
     def no_line_after(self, last: int) -> Refused:
-        """Give the refusal of a line that is not there."""
         return Refused(f"{self.place.path} has no line after line {last}.")
 
     def _check_text(self, chunk: bytes) -> None:
@@ -197,7 +184,7 @@ class TextFile:
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    """Give what tells this state of a file from others."""
+    """Return what tells this state of a file from others."""
     return Stamp(status.st_size, status.st_mtime_ns)
 
 

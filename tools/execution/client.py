@@ -1,4 +1,4 @@
-"""The line from a stage process to one execution server: requests by number, any at a time, each answered once.
+"""The connection from a stage process to one execution server: numbered requests, any at a time, each answered once.
 
 When the server dies, every request that waits gets `SandboxFailed`, and so do all later ones. A cancelled request ends
 on the server first, as far as that answers in time.
@@ -37,7 +37,7 @@ class ExecutionClient:
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._lost: Callable[[], None] | None = None
         self._transport: asyncio.Transport | None = None
-        self._cut: asyncio.Future[None] = self._loop.create_future()
+        self._disconnected: asyncio.Future[None] = self._loop.create_future()
 
     @classmethod
     async def connect(cls, path: Path) -> ExecutionClient:
@@ -50,15 +50,15 @@ class ExecutionClient:
         loop = asyncio.get_running_loop()
         try:
             folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            line = socket.socket(socket.AF_UNIX)
+            connection = socket.socket(socket.AF_UNIX)
             try:
-                line.setblocking(False)
-                # The path may be longer than a socket's may be.
+                connection.setblocking(False)
+                # The path may be longer than a socket allows.
                 async with asyncio.timeout(CONNECT_LIMIT_S):
-                    await loop.sock_connect(line, f"/proc/self/fd/{folder}/{SOCKET}")
-                    await loop.create_unix_connection(lambda: _Protocol(client), sock=line)
+                    await loop.sock_connect(connection, f"/proc/self/fd/{folder}/{SOCKET}")
+                    await loop.create_unix_connection(lambda: _Protocol(client), sock=connection)
             except BaseException:
-                line.close()
+                connection.close()
                 raise
             finally:
                 os.close(folder)
@@ -68,15 +68,14 @@ class ExecutionClient:
 
     @property
     def closed(self) -> bool:
-        """Whether the line is cut."""
         return self._transport is None or self._transport.is_closing()
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        """Call back once when the server cuts the line, or dies."""
+        """Call back once when the server closes the connection, or dies."""
         self._lost = callback
 
     async def ask(self, request: messages.Request) -> Any:
-        """Send a request, and give its answer.
+        """Send a request and return its answer.
 
         Raises:
             SandboxFailed: the server is gone.
@@ -103,21 +102,19 @@ class ExecutionClient:
         return answer
 
     def tell(self, request: messages.Request) -> None:
-        """Send a request without waiting for its reply."""
         with suppress(SandboxFailed):
             _, reply = self._send(request)
             reply.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def close(self) -> None:
-        """Cut the line; may be called again."""
         self._lost = None
         if self._transport is not None:
             self._transport.abort()
 
     async def wait_closed(self) -> None:
-        """Wait until the line is cut and its descriptor free."""
+        """Wait until the connection is closed and its descriptor free."""
         if self._transport is not None:
-            await asyncio.shield(self._cut)
+            await asyncio.shield(self._disconnected)
 
     def _send(self, request: messages.Request) -> tuple[int, asyncio.Future[bytes]]:
         if self.closed:
@@ -136,19 +133,16 @@ class ExecutionClient:
             self._transport.write(packed)
 
     def connected(self, transport: asyncio.Transport) -> None:
-        """Take the line."""
         self._transport = transport
 
     def replied(self, number: int, packed: bytes) -> None:
-        """Hand a reply to whoever waits for it."""
         reply = self._waiting.pop(number, None)
         if reply is not None and not reply.done():
             reply.set_result(packed)
 
     def disconnected(self) -> None:
-        """Tell everyone who waits."""
-        if not self._cut.done():
-            self._cut.set_result(None)
+        if not self._disconnected.done():
+            self._disconnected.set_result(None)
         error = SandboxFailed(f"the execution server of the sandbox {self.name} is gone")
         for reply in self._waiting.values():
             if not reply.done():

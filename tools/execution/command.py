@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from functools import partial
 from typing import IO, TYPE_CHECKING
 
 import msgspec
@@ -19,9 +18,10 @@ from ..output import HeadTail
 from ..processes import to_the_end
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..processes import Child
     from ..sandbox.container import Container
-    from .messages import Exec
 
 READ_BYTES = 64 * 1024
 DRAIN_BYTES = 2 * 2**20
@@ -42,17 +42,21 @@ class ExecResult(msgspec.Struct, frozen=True):
     """Bytes of both outputs that were left out."""
 
 
-async def execute(container: Container, request: Exec) -> ExecResult:
+async def execute(
+    container: Container,
+    argv: tuple[str, ...],
+    timeout_s: float,
+    *,
+    stdin: bytes,
+    output_limit_bytes: int,
+    environment: Mapping[str, str],
+    directory: str,
+) -> ExecResult:
     """Run a command inside, in a process session of its own; see `Sandbox.exec`.
 
     Raises:
         SandboxFailed: it could not be started, or did not end when killed.
     """
-    return await container.begin(partial(_execute, container, request))
-
-
-async def _execute(container: Container, request: Exec) -> ExecResult:
-    argv, stdin = request.command, request.stdin
     stdin_end, writer = _pipe("w") if stdin else (os.open(os.devnull, os.O_RDONLY), None)
     stdout_end, stdout = _pipe("r")
     stderr_end, stderr = _pipe("r")
@@ -62,8 +66,8 @@ async def _execute(container: Container, request: Exec) -> ExecResult:
             stdin=stdin_end,
             stdout=stdout_end,
             stderr=stderr_end,
-            environment=request.environment,
-            directory=request.directory,
+            environment=environment,
+            directory=directory,
         )
     except (OSError, SandboxFailed) as error:
         for pipe in (writer, stdout, stderr):
@@ -77,10 +81,10 @@ async def _execute(container: Container, request: Exec) -> ExecResult:
     finally:
         for descriptor in (stdin_end, stdout_end, stderr_end):
             os.close(descriptor)
-    readers = tuple(_Reader(pipe, request.output_limit_bytes) for pipe in (stdout, stderr))
+    readers = tuple(_Reader(pipe, output_limit_bytes) for pipe in (stdout, stderr))
     pipes = [*readers, *([_Writer(writer, stdin)] if writer is not None else [])]
     try:
-        timed_out, code = await _run(container, child, request.timeout_s)
+        timed_out, code = await _run(container, child, timeout_s)
         for reader in readers:
             reader.drain()
     finally:
@@ -101,7 +105,6 @@ async def _run(container: Container, child: Child, timeout_s: float) -> tuple[bo
 
 
 def _pipe(ours: str) -> tuple[int, IO[bytes]]:
-    """Make a pipe: the command's end, and ours, which is read or written."""
     read, write = os.pipe()
     mine, theirs = (read, write) if ours == "r" else (write, read)
     os.set_blocking(mine, False)
@@ -122,20 +125,16 @@ class _Pipe(ABC):
             self._pipe.close()
 
     @abstractmethod
-    def _unwatch(self) -> None:
-        """Ask the loop for no more events."""
+    def _unwatch(self) -> None: ...
 
 
 class _Reader(_Pipe):
-    """Reads one output of the command as it comes."""
-
     def __init__(self, pipe: IO[bytes], limit_bytes: int) -> None:
         super().__init__(pipe)
         self.output = HeadTail(limit_bytes)
         self._loop.add_reader(self._descriptor, self._read)
 
     def drain(self) -> None:
-        """Read what is in the pipe now."""
         left = DRAIN_BYTES
         while left > 0 and not self._pipe.closed and (count := self._read()):
             left -= count

@@ -37,17 +37,13 @@ _KCMP = KCMP_NUMBERS.get(os.uname().machine)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class TooManyDescriptors(Exception):
-    """There are more than `DESCRIPTORS`."""
+class TooManyDescriptors(Exception): ...
 
 
 def memory_files_bytes(processes: Iterable[tuple[int, int]]) -> int:
-    """Give the memory of all memory files that processes have open, each counted once.
+    """Return the memory of all memory files that processes have open, each counted once.
 
     What cannot be looked at is passed over: a process that has ended, or that no command can have made.
-
-    Args:
-        processes: their numbers, and how many threads each has.
 
     Raises:
         TooManyDescriptors: they have more descriptors than are looked at.
@@ -79,7 +75,7 @@ def _take_size(descriptor: str, sizes: dict[tuple[int, int], int]) -> None:
 
 
 def _take_closed(pid: int, sizes: dict[tuple[int, int], int], left: int) -> int:
-    """Look at copies of a process's descriptors; give how many more may be looked at."""
+    """Look at copies of a process's descriptors; return how many more may be looked at."""
     pidfd = os.pidfd_open(pid)
     try:
         with open(f"/proc/{pid}/status", "rb") as status:  # noqa: PTH123
@@ -104,7 +100,7 @@ def _less(left: int) -> int:
 
 
 def _tables(pid: int, threads: int) -> list[str]:
-    """Give the folders of a process's tables of descriptors: one, unless its threads have some of their own."""
+    """Return the folders of a process's tables of descriptors: one, unless its threads have some of their own."""
     folders = [f"/proc/{pid}/fd"]
     if threads > 1:
         with suppress(OSError):
@@ -117,5 +113,4 @@ def _tables(pid: int, threads: int) -> list[str]:
 
 
 def _share_descriptors(one: int, other: int) -> bool:
-    """Say whether two threads have one table of descriptors; no if the kernel does not say."""
     return _KCMP is not None and _libc.syscall(_KCMP, one, other, _KCMP_FILES, 0, 0) == 0

@@ -32,16 +32,12 @@ FRAME_LIMIT_BYTES = UPLOAD_LIMIT_BYTES + 2**20
 
 
 class ServerOrder(msgspec.Struct, frozen=True):
-    """One execution server to start."""
-
     path: str
     kind: SandboxKind
     spec: SandboxSpec
 
 
 class Request(msgspec.Struct, frozen=True, tag=True):
-    """Base of all requests."""
-
     answer: ClassVar[type[Any]]
 
 
@@ -56,14 +52,10 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Content(msgspec.Struct, frozen=True):
-    """A file's content."""
-
     data: bytes
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """A tool session is live."""
-
     session: int
 
 
@@ -94,8 +86,6 @@ class Exec(Request, frozen=True):
 
 
 class ReadFile(Request, frozen=True):
-    """Read a regular file."""
-
     answer = Content
     path: str
     limit_bytes: int
@@ -118,14 +108,10 @@ class Upload(Request, frozen=True):
 
 
 class StartBash(Request, frozen=True):
-    """Start a bash."""
-
     answer = Opened
 
 
 class RunBash(Request, frozen=True):
-    """Run a command in a bash."""
-
     answer = BashResult
     session: int
     command: str
@@ -144,24 +130,18 @@ class SendBash(Request, frozen=True):
 
 
 class StartIPython(Request, frozen=True):
-    """Start an IPython shell."""
-
     answer = Opened
     python: str
     ipython: IPythonChoice
 
 
 class StartKernel(Request, frozen=True):
-    """Start a Jupyter kernel."""
-
     answer = Opened
     argv: tuple[str, ...]
     """Its command line; empty: ipykernel's."""
 
 
 class RunCell(Request, frozen=True):
-    """Run a cell in an IPython shell or a kernel."""
-
     answer = CellResult
     session: int
     code: str
@@ -169,23 +149,17 @@ class RunCell(Request, frozen=True):
 
 
 class Edit(Request, frozen=True):
-    """View or change a file as the editor tool does."""
-
     answer = EditOutcome
     arguments: EditorArguments
     timeout_s: float
 
 
 class CloseSession(Request, frozen=True):
-    """End a tool session."""
-
     answer = Done
     session: int
 
 
 class Close(Request, frozen=True):
-    """End the sandbox and remove it."""
-
     answer = Done
 
 
@@ -219,7 +193,6 @@ _requests: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequ
 
 
 def frame(number: int, content: msgspec.Struct) -> bytes:
-    """Pack a request or a reply into a frame."""
     packed = _encoder.encode(content)
     return FRAME.pack(len(packed), number) + packed
 
@@ -249,7 +222,6 @@ def reply_of(packed: bytes, answer: type[Any]) -> Any:
 
 
 def take_frames(received: bytearray) -> list[tuple[int, bytes]]:
-    """Take the whole frames off the front of what was received: their numbers and what they hold."""
     frames = []
     start = 0
     while len(received) - start >= FRAME.size:
@@ -264,5 +236,4 @@ def take_frames(received: bytearray) -> list[tuple[int, bytes]]:
 
 
 def too_large(received: bytearray) -> bool:
-    """Say whether the frame that is being received is larger than any may be."""
     return len(received) >= FRAME.size and FRAME.unpack_from(received)[0] > FRAME_LIMIT_BYTES

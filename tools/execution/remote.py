@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 class RemoteSession:
-    """Base of both. Whoever started it closes it, or the sandbox does.
-
-    Args:
-        client: the line to the server.
-        number: the session's, on the server: another process may go on with it.
-    """
+    """Base of both. Whoever started it closes it, or the sandbox does."""
 
     def __init__(self, client: ExecutionClient, number: int) -> None:
         self._client = client

@@ -1,6 +1,6 @@
-"""`Desk`: does what clients ask of a sandbox, one method per kind of request; knows nothing of sockets and leases.
+"""Does what clients ask of a sandbox, without sockets or leases, and owns the tool sessions.
 
-It owns the tool sessions. They end with their container, so nobody closes them one by one at the end.
+The sessions end with their container, so the handler does not close them at the end.
 """
 
 from __future__ import annotations
@@ -32,13 +32,7 @@ SESSIONS = 64
 """Most sessions at one time."""
 
 
-class Desk:
-    """Serves requests about one container.
-
-    Args:
-        container: where everything happens.
-    """
-
+class SandboxRequestHandler:
     def __init__(self, container: Container) -> None:
         self._container = container
         self._sessions: dict[int, BashSession | CellSession] = {}
@@ -47,7 +41,7 @@ class Desk:
         self._editing = asyncio.Lock()
 
     async def do(self, request: Any) -> msgspec.Struct:
-        """Do what a request asks for, and give its answer.
+        """Return the answer to a request.
 
         Raises:
             ProrlError: it could not be done.
@@ -59,7 +53,17 @@ class Desk:
             case messages.Edit():
                 return await self._edit(request)
             case messages.Exec():
-                return await execute(self._container, request)
+                run = partial(
+                    execute,
+                    self._container,
+                    request.command,
+                    request.timeout_s,
+                    stdin=request.stdin,
+                    output_limit_bytes=request.output_limit_bytes,
+                    environment=request.environment,
+                    directory=request.directory,
+                )
+                return await self._container.begin(run)
             case messages.StartBash() | messages.StartIPython() | messages.StartKernel():
                 return await self._open(self._new_session(request))
             case messages.RunBash():
@@ -72,7 +76,7 @@ class Desk:
                 if (closing := self._sessions.pop(request.session, None)) is not None:
                     await closing.close()
                 return messages.Done()
-        raise AssertionError(f"a request that nobody does: {request!r}")
+        raise AssertionError(f"a request without a handler: {request!r}")
 
     async def _on_files(self, request: messages.ReadFile | messages.WriteFiles | messages.Upload) -> msgspec.Struct:
         container = self._container
@@ -103,16 +107,19 @@ class Desk:
     def _new_session(
         self, request: messages.StartBash | messages.StartIPython | messages.StartKernel
     ) -> BashSession | CellSession:
+        limit = self._container.spec.output_limit_bytes
         match request:
             case messages.StartBash():
-                return BashSession(self._container)
+                return BashSession(self._container, limit)
             case messages.StartIPython():
-                return IPythonSession(self._container, python=request.python, ipython=request.ipython)
+                return IPythonSession(
+                    self._container, python=request.python, ipython=request.ipython, output_limit_bytes=limit
+                )
             case messages.StartKernel():
                 # Jupyter's client is large: only a server that needs it has it.
                 from ..kernel_session import IPYKERNEL, KernelSession
 
-                return KernelSession(self._container, argv=request.argv or IPYKERNEL)
+                return KernelSession(self._container, argv=request.argv or IPYKERNEL, output_limit_bytes=limit)
 
     async def _open(self, session: BashSession | CellSession) -> messages.Opened:
         if len(self._sessions) >= SESSIONS:

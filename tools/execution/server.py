@@ -6,9 +6,9 @@ joins the container on its own (see `sandbox.container`), so being outside costs
 
     Unix stream socket SANDBOX/server.sock    clients: the stage processes of the node that work with the sandbox
 
-One client holds the sandbox, by `Take`, and renews its lease; when the lease lapses, whoever died or hung, the server
-ends the container, removes the sandbox's folder and ends. When the server itself is killed, the kernel kills the
-container's runtime (`namespaced`), and the spawner removes what is left.
+One client holds the sandbox, by `Take`, and renews its lease. When the lease expires, since its holder died or hangs,
+the server ends the container, removes the sandbox's folder and ends. When the server itself is killed, the kernel kills
+the container's runtime (`namespaced`), and the spawner removes what is left.
 
 It has one thread and starts no other, since it forks. It keeps nothing on disk.
 """
@@ -30,7 +30,7 @@ from ...errors import Cancelled, EndpointInUse, InternalError, InvalidToolCall, 
 from ..sandbox import tree
 from ..sandbox.kinds import make_container
 from . import messages
-from .request_handler import Desk
+from .request_handler import SandboxRequestHandler
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -51,34 +51,27 @@ log = logging.getLogger("prorl.sandbox")
 
 
 class ExecutionServer:
-    """Serves one sandbox; `run` returns when it has ended.
-
-    Args:
-        path: the sandbox's own folder.
-        kind: of sandbox.
-        spec: how to make it.
-    """
+    """Serves one sandbox; `run` returns when it has ended."""
 
     def __init__(self, path: Path, kind: SandboxKind, spec: SandboxSpec) -> None:
         self._path = path
         self._container = make_container(kind, path, spec)
-        self._desk = Desk(self._container)
+        self._handler = SandboxRequestHandler(self._container)
         self._tasks: dict[tuple[_Connection, int], asyncio.Task[None]] = {}
         self._holder: _Connection | None = None
         self._connections: set[_Connection] = set()
         self._lease_s = FIRST_LEASE_S
-        self._lapse: asyncio.TimerHandle | None = None
+        self._lease_timer: asyncio.TimerHandle | None = None
         self._watch = Watch(self._container, lambda: bool(self._tasks), self._break, self._end)
         self._broken: ProrlError | None = None
         """Why the container was ended for good."""
 
     @property
     def name(self) -> str:
-        """The sandbox's name."""
         return self._path.name
 
     async def run(self, on_ready: Callable[[], None]) -> None:
-        """Start the container, serve until the lease lapses, a client closes the sandbox, or SIGTERM; then end it all.
+        """Start the container, serve until the lease expires, a client closes the sandbox, or SIGTERM; then end it all.
 
         Raises:
             EndpointInUse: another server serves this sandbox.
@@ -113,8 +106,8 @@ class ExecutionServer:
             await self._ended
         finally:
             self._watch.stop()
-            if self._lapse is not None:
-                self._lapse.cancel()
+            if self._lease_timer is not None:
+                self._lease_timer.cancel()
             server.close()
 
     async def _close(self) -> None:
@@ -144,25 +137,22 @@ class ExecutionServer:
 
     def _renew(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._lapse is not None:
-            self._lapse.cancel()
-        self._lapse = loop.call_later(self._lease_s, self._end)
+        if self._lease_timer is not None:
+            self._lease_timer.cancel()
+        self._lease_timer = loop.call_later(self._lease_s, self._end)
 
     # What clients ask -------------------------------------------------------------------------------------------------
 
     def connected(self, connection: _Connection) -> None:
-        """Know a new client."""
         self._connections.add(connection)
 
     def disconnected(self, connection: _Connection) -> None:
-        """End what a client that is gone had asked for."""
         self._connections.discard(connection)
         for (owner, _), task in list(self._tasks.items()):
             if owner is connection:
                 task.cancel()
 
     def requested(self, connection: _Connection, number: int, packed: bytes) -> None:
-        """Start on a request, or end one."""
         try:
             request = messages.request_of(packed)
         except msgspec.MsgspecError as error:
@@ -216,7 +206,7 @@ class ExecutionServer:
             return messages.Done()
         if self._broken is not None:
             raise self._broken
-        answer = await self._desk.do(request)
+        answer = await self._handler.do(request)
         if self._broken is not None:
             raise self._broken  # what it answered was the end of its container
         return answer
@@ -230,8 +220,6 @@ class ExecutionServer:
 
 
 class _Connection(asyncio.Protocol):
-    """One client."""
-
     def __init__(self, server: ExecutionServer) -> None:
         self._server = server
         self._received = bytearray()

@@ -2,8 +2,8 @@
 
     SEQPACKET socket, inherited    ← a stage process: what to serve, and a pipe that is told when it is ready
 
-A server lives on when the stage process that asked for it dies, until its lease lapses; so does this process, until its
-last server has ended. It adopts what a killed server leaves behind: those processes it kills, that folder it removes.
+A server outlives the stage process that asked for it until its lease expires; this process outlives its last server.
+It adopts the processes that a killed server leaves behind, kills them and removes the folder.
 It has one thread and no event loop before the fork.
 """
 
@@ -35,29 +35,28 @@ log = logging.getLogger("prorl.sandbox")
 
 
 class Spawner:
-    """Forks servers until the other side closes the line and the last server has ended."""
+    """Forks servers until the other side closes the connection and the last server has ended."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
         self._servers: dict[int, Path] = {}
         self._cleaners: set[int] = set()
 
     def run(self) -> None:
-        """Serve orders."""
         watch = ForkWatch()
         gc.freeze()
-        open_line = True
-        while open_line or self._servers or self._cleaners:
-            watched: list[ForkWatch | socket.socket] = [watch, self._line] if open_line else [watch]
+        open_connection = True
+        while open_connection or self._servers or self._cleaners:
+            watched: list[ForkWatch | socket.socket] = [watch, self._connection] if open_connection else [watch]
             ready, _, _ = select.select(watched, (), ())
             if watch in ready:
                 watch.clear()
                 self._reap()
-            if self._line in ready:
-                open_line = self._take_order()
+            if self._connection in ready:
+                open_connection = self._take_order()
 
     def _take_order(self) -> bool:
-        packed, descriptors, _, _ = socket.recv_fds(self._line, ORDER_LIMIT_BYTES, 1)
+        packed, descriptors, _, _ = socket.recv_fds(self._connection, ORDER_LIMIT_BYTES, 1)
         if not packed:
             return False
         try:
@@ -73,7 +72,7 @@ class Spawner:
             return True
         pid = os.fork()
         if pid == 0:
-            self._line.close()
+            self._connection.close()
             _serve(order, descriptors[0])
         os.close(descriptors[0])
         self._servers[pid] = Path(order.path)
@@ -123,8 +122,8 @@ def _serve(order: ServerOrder, report: int) -> NoReturn:
             _tell(report, error.info())
             code = 0
         except (BrokenPipeError, FileNotFoundError) as error:
-            # Whoever asked for it has given up meanwhile, and removed its folder.
-            _tell(report, SandboxFailed(f"the sandbox {server.name} was given up as it started: {error}").info())
+            # The process that asked for it has given up meanwhile and removed its folder.
+            _tell(report, SandboxFailed(f"the sandbox {server.name} was abandoned as it started: {error}").info())
         except BaseException as error:
             log.exception("an execution server failed")
             _tell(report, InternalError(f"an execution server failed: {type(error).__name__}: {error}").info())
@@ -138,11 +137,11 @@ def _tell(report: int, error: ErrorInfo) -> None:
 
 
 def main() -> None:
-    """Serve the line whose descriptor is the first argument, and log as the others say."""
+    """Serve the connection whose descriptor is the first argument, and start the log as the other arguments say."""
     process, log_format, level = msgspec.convert(sys.argv[2:], tuple[str, LogFormat, LogLevel])
     start_logging(f"{process}.sandboxes", log_format, level)
-    with socket.socket(fileno=int(sys.argv[1])) as line:
-        Spawner(line).run()
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        Spawner(connection).run()
 
 
 if __name__ == "__main__":

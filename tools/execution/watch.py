@@ -33,21 +33,12 @@ COUNTED = (b"RssAnon", b"RssShmem", b"VmSwap")
 
 
 class Usage(NamedTuple):
-    """What one process uses."""
-
     threads: int
     memory_bytes: int
 
 
 class Watch:
-    """Looks at a container's processes until it is stopped.
-
-    Args:
-        container: whose; plain processes have no limits.
-        busy: says whether somebody waits for something that happens inside.
-        on_exceeded: called once, with what was exceeded.
-        on_gone: called once, if the container's folder was removed: nobody can reach the sandbox any more.
-    """
+    """Looks at a container's processes until it is stopped."""
 
     def __init__(
         self,
@@ -64,19 +55,16 @@ class Watch:
         self._idle = True
 
     def start(self) -> None:
-        """Look from now on."""
         self._idle = not self._busy()
         interval_s = IDLE_INTERVAL_S if self._idle else INTERVAL_S
         self._timer = asyncio.get_running_loop().call_later(interval_s, self._look)
 
     def hurry(self) -> None:
-        """Look soon: somebody waits from now on."""
         if self._idle:
             self.stop()
             self.start()
 
     def stop(self) -> None:
-        """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -112,7 +100,6 @@ class Watch:
 
 
 def _usage(pid: int) -> Usage:
-    """Read what one process uses: its threads, and its memory but for files that it has mapped."""
     fields: dict[bytes, int] = {}
     with suppress(OSError):
         for line in (PROC / str(pid) / "status").read_bytes().splitlines():

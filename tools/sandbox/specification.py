@@ -7,10 +7,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from ..output import OUTPUT_LIMIT_BYTES
+
 Path = Annotated[str, Meta(pattern=r"^/[^\x00]*\Z")]
 """Absolute."""
 Word = Annotated[str, Meta(pattern=r"^[^=\x00]+\Z")]
 Text = Annotated[str, Meta(pattern=r"^[^\x00]*\Z")]
+OUTPUT_LIMITS_BYTES = (1024, 16 * 2**20)
+OutputLimit = Annotated[int, Meta(ge=OUTPUT_LIMITS_BYTES[0], le=OUTPUT_LIMITS_BYTES[1])]
 Amount = Annotated[int, Meta(ge=1, le=2**62)]
 
 
@@ -58,3 +62,13 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What changes to the image's own files (kind `apptainer`) go to: a folder of the sandbox, memory (64 MiB unless
     the administrator allows more), or nowhere: it is read-only, and only the workspace and /tmp can be written. What a
     user may not change of a directory image outside, such as root's files, no command may inside, `fakeroot` or not."""
+    output_limit_bytes: OutputLimit = OUTPUT_LIMIT_BYTES
+    """How much of the output of one bash command or one IPython or kernel cell is kept, 1 KiB to 16 MiB. Of a longer
+    one the agent sees the first and the last half, and between them how many bytes were left out."""
+
+    def __post_init__(self) -> None:
+        least, most = OUTPUT_LIMITS_BYTES
+        if not least <= self.output_limit_bytes <= most:
+            raise ValueError(
+                f"output_limit_bytes is {self.output_limit_bytes}; it must be at least {least} and at most {most}"
+            )

@@ -68,7 +68,7 @@ class Completions:
         self._model = model
 
     def request(self, turn: Turn) -> bytes:
-        """Give the body of the request."""
+        """Return the body of the request."""
         sampling = turn.sampling
         return msgspec.json.encode(
             _Request(

@@ -47,7 +47,7 @@ class Answer:
     """What a busy server asks for."""
 
     def excerpt(self) -> str:
-        """Give the status and the beginning of the answer, for an error."""
+        """Return the status and the beginning of the answer, for an error."""
         text = " ".join(self.body[: 4 * EXCERPT].decode("utf-8", "replace").split())
         if text.startswith("<"):
             return f"{self.status} (a page of HTML)"

@@ -75,7 +75,7 @@ class Dialect(Protocol):
     """Whether answers say which weights made which tokens."""
 
     def request(self, turn: Turn) -> bytes:
-        """Give the body of the request."""
+        """Return the body of the request."""
 
     def generation(self, body: bytes, turn: Turn) -> Generation:
         """Read the body of an answer with status 200. Spans may have `UNTOLD` or `LOADING` in place of a version.
@@ -100,7 +100,7 @@ def decoded(body: bytes, kind: type[_Body]) -> _Body:
 
 
 def id_array(ids: Sequence[int]) -> NDArray[np.int32]:
-    """Give token ids as int32 [G].
+    """Return token ids as int32 [G].
 
     Raises:
         EngineFailed: one is no int32.
@@ -112,7 +112,7 @@ def id_array(ids: Sequence[int]) -> NDArray[np.int32]:
 
 
 def logprob_array(logprobs: Sequence[float | None]) -> NDArray[np.float32]:
-    """Give log-probs as float32 [G], with NaN where the server gave none: JSON has no NaN, and some write null."""
+    """Return log-probs as float32 [G], with NaN where the server gave none: JSON has no NaN, and some write null."""
     with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused as such
         return np.array([np.nan if value is None else value for value in logprobs], np.float32)
 
@@ -133,12 +133,12 @@ def small_number(text: str) -> int | None:
 
 
 def cached(count: int, turn: Turn) -> int:
-    """Give how much of the prompt was cached, which is no more than there is of it."""
+    """Return how much of the prompt was cached, which is no more than there is of it."""
     return min(max(count, 0), len(turn.token_ids))
 
 
 def with_version(spans: Sequence[VersionSpan], weight_version: int) -> tuple[VersionSpan, ...]:
-    """Give spans with this version where the server told none."""
+    """Return spans with this version where the server told none."""
     return tuple(
         span if span.weight_version >= 0 else VersionSpan(weight_version, span.start, span.end) for span in spans
     )

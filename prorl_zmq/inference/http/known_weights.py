@@ -61,7 +61,7 @@ class KnownWeights:
         return Asked(self._asked, self.weight_version, self._numbered)
 
     def read(self, asked: Asked, generation: Generation) -> Generation:
-        """Give an answer with versions in place of what the server did not tell, and learn from it.
+        """Return an answer with versions in place of what the server did not tell, and learn from it.
 
         Raises:
             EngineFailed: nobody knows which weights made it.

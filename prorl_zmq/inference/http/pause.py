@@ -58,7 +58,7 @@ class ServerPause:
         return self._gate.passing()
 
     async def until_let_go(self, asking: Awaitable[Generation]) -> Generation:
-        """Give the server's answer; one without tokens, as if it had aborted, if it was let go."""
+        """Return the server's answer; one without tokens, as if it had aborted, if it was let go."""
         time = asyncio.timeout(None)
         try:
             async with time:
@@ -72,7 +72,7 @@ class ServerPause:
             self._asking.discard(time)
 
     async def usable_calls(self) -> WeightUpdates | None:
-        """Give the server's calls for new weights; None: it has none.
+        """Return the server's calls for new weights; None: it has none.
 
         Raises:
             EngineFailed: it does not say.

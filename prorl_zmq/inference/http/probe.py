@@ -240,7 +240,7 @@ class Probe:
 
 
 def vocabulary_of(*directories: str) -> int:
-    """Give the size of a model's vocabulary from the first config.json that can be read; 0: none can."""
+    """Return the size of a model's vocabulary from the first config.json that can be read; 0: none can."""
     for directory in directories:
         try:
             config = json.loads((Path(directory) / "config.json").read_bytes()) if directory else {}

@@ -52,7 +52,7 @@ class Prorl:
         self._context_tokens = context_tokens
 
     def request(self, turn: Turn) -> bytes:
-        """Give the body of the request."""
+        """Return the body of the request."""
         sampling = turn.sampling
         return msgspec.json.encode(
             _Request(

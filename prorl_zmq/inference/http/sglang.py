@@ -75,7 +75,7 @@ class Sglang:
     tells_spans: ClassVar[bool] = False
 
     def request(self, turn: Turn) -> bytes:
-        """Give the body of the request."""
+        """Return the body of the request."""
         sampling = turn.sampling
         parameters = _Sampling(
             max_new_tokens=sampling.max_tokens,

@@ -101,7 +101,7 @@ class VllmGenerate:
     tells_spans: ClassVar[bool] = True
 
     def request(self, turn: Turn) -> bytes:
-        """Give the body of the request."""
+        """Return the body of the request."""
         sampling = turn.sampling
         parameters = _Sampling(
             max_tokens=sampling.max_tokens,
@@ -151,5 +151,5 @@ def _spans(choice: _Choice) -> tuple[VersionSpan, ...]:
 
 
 def undone(logprob: float | None) -> float | None:
-    """Give back None for what vLLM writes where a log-prob is not a number."""
+    """Return back None for what vLLM writes where a log-prob is not a number."""
     return None if logprob is None or logprob <= NOT_A_NUMBER else logprob

@@ -44,13 +44,13 @@ class ToolCallFormat(Protocol):
         """As `ChatSettings.tool_calls` has it."""
 
     def describe(self, tools: Sequence[dict[str, Any]]) -> str:
-        """Give the text that tells a model of its tools, and of how to call them, where its template does not."""
+        """Return the text that tells a model of its tools, and of how to call them, where its template does not."""
 
     def parse(self, text: str) -> list[ToolCall | MalformedCall]:
-        """Give the tool calls of one turn, in order; an empty list if it calls no tool. Never raises."""
+        """Return the tool calls of one turn, in order; an empty list if it calls no tool. Never raises."""
 
     def before_calls(self, text: str) -> str:
-        """Give what a turn says before its first call; all of it, if it calls no tool."""
+        """Return what a turn says before its first call; all of it, if it calls no tool."""
 
 
 def read_json(content: str, kind: type[T], example: str) -> T | MalformedCall:
@@ -73,11 +73,11 @@ def read_json_at(text: str, start: int, kind: type[T], example: str) -> tuple[T 
 
 
 def too_many_calls() -> MalformedCall:
-    """Give what follows the last call that was read."""
+    """Return what follows the last call that was read."""
     return MalformedCall(f"More than {MAX_CALLS} tool calls in one turn; the rest were not read.")
 
 
 def describe_tools(tools: Sequence[dict[str, Any]], example: str) -> str:
-    """Give the tools' schemas, one on a line, and how to call them."""
+    """Return the tools' schemas, one on a line, and how to call them."""
     schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return f"You may call these tools, described as JSON schemas:\n{schemas}\nWrite each call as\n{example}"

@@ -26,11 +26,11 @@ class FencedFormat:
     name: ClassVar = "fenced"
 
     def describe(self, tools: Sequence[dict[str, Any]]) -> str:
-        """Give the text that tells a model of its tools."""
+        """Return the text that tells a model of its tools."""
         return describe_tools(tools, EXAMPLE)
 
     def parse(self, text: str) -> list[ToolCall | MalformedCall]:
-        """Give the tool calls of one turn, in order. Never raises."""
+        """Return the tool calls of one turn, in order. Never raises."""
         calls: list[ToolCall | MalformedCall] = []
         text = f"\n{text}"
         position = 0
@@ -46,5 +46,5 @@ class FencedFormat:
         return calls
 
     def before_calls(self, text: str) -> str:
-        """Give what a turn says before its first call."""
+        """Return what a turn says before its first call."""
         return f"\n{text}".partition(f"\n{OPEN}")[0][1:]

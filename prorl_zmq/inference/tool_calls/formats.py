@@ -19,5 +19,5 @@ FORMS: dict[str, ToolCallFormat] = {
 
 
 def format_named(name: str) -> ToolCallFormat:
-    """Give a form by the name that `ChatSettings.tool_calls` has."""
+    """Return a form by the name that `ChatSettings.tool_calls` has."""
     return FORMS[name]

@@ -22,11 +22,11 @@ class HermesFormat:
     name: ClassVar = "hermes"
 
     def describe(self, tools: Sequence[dict[str, Any]]) -> str:
-        """Give the text that tells a model of its tools."""
+        """Return the text that tells a model of its tools."""
         return describe_tools(tools, EXAMPLE)
 
     def parse(self, text: str) -> list[ToolCall | MalformedCall]:
-        """Give the tool calls of one turn, in order. Never raises."""
+        """Return the tool calls of one turn, in order. Never raises."""
         calls: list[ToolCall | MalformedCall] = []
         position = 0
         while (start := text.find(OPEN, position)) >= 0:
@@ -42,5 +42,5 @@ class HermesFormat:
         return calls
 
     def before_calls(self, text: str) -> str:
-        """Give what a turn says before its first call."""
+        """Return what a turn says before its first call."""
         return text.partition(OPEN)[0]

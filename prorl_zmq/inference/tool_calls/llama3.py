@@ -33,11 +33,11 @@ class Llama3Format:
     name: ClassVar = "llama3"
 
     def describe(self, tools: Sequence[dict[str, Any]]) -> str:
-        """Give the text that tells a model of its tools."""
+        """Return the text that tells a model of its tools."""
         return f"{describe_tools(tools, EXAMPLE)}\nwith nothing before it; separate several with a semicolon."
 
     def parse(self, text: str) -> list[ToolCall | MalformedCall]:
-        """Give the tool calls of one turn, in order. Never raises."""
+        """Return the tool calls of one turn, in order. Never raises."""
         before, tag, after = text.partition(PYTHON_TAG)
         content = (after if tag else before).strip()
         if not content.startswith("{"):
@@ -57,7 +57,7 @@ class Llama3Format:
         return calls
 
     def before_calls(self, text: str) -> str:
-        """Give what a turn says before its first call."""
+        """Return what a turn says before its first call."""
         before, tag, _ = text.partition(PYTHON_TAG)
         if tag:
             return before

@@ -115,7 +115,7 @@ class SessionAlive(Request, frozen=True):
 
 
 BatchState = Literal["open", "met", "short", "failed"]
-"""`met`: the target is reached. `short`: the stream of prompts ended before it. `failed`: its keep policy raised, or
+"""`met`: the target is reached. `short`: the stream of prompts ended before it. `failed`: its group filter raised, or
 too many groups in a row could not be completed."""
 
 

@@ -6,8 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.brokers.batches.batch_records import Why
-from prorl_zmq.brokers.batches.batch_stats import BatchStats
+from prorl_zmq.brokers.batches.batch_stats import BatchStats, Why
 from prorl_zmq.brokers.batches.rollout_group import Rollout
 from prorl_zmq.wire.messages.base import GIVEN_UP_LIMIT
 from prorl_zmq.wire.messages.batches import Distribution

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prorl_zmq.brokers.journal.disk_journal import DiskJournal
-from prorl_zmq.brokers.journal.journal import JobState
-from prorl_zmq.brokers.rollout.result_store import Finished
+from prorl_zmq.brokers.journal.records import Finished, JobState
 from prorl_zmq.wire.messages.jobs import Outcome, Phase, Result
 from prorl_zmq.wire.messages.stages import PhaseDone
 

@@ -16,10 +16,9 @@ import pytest
 import zmq
 
 from prorl_zmq.brokers.journal.disk_journal import APPLICATION_ID, SCHEMA_VERSION, DiskJournal
-from prorl_zmq.brokers.journal.journal import JobState, StoredBlock
 from prorl_zmq.brokers.journal.journal_summary import count_damaged, read_summary
+from prorl_zmq.brokers.journal.records import Finished, JobState, StoredBlock, job_digest
 from prorl_zmq.brokers.rollout.job_record import JobRecord
-from prorl_zmq.brokers.rollout.result_store import Finished, job_digest
 from prorl_zmq.errors import ConfigError, ErrorInfo, JournalFailed
 from prorl_zmq.system.processes import ISOLATED
 from prorl_zmq.wire import codec

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from prorl_zmq.brokers.journal.journal import JobState, MemoryJournal, StoredBlock
+from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.journal.records import Finished, JobState, StoredBlock
 from prorl_zmq.brokers.journal.write_ahead import FIRST_PAUSE_S, MAX_PAUSE_S, WriteAhead
 from prorl_zmq.brokers.rollout.actions import Action, Close, Start, Stop
 from prorl_zmq.brokers.rollout.job_history import JobHistory
 from prorl_zmq.brokers.rollout.job_table import JobTable
-from prorl_zmq.brokers.rollout.result_store import Finished, ResultStore
+from prorl_zmq.brokers.rollout.result_store import ResultStore
 from prorl_zmq.brokers.rollout.stage_pool import SlotClaim
 from prorl_zmq.errors import JournalFailed
 from prorl_zmq.wire import codec
@@ -61,10 +62,10 @@ class Broker:
     def __init__(self, memory_limit_bytes: int = 1000) -> None:
         self.disk = Disk()
         self.table = JobTable(10.0, 100, 2.5)
-        self.outbox = ResultStore()
+        self.results = ResultStore()
         self.sent: list[Any] = []
         history = JobHistory()
-        self.writes = WriteAhead(self.disk, self.table, self.outbox, history, self.sent.append, memory_limit_bytes)
+        self.writes = WriteAhead(self.disk, self.table, self.results, history, self.sent.append, memory_limit_bytes)
         self.now = 0.0
         for role in Phase:
             report = StageReport(
@@ -73,7 +74,8 @@ class Broker:
             self.perform(self.table.stage_reported(report, self.now))
 
     def perform(self, actions: list[Action]) -> None:
-        self.writes.perform(actions)
+        for action in actions:
+            self.writes.perform(action)
 
     def submit(self, job_id: str) -> None:
         job = Job(task="math", instance={}, job_id=job_id)
@@ -95,7 +97,7 @@ class Broker:
         self.done(Phase.EVAL, job_id, reward=1.0)
 
     def collect(self) -> list[str]:
-        return [one.result.job_id for one in self.outbox.take("s", "client", 100, self.now)]
+        return [one.result.job_id for one in self.results.take("s", "client", 100, self.now)]
 
     def starts(self) -> list[tuple[str, Phase]]:
         sent, self.sent[:] = list(self.sent), []
@@ -127,8 +129,8 @@ def test_many_changes_of_a_round_are_one_write() -> None:
 def test_a_result_is_given_after_it_is_written_down_and_counts_before() -> None:
     broker = Broker()
     broker.finish("a")
-    assert (broker.collect(), broker.outbox.waiting("s"), len(broker.outbox)) == ([], 1, 1)
-    assert broker.outbox.acknowledge("s", ["a"]) == []  # nobody can have it yet
+    assert (broker.collect(), broker.results.waiting("s"), len(broker.results)) == ([], 1, 1)
+    assert broker.results.acknowledge("s", ["a"]) == []  # nobody can have it yet
     broker.writes.settle(0.0)
     assert broker.collect() == ["a"]
 
@@ -187,7 +189,7 @@ def test_results_that_fit_are_given_though_not_all_do() -> None:
     assert broker.collect() == []
     broker.writes.settle(broker.writes.retry_at)
     assert broker.collect() == ["a", "b"]
-    broker.writes.acknowledge(broker.outbox.acknowledge("s", ["a"]))
+    broker.writes.acknowledge(broker.results.acknowledge("s", ["a"]))
     broker.writes.settle(100.0)
     assert broker.collect() == ["b", "c"]
     assert broker.writes.retry_at is None
@@ -211,7 +213,7 @@ def test_an_acknowledged_result_is_gone_before_its_id_comes_again() -> None:
     broker = Broker()
     broker.finish("a")
     broker.writes.settle(0.0)
-    broker.writes.acknowledge(broker.outbox.acknowledge("s", broker.collect()))
+    broker.writes.acknowledge(broker.results.acknowledge("s", broker.collect()))
     broker.submit("a")
     kept = broker.disk.recover()
     assert (len(kept.unfinished), kept.uncollected) == (1, [])
@@ -222,11 +224,11 @@ def test_blocks_beyond_the_memory_limit_stay_in_the_journal() -> None:
     for job_id in "abcd":
         broker.finish(job_id)
         broker.writes.settle(0.0)
-    kinds = [type(broker.outbox.get(job_id).block) for job_id in "abcd"]
+    kinds = [type(broker.results.get(job_id).block) for job_id in "abcd"]
     assert kinds == [bytes, bytes, StoredBlock, StoredBlock]
-    assert broker.outbox.memory_bytes == 10
-    broker.outbox.acknowledge("s", broker.collect())
-    assert broker.outbox.memory_bytes == 0
+    assert broker.results.memory_bytes == 10
+    broker.results.acknowledge("s", broker.collect())
+    assert broker.results.memory_bytes == 0
 
 
 def test_fault_of_ours_is_treated_as_a_failing_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +245,7 @@ def test_fault_of_ours_is_treated_as_a_failing_disk(monkeypatch: pytest.MonkeyPa
 def test_a_result_that_is_discarded_before_it_is_written_down_never_is() -> None:
     broker = Broker()
     broker.finish("a")
-    broker.writes.discard(broker.outbox.drop("s", ["a"]))
+    broker.writes.discard(broker.results.drop("s", ["a"]))
     broker.writes.note("group:g", b"note")
     broker.writes.settle(0.0)
     recovered = broker.disk.recover()

@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from prorl_zmq.brokers.batches.batch_runner import BatchRunner
 from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.journal.records import Finished, job_digest
 from prorl_zmq.brokers.journal.write_ahead import WriteAhead
-from prorl_zmq.brokers.rollout.actions import End
+from prorl_zmq.brokers.rollout.action_queue import perform_queue
 from prorl_zmq.brokers.rollout.front_door import FrontDoor
 from prorl_zmq.brokers.rollout.job_history import JobHistory
 from prorl_zmq.brokers.rollout.job_table import JobTable
+from prorl_zmq.brokers.rollout.jobs import Jobs
 from prorl_zmq.brokers.rollout.quota import Quota
-from prorl_zmq.brokers.rollout.result_store import REDELIVER_S, Finished, ResultStore, job_digest
+from prorl_zmq.brokers.rollout.result_store import REDELIVER_S, ResultStore
 from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
 from prorl_zmq.config import RolloutBrokerSettings
 from prorl_zmq.security.rights import ANYBODY, Sender
@@ -55,10 +57,10 @@ class Door:
         settings = RolloutBrokerSettings(max_jobs=max_jobs, job_limit_bytes=2048)
         self.quota = Quota(max_jobs, settings.max_held_bytes, 1.0)
         self.table = JobTable(settings.lease_s, settings.ready_limit, settings.heartbeat_s)
-        self.outbox = ResultStore()
+        self.results = ResultStore()
         self.journal = MemoryJournal()
         self.history = JobHistory()
-        self.writes = WriteAhead(self.journal, self.table, self.outbox, self.history, lambda action: None)
+        self.writes = WriteAhead(self.journal, self.table, self.results, self.history, lambda action: None)
         self.catalog = TaskCatalog()
         self.catalog.add(tasks)
         self.now = 0.0
@@ -67,29 +69,16 @@ class Door:
         self.senders: dict[str, Sender] = {}
         """What has become of keys."""
         self.replies: dict[bytes, list[list[bytes]]] = {}
-        self.batches = BatchRunner(
-            self.table,
-            self.outbox,
-            self.history,
-            self.catalog,
-            self.quota,
-            self.writes,
-            self.perform,
-            settings.job_limit_bytes,
-        )
+        self.jobs = Jobs(self.table, self.results, self.history, self.quota, self.writes)
+        self.batches = BatchRunner(self.jobs, self.catalog, settings.job_limit_bytes)
         self.door = FrontDoor(
             settings,
             "ipc://backends",
-            self.table,
-            self.outbox,
-            self.history,
+            self.jobs,
             self.catalog,
-            self.quota,
-            self.writes,
-            self.perform,
+            self.batches,
             self.take_reply,
             lambda sender: self.senders.get(sender.user_id, sender),
-            self.batches,
             started_at=0.0,
         )
 
@@ -101,15 +90,12 @@ class Door:
         return True
 
     def perform(self, actions: list[Action]) -> None:
-        for action in actions:
-            self.history.note(action, self.now)
-            if isinstance(action, End):
-                self.quota.ended(action.finished)
-        self.writes.perform(actions)
-        self.batches.follow(actions, self.now)
+        self.jobs.queue.extend(actions)
+        perform_queue(self.jobs, self.batches, self.now, self.now)
 
     def send(self, *frames: bytes, client: bytes = b"client", sender: Sender = ANYBODY) -> None:
         self.door.handle([client, b"", *frames], self.now, sender)
+        self.perform([])
         self.writes.settle(self.now)
 
     def reply(self, client: bytes = b"client") -> Any:
@@ -132,7 +118,7 @@ class Door:
         tokens = 1 if block is not None else 0
         result = Result(job_id=job_id, task="math", outcome=Outcome.COMPLETED, reward=1.0, tokens=tokens)
         finished = Finished(session, result, block, job_digest(codec.encode(job(job_id))))
-        self.outbox.put(finished)
+        self.results.put(finished)
         self.quota.recovered(finished)
         self.news.add(session)
 
@@ -502,7 +488,7 @@ def test_a_fetch_that_waits_ends_when_its_key_is_revoked() -> None:
     reply = door.reply()
     assert isinstance(reply, Refused)
     assert (reply.error.code, reply.error.message) == ("not_allowed", "the key alice was revoked")
-    assert len(door.outbox) == 1
+    assert len(door.results) == 1
 
 
 def test_clients_of_two_sessions_may_have_one_name() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prorl_zmq.brokers.journal.records import Finished
 from prorl_zmq.brokers.rollout import job_history
 from prorl_zmq.brokers.rollout.actions import Close, End, Queued, Start, Stop, Unassign
 from prorl_zmq.brokers.rollout.job_history import JOB_LIMIT_BYTES, JobHistory
-from prorl_zmq.brokers.rollout.result_store import Finished
 from prorl_zmq.brokers.rollout.stage_pool import SlotClaim
 from prorl_zmq.errors import ErrorInfo, UnknownJob
 from prorl_zmq.wire import codec

@@ -279,7 +279,7 @@ def test_jobs_that_nobody_on_the_node_can_run_hold_back_only_their_own_task() ->
 def test_leases_begin_anew_where_time_stood_still() -> None:
     table = Table()
     table.bring_to(Phase.RUN)
-    table.table.begin_leases_anew(100.0)
+    table.table.restart_leases(100.0)
     assert table.tick(100.0 + LEASE_S - QUIET_S - 1) == []
     table.stage("run-1", running={"a": 1})
     assert table.tick(200.0) != []
@@ -315,11 +315,11 @@ def test_a_quiet_process_is_given_nothing_new_until_it_reports() -> None:
     assert started(table.stage("init-1", running={"a": 1})) == [("init-1", "b", 1)]
 
 
-def test_jobs_of_a_process_whose_line_broke_start_again_soon() -> None:
+def test_jobs_of_a_process_whose_connection_broke_start_again_soon() -> None:
     table = Table()
     table.bring_to(Phase.RUN)
     table.now = 1.0
-    table.table.line_broke("run-1", table.now)
+    table.table.connection_broke("run-1", table.now)
     assert table.tick(QUIET_S) == []
     assert started(table.tick(1.0 + QUIET_S)) == []  # INIT has been quiet as well
     assert "run-1" not in table.table.stages
@@ -329,7 +329,7 @@ def test_jobs_of_a_process_whose_line_broke_start_again_soon() -> None:
 def test_a_process_that_reports_over_another_connection_keeps_its_jobs() -> None:
     table = Table()
     table.bring_to(Phase.RUN)
-    table.table.line_broke("run-1", table.now)
+    table.table.connection_broke("run-1", table.now)
     table.now = 1.0
     table.stage("run-1", running={"a": 1})
     table.tick(LEASE_S)
@@ -339,7 +339,7 @@ def test_a_process_that_reports_over_another_connection_keeps_its_jobs() -> None
 def test_a_line_of_a_process_that_is_not_known_any_more_changes_nothing() -> None:
     table = Table()
     table.submit()
-    table.table.line_broke("init-1", table.now)
+    table.table.connection_broke("init-1", table.now)
     assert started(table.stage("init-1")) == [("init-1", "a", 1)]
 
 
@@ -353,7 +353,7 @@ def test_what_happened_to_the_process_of_a_lost_job_is_told_apart() -> None:
         table = Table()
         table.bring_to(Phase.RUN)
         if event == "killed":
-            table.table.line_broke("run-1", table.now)
+            table.table.connection_broke("run-1", table.now)
         elif event == "never told":
             table.now = LEASE_S - 1
             table.stage("run-1")

@@ -30,6 +30,7 @@ from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.rollout.actions import Close, End, Start, Stop, Unassign
 from prorl_zmq.brokers.rollout.job_record import Place
 from prorl_zmq.brokers.rollout.job_table import STOP_GRACE_S, JobTable
+from prorl_zmq.brokers.rollout.stage_pool import Requirement
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, PhaseLimits, SandboxHandle
@@ -286,7 +287,7 @@ class JobTableMachine(RuleBasedStateMachine):
             for job in self.jobs.values():
                 if job.holder == worker.stage_id:
                     job.lease_until = min(job.lease_until, self.now + QUIET_S)
-        self.table.line_broke(worker.stage_id, self.now)
+        self.table.connection_broke(worker.stage_id, self.now)
 
     @rule(seconds=st.sampled_from([0.0, 1.0, QUIET_S, 4.0, LEASE_S, LIMIT_S + STOP_GRACE_S]))
     def wait(self, seconds: float) -> None:
@@ -331,6 +332,20 @@ class JobTableMachine(RuleBasedStateMachine):
         assert {status.stage_id: status.busy for status in self.table.stages.status()} == known
         for stage in self.table.stages:
             assert 0 <= stage.credit <= stage.slots
+
+    @invariant()
+    def slots_are_counted_as_processes_come_and_go(self) -> None:
+        stages = self.table.stages
+        for role in Phase:
+            working = {stage.stage_id: stage.working_slots for stage in stages if stage.role == role}
+            assert stages.role_slots(role) == sum(working.values())
+            for task in {task for stage in stages for task in stage.tasks}:
+                for node in {None, *(stage.node for stage in stages)}:
+                    fitting = [s for s in stages if s.role == role and task in s.tasks and node in (None, s.node)]
+                    assert stages.slots(Requirement(role, task, node)) == sum(s.working_slots for s in fitting)
+
+    @invariant()
+    def each_claim_is_the_models(self) -> None:
         for job in self.jobs.values():
             if job.holder is not None:
                 assert (job.job_id, job.attempt) in self.workers[job.holder].holds

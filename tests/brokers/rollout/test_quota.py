@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prorl_zmq.brokers.journal.records import Finished
 from prorl_zmq.brokers.rollout.actions import Action, Start
 from prorl_zmq.brokers.rollout.job_table import JobTable, Place
 from prorl_zmq.brokers.rollout.quota import Quota
-from prorl_zmq.brokers.rollout.result_store import Finished
 from prorl_zmq.errors import Busy
 from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, Result
 from prorl_zmq.wire.messages.stages import StageReport, Task

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from prorl_zmq.brokers.rollout.result_store import REDELIVER_S, Finished, ResultStore, job_digest
+from prorl_zmq.brokers.journal.records import Finished, job_digest
+from prorl_zmq.brokers.rollout import result_store
+from prorl_zmq.brokers.rollout.result_store import REDELIVER_S, ResultStore, size_bound
 from prorl_zmq.client.requests import CollectState
+from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.front_door import Collected
 from prorl_zmq.wire.messages.jobs import Outcome, Result
@@ -60,6 +64,47 @@ def test_what_a_client_was_not_reached_with_goes_to_any_other_at_once() -> None:
 
 def test_a_digest_tells_jobs_apart() -> None:
     assert job_digest(b"one") == job_digest(b"one") != job_digest(b"another")
+
+
+NUMBERS = st.dictionaries(st.text(max_size=128), st.floats(allow_nan=False), max_size=20)
+TEXTS = st.dictionaries(st.text(max_size=20), st.text(max_size=200), max_size=8)
+
+
+@given(NUMBERS, NUMBERS, TEXTS, st.text(), st.text(), TEXTS, st.lists(st.integers(1, 2**31 - 1), max_size=50))
+def test_a_packed_result_is_no_larger_than_its_bound(
+    metrics: dict[str, float],
+    timings: dict[str, float],
+    notes: dict[str, str],
+    backend: str,
+    message: str,
+    fields: dict[str, str],
+    segments: list[int],
+) -> None:
+    result = Result(
+        job_id="x" * 64,
+        task="x" * 128,
+        outcome=Outcome.INFRASTRUCTURE_ERROR,
+        group_id="x" * 128,
+        error=ErrorInfo("x" * 64, message, {**fields, "number": 2**63, "none": None}),
+        stop_reason=backend,
+        backend=backend,
+        metrics=metrics,
+        timings=timings,
+        notes=notes,
+        segments=tuple(segments),
+    )
+    assert len(codec.encode(result)) <= size_bound(result)
+
+
+def test_what_one_header_cannot_hold_comes_in_the_next_reply() -> None:
+    large = {"report": "x" * 1000}
+    store = ResultStore()
+    for job_id in ("a", "b", "c"):
+        result = Result(job_id=job_id, task="math", outcome=Outcome.COMPLETED, reward=1.0, notes=large)
+        store.put(Finished("s", result, None))
+    limit = 2 * result_store.size_bound(result)
+    assert ids(store.take("s", "client", 10, 0.0, limit_bytes=limit)) == ["a", "b"]
+    assert ids(store.take("s", "client", 10, 0.0, limit_bytes=1)) == ["a"]
 
 
 def test_what_is_acknowledged_is_gone() -> None:

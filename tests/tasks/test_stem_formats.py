@@ -9,7 +9,7 @@ import pytest
 
 from prorl_zmq.errors import InvalidRecord
 from prorl_zmq.tasks.row_format import recognise
-from prorl_zmq.tasks.stem import FORMS, StemInstance
+from prorl_zmq.tasks.stem import ROW_FORMATS, StemInstance
 
 SCP = {
     "domain": "physics",
@@ -106,13 +106,13 @@ ROWS: list[tuple[str, dict[str, Any], StemInstance]] = [
 
 @pytest.mark.parametrize(("name", "row", "instance"), ROWS)
 def test_rows_become_instances(name: str, row: dict[str, Any], instance: StemInstance) -> None:
-    form = recognise(row, FORMS)
+    form = recognise(row, ROW_FORMATS)
     assert (form.name, form.task) == (name, "stem")
     assert form.convert(row) == instance
 
 
 def test_gpqa_puts_the_right_answer_in_places_that_differ_and_stay() -> None:
-    form = recognise(GPQA, FORMS)
+    form = recognise(GPQA, ROW_FORMATS)
     places = set()
     for number in range(40):
         row = GPQA | {"Question": f"Which metal {number}?"}
@@ -151,7 +151,7 @@ def test_gpqa_puts_the_right_answer_in_places_that_differ_and_stay() -> None:
 )
 def test_wrong_rows_are_refused_with_the_column(row: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRecord) as caught:
-        recognise(row, FORMS).convert(row)
+        recognise(row, ROW_FORMATS).convert(row)
     assert caught.value.fields["field"] == field
 
 

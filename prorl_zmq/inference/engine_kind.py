@@ -1,0 +1,73 @@
+"""`EngineKind`: what makes an engine available to `prorl serve`, `prorl eval`, `prorl doctor` and `prorl-engine`.
+
+A kind is one class and one line in a package's entry points:
+
+    [project.entry-points."prorl_zmq.engines"]
+    scripted = "my_package.scripted:ScriptedKind"
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..config import ENGINE_KINDS
+from ..errors import ConfigError
+from ..system.plugins import load_plugin, offered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .engine import Engine
+
+
+class EngineKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of engine; an instance is the engine to start, and its fields are the kind's options.
+
+    A field without a default must be given; the description of its `msgspec.Meta` says in errors what is missing.
+    Fields named as a key of `[[backends]]` (`model`, `arguments`, `tokenizer` …) are set by that key and by the flag
+    of `prorl-engine`; `url` is one of `urls`, with one engine for each. Fields of other names are set by
+    `options = { NAME = VALUE }`, and by `--option NAME=VALUE`. `__post_init__` may refuse values with `ConfigError`.
+
+    The class is imported wherever a topology is read, so its module imports what is heavy only in its methods.
+    """
+
+    @classmethod
+    def problem(cls) -> str:
+        """Return why this environment cannot run the kind, and the remedy; empty if it can. For `prorl doctor`."""
+        return ""
+
+    @classmethod
+    def summary(cls) -> str:
+        """Return what `prorl doctor` says of a kind that can run here; by default, the class's first line."""
+        return (cls.__doc__ or "can run here").splitlines()[0]
+
+    def check(self) -> None:
+        """Check what can be checked quickly on the machine that is to run the engine, such as that files are there.
+
+        Raises:
+            ConfigError: it cannot be started; `key` names the option.
+        """
+
+    async def start(self, weight_version: int) -> Engine:
+        """Start the engine, and return it when it can serve. May take minutes.
+
+        Args:
+            weight_version: the version of the weights that the engine starts with.
+
+        Raises:
+            ConfigError, InvalidWeights: an option is wrong.
+            EngineFailed: the engine cannot start.
+        """
+        raise NotImplementedError
+
+
+def examine_kinds() -> Iterator[tuple[str, str, str]]:
+    """Return each installed engine kind: name, what keeps it from running here (empty: nothing), and summary."""
+    for name in offered(ENGINE_KINDS):
+        try:
+            kind: type[EngineKind] = load_plugin(ENGINE_KINDS, name, "engine kind")
+            yield name, kind.problem(), kind.summary()
+        except ConfigError as error:
+            yield name, error.message, ""

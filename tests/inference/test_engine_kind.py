@@ -1,0 +1,161 @@
+"""Engine kinds by entry points: that of another package in `prorl serve` and `prorl-engine`, and what errors say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from prorl_zmq import Job, RolloutClient
+from prorl_zmq.config import BackendSettings
+from prorl_zmq.errors import ConfigError
+from prorl_zmq.inference.builtin_kinds import EmbeddedKind, HttpKind, VllmKind
+from prorl_zmq.service.child import ChildService
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+MODULE = '''
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from prorl_zmq.errors import EngineFailed
+from prorl_zmq.inference.engine import Generation
+from prorl_zmq.inference.engine_kind import EngineKind
+from prorl_zmq.wire.messages.engines import VersionSpan
+
+
+class ScriptedKind(EngineKind, frozen=True):
+    """Gives one answer to everybody."""
+
+    answer: Annotated[str, msgspec.Meta(min_length=1, description="what it says")]
+    times: int = 1
+
+    async def start(self, weight_version):
+        from prorl_zmq.inference.embedded_engine import EmbeddedEngine
+        from prorl_zmq.inference.policy import Policy, PolicyShape
+        from prorl_zmq.inference.tokenizer import IM_END, encode
+
+        if self.answer == "none":
+            raise EngineFailed("the script has no answer; write one")
+        if self.answer == "fault":
+            raise LookupError("no page 7")
+
+        class Engine(EmbeddedEngine):
+            async def generate(engine, token_ids, sampling, stop_token_ids, job_id):
+                ids = np.array([*encode(self.answer * self.times), IM_END], np.int32)
+                logprobs = np.zeros(len(ids), np.float32)
+                return Generation(ids, logprobs, (VersionSpan(weight_version, 0, len(ids)),), "stop")
+
+        return Engine(Policy.initial(PolicyShape(), 0), weight_version, "script")
+'''
+SERVICE = """
+stage = [{role = "init"}, {role = "run"}, {role = "eval"}]
+sandbox = {kind = "process"}
+backends = [{kind = "scripted", options = {answer = '\\boxed{42}'}}]
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """An environment in which a package is installed that offers the kinds `scripted` and `torn`."""
+    place = tmp_path / "packages"
+    information = place / "scripted_engines-1.0.dist-info"
+    information.mkdir(parents=True)
+    (place / "scripted_engines.py").write_text(MODULE)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: scripted-engines\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(
+        "[prorl_zmq.engines]\nscripted = scripted_engines:ScriptedKind\ntorn = scripted_engines:Missing\n"
+    )
+    return {**os.environ, "PYTHONPATH": str(place)}
+
+
+def run(environment: dict[str, str], program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", program, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_job_is_answered_by_an_engine_of_another_package(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
+    folder = tmp_path / "service"
+    folder.mkdir()
+    with ChildService(folder, SERVICE) as service, RolloutClient(service.front_door, timeout_s=90) as client:
+        service.wait_ready(client)
+        client.submit(Job(task="math", instance={"problem": "What is it?", "ground_truth": "42"}))
+        (trajectory,) = client.stream()
+    assert (trajectory.outcome, trajectory.reward) == ("completed", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--engine", "scripted"), 2, "--engine scripted needs --answer: what it says"),
+        (
+            ("--engine", "scripted", "--option", "answer=7"),
+            2,
+            "Expected `str`, got `int` in --answer",
+        ),
+        (("--engine", "scripted", "--option", "answer"), 2, "--option answer: it is NAME=JSON"),
+        (("--engine", "scripted", "--model", "m"), 2, "takes no --model; embedded and vllm would"),
+        (("--engine", "embedded", "--option", "times=2"), 2, "--engine embedded takes no --times; scripted would"),
+        (("--engine", "torn"), 2, "the engine kind torn (scripted_engines:Missing) cannot be imported"),
+        (("--engine", "gpt"), 2, "'gpt' is not an engine kind that an installed package offers; there are embedded, "),
+        (("--engine", "embedded", "--", "--max-model-len", "5"), 2, "takes no flags behind --; vllm would"),
+        (("--engine", "scripted", "--option", "answer=none"), 3, "cannot start: the script has no answer; write one"),
+        (("--engine", "scripted", "--option", "answer=fault"), 3, "cannot start: LookupError: no page 7"),
+    ],
+)
+def test_what_is_wrong_is_said_in_the_last_line(
+    environment: dict[str, str], arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    with tempfile.TemporaryDirectory() as run_dir:
+        done = run(environment, "prorl-engine", "--run-dir", run_dir, *arguments)
+    assert done.returncode == code, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("prorl-engine: cannot start: " if code == 3 else "prorl-engine: ")
+    assert said in last
+
+
+def test_doctor_init_and_eval_know_the_kind(tmp_path: Path, environment: dict[str, str]) -> None:
+    shown = run(environment, "prorl", "doctor").stdout
+    assert "engine scripted" in shown
+    assert "Gives one answer to everybody" in shown
+    assert run(environment, "prorl", "init", str(tmp_path / "new.toml")).returncode == 0
+    assert "# Further kinds of engines are installed: scripted, torn." in (tmp_path / "new.toml").read_text()
+    file = tmp_path / "sums.jsonl"
+    file.write_text('{"problem": "1 + 1?", "ground_truth": "2"}\n')
+    done = run(environment, "prorl", "eval", str(file), "--engine", "scripted", "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "--engine scripted needs --answer: what it says" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "kinds"),
+    [
+        ({}, [EmbeddedKind()]),
+        ({"model": "p.npz", "count": 2}, [EmbeddedKind(model="p.npz")]),
+        ({"kind": "vllm", "model": "m", "arguments": ("-x",)}, [VllmKind(model="m", arguments=("-x",))]),
+        (
+            {"kind": "http", "urls": ("http://a", "http://b"), "api": "sglang", "context_tokens": 9},
+            [HttpKind(url=f"http://{host}", api="sglang", context_tokens=9) for host in "ab"],
+        ),
+    ],
+)
+def test_the_keys_of_a_topology_are_a_kinds_options(given: dict[str, Any], kinds: list[object]) -> None:
+    assert BackendSettings(**given).check() == kinds
+
+
+def test_a_policy_that_is_not_there_is_said_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        EmbeddedKind(model=str(tmp_path / "none.npz")).check()
