@@ -159,3 +159,13 @@ def test_many_requests_share_one_asyncio_socket(start: Callable[..., Broker]) ->
 def test_a_malformed_endpoint_is_refused_at_once(kind: type) -> None:
     with pytest.raises(InvalidEndpoint):
         kind("http://127.0.0.1:1")
+
+
+def test_a_client_may_change_how_long_it_waits(start: Callable[..., Broker]) -> None:
+    broker = start()
+    with RolloutClient(broker.endpoint) as client:
+        client.timeout_s = 0.1
+        with pytest.raises(RequestTimeout, match=r"within 0\.\d s"):
+            client.status()
+        with pytest.raises(RequestTimeout, match=r"within 0\.\d s"):
+            client.backends.list()

@@ -58,7 +58,7 @@ class RolloutClient:
         endpoint: the service's front door; None: that of `prorl serve` without a topology file.
         session: the name under which jobs and results are kept apart from other trainers'; None: a new one. A trainer
             that was restarted names its old session to collect what it had submitted.
-        timeout_s: longest time, in seconds, that a call waits for the service if it is not told otherwise.
+        timeout_s: longest time, in seconds, that a call waits for the service unless it names another.
         keys: for a service over TCP with keys: the folder that has ours and the service's public one, or our secret
             file in it (see SECURITY.md). None: `$PRORL_KEYS`, and without it no keys.
 
@@ -91,6 +91,10 @@ class RolloutClient:
     def timeout_s(self) -> float:
         """Longest time, in seconds, that a call waits for the service unless it names another."""
         return self._service.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, timeout_s: float) -> None:
+        self._service.timeout_s = timeout_s
 
     def submit(
         self, jobs: Job | Iterable[Job], *, timeout_s: float | None = None, busy_s: float | None = None
