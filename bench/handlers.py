@@ -13,7 +13,7 @@ from dapo_prompts import GROUP, Ran, rollouts_of
 
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.inference.chat import ChatMessage
-from prorl_zmq.stages.handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
+from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 
@@ -27,7 +27,7 @@ class NothingHandler(AgentHandler[NothingInstance]):
     task = "nothing"
     instance_type = NothingInstance
 
-    async def run(self, phase: RunPhase[NothingInstance]) -> Carry:
+    async def run(self, phase: RunPhase[NothingInstance]) -> PhaseData:
         """Do nothing."""
         del phase
         return {}
@@ -52,12 +52,12 @@ class SleepHandler(AgentHandler[SleepInstance]):
     task = "sleep"
     instance_type = SleepInstance
 
-    async def init(self, phase: InitPhase[SleepInstance]) -> Carry:
+    async def init(self, phase: InitPhase[SleepInstance]) -> PhaseData:
         """Sleep."""
         await asyncio.sleep(phase.instance.init_s)
         return {}
 
-    async def run(self, phase: RunPhase[SleepInstance]) -> Carry:
+    async def run(self, phase: RunPhase[SleepInstance]) -> PhaseData:
         """Sleep."""
         started = time.monotonic()
         await asyncio.sleep(phase.instance.run_s)
@@ -75,7 +75,7 @@ class ConverseHandler(AgentHandler[NothingInstance]):
     task = "converse"
     instance_type = NothingInstance
 
-    async def run(self, phase: RunPhase[NothingInstance]) -> Carry:
+    async def run(self, phase: RunPhase[NothingInstance]) -> PhaseData:
         """Have an engine say something."""
         await phase.converse([ChatMessage(Role.USER, "Go on.")], [])
         return {}
@@ -102,7 +102,7 @@ class GradedHandler(AgentHandler[GradedInstance]):
     task = "graded"
     instance_type = GradedInstance
 
-    async def run(self, phase: RunPhase[GradedInstance]) -> Carry:
+    async def run(self, phase: RunPhase[GradedInstance]) -> PhaseData:
         """Sleep, and note when."""
         instance, place = phase.instance, (phase.job.sampling.seed or 0) % GROUP
         rollouts = rollouts_of(instance.prompt)
@@ -139,14 +139,14 @@ class HoldHandler(AgentHandler[HoldInstance]):
     task = "hold"
     instance_type = HoldInstance
 
-    async def init(self, phase: InitPhase[HoldInstance]) -> Carry:
+    async def init(self, phase: InitPhase[HoldInstance]) -> PhaseData:
         """Make the sandbox, with a bash in it."""
         if phase.instance.within == "nothing":
             return {}
         sandbox = await phase.create_sandbox(SandboxSpec())
         return {"bash": (await sandbox.bash()).number}
 
-    async def run(self, phase: RunPhase[HoldInstance]) -> Carry:
+    async def run(self, phase: RunPhase[HoldInstance]) -> PhaseData:
         """Stay."""
         within = phase.instance.within
         if within == "generation":  # the engine rings

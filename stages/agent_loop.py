@@ -80,25 +80,15 @@ class Episode:
         self.timings[what] = self.timings.get(what, 0.0) + time.monotonic() - since
 
 
-class _Room(NamedTuple):
-    """How many more tokens fit, and which limit it is that ends them."""
+class _Budget(NamedTuple):
+    """How many more tokens fit, and the limit that they end at."""
 
     tokens: int
     limit: StopReason
 
 
 class AgentLoop:
-    """Runs one episode.
-
-    Args:
-        generate: the job's backend.
-        chat: its chat format.
-        context_tokens: most tokens of a prompt and its answer together that the backend takes; 0: not known.
-        tools: what the policy may call.
-        sampling: how its tokens are drawn.
-        limits: where the episode stops.
-        episode: where everything is recorded.
-    """
+    """Runs one episode."""
 
     def __init__(
         self,
@@ -121,12 +111,7 @@ class AgentLoop:
         self._stop_token_ids = tuple(dict.fromkeys((*chat.stop_token_ids, *sampling.stop_token_ids)))
 
     async def run(self, messages: Sequence[ChatMessage]) -> StopReason:
-        """Run the episode from its opening messages to its end.
-
-        Raises:
-            InvalidJob: the opening messages leave no room for a turn of the policy, or the template refuses them.
-            EngineFailed, ToolSessionLost: what the episode needs is broken.
-        """
+        """Run the episode from its opening messages to its end."""
         conversation = self._chat.conversation(messages, [tool.schema() for tool in self._tools.values()])
         for turn in range(self._limits.max_turns):
             started = time.monotonic()
@@ -156,10 +141,10 @@ class AgentLoop:
             self._episode.stop_reason = StopReason.MAX_TURNS
         return self._episode.stop_reason
 
-    def _add(self, prompt: Prompt) -> _Room:
-        """Append a prompt, if that leaves room for a token of the policy; give that room."""
+    def _add(self, prompt: Prompt) -> _Budget:
+        """Append a prompt, if that leaves room for a token of the policy; return that budget."""
         before = 0 if prompt.rewritten else self._trajectory.segment_tokens
-        room = self._room(before + sum(len(piece.token_ids) for piece in prompt.pieces))
+        room = self._budget(before + sum(len(piece.token_ids) for piece in prompt.pieces))
         if room.tokens > 0:
             if prompt.rewritten:
                 self._trajectory.begin_segment()
@@ -169,13 +154,13 @@ class AgentLoop:
                 self._trajectory.add_context(piece.token_ids)
         return room
 
-    def _room(self, tokens: int) -> _Room:
-        """Give the room behind so many tokens of a segment."""
+    def _budget(self, tokens: int) -> _Budget:
+        """Return what still fits behind so many tokens of a segment."""
         if self._limits.max_tokens <= self._context_tokens:
-            return _Room(self._limits.max_tokens - tokens, StopReason.MAX_TOKENS)
-        return _Room(self._context_tokens - tokens, StopReason.CONTEXT_LENGTH)
+            return _Budget(self._limits.max_tokens - tokens, StopReason.MAX_TOKENS)
+        return _Budget(self._context_tokens - tokens, StopReason.CONTEXT_LENGTH)
 
-    def _no_room(self, prompt: Prompt, room: _Room) -> InvalidJob:
+    def _no_room(self, prompt: Prompt, room: _Budget) -> InvalidJob:
         tokens = sum(len(piece.token_ids) for piece in prompt.pieces)
         if room.limit == StopReason.MAX_TOKENS:
             what, name = f"episode.max_tokens ({self._limits.max_tokens})", "episode.max_tokens"
@@ -183,7 +168,7 @@ class AgentLoop:
             what, name = f"the engine's context ({self._context_tokens} tokens)", "messages"
         return InvalidJob(f"the opening messages, {tokens} tokens, leave no room in {what}", field=name)
 
-    async def _policy_turn(self, room: _Room, turn: int) -> Generation:
+    async def _policy_turn(self, room: _Budget, turn: int) -> Generation:
         """Have the engine generate one turn, which new weights may interrupt, and append it as it comes."""
         seed = turn_seed(self._sampling.seed, turn)
         wanted = min(room.tokens, self._sampling.max_tokens)
@@ -213,7 +198,7 @@ class AgentLoop:
         return self._ended(generation, max_tokens)
 
     def _ended(self, generation: Generation, wanted: int) -> Generation:
-        """Cut a turn where a text ends it; one that is full needs no more, whatever interrupted it."""
+        """Cut a turn at a stop text; one with all `wanted` tokens is complete, even if new weights ended it."""
         cut = cut_at(generation, self._sampling.stop, self._chat.decode)
         if cut.finish_reason == "abort" and len(cut.token_ids) >= wanted:
             return replace(cut, finish_reason="length")
@@ -224,7 +209,7 @@ class AgentLoop:
         self._trajectory.add_generated(generation.token_ids[start:], generation.logprobs[start:], versions[start:])
         self._episode.metrics["generated_tokens"] += len(generation.token_ids) - start
 
-    def _stop_reason(self, generation: Generation, room: _Room, said: PolicyTurn) -> StopReason | None:
+    def _stop_reason(self, generation: Generation, room: _Budget, said: PolicyTurn) -> StopReason | None:
         """Say why the episode stops behind this turn; None: it goes on with tool calls."""
         if generation.finish_reason != "length":
             return None if said.calls else StopReason.DONE
@@ -265,12 +250,12 @@ class AgentLoop:
 
 
 def turn_seed(seed: int | None, turn: int) -> int | None:
-    """Give a turn's own seed, so that two turns with the same prompt differ and a job can be repeated exactly."""
+    """Return a turn's own seed, so that two turns with the same prompt differ and a job can be repeated exactly."""
     return (seed * 1_000_003 + turn) % 2**63 if seed is not None else None
 
 
 def joined(first: Generation, second: Generation) -> Generation:
-    """Give one generation of two, the second of which continued the first."""
+    """Return one generation of two, the second of which continued the first."""
     start = len(first.token_ids)
     moved = (VersionSpan(span.weight_version, start + span.start, start + span.end) for span in second.spans)
     return Generation(
@@ -283,11 +268,7 @@ def joined(first: Generation, second: Generation) -> Generation:
 
 
 def version_per_token(generation: Generation) -> NDArray[np.int32]:
-    """Spell out a generation's version spans, int32 [G].
-
-    Raises:
-        EngineFailed: the spans do not cover the tokens.
-    """
+    """Spell out a generation's version spans, int32 [G]."""
     spans = generation.spans
     versions = np.repeat(
         np.array([span.weight_version for span in spans], np.int32), [span.end - span.start for span in spans]

@@ -1,7 +1,7 @@
-"""A stage process's line to the backend broker: assignments for its jobs, on asyncio.
+"""A stage process's connection to the backend broker: assignments for its jobs, on asyncio.
 
-The assignments last while `keep_alive` is called; the broker releases those of a process that has died. A broker that
-is started anew learns of them from the next `keep_alive`, and requests without an answer are sent again.
+The assignments last while `keep_alive` is called; the broker releases those of a process that has died. A restarted
+broker learns of them from the next `keep_alive`. Requests without an answer are resent.
 """
 
 from __future__ import annotations
@@ -47,15 +47,7 @@ PROBLEM_LIMIT = 1000
 
 
 class BackendClient:
-    """Asks the backend broker on behalf of one stage process.
-
-    Args:
-        context: the process's ZeroMQ context.
-        endpoint: the backend broker's.
-        owner: the stage process's id.
-        node: its node; backends there are preferred.
-        keyring: its keys; None: plaintext.
-    """
+    """Asks the backend broker on behalf of one stage process."""
 
     def __init__(
         self,
@@ -80,25 +72,13 @@ class BackendClient:
         self._held: dict[str, HeldAssignment] = {}
 
     async def assign(self, job: Job, attempt: int, on_starting: Callable[[], None] = lambda: None) -> Backend:
-        """Give the job's backend, waiting for one as long as the job allows, from when no backend is starting.
-
-        Args:
-            job: whose backend.
-            attempt: its attempt.
-            on_starting: called when the wait is found to be for a backend that is starting.
-
-        Raises:
-            NoBackend: none took the job in that time.
-        """
+        """Return the job's backend, waiting for one as long as the job allows, from when no backend is starting."""
         return await self._assign(job, attempt, "", on_starting)
 
     async def reassign(self, job: Job, attempt: int, leaving: str) -> Backend:
-        """Give the job another backend than `leaving`, which it has; the same, when it may be tried, if it is alone.
+        """Return the job another backend than `leaving`, which it has; the same, when it may be tried, if it is alone.
 
         Waits as `assign` does.
-
-        Raises:
-            NoBackend: none took the job in the time that it allows.
         """
         return await self._assign(job, attempt, leaving, lambda: None)
 
@@ -107,7 +87,7 @@ class BackendClient:
         self._send(GenerationFailed(new_id(), job_id, backend_id, problem[:PROBLEM_LIMIT]))
 
     def note_served(self, job_id: str, attempt: int) -> None:
-        """Note that the job's backend has done a generation for it; the broker is told with the next message."""
+        """Count a generation that the job's backend has served; the next message tells the broker."""
         held = self._held.get(job_id)
         if held is not None and held.attempt == attempt:
             self._held[job_id] = msgspec.structs.replace(held, served=held.served + 1)
@@ -120,7 +100,7 @@ class BackendClient:
             self._send(Release(new_id(), job_id, attempt, held.served))
 
     def backends(self) -> dict[str, str]:
-        """Give the backend of each job that has one."""
+        """Return the backend of each job that has one."""
         return {job_id: held.backend_id for job_id, held in self._held.items() if held.backend_id}
 
     def keep_alive(self) -> None:

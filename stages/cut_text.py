@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def cut_text(text: str, limit: int) -> str:
-    """Give a text; of one with more characters than `limit`, its beginning and its end, and how many lie between."""
+    """Return a text; of one with more characters than `limit`, its beginning and its end, and how many lie between."""
     if len(text) <= limit:
         return text
     half = limit // 2

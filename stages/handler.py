@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "prorl_zmq.handlers"
 
 Instance = TypeVar("Instance", bound=msgspec.Struct)
-Carry = dict[str, Any]
+PhaseData = dict[str, Any]
 """Plain data from one phase to the next."""
 
 
@@ -80,7 +80,7 @@ class RunPhase(Generic[Instance]):
 
     job: Job
     instance: Instance
-    carry: Carry
+    carry: PhaseData
     """What INIT returned."""
     sandbox: Sandbox | None
     """The sandbox that INIT made."""
@@ -95,7 +95,7 @@ class EvalPhase(Generic[Instance]):
 
     job: Job
     instance: Instance
-    carry: Carry
+    carry: PhaseData
     """What RUN returned."""
     sandbox: Sandbox | None
     """The job's sandbox as RUN left it, if `eval_in_sandbox`."""
@@ -179,13 +179,13 @@ class AgentHandler(ABC, Generic[Instance]):
         del instance
         return ""
 
-    async def init(self, phase: InitPhase[Instance]) -> Carry:
+    async def init(self, phase: InitPhase[Instance]) -> PhaseData:
         """Prepare: make the sandbox and place files, if the task needs any. Returns what RUN needs."""
         del phase
         return {}
 
     @abstractmethod
-    async def run(self, phase: RunPhase[Instance]) -> Carry:
+    async def run(self, phase: RunPhase[Instance]) -> PhaseData:
         """Let the agent work. Returns what EVAL needs."""
 
     @abstractmethod

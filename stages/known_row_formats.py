@@ -8,11 +8,7 @@ from .handler import load_handlers
 
 
 def known_row_formats() -> tuple[RowFormat, ...]:
-    """Return all row formats, the most special ones first; the instances of each task are one.
-
-    Raises:
-        ConfigError: an installed handler cannot be made.
-    """
+    """Return all row formats, the most special ones first; the instances of each task are one."""
     handlers = load_handlers()
     of_handlers = tuple(row_format for handler in handlers.values() for row_format in handler.row_formats)
     instances = tuple(native(task, handler.instance_type) for task, handler in handlers.items())

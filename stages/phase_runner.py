@@ -37,7 +37,7 @@ from ..wire.messages.jobs import Outcome, Phase
 from ..wire.messages.stages import PhaseDone, PhaseFailed
 from .agent_loop import AgentLoop, Episode
 from .cut_text import cut_text
-from .handler import AgentHandler, Carry, EvalPhase, Evaluation, Failure, InitPhase, RunPhase, failure_of
+from .handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,19 +70,7 @@ MOVE_LIMIT = 4
 
 
 class PhaseRunner:
-    """Runs one phase.
-
-    Args:
-        stage_id: the stage process's id.
-        command: which phase, and what earlier ones left.
-        job: the job.
-        handler: its task's handler.
-        sandboxes: makes and finds sandboxes of this node.
-        backends: the line to the backend broker.
-        engines: the line to the engine hosts.
-        handoff: takes the sandbox that is handed on.
-        graders: the processes that handlers judge in.
-    """
+    """Runs one phase."""
 
     def __init__(
         self,
@@ -116,7 +104,7 @@ class PhaseRunner:
         self._timer = asyncio.timeout(None)
 
     async def run(self) -> tuple[PhaseDone | PhaseFailed, NDArray[np.uint8] | None]:
-        """Give the event that ends the phase, and the trajectory's block if it has one. Never raises.
+        """Return the event that ends the phase, and the trajectory's block if it has one. Never raises.
 
         Cancelling the call, once, ends the phase with outcome `cancelled`.
         """
@@ -277,7 +265,7 @@ class PhaseRunner:
         except (ProrlError, OSError) as error:
             log.warning("the job's sandbox could not be closed: %s", error)
 
-    def _done(self, carry: Carry, evaluation: Evaluation | None = None) -> PhaseDone:
+    def _done(self, carry: PhaseData, evaluation: Evaluation | None = None) -> PhaseDone:
         metrics = evaluation.metrics if evaluation is not None else {}
         return PhaseDone(
             stage_id=self._stage_id,
@@ -307,7 +295,7 @@ class PhaseRunner:
         )
 
     def _record(self, metrics: dict[str, float]) -> dict[str, Any]:
-        """Give what both kinds of event say of how the phase went."""
+        """Return what both kinds of event say of how the phase went."""
         episode = self._episode if self._episode is not None else Episode()
         trajectory = episode.trajectory
         return {
@@ -353,11 +341,7 @@ def _interchangeable(one: Backend, other: Backend) -> bool:
 
 
 def reward_of(evaluation: Evaluation) -> float:
-    """Give a reward that is a finite number.
-
-    Raises:
-        GraderFailed: it is none: what judged says nothing about the answer.
-    """
+    """Return a reward that is a finite number."""
     reward: Any = evaluation.reward
     try:
         number = float(reward) if not isinstance(reward, str | bytes) else math.nan
@@ -369,16 +353,12 @@ def reward_of(evaluation: Evaluation) -> float:
 
 
 def notes_of(evaluation: Evaluation) -> dict[str, str]:
-    """Give notes as they can be passed on: of long ones the beginning and the end, which has a judge's verdict."""
+    """Return notes as they can be passed on: of long ones the beginning and the end, which has a judge's verdict."""
     return {name: cut_text(note, NOTE_LIMIT) for name, note in evaluation.notes.items()}
 
 
 def checked(done: PhaseDone) -> PhaseDone:
-    """Give an event back if the broker will be able to read it.
-
-    Raises:
-        HandlerFailed: the handler returned something that is not plain data, or too large.
-    """
+    """Return an event back if the broker will be able to read it."""
     if len(done.metrics) > METRICS_LIMIT:
         raise HandlerFailed(f"{done.phase} gave {len(done.metrics)} metrics; at most {METRICS_LIMIT} can be passed on")
     try:
@@ -390,9 +370,9 @@ def checked(done: PhaseDone) -> PhaseDone:
 
 
 def readable(failed: PhaseFailed) -> PhaseFailed:
-    """Give an event that the broker will be able to read: the error in short, without its record if that is too large.
+    """Return an event that the broker can read: with a short error, and without its record if that is too large.
 
-    The error may be a handler's own, of any length; were its event dropped, the job would wait for its lease to lapse.
+    The error may be a handler's own, of any length; were its event dropped, the job would wait until its lease expires.
     """
     failed = msgspec.structs.replace(failed, error=_in_short(failed.error))
     try:

@@ -250,7 +250,7 @@ class StageProcess:
         log.info("%s process %s ended", self._options.role, self.stage_id)
 
     async def _close(self) -> None:
-        """Close all that this process owns, whatever of it fails."""
+        """Close all that this process owns; a failure is logged and skips nothing."""
         with _logged("releasing the sandboxes"):
             async with asyncio.timeout(CLOSE_S):
                 await self._handoff.release()

@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 
 
 def cut_at(generation: Generation, texts: Sequence[str], decode: Callable[[NDArray[np.int32]], str]) -> Generation:
-    """Give the generation up to the token that completes the first of the texts; itself if it has none of them.
-
-    Args:
-        generation: a turn.
-        texts: what ends it.
-        decode: gives the text of ids.
-    """
+    """Return the generation up to the token that completes the first of the texts; itself if it has none of them."""
 
     def ended(count: int) -> bool:
         said = decode(generation.token_ids[:count])

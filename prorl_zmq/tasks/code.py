@@ -75,15 +75,9 @@ class CodeInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def chosen_tests(tests: Sequence[CodeTest], most: int = 0, limit_bytes: int = 0) -> list[CodeTest]:
-    """Give the tests that are kept, in their own order: as DeepCoder does, those with the longest inputs.
+    """Return the tests that are kept, in their own order: as DeepCoder does, those with the longest inputs.
 
     A published set has its example tests first, which are short, so a wrong solution still fails early.
-
-    Args:
-        tests: all there are.
-        most: how many are kept; 0: as many as there are.
-        limit_bytes: of all that are kept together, in UTF-8; a test for which there is no room left is passed over.
-            0: no limit.
     """
     kept: set[int] = set()
     room = limit_bytes

@@ -45,7 +45,7 @@ APPS_TIME_S = 4.0
 """What the graders of APPS and TACO give each test, where a row has no limit of its own."""
 PYTHON_FACTOR = 5.0
 """A judge's own limit is one for C++: a solution in Python gets so many times as much, and never less than where a row
-has none. Those who train on these sets give it more still: 12 s, whatever the row says."""
+has none. Those who train on these sets give it more still: 12 s for every row."""
 LEAST_TIME_S, MOST_TIME_S = APPS_TIME_S, 600.0
 ABILITIES = frozenset({"code", "coding", "programming"})
 """What the column `ability` says of a programming problem in verl's format."""
@@ -236,17 +236,7 @@ def _instance(
 
 
 def _found(data: Any, column: str, function: str = "") -> _Found:
-    """Read tests of either shape.
-
-    Args:
-        data: a list of tests, or a map of inputs and outputs.
-        column: where they are.
-        function: what the row says that its tests call, if they call something.
-
-    Raises:
-        InvalidRecord: they are of neither shape, have not as many inputs as outputs, are of both kinds, or call what
-            nothing names.
-    """
+    """Read tests of either shape."""
     kinds: set[str] = set()
     if isinstance(data, Mapping):
         inputs, outputs = data.get("inputs"), data.get("outputs")
@@ -273,7 +263,7 @@ def _found(data: Any, column: str, function: str = "") -> _Found:
 
 
 def _named_by_test(test: Mapping[str, Any]) -> str:
-    """Give the function that a test says it calls: PrimeIntellect has it in each, LiveCodeBench's kin in metadata."""
+    """Return the function that a test says it calls: PrimeIntellect has it in each, LiveCodeBench's kin in metadata."""
     metadata = test.get("metadata")
     named = metadata.get("func_name") if isinstance(metadata, Mapping) else None
     return str(test.get("fn_name") or named or "")
@@ -321,11 +311,7 @@ def _json(value: Any) -> str:
 
 
 def _private(record: Record) -> Any:
-    """Read LiveCodeBench's private tests: JSON, or a pickle of JSON's text, compressed, in base64.
-
-    Raises:
-        InvalidRecord: it is neither; a pickle of anything but text is refused before it can do something.
-    """
+    """Read LiveCodeBench's private tests: JSON, or a pickle of JSON's text, compressed, in base64."""
     column = "private_test_cases"
     packed = record.get(column)
     if not isinstance(packed, str) or packed.lstrip()[:1] in ("[", ""):
@@ -341,11 +327,7 @@ def _private(record: Record) -> Any:
 
 
 def _pickled_text(pickled: bytes) -> str:
-    """Give the text that a pickle consists of, without unpickling it: whatever else it does is not done.
-
-    Raises:
-        ValueError: it is no pickle, or of anything else.
-    """
+    """Return the text that a pickle consists of, without unpickling it: nothing of it is executed."""
     found: list[str] = []
     for operation, argument, _ in pickletools.genops(pickled):
         if operation.name in TEXT_OPERATIONS:
@@ -365,7 +347,7 @@ _DAMAGE = (
 
 
 def _for_python(limit_s: float) -> float:
-    """Give the limit of a solution in Python for a judge's own; 0: it has none."""
+    """Return the limit of a solution in Python for a judge's own; 0: it has none."""
     return min(max(limit_s * PYTHON_FACTOR, LEAST_TIME_S), MOST_TIME_S) if limit_s else 0.0
 
 

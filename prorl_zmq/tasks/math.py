@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import re
 from typing import Literal
 
 import msgspec
 
 from ..errors import InvalidRecord
-from .row_format import Record, RowFormat, filled, native, parsed_json
+from .answer_columns import answer_text, chat_problem, rule_answer
+from .row_format import Record, RowFormat, filled, native
 from .written_answers import boxed
 
 ToolName = Literal["ipython", "bash", "think", "finish"]
+
+
+GSM8K_MARK = "####"
 
 
 class MathInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,66 +29,6 @@ class MathInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image: str = ""
     """The sandbox's root filesystem, as `prorl image list` of the node names it, or a path below one of the service's
     `image_folders`; empty: the service's default."""
-
-
-_MESSAGES = re.compile(r"\s*\[\s*\{")
-"""How a list of messages begins that is written as JSON; an interval begins with a bracket, too."""
-DAPO_OPENING = (
-    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
-    "$Answer (without quotes) where $Answer is the answer to the problem."
-)
-GSM8K_MARK = "####"
-DAPO_CLOSING = 'Remember to put your answer on its own line after "Answer:".'
-"""What DAPO-Math-17k puts around each problem; the handler's own system message says where the answer goes."""
-
-
-def answer_text(record: Record, name: str) -> str:
-    """Give a column with an answer, which may be a number.
-
-    Raises:
-        InvalidRecord: it is missing, empty, not finite, or neither text nor a number.
-    """
-    value = record.get(name)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidRecord(f"{name} is {value}, which is no answer", field=name)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    return filled(record, name)
-
-
-def chat_problem(record: Record) -> str:
-    """Give the problem of a column `prompt`: what the user says in it, or a text.
-
-    Raises:
-        InvalidRecord: it is neither, or empty.
-    """
-    value = record.get("prompt")
-    if isinstance(value, str) and not _MESSAGES.match(value):
-        return filled(record, "prompt")
-    messages = parsed_json(record, "prompt")
-    try:
-        contents = [each["content"].strip() for each in messages if each["role"] == "user"]
-    except (TypeError, KeyError, AttributeError):
-        raise InvalidRecord("prompt must be a list of messages, with role and content", field="prompt") from None
-    problem = "\n\n".join(contents).removeprefix(DAPO_OPENING).removesuffix(DAPO_CLOSING).strip()
-    if not problem:
-        raise InvalidRecord("prompt has no message of a user", field="prompt")
-    return problem
-
-
-def rule_answer(record: Record) -> str:
-    """Give the ground truth of a column `reward_model`.
-
-    Raises:
-        InvalidRecord: it has none.
-    """
-    model = parsed_json(record, "reward_model")
-    if not isinstance(model, dict):
-        raise InvalidRecord("reward_model must be a map with ground_truth", field="reward_model")
-    try:
-        return answer_text(model, "ground_truth")
-    except InvalidRecord as error:
-        raise InvalidRecord(f"reward_model.{error.message}", field="reward_model.ground_truth") from error
 
 
 def _from_chat(record: Record) -> MathInstance:

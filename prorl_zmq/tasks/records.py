@@ -28,16 +28,9 @@ BATCH_ROWS = 64
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Record | InvalidRecord]]:
-    """Give the rows of a file with their lines, from 1; of parquet, and of a list, with their numbers.
+    """Return the rows of a file with their lines, from 1; of parquet, and of a list, with their numbers.
 
     A row that cannot be read comes as the error that says why.
-
-    Args:
-        path: `.parquet`; `.csv` with a line of names; or `.jsonl` (`.json`, `.ndjson`): one JSON object per line, blank
-            lines are skipped, or one list of objects, whose numbers in the list count as lines.
-
-    Raises:
-        ConfigError: the file cannot be read, is of another kind, or damaged; or there is no pyarrow.
     """
     readers: dict[str, Callable[[Path], Iterator[tuple[int, Record | InvalidRecord]]]] = {
         ".parquet": _parquet,

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidRecord
-from .math import answer_text, chat_problem, rule_answer
+from .answer_columns import answer_text, chat_problem, rule_answer
 from .row_format import Record, RowFormat, filled, native, text, texts
 from .written_answers import boxed
 

@@ -92,11 +92,11 @@ class _Tests(NamedTuple):
     pass_to_pass: list[str]
 
     def files(self) -> list[str]:
-        """Give the files of tests that are named as pytest does: `path/test_a.py::test_b`."""
+        """Return the files of tests that are named as pytest does: `path/test_a.py::test_b`."""
         return sorted({name.partition("::")[0] for name in (*self.fail_to_pass, *self.pass_to_pass) if "::" in name})
 
     def packages(self) -> list[str]:
-        """Give the modules that are imported with those files, as far as they are of the tests."""
+        """Return the modules that are imported with those files, as far as they are of the tests."""
         folders = {folder for file in self.files() for folder in PurePosixPath(file).parents}
         return sorted(f"{folder}/__init__.py" for folder in folders if folder.name.startswith("test"))
 
@@ -131,7 +131,7 @@ def _swe_bench(record: Record) -> SweInstance:
 
 
 def _test_images(record: Record) -> dict[str, str]:
-    """Give what SWE-bench Multimodal's tests compare with."""
+    """Return what SWE-bench Multimodal's tests compare with."""
     assets = parsed_json(record, "image_assets") if record.get("image_assets") else {}
     try:
         return {str(each["path"]): str(each["url"]) for each in assets.get("test_patch") or ()}
@@ -302,9 +302,9 @@ ROW_FORMATS = (
 
 
 def image_name(reference: str) -> str:
-    """Give the name of an image on a node, from that of its container image: `a/b.c:latest` is `b.c`.
+    """Return the name of an image on a node, from that of its container image: `a/b.c:latest` is `b.c`.
 
-    An absolute path stays as it is.
+    An absolute path is not changed.
     """
     if reference.startswith("/"):
         return reference
@@ -314,7 +314,7 @@ def image_name(reference: str) -> str:
 
 
 def eval_script(command: str, directory: str, test_patch: str = "") -> str:
-    """Give a script that runs tests as swebench's do: its marks around their output, their exit code behind it."""
+    """Return a script that runs tests as swebench's do: its marks around their output, their exit code behind it."""
     lines = ["#!/bin/bash", "set -uxo pipefail", f"cd {shlex.quote(directory)}"]
     if test_patch:  # to its last line, which may be a blank of the context
         patch = test_patch.removesuffix("\n")
@@ -324,7 +324,7 @@ def eval_script(command: str, directory: str, test_patch: str = "") -> str:
 
 
 def changed_files(patch: str, *, after: bool = False) -> list[str]:
-    """Give the files that a patch changes, makes or removes, each once; or only those that are there after it."""
+    """Return the files that a patch changes, makes or removes, each once; or only those that are there after it."""
     found = re.findall(r"^diff --git a/(.*) b/(.*)\n(deleted file)?", patch, re.MULTILINE)
     if after:
         return list(dict.fromkeys(new for _, new, deleted in found if not deleted))

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 ROUNDED_DIGITS = 6
-"""A decimal fraction with at least so many significant digits stands for whatever it is the rounding of."""
+"""A decimal fraction with at least so many significant digits stands for all values that round to it."""
 FLOAT_DIGITS, FLOAT_ERROR = 15, Fraction(1, 10**12)
 """A decimal fraction with so many digits comes from floats, and errs by so much of it at most."""
 UNIT_LIMIT = 40
@@ -111,7 +111,7 @@ class Quantity(NamedTuple):
 
 
 def boxed(text: str) -> str:
-    r"""Give the content of a text's last `\boxed{}`, the text itself if it has none; of a box without end, nothing."""
+    r"""Return what is in a text's last `\boxed{}`: nothing if that has no end; the text itself if it has no box."""
     start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     if start < 0:
         return text
@@ -146,7 +146,7 @@ def compact(text: str) -> str:
 
 
 def unwrapped(text: str) -> str:
-    r"""Give a normal text without `\text`."""
+    r"""Return a normal text without `\text`."""
     return re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).strip()
 
 
@@ -164,7 +164,7 @@ def split(text: str, *separators: str) -> list[str]:
 
 
 def inside(text: str, left: str, right: str) -> str | None:
-    """Give what is between a text's first and last bracket, if they belong together."""
+    """Return what is between a text's first and last bracket, if they belong together."""
     if not text.startswith(left) or not text.endswith(right) or len(text) < len(left) + len(right):
         return None
     depth, end = 0, len(text) - len(right)
@@ -252,7 +252,7 @@ def quantity(text: str) -> Quantity:
 
 
 def choice(text: str) -> tuple[str, str] | None:
-    """Give the letter and the text, if any, of `B`, `(B)`, `B. 12` or `(B) 12`; None: it is no choice."""
+    """Return the letter and the text, if any, of `B`, `(B)`, `B. 12` or `(B) 12`; None: it is no choice."""
     match = _CHOICE.fullmatch(unwrapped(text))
     return match and (match[1] or match[2], match[3].strip())
 
@@ -278,7 +278,7 @@ def spelled_out(text: str) -> str:
 
 
 def named_value(text: str) -> tuple[str, str]:
-    r"""Give the name and the value of `x = 5`, `f(2) = 5`, `x = 10/2 = 5`, `x \in S`; else no name and the text.
+    r"""Return the name and the value of `x = 5`, `f(2) = 5`, `x = 10/2 = 5`, `x \in S`; else no name and the text.
 
     Who names a value writes no digits, but in brackets and subscripts: `2x = 5` says nothing of 5.
     """

@@ -2,7 +2,7 @@
 
 What is judged was written by a model, and what judges it by a user: either may take for ever, all memory, or the
 process with it. Each call has a process to itself while it runs, with limits on time, memory and output; a process that
-came back is used again, since starting sympy anew for each answer would take a second. The processes are those of
+has answered is reused, since starting sympy for each answer would take a second. The processes are those of
 `grader_process.py`; they end with the pool, and with the process that has it, however that ends.
 """
 
@@ -53,7 +53,7 @@ class _Grader:
     calls: int = 0
 
     def printed(self) -> str:
-        """Give the end of what it printed."""
+        """Return the end of what it printed."""
         size = os.fstat(self.output).st_size
         tail = os.pread(self.output, SHOWN_OUTPUT, max(0, size - SHOWN_OUTPUT))
         return tail.decode(errors="replace")
@@ -71,12 +71,7 @@ class _Died(Exception):
 
 
 class GraderPool:
-    """Calls functions in grader processes; `close` it, or use it as a context.
-
-    Args:
-        processes: most calls at one time; further ones wait. 0: as many as there are cores.
-        memory_bytes: address space of each.
-    """
+    """Calls functions in grader processes; `close` it, or use it as a context."""
 
     def __init__(self, processes: int = 0, memory_bytes: int = MEMORY_BYTES) -> None:
         self._room = asyncio.Semaphore(processes or len(os.sched_getaffinity(0)))
@@ -94,20 +89,7 @@ class GraderPool:
     async def call(
         self, function: Callable[..., Any], /, *arguments: Any, timeout_s: float = GRADE_S, returns: Any = float
     ) -> Any:
-        """Give what a function returned.
-
-        Args:
-            function: of a module that a child process can import, under its own name there.
-            arguments: plain data, as MessagePack has it.
-            timeout_s: after that its process is killed; waiting for a process is not counted.
-            returns: the type of the result, which msgspec checks. All numbers in it must be finite; for `float`, a
-                truth value is 1.0 or 0.0.
-
-        Raises:
-            GraderFailed: the function hung, ended its process, raised, or returned something else (`reason`,
-                `output`).
-            TypeError: it is no function of a module, or the arguments are no plain data.
-        """
+        """Return what a function returned."""
         packed = msgspec.msgpack.encode(Call(*_name_of(function), arguments))
         if len(packed) > MESSAGE_LIMIT_BYTES:
             raise TypeError(f"the arguments take {len(packed)} bytes; at most {MESSAGE_LIMIT_BYTES} are passed on")

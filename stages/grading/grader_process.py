@@ -37,12 +37,7 @@ ORDER_LIMIT_BYTES = 64 * 1024
 
 
 class Template:
-    """Forks graders until the pool closes the line.
-
-    Args:
-        line: where orders come from.
-        memory_bytes: address space of a grader.
-    """
+    """Forks graders until the pool closes the line."""
 
     def __init__(self, line: socket.socket, memory_bytes: int) -> None:
         self._line = line
@@ -139,7 +134,7 @@ def _answer(packed: bytes) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Give what NumPy and PyTorch call a scalar as Python's own."""
+    """Return what NumPy and PyTorch call a scalar as Python's own."""
     if callable(item := getattr(value, "item", None)):
         return item()
     raise TypeError(f"{type(value).__name__} cannot be passed on")

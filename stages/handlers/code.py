@@ -19,7 +19,7 @@ from ...tasks.code import CodeInstance, CodeTest, chosen_tests
 from ...tasks.code_formats import ROW_FORMATS
 from ...tools.sandbox.specification import SandboxSpec
 from ...tools.toolbox import Toolbox
-from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
+from ..handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 from .code_bench import Bench, Verdict, shown
 from .code_source import SOURCE_LIMIT_BYTES, last_block
 
@@ -43,13 +43,11 @@ TESTS_SHARE = 0.8
 
 
 class CodeHandler(AgentHandler[CodeInstance]):
-    """Runs and judges `code` jobs."""
-
     task = "code"
     instance_type = CodeInstance
     row_formats: ClassVar[tuple[RowFormat, ...]] = ROW_FORMATS
 
-    async def init(self, phase: InitPhase[CodeInstance]) -> Carry:
+    async def init(self, phase: InitPhase[CodeInstance]) -> PhaseData:
         """Make the agent's sandbox and start its tool sessions; without tools there is none."""
         instance = phase.instance
         if not instance.tools:
@@ -57,8 +55,7 @@ class CodeHandler(AgentHandler[CodeInstance]):
         sandbox = await phase.create_sandbox(SandboxSpec(image=instance.image))
         return {"sessions": await Toolbox(sandbox, instance.tools).start()}
 
-    async def run(self, phase: RunPhase[CodeInstance]) -> Carry:
-        """Let the agent work, and take its answer."""
+    async def run(self, phase: RunPhase[CodeInstance]) -> PhaseData:
         instance = phase.instance
         tools = Toolbox(phase.sandbox, instance.tools).tools(phase.carry["sessions"]) if instance.tools else []
         home = phase.sandbox.directory if phase.sandbox is not None else ""
@@ -89,13 +86,7 @@ class CodeHandler(AgentHandler[CodeInstance]):
 
 
 class Judge:
-    """Runs the tests of one solution on some benches; with reward `all`, until the first one that fails.
-
-    Args:
-        phase: EVAL of the job.
-        source: the solution.
-        tests: which are run, in this order.
-    """
+    """Runs the tests of one solution on some benches; with reward `all`, until the first one that fails."""
 
     def __init__(self, phase: EvalPhase[CodeInstance], source: str, tests: list[CodeTest]) -> None:
         self._phase = phase
@@ -106,11 +97,7 @@ class Judge:
         self._running: list[asyncio.Task[None]] = []
 
     async def run(self) -> dict[int, Verdict]:
-        """Give the verdicts by the tests' numbers, from 0; those of tests that were not run are missing.
-
-        Raises:
-            SandboxFailed, GraderFailed: something around the solution is broken.
-        """
+        """Return the verdicts by the tests' numbers, from 0; those of tests that were not run are missing."""
         self._until = asyncio.get_running_loop().time() + TESTS_SHARE * self._phase.job.limits.eval_s
         # Most wrong solutions fail the first test, and need no second bench.
         first = Bench(self._phase, self._source)
@@ -144,12 +131,7 @@ class Judge:
 
 
 def question(instance: CodeInstance, home: str) -> str:
-    """Give the user message: the problem, and what form the answer has.
-
-    Args:
-        instance: the problem.
-        home: the agent's workspace, as its commands see it.
-    """
+    """Return the user message: the problem, and what form the answer has."""
     parts = [instance.problem.strip()]
     if instance.starter_code:
         parts.append(f"Begin with this code:\n```python\n{instance.starter_code}\n```")
@@ -166,7 +148,7 @@ def question(instance: CodeInstance, home: str) -> str:
 
 
 async def _written(sandbox: Sandbox) -> str | None:
-    """Give the solution that the agent wrote to its workspace, if it can be read and has something in it."""
+    """Return the solution that the agent wrote to its workspace, if it can be read and has something in it."""
     try:
         data = await sandbox.read_file(SOLUTION, SOURCE_LIMIT_BYTES)
     except SandboxFailed as error:

@@ -75,12 +75,7 @@ class Verdict:
 
 
 class Bench:
-    """Runs tests one after another. Its last sandbox is closed with the phase.
-
-    Args:
-        phase: makes sandboxes and grader processes.
-        source: the solution.
-    """
+    """Runs tests one after another. Its last sandbox is closed with the phase."""
 
     def __init__(self, phase: EvalPhase[CodeInstance], source: str) -> None:
         instance = phase.instance
@@ -98,16 +93,7 @@ class Bench:
         """What the driver's first run in the sandbox said; empty: there was none."""
 
     async def run(self, test: CodeTest, within_s: float) -> Verdict:
-        """Run one test and judge its answer.
-
-        Args:
-            test: which.
-            within_s: longest time on the clock, if that is less than what the instance allows.
-
-        Raises:
-            SandboxFailed: it says nothing about the solution.
-            GraderFailed: neither does this.
-        """
+        """Run one test and judge its answer."""
         clock_s = min(within_s, self._seconds * CLOCK_FACTOR + CLOCK_SLACK_S)
         try:
             result = await self._ran(test, clock_s)
@@ -177,18 +163,18 @@ class Bench:
 
 
 def shown(text: str) -> str:
-    """Give a text in short, for people."""
+    """Return a text in short, for people."""
     return cut_text(text, SHOWN_CHARACTERS)
 
 
 def _header(result: ExecResult) -> str:
-    """Give the line that the driver wrote before the solution began; empty: there is none."""
+    """Return the line that the driver wrote before the solution began; empty: there is none."""
     match = HEADER.search(result.stderr[:HEADER_BYTES])
     return "" if match is None else (match[1] or match[2]).decode()
 
 
 def _complaint(result: ExecResult) -> str:
-    """Give the end of what a solution wrote to its error output, behind the driver's line."""
+    """Return the end of what a solution wrote to its error output, behind the driver's line."""
     match = HEADER.search(result.stderr[:HEADER_BYTES])
     return result.stderr[match.end() if match else 0 :].decode(errors="replace").strip()[-SHOWN_CHARACTERS:]
 

@@ -7,7 +7,7 @@
     descriptor 1  a program's output, or the function's result as JSON
     descriptor 2  one line of ours before anything of the solution runs: who we are and what is here; then its own
 
-Nothing here is a secret or a judgement. What a test expects is not in the sandbox, so whatever a solution does to this
+Nothing here is a secret or a judgement. What a test expects is not in the sandbox, so all that a solution does to this
 process, all that it can say is its answer to this one input. What is needed is taken before the solution runs, so that
 one which patches `json`, `os` or the builtins spoils only what is its own; limits cannot be lifted again.
 
@@ -78,7 +78,7 @@ def _have_no_children(program: bytes) -> None:
 
 
 def _files() -> int:
-    """Give a number that is another one when anything has changed where files can be left.
+    """Return a number that is another one when anything has changed where files can be left.
 
     The kernel notes each change of a file, its mode, times, names and attributes in a time that nobody can set. Where
     there is too much to look at, it is another one each time.
@@ -111,7 +111,7 @@ def _limit(what: int, soft: int, more: int = 0) -> None:
 
 
 def _load(name: str, source: str, imports: str) -> ModuleType:
-    """Run the solution's module; give it."""
+    """Run the solution's module; return it."""
     module = type(sys)(name)
     sys.modules[name] = module
     for part in imports.split():
@@ -148,7 +148,7 @@ def _call(source: str, imports: str, function: str) -> None:
 
 
 def _json() -> tuple[Callable[[str], Any], Callable[[Any], str]]:
-    """Give a function that reads JSON and one that writes it: those in C, which no Python code can change."""
+    """Return a function that reads JSON and one that writes it: those in C, which no Python code can change."""
     try:
         from _json import encode_basestring_ascii, make_encoder, make_scanner
 
@@ -177,7 +177,7 @@ class _Reading:
 
 
 def _plain(value: Any) -> Any:
-    """Give what NumPy calls a number or an array as Python's own."""
+    """Return what NumPy calls a number or an array as Python's own."""
     plain = getattr(value, "tolist", None)
     if plain is None:
         raise TypeError(f"the result has a {type(value).__name__} in it, which is no plain data")

@@ -47,17 +47,7 @@ def same_text(expected: str, got: str, comparison: str = "close") -> bool:
 
 
 def same_result(expected: str, got: str, wrapped: bool, comparison: str = "close") -> bool:
-    """Say whether a function's result, as JSON, is the expected one.
-
-    Args:
-        expected: JSON.
-        got: what the sandbox said; what is not one JSON value is wrong.
-        wrapped: a list of one expected value is met by that value, too.
-        comparison: of a `CodeInstance`.
-
-    Raises:
-        ValueError: `expected` is not JSON.
-    """
+    """Say whether a function's result, as JSON, is the expected one."""
     exact = comparison == "exact"
     with long_integers():
         wanted = json.loads(expected)

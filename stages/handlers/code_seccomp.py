@@ -49,11 +49,7 @@ _UNKNOWN = (_RETURN, 0, 0, 0x00050000 | errno.ENOSYS)
 
 
 def childless_program(machine: str = "") -> bytes:
-    """Give the filter as classic BPF, with `OWN_PID` in it; empty for a machine whose numbers are not known here.
-
-    Args:
-        machine: as `uname -m` says; empty: this one.
-    """
+    """Return the filter as classic BPF, with `OWN_PID` in it; empty for a machine whose numbers are not known here."""
     machine = machine or os.uname().machine
     if machine not in CLONE:
         return b""

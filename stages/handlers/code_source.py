@@ -52,7 +52,7 @@ _HOMES = {name: module for module, names in NAMES.items() for name in names.spli
 
 
 def last_block(text: str) -> str | None:
-    """Give what is in the last closed code block of a Markdown text, without the fences' own indentation; None: none.
+    """Return what is in the last closed code block of a Markdown text, without the fences' own indentation; None: none.
 
     A block that was never closed is none: the policy was cut off.
     """
@@ -82,7 +82,7 @@ def last_block(text: str) -> str | None:
 
 
 def needed_imports(source: str) -> str:
-    """Give what the field would have imported and a source names, as the driver reads it: `math np=numpy math:gcd,inf`.
+    """Return the usual imports that a source lacks and names, as the driver reads them: `math np=numpy math:gcd,inf`.
 
     What the source imports itself is among it; that costs nothing. A module counts as named where a dot follows.
     """

@@ -101,19 +101,12 @@ class Judgement:
     model: str
 
     def notes(self) -> dict[str, str]:
-        """Give it for `Evaluation.notes`."""
+        """Return it for `Evaluation.notes`."""
         return {"judge_model": self.model, "judge_prompt": self.prompt, "judge_verdict": self.reply}
 
 
 class LlmJudge:
     """Asks one model. Made on a running loop, and closed by whoever made it.
-
-    Args:
-        url: the endpoint's address, with `/v1` at its end or without.
-        model: as the endpoint names it.
-        key: empty: the endpoint wants none.
-        try_s: how long one reply may take.
-        retry_s: how long the endpoint is asked again while it is busy (429, 503), broken (5xx) or out of reach.
 
     Raises:
         ConfigError: the address is none.
@@ -127,12 +120,7 @@ class LlmJudge:
         self._try_s, self._retry_s = try_s, retry_s
 
     async def judge(self, problem: str, truth: str, answer: str) -> Judgement:
-        """Ask whether an answer says what the ground truth says.
-
-        Raises:
-            JudgeUnreachable: the endpoint is out of reach, busy or broken for `retry_s`; another attempt may help.
-            GraderFailed: it refuses the question, or gave no verdict twice.
-        """
+        """Ask whether an answer says what the ground truth says."""
         word = secrets.token_hex(8)
         system = SYSTEM.format(word=word)
         user = USER.format(
@@ -176,7 +164,7 @@ class LlmJudge:
             attempt += 1
 
     async def _try(self, body: bytes) -> str | JudgeUnreachable:
-        """Ask once; give the reply, or what failed and may be tried again."""
+        """Ask once; return the reply, or what failed and may be tried again."""
         try:
             async with asyncio.timeout(self._try_s):
                 answer = await self._connections.generate(
@@ -208,11 +196,7 @@ class LlmJudge:
 
 
 def judge_of(environment: Mapping[str, str] = os.environ) -> LlmJudge:
-    """Make the judge that the service's environment names.
-
-    Raises:
-        GraderFailed: it names none, or not rightly; the message says what to set.
-    """
+    """Make the judge that the service's environment names."""
     if unset := unset_settings(environment):
         message = (
             f"rules cannot decide on this answer, and no judge is configured: set {unset} for the EVAL stage "
@@ -235,7 +219,7 @@ def unset_settings(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def read_verdict(reply: str) -> bool | None:
-    """Give the verdict of a reply's last line; None: it has none. What a model thought beforehand does not count."""
+    """Return the verdict of a reply's last line; None: it has none. What a model thought beforehand does not count."""
     lines = [line for line in reply.rpartition(_THOUGHT_END)[2].splitlines() if line.strip()]
     match = _VERDICT.fullmatch(lines[-1]) if lines else None
     return match[1] == "CORRECT" if match else None

@@ -17,7 +17,7 @@ from ...tools.finish import FinishTool
 from ...tools.sandbox.specification import SandboxSpec
 from ...tools.think import ThinkTool
 from ...tools.toolbox import Toolbox
-from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
+from ..handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 from .math_answers import answer_of, right_answer, usable
 
 if TYPE_CHECKING:
@@ -38,23 +38,15 @@ IN_SANDBOX = frozenset({"bash", "ipython"})
 
 
 class MathHandler(AgentHandler[MathInstance]):
-    """Runs and judges `math` jobs."""
-
     task = "math"
     instance_type = MathInstance
     row_formats: ClassVar[tuple[RowFormat, ...]] = ROW_FORMATS
 
-    async def init(self, phase: InitPhase[MathInstance]) -> Carry:
-        """Make the sandbox, if a tool needs one, and start the tool sessions.
-
-        Raises:
-            HandlerFailed: there is no ground truth to compare with.
-        """
+    async def init(self, phase: InitPhase[MathInstance]) -> PhaseData:
         check_ground_truth(phase.instance.ground_truth)
         return await start_tools(phase, phase.instance.tools, phase.instance.image)
 
-    async def run(self, phase: RunPhase[MathInstance]) -> Carry:
-        """Let the policy answer, with its tools."""
+    async def run(self, phase: RunPhase[MathInstance]) -> PhaseData:
         instance = phase.instance
         tools = make_tools(phase.sandbox, instance.tools, phase.carry.get("sessions", {}))
         system = SYSTEM_MESSAGE + (FINISH_MESSAGE if "finish" in instance.tools else "")
@@ -65,12 +57,7 @@ class MathHandler(AgentHandler[MathInstance]):
         return {"answer": answer_of(episode.final_message, episode.last_text)}
 
     async def eval(self, phase: EvalPhase[MathInstance]) -> Evaluation:
-        """Compare the answer with the ground truth: reward 1.0 if they are equal, 0.0 if not.
-
-        Raises:
-            HandlerFailed: there is no ground truth to compare with.
-            GraderFailed: the answer was never judged.
-        """
+        """Compare the answer with the ground truth: reward 1.0 if they are equal, 0.0 if not."""
         truth = phase.instance.ground_truth
         check_ground_truth(truth)
         answer = str(phase.carry.get("answer", ""))
@@ -79,21 +66,13 @@ class MathHandler(AgentHandler[MathInstance]):
 
 
 def check_ground_truth(ground_truth: str) -> None:
-    """See that there is something to compare with.
-
-    Raises:
-        HandlerFailed: there is nothing; all answers would be wrong.
-    """
+    """See that there is something to compare with."""
     if not usable(ground_truth):
         raise HandlerFailed("the instance's ground_truth is empty, so that no answer can be judged")
 
 
-async def start_tools(phase: InitPhase[Any], names: Sequence[ToolName], image: str) -> Carry:
-    """In INIT: make the sandbox, if any of the tools needs one, and start their sessions; give what RUN needs.
-
-    Raises:
-        SandboxFailed: the sandbox or a session could not be started.
-    """
+async def start_tools(phase: InitPhase[Any], names: Sequence[ToolName], image: str) -> PhaseData:
+    """In INIT: make the sandbox, if any of the tools needs one, and start their sessions; return what RUN needs."""
     if not IN_SANDBOX & set(names):
         return {}
     sandbox = await phase.create_sandbox(SandboxSpec(image=image))
@@ -101,11 +80,7 @@ async def start_tools(phase: InitPhase[Any], names: Sequence[ToolName], image: s
 
 
 def make_tools(sandbox: Sandbox | None, names: Sequence[ToolName], sessions: Mapping[str, int]) -> list[Tool[Any]]:
-    """In RUN: make the tools, on the sessions that `start_tools` started.
-
-    Raises:
-        SandboxFailed: a tool needs a sandbox, and there is none.
-    """
+    """In RUN: make the tools, on the sessions that `start_tools` started."""
     if IN_SANDBOX & set(names):
         return Toolbox(sandbox, names).tools(sessions)
     made: dict[str, Tool[Any]] = {"think": ThinkTool(), "finish": FinishTool()}

@@ -21,7 +21,7 @@ from ...tools.sandbox.specification import OutputLimit, SandboxSpec
 from ...tools.toolbox import Toolbox, ToolName
 from ...wire.messages.base import new_id
 from ...wire.messages.jobs import Phase
-from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
+from ..handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 
 if TYPE_CHECKING:
     from ...tools.sandbox.sandbox import Sandbox
@@ -51,14 +51,11 @@ class ShellInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ShellHandler(AgentHandler[ShellInstance]):
-    """Runs and judges `shell` jobs."""
-
     task = "shell"
     instance_type = ShellInstance
     eval_in_sandbox = True
 
-    async def init(self, phase: InitPhase[ShellInstance]) -> Carry:
-        """Make the sandbox, place the files, and start the tool sessions, so that RUN's first call need not wait."""
+    async def init(self, phase: InitPhase[ShellInstance]) -> PhaseData:
         instance = phase.instance
         spec = SandboxSpec(image=instance.image, output_limit_bytes=instance.output_limit_bytes)
         sandbox = await phase.create_sandbox(spec)
@@ -66,8 +63,7 @@ class ShellHandler(AgentHandler[ShellInstance]):
             await sandbox.write_files({path: content.encode() for path, content in instance.files.items()})
         return {"sessions": await Toolbox(sandbox, instance.tools).start()}
 
-    async def run(self, phase: RunPhase[ShellInstance]) -> Carry:
-        """Let the agent work with its tools until it stops calling them."""
+    async def run(self, phase: RunPhase[ShellInstance]) -> PhaseData:
         instance = phase.instance
         tools = Toolbox(_present(phase.sandbox), instance.tools).tools(phase.carry["sessions"])
         opening = [ChatMessage(Role.SYSTEM, SYSTEM_MESSAGE), ChatMessage(Role.USER, instance.instruction)]
@@ -102,11 +98,7 @@ class ShellHandler(AgentHandler[ShellInstance]):
 
 
 def check_reward(output: str, exit_code: int) -> float:
-    """Give the reward that a check script's output and exit code stand for (see `ShellInstance.check`).
-
-    Raises:
-        HandlerFailed: the script names a reward that is not a number from 0 to 1.
-    """
+    """Return the reward that a check script's output and exit code stand for (see `ShellInstance.check`)."""
     if exit_code != 0:
         return 0.0
     last = output.rstrip("\n").rpartition("\n")[2]

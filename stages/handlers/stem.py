@@ -18,7 +18,7 @@ from ...tools.http_search import TAVILY, HttpSearchProvider
 from ...tools.search import SearchTool
 from ...tools.toolbox import ToolName
 from ...wire.messages.jobs import Outcome
-from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, Failure, InitPhase, RunPhase
+from ..handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase
 from .llm_judge import LlmJudge, judge_of, unset_settings
 from .math import FINISH_MESSAGE, GRADE_S, check_ground_truth, make_tools, start_tools
 from .math_answers import answer_of
@@ -39,8 +39,6 @@ TAVILY_KEY = "TAVILY_API_KEY"
 
 
 class StemHandler(AgentHandler[StemInstance]):
-    """Runs and judges `stem` jobs."""
-
     task = "stem"
     instance_type = StemInstance
     row_formats: ClassVar[tuple[RowFormat, ...]] = ROW_FORMATS
@@ -55,21 +53,14 @@ class StemHandler(AgentHandler[StemInstance]):
         unset = unset_settings() if asked else ""
         return f"a judge model is needed for answers in words: set {unset}" if unset else ""
 
-    async def init(self, phase: InitPhase[StemInstance]) -> Carry:
-        """Make the sandbox, if a tool needs one, and start the tool sessions.
-
-        Raises:
-            HandlerFailed: there is no ground truth to compare with.
-            ConfigError: the job wants to search, and no provider is configured.
-        """
+    async def init(self, phase: InitPhase[StemInstance]) -> PhaseData:
         instance = phase.instance
         check_ground_truth(instance.ground_truth)
         if "search" in instance.tools:
             self._provider()
         return await start_tools(phase, _others(instance.tools), instance.image)
 
-    async def run(self, phase: RunPhase[StemInstance]) -> Carry:
-        """Let the policy answer, with its tools."""
+    async def run(self, phase: RunPhase[StemInstance]) -> PhaseData:
         instance = phase.instance
         tools = make_tools(phase.sandbox, _others(instance.tools), phase.carry.get("sessions", {}))
         if "search" in instance.tools:
@@ -84,13 +75,7 @@ class StemHandler(AgentHandler[StemInstance]):
         return {"answer": answer_of(episode.final_message, episode.last_text)}
 
     async def eval(self, phase: EvalPhase[StemInstance]) -> Evaluation:
-        """Judge the answer: reward 1.0 if it is right, 0.0 if not. The metric `judged` is 1.0 if a model was asked.
-
-        Raises:
-            HandlerFailed: there is no ground truth to compare with.
-            GraderFailed: the rules failed, no judge is configured, or it gave no verdict.
-            JudgeUnreachable: the judge cannot be asked now.
-        """
+        """Judge the answer: reward 1.0 if it is right, 0.0 if not. The metric `judged` is 1.0 if a model was asked."""
         instance, answer = phase.instance, str(phase.carry.get("answer", ""))
         check_ground_truth(instance.ground_truth)
         notes = {"answer": answer, "ground_truth": instance.ground_truth}
@@ -124,7 +109,6 @@ class StemHandler(AgentHandler[StemInstance]):
         return self.init_exception(job, error)
 
     async def close(self) -> None:
-        """Close the connections to the search provider and the judge."""
         search, judge, self._search, self._judge = self._search, self._judge, None, None
         for each in (search, judge):
             if each is not None:
@@ -138,11 +122,11 @@ class StemHandler(AgentHandler[StemInstance]):
 
 
 def problem_text(instance: StemInstance) -> str:
-    """Give the user message: the problem, and its choices with their letters."""
+    """Return the user message: the problem, and its choices with their letters."""
     choices = "\n".join(f"({chr(ord('A') + at)}) {each}" for at, each in enumerate(instance.choices))
     return f"{instance.problem}\n\n{choices}" if choices else instance.problem
 
 
 def _others(names: Sequence[Any]) -> list[ToolName]:
-    """Give the tools that a `Toolbox` knows."""
+    """Return the tools that a `Toolbox` knows."""
     return [name for name in names if name in get_args(ToolName)]

@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...tasks.written_answers import boxed, choice, compact, named_value, normal, number, split, unwrapped
-from .math_answers import TEXT_LIMIT, answer_limit, constant, readable, right_answer
+from .math_answers import TEXT_LIMIT, readable, right_answer
+from .math_expressions import answer_limit, constant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,18 +89,7 @@ class Reading(NamedTuple):
 
 
 def judged_by_rules(kind: str, ground_truth: str, answer: str, choices: list[str], tolerance: float) -> Verdict:
-    """Say whether an answer is right: the function for `EvalPhase.grade`.
-
-    Args:
-        kind: `number`, `choice`, `expression`, `text`, or `auto`: what the ground truth looks like.
-        ground_truth: as the data set has it.
-        answer: what `answer_of` gave.
-        choices: the choices' texts, that of (A) first.
-        tolerance: of numbers, relative to the ground truth.
-
-    Returns:
-        `undecided` where both are words that are not the same, or have units that are not known.
-    """
+    """Say whether an answer is right: the function for `EvalPhase.grade`."""
     _registry()  # takes longer than the limit
     with answer_limit(CPU_S):
         return _verdict(kind, ground_truth, answer, choices, tolerance)
@@ -126,7 +116,7 @@ def _verdict(kind: str, ground_truth: str, answer: str, choices: Sequence[str], 
 
 
 def kind_of(truth: str, choices: Sequence[str]) -> str:
-    """Give the kind of answer that a `normal` ground truth is."""
+    """Return the kind of answer that a `normal` ground truth is."""
     if choices or re.fullmatch(r"\(?[A-J]\)?[.:]?", unwrapped(truth)):
         return "choice"
     if len(truth) > RULED_LIMIT:
@@ -160,7 +150,7 @@ def _same_choice(truth: str, answer: str, choices: Sequence[str], *, in_box: boo
 
 
 def _chosen(text: str, choices: Sequence[str]) -> str | None:
-    """Give the letter of the choice that a text names: the letter that was asked for, or the choice's own text."""
+    """Return the letter of the choice that a text names: the letter that was asked for, or the choice's own text."""
     bare = unwrapped(text).strip("().:* ").upper()
     if len(bare) == 1 and 0 <= ord(bare) - ord("A") < len(choices):
         return bare  # also where it is another choice's text, as in A, B, AB, O
@@ -196,7 +186,7 @@ def _same_number(ground_truth: str, truth: str, given: str, answer: str, toleran
 
 
 def _last_value(text: str) -> Reading | None:
-    """Give the last value of a message, such as 3.0 m/s of `So the speed is 3.0 m/s in the end`."""
+    """Return the last value of a message, such as 3.0 m/s of `So the speed is 3.0 m/s in the end`."""
     values = list(_VALUE.finditer(text))
     words = _PROSE.split(text[values[-1].start() :], maxsplit=1)[0].split(" ") if values else []
     beginnings = (" ".join(words[:end]).rstrip(".,;:!") for end in range(min(len(words), 6), 0, -1))
@@ -282,7 +272,7 @@ def _finite(written: Number | None, unit: str, value: Any = None) -> Reading | N
 
 @lru_cache(maxsize=512)
 def unit_of(text: str) -> Any:
-    r"""Give pint's unit for one that is written plainly or in LaTeX: `m/s^2`, `\text{J K}^{-1}`; None: it is none."""
+    r"""Return pint's unit for one that is written plainly or in LaTeX: `m/s^2`, `\text{J K}^{-1}`; None: it is none."""
     written = _pint_text(text)
     if not written:
         return None
@@ -306,7 +296,7 @@ def _pint_text(text: str) -> str | None:
 
 
 def _known(word: str) -> str:
-    """Give a unit's name as pint has it."""
+    """Return a unit's name as pint has it."""
     if word in _ALIASES:
         return _ALIASES[word]
     registry = _registry()

@@ -2,7 +2,7 @@
 
     INIT    the instance's image, with a writable layer; the repository at its base, cut off from all that came after
     RUN     the agent with bash and editor; what it changed becomes a patch
-    EVAL    the image anew, on any node; the base, the patch, the tests; graded by the `swebench` package
+    EVAL    a fresh sandbox of the image, on any node; the base, the patch, the tests; graded by the `swebench` package
 
 The reward is 1.0 if the tests say resolved, else 0.0. An empty patch, one that does not apply, tests that hang or that
 take more than a sandbox may: these are the agent's, and earn 0.0, with a note. An image that is not there, a sandbox
@@ -24,7 +24,7 @@ from ...tasks.swe_formats import ROW_FORMATS
 from ...tools.sandbox.specification import Limits, SandboxSpec
 from ...tools.toolbox import Toolbox
 from ...wire.messages.jobs import Outcome
-from ..handler import AgentHandler, Carry, EvalPhase, Evaluation, Failure, InitPhase, RunPhase, failure_of
+from ..handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase, failure_of
 from . import swe_repository as repository
 from .swe_report import Report, official_script, r2e_report, report
 
@@ -52,21 +52,17 @@ NOTED = 4000
 
 
 class SweHandler(AgentHandler[SweInstance]):
-    """Runs and judges `swe` jobs."""
-
     task = "swe"
     instance_type = SweInstance
     row_formats = ROW_FORMATS
 
-    async def init(self, phase: InitPhase[SweInstance]) -> Carry:
-        """Make the sandbox, bring the repository to its base, and start the tool sessions."""
+    async def init(self, phase: InitPhase[SweInstance]) -> PhaseData:
         instance = phase.instance
         sandbox = await _sandbox(phase.create_sandbox, instance, network=False)
         base_commit = await repository.prepare(sandbox, instance)
         return {"sessions": await Toolbox(sandbox, instance.tools).start(), "base_commit": base_commit}
 
-    async def run(self, phase: RunPhase[SweInstance]) -> Carry:
-        """Let the agent work, and take its patch."""
+    async def run(self, phase: RunPhase[SweInstance]) -> PhaseData:
         instance = phase.instance
         if phase.sandbox is None:
             raise SandboxFailed("a swe job needs its sandbox, and has none")
@@ -117,7 +113,6 @@ class SweHandler(AgentHandler[SweInstance]):
         return _failure(error)
 
     def eval_exception(self, job: Job, error: Exception) -> Failure:  # noqa: ARG002 - the base's signature
-        """See `init_exception`."""
         return _failure(error)
 
     async def _report(self, phase: EvalPhase[SweInstance], log: str) -> Report:
@@ -184,7 +179,7 @@ def _failure(error: Exception) -> Failure:
 
 
 def _columns(instance: SweInstance) -> dict[str, Any]:
-    """Give an instance as a row of SWE-bench, as far as its test specification needs it."""
+    """Return an instance as a row of SWE-bench, as far as its test specification needs it."""
     return {
         "instance_id": instance.instance_id,
         "repo": instance.repo,

@@ -51,12 +51,9 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def official_script(instance: dict[str, Any]) -> str:
-    """Give swebench's own evaluation script of an instance (its columns as in the data set).
+    """Return swebench's own evaluation script of an instance (its columns as in the data set).
 
     Only that: its whole test specification has the script that builds the image too, for which it asks GitHub.
-
-    Raises:
-        KeyError: swebench does not know the repository, or this version of it.
     """
     from swebench.harness.constants import MAP_REPO_TO_EXT, MAP_REPO_VERSION_TO_SPECS
     from swebench.harness.test_spec.create_scripts import make_eval_script_list
@@ -83,12 +80,7 @@ def official_script(instance: dict[str, Any]) -> str:
 
 
 def report(instance: dict[str, Any], log: str) -> Report:
-    """Read the output of an evaluation script.
-
-    Args:
-        instance: `instance_id`, `repo`, `version`, `log_parser`, `fail_to_pass`, `pass_to_pass` of a `SweInstance`.
-        log: both outputs of the script, as they came.
-    """
+    """Read the output of an evaluation script."""
     from swebench.harness.constants import FAIL_ONLY_REPOS, FAIL_TO_PASS, PASS_TO_PASS, EvalType, ResolvedStatus
     from swebench.harness.grading import get_eval_tests_report, get_resolution_status
 
@@ -116,12 +108,7 @@ def report(instance: dict[str, Any], log: str) -> Report:
 
 
 def r2e_report(expected: dict[str, str], log: str) -> Report:
-    """Compare the output of R2E-Gym's tests with what it should be: the same tests, each with the same status.
-
-    Args:
-        expected: status by test.
-        log: both outputs of the evaluation script.
-    """
+    """Compare the output of R2E-Gym's tests with what it should be: the same tests, each with the same status."""
     between = _between_marks(log)
     statuses = r2e_statuses(between)
     wanted = {_plain(name): status for name, status in expected.items() if _plain(name)}
@@ -150,12 +137,12 @@ def r2e_statuses(log: str) -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    """Give a test's name without colours and without what it failed with."""
+    """Return a test's name without colours and without what it failed with."""
     return _COLOUR.sub("", name).partition(" - ")[0].strip()
 
 
 def _statuses(instance: dict[str, Any], log: str) -> tuple[dict[str, str], str]:
-    """Give status by test, and why nothing could be read."""
+    """Return status by test, and why nothing could be read."""
     from swebench.harness.constants import APPLY_PATCH_FAIL, RESET_FAILED, TESTS_ERROR, TESTS_TIMEOUT
 
     for mark in (APPLY_PATCH_FAIL, RESET_FAILED, TESTS_ERROR, TESTS_TIMEOUT):
@@ -196,6 +183,6 @@ def _between_marks(log: str) -> str:
 
 
 def _exit_code(log: str) -> int | None:
-    """Give the exit code of the tests, which the script says behind the last mark."""
+    """Return the exit code of the tests, which the script says behind the last mark."""
     found = re.search(rf"^{re.escape(EXIT_CODE)}:\s*(-?\d{{1,9}})\b", log.rpartition(END)[2], re.MULTILINE)
     return int(found[1]) if found else None

@@ -147,12 +147,7 @@ rm -f /tmp/patch.diff /tmp/tests.list /tmp/tests.tar /tmp/nested.list
 
 
 async def prepare(sandbox: Sandbox, instance: SweInstance) -> str:
-    """Bring the repository to the instance's base, and cut off all that leads away from it; give the base's commit.
-
-    Raises:
-        HandlerFailed: the image has no such repository or commit, or the setup patch does not apply.
-        SandboxFailed: the sandbox is gone.
-    """
+    """Bring the repository to the instance's base, without what came after it; return the base's commit."""
     steps = [BASE, SETUP if instance.setup_patch else "commit=$(git rev-parse HEAD)\n"]
     hidden = [each if each.startswith("/") else f"{instance.directory}/{each}" for each in instance.hidden]
     if hidden:
@@ -171,12 +166,9 @@ async def prepare(sandbox: Sandbox, instance: SweInstance) -> str:
 
 
 async def take_patch(sandbox: Sandbox, instance: SweInstance, base_commit: str) -> tuple[bytes, str]:
-    """Give all that the agent changed since the base, as one patch; and why there is none, if it cannot be taken.
+    """Return all that the agent changed since the base, as one patch; and why there is none, if it cannot be taken.
 
     New files, binary files and modes are part of it; what git ignores, and `test_files`, are not.
-
-    Raises:
-        SandboxFailed: the sandbox is gone.
     """
     exclude = " ".join(shlex.quote(_excluded(each)) for each in instance.test_files)
     done = await _bash(
@@ -194,13 +186,9 @@ async def take_patch(sandbox: Sandbox, instance: SweInstance, base_commit: str) 
 
 
 async def apply_patch(sandbox: Sandbox, instance: SweInstance, patch: bytes, timeout_s: float) -> str:
-    """Apply an agent's patch as swebench does, and undo what it says of `test_files`; give why it does not apply.
+    """Apply an agent's patch as swebench does, and undo what it says of `test_files`; return why it does not apply.
 
     One that takes longer than `timeout_s` does not: git may be made to look for a place for hours.
-
-    Raises:
-        SandboxFailed: the sandbox is gone.
-        SandboxLimitExceeded: git took more than it has.
     """
     files = " ".join(map(shlex.quote, instance.test_files or [NOTHING]))
     script = f'{KEEP.format(files=files)}{APPLY}{RESTORE.format(files=files)}[ "$applied" = yes ]\n'
@@ -228,7 +216,7 @@ async def _bash(
 
 
 def _excluded(pathspec: str) -> str:
-    """Give a pathspec as one that excludes."""
+    """Return a pathspec as one that excludes."""
     if not pathspec.startswith(":("):
         return f":(exclude){pathspec}"
     magic, _, rest = pathspec.removeprefix(":(").partition(")")

@@ -17,7 +17,7 @@ import uvloop
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import SandboxFailed, SandboxUnavailable
 from prorl_zmq.inference.chat import ChatMessage
-from prorl_zmq.stages.handler import AgentHandler, Carry, EvalPhase, Evaluation, InitPhase, RunPhase
+from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 from prorl_zmq.stages.stage_process import StageOptions, StageProcess
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
 from prorl_zmq.tools.toolbox import Toolbox, ToolName
@@ -62,7 +62,7 @@ class ScriptedHandler(AgentHandler[ScriptedInstance]):
     instance_type = ScriptedInstance
     eval_in_sandbox = True
 
-    async def init(self, phase: InitPhase[ScriptedInstance]) -> Carry:
+    async def init(self, phase: InitPhase[ScriptedInstance]) -> PhaseData:
         if phase.instance.run == "tools":
             sandbox = await phase.create_sandbox(SandboxSpec())
             carry = await act(phase.instance.init, phase.instance)
@@ -74,7 +74,7 @@ class ScriptedHandler(AgentHandler[ScriptedInstance]):
                 mark(phase.instance)
         return await act(phase.instance.init, phase.instance)
 
-    async def run(self, phase: RunPhase[ScriptedInstance]) -> Carry:
+    async def run(self, phase: RunPhase[ScriptedInstance]) -> PhaseData:
         if phase.instance.run == "tools":
             assert phase.sandbox is not None
             tools = {tool.name: tool for tool in Toolbox(phase.sandbox, TOOLS).tools(phase.carry["sessions"])}
@@ -136,7 +136,7 @@ def wait_for_go(mark: str) -> None:
     Path(f"{mark}.ended").touch()
 
 
-async def act(what: str, instance: ScriptedInstance) -> Carry:
+async def act(what: str, instance: ScriptedInstance) -> PhaseData:
     """Do one of the things that a test can ask of a phase."""
     if what:
         mark(instance)

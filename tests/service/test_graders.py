@@ -13,7 +13,7 @@ import msgspec
 import uvloop
 
 from prorl_zmq import Job
-from prorl_zmq.stages.handler import AgentHandler, Carry, EvalPhase, Evaluation, RunPhase
+from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, PhaseData, RunPhase
 from prorl_zmq.stages.stage_process import StageOptions, StageProcess
 from prorl_zmq.wire.messages.jobs import Outcome, Phase
 
@@ -46,7 +46,7 @@ class GradedHandler(AgentHandler[GradedInstance]):
     task = "graded"
     instance_type = GradedInstance
 
-    async def run(self, phase: RunPhase[GradedInstance]) -> Carry:
+    async def run(self, phase: RunPhase[GradedInstance]) -> PhaseData:
         return {}
 
     async def eval(self, phase: EvalPhase[GradedInstance]) -> Evaluation:

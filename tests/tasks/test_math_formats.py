@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from prorl_zmq.errors import InvalidRecord
-from prorl_zmq.tasks.math import DAPO_CLOSING, DAPO_OPENING, ROW_FORMATS, MathInstance
+from prorl_zmq.tasks.answer_columns import DAPO_CLOSING, DAPO_OPENING
+from prorl_zmq.tasks.math import ROW_FORMATS, MathInstance
 from prorl_zmq.tasks.row_format import recognise
 from prorl_zmq.tasks.written_answers import boxed
 

@@ -1,0 +1,221 @@
+"""Whether two mathematical expressions or relations are equal, by `math-verify` and sympy; runs in a grader process.
+
+`math-verify` reads the text. Values are compared as numbers where that is possible, and else by `math_verify.verify`.
+What would take too much time or memory to read or to work out is refused before, by the limits below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import random
+import re
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from ..grading.cpu_limit import cpu_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EXPRESSION_LIMIT = 400
+"""Most characters of one expression."""
+NESTED_LIMIT = 12
+"""Most brackets within brackets of an expression: reading takes longer with each."""
+MAGNITUDE_LIMIT = 4000
+"""Most digits of a value that is worked out."""
+CPU_S = 0.8
+"""Processor time for one answer."""
+
+_EXPRESSION = re.compile(r"[A-Za-z0-9\s+\-*/^_(){}\[\]|!.,'=<>\\%]+")
+_UNREADABLE = re.compile(r"(?<!_)\d\s+[\d.]|\.\s*\d+\.|[+\-*/^_=]\s*$|^\s*[*/^_=]|\{\s*\}|\*\s*\*|\d{301}|\\text")
+_EAGER = re.compile(r"\\(?:binom|[dt]binom|choose|gcd|lcm|[bp]?mod)(?![A-Za-z])|gcd|lcm")
+"""What is worked out while it is being read."""
+
+
+@contextlib.contextmanager
+def answer_limit(seconds: float = CPU_S) -> Iterator[None]:
+    """Return an answer so much processor time, not counting what it takes to import math-verify (see `cpu_limit`)."""
+    import math_verify  # noqa: F401 - takes longer than the limit
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own limits are off
+    with cpu_limit(seconds):
+        yield
+
+
+def same_expressions(truth: str, answer: str) -> bool:
+    with contextlib.suppress(Exception):  # sympy raises all kinds; that must not spare a wrong answer its 0
+        one, other = read_expression(truth), read_expression(answer)
+        if one is None or other is None:
+            return False
+        if type(one).__name__ == type(other).__name__ == "Equality" and _proportional(one, other):
+            return True
+        decided = _same_values(one, other)
+        return _verified(one, other) if decided is None else decided
+    return False
+
+
+def extracted(text: str) -> str:
+    """Return the answer that `math-verify` finds in a text, as it was written there."""
+    from math_verify import parse
+
+    return next((each for each in reversed(parse(text, parsing_timeout=None)) if isinstance(each, str)), "")
+
+
+@lru_cache(maxsize=256)
+def read_expression(text: str) -> Any:
+    """Read an expression or a relation by `math-verify`; None: it is none, or too large to work with."""
+    text = re.sub(r"_\{?\\text\{(\w+)\}\}?", r"_{\1}", text)
+    text = re.sub(r"\\text\{\s*(\w)\s*\}", r" \1 ", text)
+    if (
+        not text.strip()
+        or len(text) > EXPRESSION_LIMIT
+        or not _EXPRESSION.fullmatch(text)
+        or not _wholly_readable(text)
+    ):
+        return None
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex
+    from math_verify.grader import should_treat_as_complex
+
+    # Not by `math_verify.parse`, which makes all letters small: G M m / r^2 would be G m^2 / r^2.
+    written = normalize_latex(text, NormalizationConfig(malformed_operators=True, nits=True, boxed="none"))
+    real, cases = not should_treat_as_complex(text), ConversionConfig(lowercase_symbols=False)
+    found = latex2sympy(written, is_real=real, normalization_config=None, conversion_config=cases)
+    return found if found is not None and _magnitude(found) <= MAGNITUDE_LIMIT else None
+
+
+def _wholly_readable(text: str) -> bool:
+    """Tell whether `math-verify` would read the whole text, and compute nothing large while it does."""
+    depths = list(accumulate(1 if bracket in "({[" else -1 for bracket in re.findall(r"[({\[\])}]", text))) or [0]
+    if depths[-1] or min(depths) < 0 or max(depths) > NESTED_LIMIT or _UNREADABLE.search(text):
+        return False
+    return not (_EAGER.search(text) and re.search(r"\d{5}|\^|!", text))
+
+
+def _magnitude(value: Any) -> float:
+    """Estimate from above how many digits a value has before anything of it is worked out; infinite: do not try."""
+    import sympy
+
+    if isinstance(value, sympy.Rational):
+        return max(len(str(abs(value.p))), len(str(value.q)))
+    if isinstance(value, sympy.Float):
+        return abs(math.log10(abs(float(value)) or 1.0)) if value.is_finite else math.inf
+    if not getattr(value, "args", ()):
+        return 1.0
+    sizes = [_magnitude(each) for each in value.args if isinstance(each, sympy.Basic)]
+    largest = max(sizes, default=1.0)
+    if largest > MAGNITUDE_LIMIT:
+        return math.inf
+    match value:
+        case sympy.Pow():
+            return sizes[0] * _most(value.exp, sizes[1])
+        case sympy.exp():
+            return _most(value.args[0], sizes[0])
+        case sympy.factorial() | sympy.factorial2() | sympy.binomial() | sympy.gamma():
+            most = _most(value.args[0], sizes[0])
+            return most * max(1.0, math.log10(most)) if value.args[0].is_number else largest
+        case sympy.Sum() | sympy.Product():
+            ranges = [high - low for _, low, high in value.limits if high.is_Integer and low.is_Integer]
+            return largest * max([1, *ranges]) if all(size < MAGNITUDE_LIMIT for size in ranges) else math.inf
+        case sympy.Mul() | sympy.Add():
+            return sum(sizes)
+        case _:
+            return largest
+
+
+def _most(value: Any, size: float) -> float:
+    """Return the largest that a value of so many digits can be."""
+    if value.is_Rational or value.is_Float:
+        return max(1.0, abs(float(value))) if size < 300 else math.inf
+    return 10.0**size if value.is_number and size < 300 else (math.inf if value.is_number else 4.0)
+
+
+def _same_values(one: Any, other: Any) -> bool | None:
+    """Compare expressions by their values, at several points if they have variables; None: it cannot be told so."""
+    import sympy
+
+    if not all(isinstance(each, sympy.Expr) and not isinstance(each, sympy.MatrixExpr) for each in (one, other)):
+        return None
+    one, other = _exact(one), _exact(other)
+    if one.is_Rational and other.is_Rational:
+        return bool(one == other)
+    variables = sorted(one.free_symbols | other.free_symbols, key=str)
+    points = [dict(zip(variables, row, strict=False)) for row in _coordinates(len(variables))] if variables else [{}]
+    digits = 25 + int(max(_magnitude(one), _magnitude(other)))
+    compared = 0
+    for point in points:
+        values = [_at(each, point, digits) for each in (one, other)]
+        if None in values:
+            continue
+        if abs(values[0] - values[1]) > 10.0**-15 * max(abs(values[0]), abs(values[1])):
+            return False
+        compared += 1
+    return True if compared >= min(3, len(points)) else None
+
+
+def _exact(value: Any) -> Any:
+    """Write decimal fractions as fractions, the `i` of complex numbers as such, and work out what is left undone."""
+    import sympy
+
+    value = value.xreplace({each: sympy.Rational(str(each)) for each in value.atoms(sympy.Float)})
+    value = value.xreplace({each: sympy.I for each in value.free_symbols if each.name == "i"}).doit()
+    two = [each for each in value.atoms(sympy.log) if len(each.args) == 2]
+    return value.xreplace({each: sympy.log(each.args[0]) / sympy.log(each.args[1]) for each in two})
+
+
+def _coordinates(count: int) -> list[list[Any]]:
+    """Return points to compare at: positive ones first, which are in the domain of most; always the same ones."""
+    import sympy
+
+    draws = random.Random(20)  # noqa: S311 - nothing secret
+    signs = [(1, 1)] * 5 + [(1, -1)] * 4
+    return [
+        [sympy.Rational(draws.choice(sign) * draws.randint(300, 2500), 997) for _ in range(count)] for sign in signs
+    ]
+
+
+def _at(value: Any, point: dict[Any, Any], digits: int) -> Any:
+    """Return a value at a point, as a number; None: the point is not in its domain, or there is no value."""
+    import sympy
+
+    try:
+        if point:
+            roots = [each.base for each in value.atoms(sympy.Pow) if not each.exp.is_integer]
+            roots += [each.args[0] for each in value.atoms(sympy.log)]
+            if any(root.free_symbols and not root.subs(point).evalf(15) >= 0 for root in roots):
+                return None
+        result = value.subs(point).evalf(digits, maxn=4 * MAGNITUDE_LIMIT)
+    except (TypeError, ValueError, ArithmeticError, AttributeError):
+        return None
+    return result if result.is_number and result.is_finite and not result.atoms(sympy.Function) else None
+
+
+def _proportional(one: Any, other: Any) -> bool:
+    """Tell whether two equations say the same: one is a multiple of the other."""
+    first, second = one.lhs - one.rhs, other.lhs - other.rhs
+    points = _coordinates(len(variables := sorted(first.free_symbols | second.free_symbols, key=str)))
+    ratios = []
+    for row in points if variables else ():
+        above, below = (_at(_exact(each), dict(zip(variables, row, strict=True)), 25) for each in (first, second))
+        if above is not None and below is not None and abs(below) > 1e-12 and abs(above) > 1e-12:
+            ratios.append(above / below)
+    return len(ratios) >= 3 and all(abs(ratio - ratios[0]) <= 1e-12 * abs(ratios[0]) for ratio in ratios)
+
+
+def _verified(one: Any, other: Any) -> bool:
+    from math_verify import verify
+
+    return bool(verify(one, other, timeout_seconds=None))
+
+
+def constant(text: str) -> Fraction | None:
+    """Return the value of a real expression without variables, to 50 digits, else None. Runs in `answer_limit`."""
+    with contextlib.suppress(Exception):
+        parsed = read_expression(text)
+        if parsed is not None and not parsed.free_symbols:
+            value = _at(_exact(parsed), {}, 50)
+            return Fraction(str(value)) if value is not None and value.is_real else None
+    return None
