@@ -136,11 +136,7 @@ def apptainer_program() -> str | None:
 
 
 def lock_image(image: Path) -> ImageLock:
-    """Keep an image's files from being removed, even if its name gets another image or none from now on.
-
-    Args:
-        image: a name in a store (the link `ROOT/NAME`), or any folder or SIF file.
-    """
+    """Keep an image's files from being removed, even if its name gets another image or none from now on."""
     for _ in range(LOCK_ATTEMPTS):
         try:
             path = image.resolve(strict=True)

@@ -32,12 +32,6 @@ FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 def read(root: str, home: str, path: str, limit_bytes: int) -> bytes:
     """Read a regular file.
 
-    Args:
-        root: what absolute paths must be below (see `Container.root`).
-        home: what relative paths are below.
-        path: the file.
-        limit_bytes: more is refused.
-
     Raises:
         SandboxFailed: the path has `..`, leaves the workspace, leads through a symbolic link (`reason` is `link`), is
             no regular file, is missing (`reason` is `missing`), or is larger than `limit_bytes` (`reason` is `size`).

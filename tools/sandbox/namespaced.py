@@ -74,10 +74,6 @@ class NamespacedContainer(Container):
     def _runtime_argv(self, image: Path | None, passed: list[int]) -> list[str]:
         """Return the host command line that runs a program inside, the program left out.
 
-        Args:
-            image: the root filesystem, where the spec names one.
-            passed: descriptors that the runtime is to inherit are added; the caller closes them.
-
         Raises:
             SandboxFailed: the image or the spec does not suit the kind.
         """

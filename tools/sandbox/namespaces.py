@@ -129,7 +129,7 @@ def forbid_new_privileges() -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up all capabilities, root's too, also for the programs that this process executes."""
+    """Return up all capabilities, root's too, also for the programs that this process executes."""
     number = 0
     while _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
         number += 1  # ends at the first one that the kernel does not know, or at once where we may not

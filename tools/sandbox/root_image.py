@@ -45,10 +45,6 @@ def find_offered(image: str, folders: Iterable[Path]) -> Path:
     The name must begin with one of the folders, and lead to one. The returned path has no link that a sandbox could
     have written, and change afterwards: only the link `FOLDER/NAME` stays, which `lock_image` follows.
 
-    Args:
-        image: a name in one of the folders, or a path below one.
-        folders: beside that of `prorl image build`; see `check_folder`.
-
     Raises:
         SandboxFailed: there is none, or it is not offered (`reason` is `image`).
     """
