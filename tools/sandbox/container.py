@@ -63,10 +63,6 @@ class Container(ABC):
 
     A kind of Linux namespaces that a program makes derives from `namespaced.NamespacedContainer` and says only how the
     program is called; others implement the abstract methods below. All instance methods run in the execution server.
-
-    Args:
-        path: the sandbox's own folder.
-        spec: how to make it.
     """
 
     kind: ClassVar[str]
@@ -230,11 +226,6 @@ class Container(ABC):
 
     async def call(self, function: Callable[[], T], timeout_s: float, returns: type[T] | Any = Any) -> T:
         """Run a plain function in a forked child that has joined the container, with no more rights than a command.
-
-        Args:
-            function: sees the container's files; what it changes in memory is lost.
-            timeout_s: then it is killed.
-            returns: the type of its result, which msgspec must be able to encode.
 
         Raises:
             SandboxFailed: the container is gone, the time is over (`reason` is `time`), or a command killed the child
