@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import InvalidRecord
+from .answer_columns import chat_problem, rule_answer
 from .code import (
     DEFAULT_TIME_S,
     IDENTIFIER,
@@ -31,7 +32,6 @@ from .code import (
     CodeTest,
     chosen_tests,
 )
-from .math import chat_problem, rule_answer
 from .row_format import RowFormat, filled, native, parsed_json, text
 
 if TYPE_CHECKING:
