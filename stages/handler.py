@@ -1,7 +1,7 @@
 """`AgentHandler`: what a task is. One class per task, found by name through the entry points `prorl_zmq.handlers`.
 
-A handler has no state of its own between phases, because INIT, RUN and EVAL happen in different processes: what a later
-phase needs goes into the `carry` that the earlier one returns (plain data), or into the sandbox.
+A handler keeps no state between phases, because INIT, RUN and EVAL happen in different processes: what a later phase
+needs goes into the `PhaseData` that the earlier one returns, or into the sandbox.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ ENTRY_POINT_GROUP = "prorl_zmq.handlers"
 
 Instance = TypeVar("Instance", bound=msgspec.Struct)
 PhaseData = dict[str, Any]
-"""Plain data from one phase to the next."""
+"""What one phase returns for the next one, as its `carry`: plain data, with texts as keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class InitPhase(Generic[Instance]):
-    """What INIT has."""
+    """What INIT is given."""
 
     job: Job
     instance: Instance
@@ -76,7 +76,7 @@ class InitPhase(Generic[Instance]):
 
 @dataclass(frozen=True, slots=True)
 class RunPhase(Generic[Instance]):
-    """What RUN has."""
+    """What RUN is given."""
 
     job: Job
     instance: Instance
@@ -85,13 +85,13 @@ class RunPhase(Generic[Instance]):
     sandbox: Sandbox | None
     """The sandbox that INIT made."""
     converse: Callable[[Sequence[ChatMessage], Sequence[Tool[Any]]], Awaitable[Episode]]
-    """Runs the agent loop with the job's backend from the opening messages on, and gives what came of it. The model's
-    chat template tells it of the tools."""
+    """Runs the agent loop on the job's backend, from the opening messages to the end, and returns the episode. The chat
+    template describes the tools to the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalPhase(Generic[Instance]):
-    """What EVAL has."""
+    """What EVAL is given."""
 
     job: Job
     instance: Instance
@@ -100,9 +100,9 @@ class EvalPhase(Generic[Instance]):
     sandbox: Sandbox | None
     """The job's sandbox as RUN left it, if `eval_in_sandbox`."""
     create_sandbox: Callable[[SandboxSpec], Awaitable[Sandbox]]
-    """Makes a fresh sandbox, in which nothing of the agent's runs; the service closes it when the phase ends."""
+    """Makes a fresh sandbox, in which no process of the agent runs; the service closes it when the phase ends."""
     grade: Grade
-    """Calls a function of a module in a grader process, which may hang or die without harm: `Grade` says how."""
+    """Calls a function in a grader process, which may hang or die without harm (see `Grade`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +113,17 @@ class Evaluation:
     metrics: dict[str, float] = field(default_factory=dict)
     """Added to the trajectory's metrics."""
     notes: dict[str, str] = field(default_factory=dict)
-    """For people, in the trajectory's `result.notes`; of one over `NOTE_LIMIT` characters the middle is left out."""
+    """For people, in the trajectory's `result.notes`; a note over `NOTE_LIMIT` characters loses its middle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a job ends that could not be completed."""
+    """The outcome of a job that could not be completed."""
 
     outcome: Outcome
     error: ErrorInfo
     retry: bool = False
-    """Try again from a fresh sandbox while attempts are left: nothing of this attempt was observed."""
+    """Retry from a fresh sandbox while attempts are left: this attempt says nothing about the agent."""
 
 
 INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
@@ -136,11 +136,11 @@ INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
     NoBackend: False,
     SandboxUnavailable: False,
 }
-"""The errors that are not the agent's or the task's fault, and whether another attempt may help."""
+"""The errors of the infrastructure around the agent and the task, and whether a retry may help."""
 
 
 TASKS_OWN_REASONS = frozenset({"image", "path", "specification"})
-"""Of a `SandboxFailed` that no other attempt would change: the task asks for what there is not."""
+"""The reasons of a `SandboxFailed` for which a retry cannot help: the task asks for what does not exist."""
 
 
 class Grade(Protocol):
@@ -149,74 +149,74 @@ class Grade(Protocol):
     async def __call__(
         self, function: Callable[..., Any], /, *arguments: Any, timeout_s: float = GRADE_S, returns: Any = float
     ) -> Any:
-        """Give what the function returned.
+        """Return what the function returned.
 
         Args:
-            function: of a module, by its name there; a child process imports it.
+            function: a function of a module, which a child process imports.
             arguments: plain data.
             timeout_s: after that the process is killed.
             returns: the type of the result, which msgspec checks; numbers must be finite.
 
         Raises:
-            GraderFailed: it hung, died, raised, or gave something else.
+            GraderFailed: the function hung, died, raised, or returned something of another type.
         """
 
 
 class AgentHandler(ABC, Generic[Instance]):
-    """A task: how to prepare it, run an agent on it, and judge the result. Make one without arguments per process."""
+    """A task: how to prepare it, run an agent on it, and judge the result. Made without arguments, once per process."""
 
     task: ClassVar[str]
-    """The task's name, as jobs and the entry point give it."""
+    """The task's name, as in jobs and in the entry point."""
     instance_type: type[Instance]
     """The Struct that a job's `instance` must fit; unknown fields are refused."""
     row_formats: ClassVar[tuple[RowFormat, ...]] = ()
-    """The data sets whose rows become instances of it, beside rows that are instances as they are."""
+    """The published data sets whose rows become instances of the task. Rows that are instances need none."""
     eval_in_sandbox: ClassVar[bool] = False
     """Keep the sandbox after RUN, and run EVAL on its node."""
 
     def lacks(self, instance: Instance) -> str:
-        """Say what this process's environment lacks that the instance will need, for people; empty: nothing."""
+        """Return what the instance needs and this process's environment lacks, in words; empty: nothing."""
         del instance
         return ""
 
     async def init(self, phase: InitPhase[Instance]) -> PhaseData:
-        """Prepare: make the sandbox and place files, if the task needs any. Returns what RUN needs."""
+        """Make the sandbox and place files, if the task needs any. Return what RUN needs."""
         del phase
         return {}
 
     @abstractmethod
     async def run(self, phase: RunPhase[Instance]) -> PhaseData:
-        """Let the agent work. Returns what EVAL needs."""
+        """Let the agent work. Return what EVAL needs."""
 
     @abstractmethod
     async def eval(self, phase: EvalPhase[Instance]) -> Evaluation:
-        """Judge the result. May be called again for the same result if its process was lost."""
+        """Judge the result. Called once more for the same result if the process was lost."""
 
     def init_exception(self, job: Job, error: Exception) -> Failure:
-        """Say how a job ends whose INIT raised."""
+        """Return how a job ends whose INIT raised."""
         del job
         return failure_of(error)
 
     def run_exception(self, job: Job, error: Exception) -> Failure:
-        """Say how a job ends whose RUN raised."""
+        """Return how a job ends whose RUN raised."""
         del job
         return failure_of(error)
 
     def eval_exception(self, job: Job, error: Exception) -> Failure:
-        """Say how a job ends whose EVAL raised."""
+        """Return how a job ends whose EVAL raised."""
         del job
         return failure_of(error)
 
     def final_result(self, job: Job, evaluation: Evaluation) -> Evaluation:
-        """Give the reward and metrics that the trainer gets: the place for shaping and penalties."""
+        """Return the reward and metrics that the trainer gets: the place for shaping and penalties."""
         del job
         return evaluation
 
     async def close(self) -> None:
-        """Free what the handler holds in this process."""
+        """Free what the handler holds in this process; the process allows some seconds for it."""
 
     def describe(self) -> Task:
-        """Give the task with the fields of its instances, for the check at the front door."""
+        """Return the task with the fields of its instances, for the check at the front door."""
         hints = get_type_hints(self.instance_type)
         fields = msgspec.structs.fields(self.instance_type)
         return Task(
@@ -238,7 +238,7 @@ class AgentHandler(ABC, Generic[Instance]):
 
 
 def failure_of(error: Exception) -> Failure:
-    """Give the usual outcome for an error: `infrastructure_error` if what broke was around the agent, else `failed`."""
+    """Return the usual outcome: `infrastructure_error` if neither the agent nor the task caused it, else `failed`."""
     if isinstance(error, PhaseTimeout):
         return Failure(Outcome.TIMEOUT, error.info())
     if isinstance(error, SandboxFailed) and error.fields.get("reason") in TASKS_OWN_REASONS:
@@ -255,7 +255,7 @@ def load_handlers(names: Iterable[str] = ()) -> dict[str, AgentHandler[Any]]:
     """Make the handlers that installed packages offer, by task; of `names` only, if any are given.
 
     Raises:
-        ConfigError: a name is not offered, or an entry point does not give an `AgentHandler`.
+        ConfigError: no package offers a name, or an entry point is not an `AgentHandler`.
     """
     offered = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     wanted = set(names) or set(offered)

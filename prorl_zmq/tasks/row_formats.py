@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from . import code_formats as code_forms
-from . import math, stem
-from . import swe_formats as swe_forms
+from . import code_formats, math, stem, swe_formats
 
-ROW_FORMATS = (*swe_forms.ROW_FORMATS, *code_forms.ROW_FORMATS, *math.ROW_FORMATS, *stem.ROW_FORMATS)
+ROW_FORMATS = (*swe_formats.ROW_FORMATS, *code_formats.ROW_FORMATS, *math.ROW_FORMATS, *stem.ROW_FORMATS)

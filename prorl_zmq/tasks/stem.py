@@ -133,22 +133,22 @@ SCP_SOLUTIONS = ("matched_solution", "extract_solution", "extracted_solution")
 GPQA = frozenset({"Question", "Correct Answer", *(f"Incorrect Answer {number}" for number in (1, 2, 3))})
 
 
-def _form(name: str, about: str, required: set[str] | frozenset[str], convert: Any) -> RowFormat:
+def _row_format(name: str, about: str, required: set[str] | frozenset[str], convert: Any) -> RowFormat:
     return RowFormat(name, "stem", about, frozenset(required), convert)
 
 
 ROW_FORMATS = (
     *(
-        _form(name, f"SCP-116K, with {column}", {"problem", column}, _from_scp)
+        _row_format(name, f"SCP-116K, with {column}", {"problem", column}, _from_scp)
         for name, column in zip(("scp-116k", "scp-116k-r1", "scp-116k-extracted"), SCP_SOLUTIONS, strict=True)
     ),
-    _form("gpqa", "GPQA", GPQA, _from_gpqa),
-    _form("supergpqa", "SuperGPQA", {"question", "options", "answer_letter"}, _from_letter),
-    _form("mmlu-pro", "MMLU-Pro", {"question", "options", "answer", "answer_index"}, _from_letter),
-    _form("mmlu", "MMLU, and others with choices", {"question", "choices", "answer"}, _from_index),
-    _form("scibench", "SciBench", {"problem_text", "answer_number", "unit"}, _from_scibench),
-    _form("stem-chat", "science questions in verl's format", {"prompt", "reward_model"}, _from_chat),
-    _form("question", "questions with an answer", {"question", "answer"}, _from_question),
+    _row_format("gpqa", "GPQA", GPQA, _from_gpqa),
+    _row_format("supergpqa", "SuperGPQA", {"question", "options", "answer_letter"}, _from_letter),
+    _row_format("mmlu-pro", "MMLU-Pro", {"question", "options", "answer", "answer_index"}, _from_letter),
+    _row_format("mmlu", "MMLU, and others with choices", {"question", "choices", "answer"}, _from_index),
+    _row_format("scibench", "SciBench", {"problem_text", "answer_number", "unit"}, _from_scibench),
+    _row_format("stem-chat", "science questions in verl's format", {"prompt", "reward_model"}, _from_chat),
+    _row_format("question", "questions with an answer", {"question", "answer"}, _from_question),
     native("stem", StemInstance),
 )
 """The special ones first. `stem-chat` looks like the math row format `dapo`: name the task to have it."""

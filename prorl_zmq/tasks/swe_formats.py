@@ -252,7 +252,7 @@ def _is_of_swe_gym(record: Record) -> bool:
     return str(record["repo"]) in SWE_GYM_REPOSITORIES and "environment_setup_commit" not in record
 
 
-def _form(
+def _row_format(
     name: str,
     about: str,
     required: str,
@@ -263,32 +263,32 @@ def _form(
 
 
 ROW_FORMATS = (
-    _form(
+    _row_format(
         "generic",
         "what `prorl tasks make-swe` writes: any image with a repository, and a command that runs its tests",
         "instance_id problem_statement image_name test_command FAIL_TO_PASS PASS_TO_PASS",
         _generic,
     ),
-    _form(
+    _row_format(
         "swe-gym",
         "SWE-Gym and SWE-Gym Lite, told by their repositories",
         "instance_id repo base_commit test_patch FAIL_TO_PASS PASS_TO_PASS",
         _swe_gym,
         _is_of_swe_gym,
     ),
-    _form(
+    _row_format(
         "swe-bench",
         "SWE-bench, Lite, Verified, Multilingual, and the text of Multimodal (EVAL fetches pictures that tests want)",
         "instance_id repo base_commit version test_patch FAIL_TO_PASS",
         _swe_bench,
     ),
-    _form(
+    _row_format(
         "swe-smith",
         "SWE-smith (its Python part): `patch` is the bug",
         "instance_id repo patch image_name FAIL_TO_PASS PASS_TO_PASS",
         _swe_smith,
     ),
-    _form(
+    _row_format(
         "r2e-gym",
         "R2E-Gym (Lite, Subset, V1): graded by the expected output of its tests",
         "repo_name docker_image expected_output_json problem_statement",

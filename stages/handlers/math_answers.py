@@ -60,7 +60,7 @@ class _Structure(NamedTuple):
 
 
 def answer_of(message: str | None, last_text: str) -> str:
-    r"""Return what is judged: the last `\boxed{}` of the finish message or of the last text, else one of these."""
+    r"""Return what is judged: the last `\boxed{}` of the finish message or of the last text, else one of the texts."""
     for text in (message or "", last_text):
         if "\\boxed" in text or "\\fbox" in text:
             return f"\\boxed{{{boxed(text)[: TEXT_LIMIT + 1]}}}"
