@@ -36,7 +36,7 @@ from .cell import IMAGES_LIMIT_BYTES
 from .cell_session import START_LIMIT_S, CellOutcome, CellProcess, CellSession
 from .ipython_driver import best_text, png_bytes
 from .output import OUTPUT_LIMIT_BYTES, HeadTail
-from .processes import descendants, to_the_end
+from .processes import to_the_end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -214,16 +214,11 @@ class KernelProcess(CellProcess):
             await self.wait(ASK_AGAIN_S)
         self._words.clear()
 
-    def begin(self, code: str) -> None:
-        self._done = self._loop.create_future()
+    def _forget(self) -> None:
         self._error = ""
-        self._output.clear()
-        self._images.clear()
         self._words.clear()
-        if self._child.ended:
-            self._done.set_result(None)
-            return
-        self._before = frozenset(descendants(self._child.pid))
+
+    def _run(self, code: str) -> None:
         self._missing = {"reply", "idle"}
         self._messages = {self._client.execute(code, allow_stdin=False, stop_on_error=False)}
 
@@ -232,10 +227,8 @@ class KernelProcess(CellProcess):
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
         try:
-            return await self._container.end(self._child)
+            return await super().close()
         finally:
-            self._freed = True
-            self._resources.close()
             for descriptor in self._sockets.values():
                 os.close(descriptor)
             self._sockets.clear()

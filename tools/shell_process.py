@@ -27,10 +27,10 @@ replaces it.
 
 Its limits: `exec bash` loses the session until the next restart; standard input is the terminal again at each command;
 `set -x` and a DEBUG trap also show the `eval`; and a command that calls the plumbing itself can say that it is done,
-with any status: never take a reward from the agent's own shell. Of jobs in the background bash still says `[1] PID`, and
-`[1]+ Done` if one ends while a foreground program of a command runs. No way to silence it leaves all else as it is:
-`source` (there `return` is taken), PROMPT_COMMAND, a trap and `bash -i FILE` (they lose `Killed`, and a failed `exec`
-ends bash), a SIGCHLD trap (runs after the notice, and `trap` shows it), bash without `-i` (`Killed` has a line number,
+with any status: never take a reward from the agent's own shell. Of jobs in the background bash still says `[1] PID`,
+and `[1]+ Done` if one ends while a foreground program of the command runs. No way to silence it leaves all else as it
+is: `source` (`return` is taken), PROMPT_COMMAND, a trap and `bash -i FILE` (`Killed` is lost, and a failed `exec` ends
+bash), a SIGCHLD trap (it runs after the notice, and `trap` shows it), bash without `-i` (`Killed` has a line number,
 and an error in an expansion ends bash).
 """
 
