@@ -1,15 +1,13 @@
 """A persistent bash in a sandbox, for an agent's tool calls.
 
 Directory, variables, functions, aliases and `$?` stay from one call to the next, as at a terminal. The session owns one
-`ShellProcess` at a time. Where bash itself ends (`exit`, a kill, a command that nothing else stops), the result says so
-and the next call starts another in the same directory. No call lasts much longer than its limit, and a cancelled one
-has ended its command before the cancellation goes on.
+`ShellProcess` at a time (see `tool_session` for its end). No call lasts much longer than its limit.
 
-A command that talks with its user is `run` with a `wait_s`: then the call gives what there is by then, and the command
-goes on; `send` types on its terminal, or just waits on. Nothing is given twice. One command runs at a time.
+An interactive command is `run` with a `wait_s`: the call returns the output so far, and the command continues; `send`
+types on its terminal, or waits. No output is returned twice. One command runs at a time.
 
-What jobs in the background write while no command runs comes with the next command's result, apart from its output.
-While one runs, nobody can tell on a terminal who wrote what.
+What background jobs write while no command runs comes with the next command's result, apart from its output. While a
+command runs, a terminal does not tell who wrote what.
 """
 
 from __future__ import annotations
@@ -37,9 +35,9 @@ BACKGROUND_LIMIT_BYTES = 4 * 1024
 INTERRUPT_LIMIT_S = 1.0
 """How long a command may take to end after ^C."""
 INTERRUPTS = 8
-"""How often in that time what came to the foreground since is interrupted as well."""
+"""How often in that time the foreground is interrupted, for programs that came to it since."""
 KILL_LIMIT_S = 0.5
-"""How long bash may take to its prompt after its new children were killed."""
+"""How long bash may take to reach its prompt after its new children were killed."""
 SETTLE_LIMIT_S = 0.5
 SETTLE_ROUNDS = 4
 
@@ -77,7 +75,7 @@ class BashSession(ToolSession[ShellProcess, BashResult]):
         super().__init__(container, output_limit_bytes, container.directory)
         self._background = HeadTail(BACKGROUND_LIMIT_BYTES)
         self._running = False
-        """A command has begun, and its end was not given yet."""
+        """A command has begun, and its end was not returned yet."""
 
     async def run(self, command: str, timeout_s: float, wait_s: float | None = None) -> BashResult:
         """Run one command, of any number of lines, and wait for its end; jobs in the background may go on.

@@ -1,11 +1,9 @@
 """A persistent interpreter in a sandbox that runs cells, for an agent's tool calls: what is common to all kinds.
 
-State stays from one cell to the next. The session owns one `CellProcess` at a time. Where that ends (`exit()`, a crash,
-a cell that nothing else stops), the result says so and the next call starts another in the same directory. No call
-lasts much longer than its limit, and a cancelled one has ended its cell before the cancellation goes on.
+State stays from one cell to the next. The session owns one `CellProcess` at a time (see `tool_session` for its end). No
+call lasts much longer than its limit.
 
-What a thread or a process in the background writes belongs to the cell that runs at that time; between cells it is
-dropped, so that it is not taken for the next one's.
+What a background thread or process writes belongs to the cell that runs at that time; between cells it is dropped.
 """
 
 from __future__ import annotations

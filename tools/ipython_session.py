@@ -5,8 +5,8 @@ and the pipe, is in `ipython_driver`; its text is handed to the image's own inte
 image needs Python 3.8 and nothing else. Nothing of IPython is imported on this side.
 
 A D says that a cell is done, not that the pipe was read; what is in the pipe at that moment was written before it, so
-exactly that much is read. The cell's code can write to the socket what it likes: a frame with another number is
-ignored, one with its own number spoils its own result, and what is no frame costs it the interpreter.
+exactly that much is read. The cell's code can write anything to the socket: a frame with another number is ignored, one
+with its own number spoils its own result, and for what is no frame the interpreter is ended.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
 """A persistent Jupyter kernel in a sandbox, for other languages than Python and for images that bring their own.
 
-`jupyter_client` speaks to it over Unix sockets; there is no TCP port. The sockets lie in a folder of the sandbox's own
-/tmp, where the kernel binds them. An agent may put links there, so none is ever opened by its path: as inotify tells of
-a socket it is opened without following links, and `jupyter_client` connects to that descriptor, whatever lies at its
-path by then. That is why the client is used without its `KernelManager`, which connects by path before the kernel has
-bound; what the manager would do besides, to start, watch, interrupt and restart a process, a `Container` and a
-`CellSession` do: a kernel's end is an event, not a missed heartbeat.
+`jupyter_client` speaks to it over Unix sockets; there is no TCP port. The kernel binds the sockets in a folder of the
+sandbox's own /tmp. An agent may put links there, so no socket is opened by its path: when inotify reports a socket, it
+is opened without following links, and `jupyter_client` connects to that descriptor. That is why `KernelManager`, which
+connects by path before the kernel has bound, is not used; `Container` and `CellSession` start, watch, interrupt and
+restart the process: a kernel's end is an event, not a missed heartbeat.
 
 No Python thread is started: no heartbeat channel, and no message is sent without a copy. libzmq has two threads of its
 own, which run no Python and hold none of its locks, so this process may still fork.
 
-A cell is done when the kernel has replied and says that it is idle. How exact its output is is the kernel's affair:
-ipykernel may send what a child process wrote a little later, and what comes with another cell's number is dropped.
+A cell is done when the kernel has replied and reports idle. ipykernel may send what a child process wrote a little
+later; what comes with another cell's number is dropped.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ for the action's number, reads the command file, restores `$?`, and evals the co
 socket and the process's end are events.
 
 An interrupt may come at any moment: it may take the line with it, or come before bash has read it. So it withdraws the
-command as well, by emptying the file, and a line runs only the whole command of its own action. The status of an action
-of which nothing was run has its number with a minus. An action without a command, `settle`, ends when nothing of those
-before it is left.
+command as well, by emptying the file, and a line runs only the whole command of its own action. A status with a minus
+before the number says that nothing of the action was run. An action without a command, `settle`, ends when nothing is
+left of those before it.
 
 Both private descriptors are closed when bash executes a program. A socket cannot be opened through /proc, and the
 kernel stamps each write to it with the writer's number: only bash itself is heard, and only with its action's number.

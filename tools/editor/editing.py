@@ -83,7 +83,7 @@ def _str_replace(file: TextFile, wanted: str, instead: str) -> EditOutcome:
 
 
 def _unique(file: TextFile, wanted: str, instead: str) -> tuple[Match, bytes, bytes]:
-    """Find `wanted`, with the line ends of the file or else as it is; return it and what replaces it as bytes.
+    """Find `wanted`, with the line ends of the file, else with its own; return it and its replacement as bytes.
 
     Raises:
         Refused: it is not there exactly once.
