@@ -53,11 +53,7 @@ class BashArguments(Arguments, frozen=True):
 
 
 class BashTool(Tool[BashArguments]):
-    """Runs commands in a bash session, and owns that session.
-
-    Args:
-        session: closed with the tool.
-    """
+    """Runs commands in a bash session, and owns that session."""
 
     name = "bash"
     description = (

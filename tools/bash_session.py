@@ -1,30 +1,27 @@
 """A persistent bash in a sandbox, for an agent's tool calls.
 
 Directory, variables, functions, aliases and `$?` stay from one call to the next, as at a terminal. The session owns one
-`ShellProcess` at a time. Where bash itself ends (`exit`, a kill, a command that nothing else stops), the result says so
-and the next call starts another in the same directory. No call lasts much longer than its limit, and a cancelled one
-has ended its command before the cancellation goes on.
+`ShellProcess` at a time (see `tool_session` for its end). No call lasts much longer than its limit.
 
-A command that talks with its user is `run` with a `wait_s`: then the call gives what there is by then, and the command
-goes on; `send` types on its terminal, or just waits on. Nothing is given twice. One command runs at a time.
+An interactive command is `run` with a `wait_s`: the call returns the output so far, and the command continues; `send`
+types on its terminal, or waits. No output is returned twice. One command runs at a time.
 
-What jobs in the background write while no command runs comes with the next command's result, apart from its output.
-While one runs, nobody can tell on a terminal who wrote what.
+What background jobs write while no command runs comes with the next command's result, apart from its output. While a
+command runs, a terminal does not tell who wrote what.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..errors import ProrlError, ToolSessionLost
+from ..errors import ToolSessionLost
 from .output import OUTPUT_LIMIT_BYTES, HeadTail
 from .processes import to_the_end
 from .shell_process import END_LIMIT_S, ShellProcess
+from .tool_session import ToolSession
 
 if TYPE_CHECKING:
     from .sandbox.container import Container
@@ -38,9 +35,9 @@ BACKGROUND_LIMIT_BYTES = 4 * 1024
 INTERRUPT_LIMIT_S = 1.0
 """How long a command may take to end after ^C."""
 INTERRUPTS = 8
-"""How often in that time what came to the foreground since is interrupted as well."""
+"""How often in that time the foreground is interrupted, for programs that came to it since."""
 KILL_LIMIT_S = 0.5
-"""How long bash may take to its prompt after its new children were killed."""
+"""How long bash may take to reach its prompt after its new children were killed."""
 SETTLE_LIMIT_S = 0.5
 SETTLE_ROUNDS = 4
 
@@ -69,30 +66,16 @@ class BashResult(msgspec.Struct, frozen=True):
     `output` is."""
 
 
-class BashSession:
+class BashSession(ToolSession[ShellProcess, BashResult]):
     """A live bash: `start` it, `run` commands one at a time, `close` it."""
 
+    name = "bash session"
+
     def __init__(self, container: Container, output_limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
-        self._container = container
-        self._output = HeadTail(output_limit_bytes)
+        super().__init__(container, output_limit_bytes, container.directory)
         self._background = HeadTail(BACKGROUND_LIMIT_BYTES)
-        self._shell: ShellProcess | None = None
-        self._directory = container.directory
         self._running = False
-        """A command has begun, and its end was not given yet."""
-        self._restarted = False
-        """Bash ended in a cancelled call, or while no command ran; the next result says it."""
-        self._closed = False
-        self._one_at_a_time = asyncio.Lock()
-
-    async def start(self) -> None:
-        """Start bash. Without it, the first `run` does.
-
-        Raises:
-            SandboxFailed: it did not come to its prompt; `reason` is `image` where the image has no bash.
-        """
-        async with self._one_at_a_time:
-            await self._living()
+        """A command has begun, and its end was not returned yet."""
 
     async def run(self, command: str, timeout_s: float, wait_s: float | None = None) -> BashResult:
         """Run one command, of any number of lines, and wait for its end; jobs in the background may go on.
@@ -115,10 +98,7 @@ class BashSession:
         async with self._one_at_a_time:
             if self._running:
                 raise ValueError("the command before still runs; send it input, wait for its end, or interrupt it")
-            try:
-                shell = await self._living()
-            except ProrlError as error:
-                raise ToolSessionLost(f"the bash session is lost: {error.message}") from error
+            shell = await self._process_for_call()
             shell.read()
             self._background.append(self._output.content())
             self._output.clear()
@@ -143,7 +123,7 @@ class BashSession:
         async with self._one_at_a_time:
             if self._closed:
                 raise ToolSessionLost("the bash session is closed")
-            shell = self._shell
+            shell = self._process
             if not self._running or shell is None:
                 raise ValueError("no command is running; there is nothing to send this to")
             not_sent = bool(data) and shell.done
@@ -151,30 +131,9 @@ class BashSession:
                 shell.type(data)
             return await self._wait(shell, timeout_s, wait_s, not_sent=not_sent)
 
-    async def close(self) -> None:
-        """End bash and all that it started; a call in progress gets `ToolSessionLost`. May be called again.
-
-        Raises:
-            SandboxFailed: it did not end when killed.
-        """
-        self._closed = True
-        if self._shell is not None:
-            self._shell.kill()
-        async with self._one_at_a_time:
-            if self._shell is not None:
-                await to_the_end(self._end(self._shell))
-
-    async def _living(self) -> ShellProcess:
-        if self._closed:
-            raise ToolSessionLost("the bash session is closed")
-        if self._shell is not None and self._shell.ended:  # it was killed, or its TMOUT is over
-            await to_the_end(self._end(self._shell))
-            self._restarted = True
-        if self._shell is None:
-            self._output.clear()
-            start = partial(ShellProcess.start, self._container, self._output, self._directory)
-            self._shell = await self._container.begin(start)
-        return self._shell
+    async def _started(self) -> ShellProcess:
+        self._output.clear()
+        return await ShellProcess.start(self._container, self._output, self._directory)
 
     async def _wait(
         self, shell: ShellProcess, timeout_s: float, wait_s: float | None, *, not_sent: bool = False
@@ -193,45 +152,39 @@ class BashSession:
             raise
         return await to_the_end(self._result(shell, timed_out=not ended, not_sent=not_sent))
 
-    async def _stop(self, shell: ShellProcess) -> None:
+    async def _stop(self, process: ShellProcess) -> None:
         """End the running command and all that it started: by ^C, else by killing, else by killing bash as well."""
-        stopped = await shell.wait(0)
+        stopped = await process.wait(0)
         for _ in range(INTERRUPTS):
             if not stopped:
-                shell.interrupt()
-                stopped = await shell.wait(INTERRUPT_LIMIT_S / INTERRUPTS)
+                process.interrupt()
+                stopped = await process.wait(INTERRUPT_LIMIT_S / INTERRUPTS)
         for interrupt in (False, True, True):
             if not stopped:
-                shell.kill_new(interrupt=interrupt)
-                stopped = await shell.wait(KILL_LIMIT_S)
-        status = shell.status() if stopped else None
+                process.kill_new(interrupt=interrupt)
+                stopped = await process.wait(KILL_LIMIT_S)
+        status = process.status() if stopped else None
         if status is not None:
             # What ignored the interrupt, or was in the background or a session of its own, may run on.
-            shell.kill_new(interrupt=False)
+            process.kill_new(interrupt=False)
             # An interrupt may reach bash when the command has just ended, or before bash has read its line; then it
             # shows at the prompt, and may take what is sent there with it.
             self._directory = status.directory
             for _ in range(SETTLE_ROUNDS):
-                shell.settle(status.code)
-                if stopped := await shell.wait(SETTLE_LIMIT_S):
+                process.settle(status.code)
+                if stopped := await process.wait(SETTLE_LIMIT_S):
                     break
-                shell.interrupt()
+                process.interrupt()
         if not stopped:
-            shell.kill()
-            await shell.wait(END_LIMIT_S)
+            process.kill()
+            await process.wait(END_LIMIT_S)
 
-    async def _abandon(self, shell: ShellProcess) -> None:
-        await self._stop(shell)
-        with suppress(ToolSessionLost):
-            result = await self._result(shell, timed_out=False, not_sent=False)
-            self._restarted = result.restarted
-
-    async def _result(self, shell: ShellProcess, *, timed_out: bool, not_sent: bool) -> BashResult:
-        status = shell.status()
+    async def _result(self, process: ShellProcess, *, timed_out: bool, not_sent: bool = False) -> BashResult:
+        status = process.status()
         exit_word = False
         if status is None:
-            exit_word = shell.is_bash
-            code = await self._end(shell)
+            exit_word = process.is_bash
+            code = await self._end(process)
             exit_word = exit_word and not 128 < code <= 192
         else:
             code = status.code
@@ -256,7 +209,3 @@ class BashSession:
     def _with_background(self, result: BashResult) -> BashResult:
         background, _ = self._background.take(more=False)
         return msgspec.structs.replace(result, background=background) if background else result
-
-    async def _end(self, shell: ShellProcess) -> int:
-        self._shell = None
-        return await shell.close()

@@ -1,11 +1,9 @@
 """A persistent interpreter in a sandbox that runs cells, for an agent's tool calls: what is common to all kinds.
 
-State stays from one cell to the next. The session owns one `CellProcess` at a time. Where that ends (`exit()`, a crash,
-a cell that nothing else stops), the result says so and the next call starts another in the same directory. No call
-lasts much longer than its limit, and a cancelled one has ended its cell before the cancellation goes on.
+State stays from one cell to the next. The session owns one `CellProcess` at a time (see `tool_session` for its end). No
+call lasts much longer than its limit.
 
-What a thread or a process in the background writes belongs to the cell that runs at that time; between cells it is
-dropped, so that it is not taken for the next one's.
+What a background thread or process writes belongs to the cell that runs at that time; between cells it is dropped.
 """
 
 from __future__ import annotations
@@ -16,12 +14,16 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import ProrlError, ToolSessionLost
+from ..errors import ToolSessionLost
 from .cell import CODE_LIMIT_BYTES, CellResult, Images
-from .output import OUTPUT_LIMIT_BYTES, HeadTail
+from .output import OUTPUT_LIMIT_BYTES
 from .processes import descendants, kill, to_the_end
+from .tool_session import ToolSession
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from .output import HeadTail
     from .processes import Child
     from .sandbox.container import Container
 
@@ -56,25 +58,46 @@ class CellProcess(ABC):
         self._output = output
         self._images = images
         self._child: Child
+        self._resources: ExitStack
+        """Its descriptors."""
         self._loop = asyncio.get_running_loop()
         self._before: frozenset[int] = frozenset()
         """The processes below it before the cell began."""
         self._done: asyncio.Future[CellOutcome | None] = self._loop.create_future()
         """The cell is done; None if the process ended."""
         self._freed = False
-        """Its descriptors are closed; their numbers may be others' by now."""
+        """Its descriptors are closed; others may have their numbers by now."""
 
-    @abstractmethod
     def begin(self, code: str) -> None:
         """Start one cell; `wait` for it. The one before must be done."""
+        self._done = self._loop.create_future()
+        self._forget()
+        self._output.clear()
+        self._images.clear()
+        if self._child.ended:
+            self._done.set_result(None)
+            return
+        self._before = frozenset(descendants(self._child.pid))
+        self._run(code)
 
     @abstractmethod
+    def _forget(self) -> None:
+        """Forget what is left of the cell before."""
+
+    @abstractmethod
+    def _run(self, code: str) -> None: ...
+
     async def close(self) -> int:
         """Kill what still runs, wait for its end, free the descriptors; return the exit code.
 
         Raises:
             SandboxFailed: it did not end.
         """
+        try:
+            return await self._container.end(self._child)
+        finally:
+            self._freed = True
+            self._resources.close()
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait at most so long for the cell's end; return whether it came."""
@@ -113,37 +136,14 @@ class CellProcess(ABC):
         self.kill()
 
 
-class CellSession(ABC):
+class CellSession(ToolSession[CellProcess, CellResult]):
     """A live interpreter: `start` it, `run` cells one at a time, `close` it."""
 
+    name = "Python session"
+
     def __init__(self, container: Container, output_limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
-        self._container = container
-        self._output = HeadTail(output_limit_bytes)
+        super().__init__(container, output_limit_bytes, "")
         self._images = Images()
-        self._process: CellProcess | None = None
-        self._directory = ""
-        self._restarted = False
-        """The interpreter ended in a cancelled call; the next result says it."""
-        self._closed = False
-        self._one_at_a_time = asyncio.Lock()
-
-    @abstractmethod
-    async def _started(self) -> CellProcess:
-        """Start an interpreter in `self._directory`, ready and warm.
-
-        Raises:
-            SandboxFailed: it could not; the message says what to do.
-        """
-
-    async def start(self) -> None:
-        """Start the interpreter. Without it, the first `run` does.
-
-        Raises:
-            SandboxFailed: it could not be started; the message says what to do.
-            ToolSessionLost: the session is closed.
-        """
-        async with self._one_at_a_time:
-            await self._living()
 
     async def run(self, code: str, timeout_s: float) -> CellResult:
         """Run one cell and wait for its end; threads and processes in the background may go on.
@@ -160,10 +160,7 @@ class CellSession(ABC):
         if size > CODE_LIMIT_BYTES:
             raise ValueError(f"the code has {size} bytes; at most {CODE_LIMIT_BYTES} are taken")
         async with self._one_at_a_time:
-            try:
-                process = await self._living()
-            except ProrlError as error:
-                raise ToolSessionLost(f"the Python session is lost: {error.message}") from error
+            process = await self._process_for_call()
             process.begin(code)
             try:
                 timed_out = not await process.wait(timeout_s)
@@ -174,32 +171,7 @@ class CellSession(ABC):
                 raise
             return await to_the_end(self._result(process, timed_out=timed_out))
 
-    async def close(self) -> None:
-        """End the interpreter and all that it started; a running call gets `ToolSessionLost`. May be called again.
-
-        Raises:
-            SandboxFailed: it did not end when killed.
-        """
-        self._closed = True
-        if self._process is not None:
-            self._process.kill()
-        async with self._one_at_a_time:
-            if self._process is not None:
-                await to_the_end(self._end(self._process))
-
-    async def _living(self) -> CellProcess:
-        if self._closed:
-            raise ToolSessionLost("the Python session is closed")
-        if self._process is not None and self._process.ended:
-            # Between two cells, such as by a fault in a thread.
-            await to_the_end(self._end(self._process))
-            self._restarted = True
-        if self._process is None:
-            self._process = await self._container.begin(self._started)
-        return self._process
-
     async def _stop(self, process: CellProcess) -> None:
-        """End the running cell: by an interrupt, else by killing what it started, else by killing the interpreter."""
         process.interrupt()
         stopped = await process.wait(INTERRUPT_LIMIT_S)
         for _ in range(KILL_ROUNDS):
@@ -209,11 +181,6 @@ class CellSession(ABC):
         if not stopped:
             process.kill()
             await process.wait(END_LIMIT_S)
-
-    async def _abandon(self, process: CellProcess) -> None:
-        await self._stop(process)
-        with suppress(ToolSessionLost):
-            self._restarted = (await self._result(process, timed_out=False)).restarted
 
     async def _result(self, process: CellProcess, *, timed_out: bool) -> CellResult:
         outcome = process.outcome()
@@ -237,10 +204,6 @@ class CellSession(ABC):
             dropped_bytes=self._output.dropped_bytes,
             dropped_images=self._images.dropped,
         )
-
-    async def _end(self, process: CellProcess) -> int:
-        self._process = None
-        return await process.close()
 
 
 def _way(code: int) -> str:

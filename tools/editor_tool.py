@@ -23,11 +23,7 @@ class Editor(Protocol):
 
 
 class EditorTool(Tool[EditorArguments]):
-    """Views and edits files.
-
-    Args:
-        editor: stays open when the tool is closed.
-    """
+    """Views and edits files."""
 
     name = "str_replace_editor"
     description = (
@@ -45,5 +41,3 @@ class EditorTool(Tool[EditorArguments]):
 
     async def call(self, arguments: EditorArguments, timeout_s: float) -> str:
         return (await self._editor.edit(arguments, timeout_s)).text
-
-    async def close(self) -> None: ...

@@ -26,5 +26,3 @@ class FinishTool(Tool[FinishArguments]):
     async def call(self, arguments: FinishArguments, timeout_s: float) -> str:
         del timeout_s
         return arguments.message
-
-    async def close(self) -> None: ...

@@ -28,11 +28,7 @@ class Cells(Protocol):
 
 
 class IPythonTool(Tool[IPythonArguments]):
-    """Runs cells in a session, and owns that session.
-
-    Args:
-        session: closed with the tool.
-    """
+    """Runs cells in a session, and owns that session."""
 
     name = "ipython"
     description = (

@@ -5,8 +5,8 @@ and the pipe, is in `ipython_driver`; its text is handed to the image's own inte
 image needs Python 3.8 and nothing else. Nothing of IPython is imported on this side.
 
 A D says that a cell is done, not that the pipe was read; what is in the pipe at that moment was written before it, so
-exactly that much is read. The cell's code can write to the socket what it likes: a frame with another number is
-ignored, one with its own number spoils its own result, and what is no frame costs it the interpreter.
+exactly that much is read. The cell's code can write anything to the socket: a frame with another number is ignored, one
+with its own number spoils its own result, and for what is no frame the interpreter is ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import msgspec
 from ..errors import SandboxFailed
 from .cell_session import START_LIMIT_S, CellOutcome, CellProcess, CellSession
 from .output import OUTPUT_LIMIT_BYTES
-from .processes import descendants, to_the_end
+from .processes import to_the_end
 
 if TYPE_CHECKING:
     from .cell import Images
@@ -165,26 +165,14 @@ class PythonProcess(CellProcess):
             raise
         return process
 
-    def begin(self, code: str) -> None:
-        self._number = (self._number + 1) % NUMBERS
-        self._done = self._loop.create_future()
+    def _forget(self) -> None:
         self._drain()
-        self._output.clear()
-        self._images.clear()
-        if self._child.ended:
-            self._done.set_result(None)
-            return
-        self._before = frozenset(descendants(self._child.pid))
+
+    def _run(self, code: str) -> None:
+        self._number = (self._number + 1) % NUMBERS
         content = code.encode("utf-8", "replace")
         self._unsent = memoryview(HEADER.pack(len(content), self._number, CELL) + content)
         self._send()
-
-    async def close(self) -> int:
-        try:
-            return await self._container.end(self._child)
-        finally:
-            self._freed = True
-            self._resources.close()
 
     def _send(self) -> None:
         try:

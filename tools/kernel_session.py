@@ -1,17 +1,16 @@
 """A persistent Jupyter kernel in a sandbox, for other languages than Python and for images that bring their own.
 
-`jupyter_client` speaks to it over Unix sockets; there is no TCP port. The sockets lie in a folder of the sandbox's own
-/tmp, where the kernel binds them. An agent may put links there, so none is ever opened by its path: as inotify tells of
-a socket it is opened without following links, and `jupyter_client` connects to that descriptor, whatever lies at its
-path by then. That is why the client is used without its `KernelManager`, which connects by path before the kernel has
-bound; what the manager would do besides, to start, watch, interrupt and restart a process, a `Container` and a
-`CellSession` do: a kernel's end is an event, not a missed heartbeat.
+`jupyter_client` speaks to it over Unix sockets; there is no TCP port. The kernel binds the sockets in a folder of the
+sandbox's own /tmp. An agent may put links there, so no socket is opened by its path: when inotify reports a socket, it
+is opened without following links, and `jupyter_client` connects to that descriptor. That is why `KernelManager`, which
+connects by path before the kernel has bound, is not used; `Container` and `CellSession` start, watch, interrupt and
+restart the process: a kernel's end is an event, not a missed heartbeat.
 
 No Python thread is started: no heartbeat channel, and no message is sent without a copy. libzmq has two threads of its
 own, which run no Python and hold none of its locks, so this process may still fork.
 
-A cell is done when the kernel has replied and says that it is idle. How exact its output is is the kernel's affair:
-ipykernel may send what a child process wrote a little later, and what comes with another cell's number is dropped.
+A cell is done when the kernel has replied and reports idle. ipykernel may send what a child process wrote a little
+later; what comes with another cell's number is dropped.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from .cell import IMAGES_LIMIT_BYTES
 from .cell_session import START_LIMIT_S, CellOutcome, CellProcess, CellSession
 from .ipython_driver import best_text, png_bytes
 from .output import OUTPUT_LIMIT_BYTES, HeadTail
-from .processes import descendants, to_the_end
+from .processes import to_the_end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -214,16 +213,11 @@ class KernelProcess(CellProcess):
             await self.wait(ASK_AGAIN_S)
         self._words.clear()
 
-    def begin(self, code: str) -> None:
-        self._done = self._loop.create_future()
+    def _forget(self) -> None:
         self._error = ""
-        self._output.clear()
-        self._images.clear()
         self._words.clear()
-        if self._child.ended:
-            self._done.set_result(None)
-            return
-        self._before = frozenset(descendants(self._child.pid))
+
+    def _run(self, code: str) -> None:
         self._missing = {"reply", "idle"}
         self._messages = {self._client.execute(code, allow_stdin=False, stop_on_error=False)}
 
@@ -232,10 +226,8 @@ class KernelProcess(CellProcess):
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
         try:
-            return await self._container.end(self._child)
+            return await super().close()
         finally:
-            self._freed = True
-            self._resources.close()
             for descriptor in self._sockets.values():
                 os.close(descriptor)
             self._sockets.clear()

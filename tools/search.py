@@ -64,11 +64,7 @@ class SearchProvider(ABC):
 
 
 class SearchTool(Tool[SearchArguments]):
-    """Searches the web.
-
-    Args:
-        provider: stays open when the tool is closed.
-    """
+    """Searches the web."""
 
     name = "search"
     description = "Searches the web and gives the title, address and relevant content of the best pages."
@@ -82,8 +78,6 @@ class SearchTool(Tool[SearchArguments]):
             return render(await self._provider.search(arguments, timeout_s), arguments.max_results)
         except SearchFailed as failed:
             return str(failed)
-
-    async def close(self) -> None: ...
 
 
 def render(answer: SearchAnswer, max_results: int) -> str:

@@ -12,9 +12,9 @@ for the action's number, reads the command file, restores `$?`, and evals the co
 socket and the process's end are events.
 
 An interrupt may come at any moment: it may take the line with it, or come before bash has read it. So it withdraws the
-command as well, by emptying the file, and a line runs only the whole command of its own action. The status of an action
-of which nothing was run has its number with a minus. An action without a command, `settle`, ends when nothing of those
-before it is left.
+command as well, by emptying the file, and a line runs only the whole command of its own action. A status with a minus
+before the number says that nothing of the action was run. An action without a command, `settle`, ends when nothing is
+left of those before it.
 
 Both private descriptors are closed when bash executes a program. A socket cannot be opened through /proc, and the
 kernel stamps each write to it with the writer's number: only bash itself is heard, and only with its action's number.
@@ -27,12 +27,11 @@ replaces it.
 
 Its limits: `exec bash` loses the session until the next restart; standard input is the terminal again at each command;
 `set -x` and a DEBUG trap also show the `eval`; and a command that calls the plumbing itself can say that it is done,
-with any status: never take a reward from the agent's own shell.
-
-Of jobs in the background bash still says `[1] PID`, and `[1]+ Done` if one ends while a foreground program of a command
-runs. No way to silence it leaves all else as it is: `source` (there `return` is taken), PROMPT_COMMAND, a trap and
-`bash -i FILE` (they lose `Killed`, and a failed `exec` ends bash), a SIGCHLD trap (runs after the notice, and `trap`
-shows it), bash without `-i` (`Killed` has a line number, and an error in an expansion ends bash).
+with any status: never take a reward from the agent's own shell. Of jobs in the background bash still says `[1] PID`,
+and `[1]+ Done` if one ends while a foreground program of the command runs. No way to silence it leaves all else as it
+is: `source` (`return` is taken), PROMPT_COMMAND, a trap and `bash -i FILE` (`Killed` is lost, and a failed `exec` ends
+bash), a SIGCHLD trap (it runs after the notice, and `trap` shows it), bash without `-i` (`Killed` has a line number,
+and an error in an expansion ends bash).
 """
 
 from __future__ import annotations

@@ -25,5 +25,3 @@ class ThinkTool(Tool[ThinkArguments]):
     async def call(self, arguments: ThinkArguments, timeout_s: float) -> str:
         del arguments, timeout_s
         return "Noted."
-
-    async def close(self) -> None: ...

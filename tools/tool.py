@@ -86,7 +86,6 @@ class Tool(ABC, Generic[A]):
     async def call(self, arguments: A, timeout_s: float) -> str:
         """Do it; see `__call__`."""
 
-    @abstractmethod
     async def close(self) -> None:
         """End what the tool holds; may be called again."""
 

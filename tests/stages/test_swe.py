@@ -141,6 +141,20 @@ def test_right_patch_resolves_and_a_wrong_one_does_not(
     assert evaluation.notes["failed_tests"] == FAIL_TO_PASS[0]
 
 
+def test_instance_says_how_much_output_the_agent_sees(instance: SweInstance, tmp_path: Path) -> None:
+    limited = msgspec.structs.replace(instance, output_limit_bytes=2048)
+    _, seen = rolled_out(limited, "head -c 5000 /dev/zero | tr '\\0' x", tmp_path)
+    assert seen.count("x") == 2048
+    assert f"[... {5000 - 2048} bytes left out ...]" in seen
+
+
+@pytest.mark.parametrize("limit_bytes", [1023, 16 * 2**20 + 1])
+def test_output_limit_out_of_bounds_is_no_instance(instance: SweInstance, limit_bytes: int) -> None:
+    about = {**msgspec.to_builtins(instance), "output_limit_bytes": limit_bytes}
+    with pytest.raises(msgspec.ValidationError, match=r"`\$.output_limit_bytes`"):
+        msgspec.convert(about, SweInstance)
+
+
 def test_patch_that_mends_one_test_and_breaks_another_resolves_nothing(instance: SweInstance, tmp_path: Path) -> None:
     evaluation = judged(instance, {"patch": PATCH.replace("number * 2", "4")}, tmp_path)
     assert (evaluation.reward, evaluation.metrics["fail_to_pass"], evaluation.metrics["pass_to_pass"]) == (0.0, 1, 0)

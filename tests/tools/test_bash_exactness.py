@@ -297,7 +297,7 @@ def test_bash_that_ends_between_two_calls_is_replaced_before_the_second(live_con
 
     async def body(session: BashSession) -> None:
         await session.run("cd /usr; X=1; (sleep 0.1; kill -9 $$) & disown", LIMIT_S)
-        shell = session._shell
+        shell = session._process
         assert shell is not None
         assert await shell._child.wait(LIMIT_S)
         assert await session.run("pwd; echo $X; (exit 3)", LIMIT_S) == BashResult("/usr\n\n", 3, restarted=True)

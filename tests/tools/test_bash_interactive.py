@@ -114,7 +114,7 @@ def test_input_that_came_too_late_is_told(live_container: LiveContainer) -> None
     async def body(session: BashSession) -> None:
         first = await session.run("echo a; mkfifo ~/f; read < ~/f; echo b", LIMIT_S, 0)
         await until(session, "a\n", first)
-        shell = session._shell
+        shell = session._process
         assert shell is not None
         while not (session._container.workspace / "f").exists():
             await session.send(b"", LIMIT_S, 0.01)

@@ -61,7 +61,7 @@ def test_a_line_that_outlives_its_interrupt_runs_nothing_and_no_later_command_to
 
     async def body(session: BashSession) -> None:
         await session.run("X=1", LIMIT_S)
-        shell = session._shell
+        shell = session._process
         assert shell is not None
         for _ in range(4):
             control, shell._control = shell._control, LateLine(shell._control)  # type: ignore[assignment]

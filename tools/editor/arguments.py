@@ -83,7 +83,7 @@ def _check_encodable(name: str, text: str | None) -> None:
 
 def _check_path(path: str) -> None:
     if not path or "\0" in path:
-        raise ValueError("path is empty or has a NUL in it; return the path of a file or directory")
+        raise ValueError("path is empty or has a NUL in it; give the path of a file or directory")
     if ".." in path.split("/"):
         plain = posixpath.normpath(path)
         advice = "give an absolute path" if plain.startswith("..") else f"give the plain path, such as {plain!r}"

@@ -30,14 +30,7 @@ MATCH_LIMIT = 20
 
 
 def apply(arguments: EditorArguments, undo: Undo | None, root: str, directory: str) -> EditOutcome:
-    """Do one call of the editor.
-
-    Args:
-        arguments: what to do.
-        undo: what takes back the last edit of the path (see `EditHistory.last`), if there is one.
-        root: the directory that no path may leave, not by symbolic links either; `/` inside a container.
-        directory: where relative paths go out from, below `root`.
-    """
+    """Do one call of the editor."""
     try:
         with find_place(arguments.path, root, directory, create=arguments.command == "create") as place:
             return _apply(place, arguments, undo)
@@ -90,7 +83,7 @@ def _str_replace(file: TextFile, wanted: str, instead: str) -> EditOutcome:
 
 
 def _unique(file: TextFile, wanted: str, instead: str) -> tuple[Match, bytes, bytes]:
-    """Find `wanted`, with the line ends of the file or else as it is; give it and what replaces it as bytes.
+    """Find `wanted`, with the line ends of the file, else with its own; return it and its replacement as bytes.
 
     Raises:
         Refused: it is not there exactly once.

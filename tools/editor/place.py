@@ -41,12 +41,6 @@ class Place:
 def find_place(path: str, root: str, directory: str, *, create: bool = False) -> Iterator[Place]:
     """Find where a path leads; what is opened for it is closed at the end.
 
-    Args:
-        path: absolute, or relative to `directory`; without `..`.
-        root: what must not be left, an absolute path.
-        directory: an absolute path below `root`.
-        create: make the directories that lead to the place, if they are missing.
-
     Raises:
         Refused: the path leads out of the root.
         OSError: it leads nowhere.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -9,11 +10,13 @@ import pytest
 from served import LIMIT_S, use
 
 from prorl_zmq.tools.output import OUTPUT_LIMIT_BYTES
+from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from prorl_zmq.tools.sandbox.sandbox import Sandbox
-    from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
 WRITTEN = 100_000
 
@@ -31,6 +34,19 @@ def test_bash_and_ipython_keep_as_much_output_as_the_specification_says(sandboxe
         assert (cell.dropped_bytes, cell.text.count("x")) == (dropped, WRITTEN - dropped)
 
     use(sandboxes, body, SandboxSpec(output_limit_bytes=limit_bytes))
+
+
+def test_a_kernel_keeps_as_much_output_as_the_specification_says(tmp_path: Path) -> None:
+    pytest.importorskip("ipykernel")
+    sandboxes = Sandboxes("process", tmp_path / "sandboxes")
+
+    async def body(sandbox: Sandbox) -> None:
+        kernel = await sandbox.kernel([sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
+        cell = await kernel.run("print('x' * 5000, end='')", 60)
+        assert (cell.dropped_bytes, cell.text.count("x")) == (5000 - 2048, 2048)
+
+    use(sandboxes, body, SandboxSpec(output_limit_bytes=2048))
+    sandboxes.close()
 
 
 def test_a_copy_keeps_the_limit(sandboxes: Sandboxes) -> None:

@@ -1,0 +1,120 @@
+"""What a live bash and a live interpreter share: one process at a time, one call at a time, and how both end.
+
+Where the process ended between two calls, the next call starts another in the same directory and says so. A cancelled
+call has ended what it ran before the cancellation goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from ..errors import ProrlError, ToolSessionLost
+from .output import HeadTail
+from .processes import to_the_end
+
+if TYPE_CHECKING:
+    from .sandbox.container import Container
+
+
+class SessionProcess(Protocol):
+    @property
+    def ended(self) -> bool: ...
+
+    def kill(self) -> None: ...
+
+    async def close(self) -> int: ...
+
+
+class SessionResult(Protocol):
+    @property
+    def restarted(self) -> bool: ...
+
+
+P = TypeVar("P", bound=SessionProcess)
+R = TypeVar("R", bound=SessionResult)
+
+
+class ToolSession(ABC, Generic[P, R]):
+    """`start` it, run one thing at a time, `close` it."""
+
+    name: str
+    """What error messages call it."""
+
+    def __init__(self, container: Container, output_limit_bytes: int, directory: str) -> None:
+        self._container = container
+        self._output = HeadTail(output_limit_bytes)
+        self._process: P | None = None
+        self._directory = directory
+        self._restarted = False
+        """The process ended in a cancelled call, or between two calls; the next result says it."""
+        self._closed = False
+        self._one_at_a_time = asyncio.Lock()
+
+    @abstractmethod
+    async def _started(self) -> P:
+        """Start a process in `self._directory`, ready for its first command.
+
+        Raises:
+            SandboxFailed: it could not; the message says what to do.
+        """
+
+    @abstractmethod
+    async def _stop(self, process: P) -> None:
+        """End what runs: by an interrupt, else by killing what it started, else by killing the process."""
+
+    @abstractmethod
+    async def _result(self, process: P, *, timed_out: bool) -> R:
+        """Return what became of the call, once `_stop` or its own end has ended it."""
+
+    async def start(self) -> None:
+        """Start the process. Without it, the first `run` does.
+
+        Raises:
+            SandboxFailed: it could not be started; the message says what to do, and `reason` is `image` where the
+                image has no bash.
+            ToolSessionLost: the session is closed.
+        """
+        async with self._one_at_a_time:
+            await self._running_process()
+
+    async def close(self) -> None:
+        """End the process and all that it started; a call in progress gets `ToolSessionLost`. May be called again.
+
+        Raises:
+            SandboxFailed: it did not end when killed.
+        """
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
+        async with self._one_at_a_time:
+            if self._process is not None:
+                await to_the_end(self._end(self._process))
+
+    async def _process_for_call(self) -> P:
+        try:
+            return await self._running_process()
+        except ProrlError as error:
+            raise ToolSessionLost(f"the {self.name} is lost: {error.message}") from error
+
+    async def _running_process(self) -> P:
+        if self._closed:
+            raise ToolSessionLost(f"the {self.name} is closed")
+        if self._process is not None and self._process.ended:  # killed, its TMOUT is over, or a thread's fault
+            await to_the_end(self._end(self._process))
+            self._restarted = True
+        if self._process is None:
+            self._process = await self._container.begin(self._started)
+        return self._process
+
+    async def _abandon(self, process: P) -> None:
+        """Stop what a cancelled call ran, and keep for the next result whether the process was lost with it."""
+        await self._stop(process)
+        with suppress(ToolSessionLost):
+            self._restarted = (await self._result(process, timed_out=False)).restarted
+
+    async def _end(self, process: P) -> int:
+        self._process = None
+        return await process.close()
