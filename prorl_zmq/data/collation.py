@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def collate(
     groups: Sequence[Group], *, pad_id: int = 0, length: int | None = None, multiple_of: int = 1
 ) -> dict[str, NDArray[Any]]:
-    """Give the arrays of B rows of up to T tokens.
+    """Return the arrays of B rows of up to T tokens.
 
     A row is a segment of a trajectory, and nearly all trajectories have one; rows are ordered by group, then by place
     in it, then by segment.
@@ -98,7 +98,7 @@ def _width(rows: list[Row], length: int | None, multiple_of: int) -> int:
 
 
 def _stack(arrays: list[NDArray[Any]], width: int, fill: float) -> NDArray[Any]:
-    """Give [B, width]: a view, if the rows lie in memory as its rows would."""
+    """Return [B, width]: a view, if the rows lie in memory as its rows would."""
     view = _as_they_lie(arrays) if all(len(array) == width for array in arrays) else None
     if view is not None:
         return view
@@ -109,7 +109,7 @@ def _stack(arrays: list[NDArray[Any]], width: int, fill: float) -> NDArray[Any]:
 
 
 def _as_they_lie(arrays: list[NDArray[Any]]) -> NDArray[Any] | None:
-    """Give arrays of one length as the rows of one view; None if they are not at equal distances in one block."""
+    """Return arrays of one length as the rows of one view; None if they are not at equal distances in one block."""
     first = arrays[0]
     if len(arrays) == 1:
         return first[None, :]

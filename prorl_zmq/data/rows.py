@@ -74,7 +74,7 @@ class Row:
 
 
 def rows_of(groups: Sequence[Group]) -> list[Row]:
-    """Give the rows of all groups, in order: by group, by place in it, by segment.
+    """Return the rows of all groups, in order: by group, by place in it, by segment.
 
     Raises:
         NotTrainable: there is nothing to learn from, or something that is no sample; `group_id` and `job_id` name it.
@@ -102,7 +102,7 @@ def rows_of(groups: Sequence[Group]) -> list[Row]:
 
 
 def single_rows_of(groups: Sequence[Group], framework: str, remedy: str) -> list[Row]:
-    """Give the rows of groups whose trajectories have one each, for a framework that knows no others.
+    """Return the rows of groups whose trajectories have one each, for a framework that knows no others.
 
     Raises:
         NotTrainable: as `rows_of`; or a trajectory has several rows, each of which would count as a rollout of its own.

@@ -58,12 +58,12 @@ class TokenArrays(NamedTuple):
 
 
 def block_bytes(tokens: int, turns: int) -> int:
-    """Give the size in bytes of the block that holds a trajectory of that many tokens and turns."""
+    """Return the size in bytes of the block that holds a trajectory of that many tokens and turns."""
     return tokens * TOKEN_BYTES + turns * TURN_BYTES
 
 
 def array_views(block: Any, tokens: int, turns: int) -> TokenArrays:
-    """Give the five arrays as views of `block` (any buffer); nothing is copied if the block is 4-byte aligned.
+    """Return the five arrays as views of `block` (any buffer); nothing is copied if the block is 4-byte aligned.
 
     libzmq does not align small received frames, so such a block (always under 8 KB) is copied once.
 
@@ -140,7 +140,7 @@ class Trajectory:
         return tuple(np.unique(self.weight_versions[self.loss_mask]).tolist())
 
     def segments(self) -> list[TokenArrays]:
-        """Give the arrays of each segment, as views; nearly all trajectories have one.
+        """Return the arrays of each segment, as views; nearly all trajectories have one.
 
         A segment is a prompt as the engine saw it, with what was generated from it: where a chat template changes
         earlier turns, the next prompt does not begin with the last one, and a new segment begins. `turns` count from
@@ -205,7 +205,7 @@ class TrajectoryBuilder:
         self._add(token_ids, True, logprobs, weight_versions)
 
     def prompt(self) -> NDArray[np.int32]:
-        """Give all ids of the segment so far, int32: the next prompt for the engine. A view, which stays as it is."""
+        """Return all ids of the segment so far, int32: the next prompt for the engine. A view that does not change."""
         return self._room.token_ids[self._segments[-1] : self.tokens]
 
     @property

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 ROLES = {Role.SYSTEM: "system", Role.USER: "user", Role.TOOL: "environment"}
 """NeMo RL's names of the roles whose tokens are not trained."""
-REMEDY = "let the chat keep its history as it is (`history = 'append'`)"
+REMEDY = "let the chat keep its history unchanged (`history = 'append'`)"
 
 
 def message_log(row: Row) -> list[dict[str, Any]]:
-    """Give a row's messages: `role`, `content`, `token_ids` int64 [n]; if trained, `generation_logprobs` float32 [n].
+    """Return a row's messages: `role`, `content`, `token_ids` int64 [n]; if trained, `generation_logprobs` float32 [n].
 
     Laid end to end, the messages' tokens are the row's.
     """
@@ -54,7 +54,7 @@ def message_log(row: Row) -> list[dict[str, Any]]:
 
 
 def rollout_batch(groups: Sequence[Group], *, task_name: str | None = None) -> dict[str, Any]:
-    """Give the rollouts as NeMo RL's `DatumSpec` names them; one list entry or array element per rollout.
+    """Return the rollouts as NeMo RL's `DatumSpec` names them; one list entry or array element per rollout.
 
     Args:
         groups: what to train on.
@@ -78,7 +78,7 @@ def rollout_batch(groups: Sequence[Group], *, task_name: str | None = None) -> d
 
 
 def train_arrays(groups: Sequence[Group], *, pad_id: int, multiple_of: int = 1) -> dict[str, NDArray[Any]]:
-    """Give the arrays of `ClippedPGLossDataDict` that a rollout knows, and what advantages are computed from.
+    """Return the arrays of `ClippedPGLossDataDict` that a rollout knows, and what advantages are computed from.
 
     `input_ids` int64 [B, S] (padded on the right), `input_lengths` int64 [B], `token_mask` and `generation_logprobs`
     float32 [B, S], `sample_mask` and `total_reward` float32 [B], `prompt_ids_for_adv` int64 [B, P]. NeMo RL takes
@@ -109,14 +109,14 @@ def train_arrays(groups: Sequence[Group], *, pad_id: int, multiple_of: int = 1) 
 
 
 def batched_data_dict(columns: Mapping[str, Any]) -> Any:
-    """Give `rollout_batch`'s or `train_arrays`' columns as a `BatchedDataDict` of tensors; needs NeMo RL and torch."""
+    """Return `rollout_batch`'s or `train_arrays`' columns as a `BatchedDataDict` of tensors; needs NeMo RL, torch."""
     from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 
     return BatchedDataDict(tensors(columns))
 
 
 def tensors(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the columns with every array in them as a tensor, those of the messages too; needs torch."""
+    """Return the columns with every array in them as a tensor, those of the messages too; needs torch."""
     import torch
 
     def convert(value: Any) -> Any:
@@ -130,7 +130,7 @@ def tensors(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _role(turns: NDArray[np.int32], token: int) -> str:
-    """Give the role of the turn that an untrained token is of; empty: the policy's own, or none."""
+    """Return the role of the turn that an untrained token is of; empty: the policy's own, or none."""
     inside = np.flatnonzero((turns[:, 0] <= token) & (token < turns[:, 1]))
     return ROLES.get(Role(turns[inside[0], 2]), "") if len(inside) else ""
 

@@ -40,14 +40,14 @@ class TrajectoryID:
     repetition_id: int
 
     def to_string(self) -> str:
-        """Give it as SkyRL compares it."""
+        """Return it as SkyRL compares it."""
         return f"{self.instance_id}_{self.repetition_id}"
 
 
 def generator_output(
     groups: Sequence[Group], *, step_wise: bool = False, trajectory_ids: Sequence[Any] | None = None
 ) -> dict[str, Any]:
-    """Give what `validate_generator_output` and the trainer take; keys and types are `GeneratorOutput`'s.
+    """Return what `validate_generator_output` and the trainer take; keys and types are `GeneratorOutput`'s.
 
     Args:
         groups: what to train on, in this order.
@@ -130,7 +130,7 @@ class Generator:
         return generator_output(ordered, step_wise=self._step_wise, trajectory_ids=input_batch.get("trajectory_ids"))
 
     def _jobs(self, batch: Mapping[str, Any]) -> tuple[int, list[Job]]:
-        """Give how many rollouts each prompt is to have, and one job per prompt."""
+        """Return how many rollouts each prompt is to have, and one job per prompt."""
         prompts, ids = batch["prompts"], batch.get("trajectory_ids")
         extras = batch.get("env_extras") or [{}] * len(prompts)
         size = max((tid.repetition_id + 1 for tid in ids), default=1) if ids else 1
@@ -151,7 +151,7 @@ class Generator:
 
 
 def _metrics(rows: list[Row]) -> dict[str, float]:
-    """Give what SkyRL logs; `min`, `max` and `avg` in a name tell it how to put those of several batches together."""
+    """Return what SkyRL logs; `min`, `max` and `avg` in a name tell it how to put those of several batches together."""
     tokens = np.array([len(row) - row.prompt_tokens for row in rows])
     seconds = np.array([row.seconds for row in rows if row.is_last])
     versions = [row.versions for row in rows]

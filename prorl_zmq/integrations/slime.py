@@ -68,7 +68,7 @@ class _Prompts:
     calls: int = 0
 
     def draw(self, args: Any, data_source: Any) -> Iterator[Job]:
-        """Give the jobs of slime's prompts, without end."""
+        """Return the jobs of slime's prompts, without end."""
         while groups := data_source.get_samples(1):
             for samples in groups:
                 job = _job(args, samples[0])
@@ -76,7 +76,7 @@ class _Prompts:
                 yield job
 
     def take(self, prompt_id: str) -> list[Any]:
-        """Give the samples of a prompt, which ends its time here."""
+        """Return the samples of a prompt, which ends its time here."""
         return self.fed.pop(prompt_id)[1]
 
     def next_call(self) -> None:
@@ -100,7 +100,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
         args: slime's arguments.
         rollout_id: the step's number.
         data_source: slime's source of prompts.
-        evaluation: roll out the evaluation's samples once each instead, whatever their reward.
+        evaluation: roll out the evaluation's samples once each instead, regardless of their reward.
 
     Returns:
         `RolloutFnTrainOutput` of `rollout_batch_size` groups of `n_samples_per_prompt` samples each, by `index`; or
@@ -282,7 +282,7 @@ def _default_job(sample: Any) -> Job:
 
 
 def _load(path: str) -> Any:
-    """Give what `package.module.name` names."""
+    """Return what `package.module.name` names."""
     module, _, name = path.rpartition(".")
     try:
         return getattr(import_module(module), name)
@@ -299,7 +299,7 @@ def _last(group: list[Any]) -> Any:
 
 
 def _metrics(report: Any) -> dict[str, float]:
-    """Give what slime logs of a batch."""
+    """Return what slime logs of a batch."""
     return {
         "rollout/dynamic_filter/drop_not_kept": float(report.dropped_groups),
         "rollout/given_up_groups": float(report.given_up_groups),

@@ -29,7 +29,7 @@ NO_EXTRA = ("turn_scores", "tool_rewards", "extras")
 
 
 def data_proto(groups: Sequence[Group], *, prompt_length: int, response_length: int, pad_token_id: int) -> Any:
-    """Give the `verl.DataProto` of `rollout_batch`; needs verl and torch.
+    """Return the `verl.DataProto` of `rollout_batch`; needs verl and torch.
 
     Raises:
         NotTrainable: as `rollout_batch`.
@@ -49,7 +49,7 @@ def data_proto(groups: Sequence[Group], *, prompt_length: int, response_length: 
 def rollout_batch(
     groups: Sequence[Group], *, prompt_length: int, response_length: int, pad_token_id: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]], dict[str, Any]]:
-    """Give a `DataProto`'s `batch`, `non_tensor_batch` and `meta_info`, the first as numpy arrays.
+    """Return a `DataProto`'s `batch`, `non_tensor_batch` and `meta_info`, the first as numpy arrays.
 
     `prompts` int64 [B, P], `responses` int64 [B, R], `response_mask` int64 [B, R], `input_ids`, `attention_mask` and
     `position_ids` int64 [B, P + R], `rollout_log_probs` float32 [B, R], and `rm_scores` float32 [B, R] with the reward
@@ -103,7 +103,7 @@ def rollout_batch(
 
 
 def agent_loop_outputs(groups: Sequence[Group]) -> list[list[dict[str, Any]]]:
-    """Give the fields of an `AgentLoopOutput` for each segment of each trajectory, all with the trajectory's reward.
+    """Return the fields of an `AgentLoopOutput` for each segment of each trajectory, all with the trajectory's reward.
 
     `[AgentLoopOutput(**fields) for fields in outputs[i]]` is what an agent loop's `run` returns for rollout i.
 
@@ -132,7 +132,7 @@ def agent_loop_outputs(groups: Sequence[Group]) -> list[list[dict[str, Any]]]:
 
 
 def _metrics(row: Row) -> dict[str, float]:
-    """Give the fields of verl's `AgentLoopMetrics`, in seconds."""
+    """Return the fields of verl's `AgentLoopMetrics`, in seconds."""
     timings = row.trajectory.result.timings
     return {
         "generate_sequences": timings.get("engine", 0.0),
