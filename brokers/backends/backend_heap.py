@@ -38,8 +38,6 @@ Affinity = Literal["job", "group"]
 
 
 class Served(NamedTuple):
-    """A backend that has completed a generation."""
-
     backend_id: str
     trial: bool
     """It was for a job that tries it."""
@@ -93,7 +91,6 @@ class BackendHeap:
         self._rank(member)
 
     def set_problem(self, backend_id: str, problem: str) -> None:
-        """Note why a backend cannot serve; empty: it can."""
         member = self.member(backend_id)
         if member.problem != problem:
             member.problem = problem
@@ -112,7 +109,6 @@ class BackendHeap:
             self._offers[backend_id] = None
 
     def restore(self, backend_id: str) -> None:
-        """End a backend's probation."""
         member = self.member(backend_id)
         if member.failure:
             member.failure = ""
@@ -147,7 +143,6 @@ class BackendHeap:
                 self._rank(member)
 
     def _weigh(self, member: Member) -> None:
-        """Find out what a backend lacks, after its weights or the wanted ones have changed."""
         version = member.backend.weight_version
         needed = max(member.needed_version, self.wanted_version)
         member.needed_version = 0 if version >= needed or version == self._begun else needed
@@ -247,7 +242,6 @@ class BackendHeap:
         return True
 
     def keep_only(self, owner: str, jobs: Mapping[str, HeldAssignment]) -> None:
-        """Release those of an owner's assignments that it does not name."""
         for job_id in tuple(self._owned.get(owner, ())):
             named = jobs.get(job_id)
             if named is None or named.attempt != self._assignments[job_id].attempt:
@@ -284,7 +278,6 @@ class BackendHeap:
         return self._assignments.get(job_id)
 
     def member(self, backend_id: str) -> Member:
-        """Return a backend, for reading."""
         try:
             return self._members[backend_id]
         except KeyError:

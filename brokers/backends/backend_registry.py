@@ -37,8 +37,6 @@ log = logging.getLogger("prorl.backend_broker")
 
 @dataclass(slots=True)
 class _Host:
-    """An engine host that sends heartbeats."""
-
     heard: float
     reported: int | None
     """The weight version of its last message; None: its next one counts, even the same."""
@@ -112,7 +110,6 @@ class BackendRegistry:
         self._changed[backend_id] = None
 
     def remove(self, backend_id: str) -> None:
-        """Forget a backend on request."""
         if self._lost.pop(backend_id, None) is None:
             dismissed = self._record(backend_id, "dismissed") if backend_id in self._hosts else None
             self._take_off(backend_id)
@@ -125,12 +122,10 @@ class BackendRegistry:
             self.remove(backend_id)
 
     def set_weight_version(self, weight_version: int, backend_id: str | None) -> None:
-        """Note which weights a backend (None: each) serves, as a trainer says."""
         self._heap.set_weight_version(weight_version, backend_id, as_wanted=True)
         self._changed.update(dict.fromkeys(self._heap if backend_id is None else [backend_id]))
 
     def note_all(self) -> None:
-        """What is needed of all backends may have changed."""
         self._changed.update(dict.fromkeys(self._heap))
 
     def tick(self, now: float) -> None:

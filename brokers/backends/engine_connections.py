@@ -34,8 +34,6 @@ BATCH = 256
 
 
 class EngineConnections:
-    """Opens connections when they are needed, and closes them when they are not."""
-
     def __init__(
         self,
         loop: Loop,
@@ -60,7 +58,6 @@ class EngineConnections:
         return len(self._connections)
 
     def send(self, call: EngineCall) -> None:
-        """Send a request to an engine host, which may be down yet."""
         connection = self._connections.get(call.address)
         if connection is None:
             try:
@@ -76,7 +73,6 @@ class EngineConnections:
             raise EngineFailed(f"the engine host at {call.address.endpoint} takes no messages") from None
 
     def keep_only(self, addresses: Collection[EngineAddress]) -> None:
-        """Close the connections to all other addresses."""
         for address in self._connections.keys() - set(addresses):
             connection = self._connections.pop(address)
             self._loop.unregister(connection.socket)

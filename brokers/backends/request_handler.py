@@ -80,7 +80,6 @@ class BackendRequestHandler:
         self._owners: dict[str, float] = {}
 
     def handle(self, envelope: Sequence[Frame], request: AnyBackendRequest, now: float) -> list[Answer]:
-        """Answer one request, and what no longer has to wait because of it."""
         self._starts.look(now)
         self._offer(now)
         try:
@@ -118,7 +117,6 @@ class BackendRequestHandler:
         return answers
 
     def next_deadline(self) -> float | None:
-        """Return when the first wait is over, or a job that waits may get a backend."""
         dues = [self.weights.next_deadline()]
         if self._waiting:
             dues += [self._probation.next_due(), self._update.next_deadline()]
@@ -302,5 +300,5 @@ class BackendRequestHandler:
 
 
 def _settled(request: Assign) -> Assign:
-    """Return a request that goes on waiting: by then the backend that the job left is as good as any."""
+    """Return a request that keeps waiting: by then the backend that the job left is as good as any."""
     return msgspec.structs.replace(request, leaving="") if request.leaving else request

@@ -196,7 +196,6 @@ class WeightRequests:
             raise NoBackend("no backend is registered, so none has taken the weights; see `prorl backends list`")
 
     def _ask(self, under_way: _UnderWay) -> None:
-        """Ask all hosts for their part of a request, or to take it back."""
         for backend_id in self._heap:
             call = EngineCall(_address(self._heap.member(backend_id).backend), _part(under_way))
             under_way.outcomes[backend_id] = None
@@ -205,7 +204,6 @@ class WeightRequests:
             self._unsent.append(call)
 
     def _follow(self, under_way: _UnderWay, now: float) -> None:
-        """All hosts have answered, or their time is up."""
         request, error = under_way.request, under_way.error()
         if under_way.failure is not None:
             with suppress(ProrlError):

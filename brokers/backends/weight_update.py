@@ -92,7 +92,7 @@ class WeightUpdate:
             )
 
     def tick(self, now: float) -> bool:
-        """Return up an update whose limit has passed; return whether there was one."""
+        """Give up an update whose limit has passed; return whether there was one."""
         begun = self._begun
         if begun is None or begun.until > now:
             return False

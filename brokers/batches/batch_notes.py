@@ -1,7 +1,7 @@
-"""What the batches keep in the journal, one note each, so that a broker which is started anew goes on with them.
+"""What the batches keep in the journal, one note each, so that a restarted broker continues with them.
 
     session:NAME     its lease, and the last answers to requests that closed its batches
-    batch:ID         its options, state and account
+    batch:ID         its options, state and stats
     group:ID         which of its rollouts are in, which jobs run, what failed
     prompt:NUMBER    the prompt as it was fed; those that no group has wait, in their order
     weights          the current weight version
@@ -58,7 +58,7 @@ class _Batch(msgspec.Struct, array_like=True):
     stream_ended: bool
     key: BatchIdentifier
     opened: int
-    account: BatchStats
+    stats: BatchStats
 
 
 class _Group(msgspec.Struct, array_like=True):
@@ -86,18 +86,15 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def session_note(place: SessionRecord) -> tuple[str, bytes]:
-    """Return a session's note, with its name."""
     return f"session:{place.session}", _encode(_Session(place.session, place.lease_s, tuple(place.closed.values())))
 
 
 def batch_note(batch: BatchRecord) -> tuple[str, bytes]:
-    """Return a batch's note, with its name."""
-    state = (batch.state, batch.problem, batch.fed, batch.stream_ended, batch.key, batch.opened, batch.account)
+    state = (batch.state, batch.problem, batch.fed, batch.stream_ended, batch.key, batch.opened, batch.stats)
     return f"batch:{batch.batch_id}", _encode(_Batch(batch.batch_id, batch.session, batch.options, *state))
 
 
 def group_note(group: RolloutGroup) -> tuple[str, bytes]:
-    """Return a group's note, with its name."""
     note = _Group(
         group.group_id,
         group.session,
@@ -115,7 +112,6 @@ def group_note(group: RolloutGroup) -> tuple[str, bytes]:
 
 
 def prompt_note(prompt: Prompt, batch_id: str, packed: bytes) -> tuple[str, bytes]:
-    """Return a prompt's note, with its name."""
     return f"prompt:{prompt.number}", _encode(_Prompt(prompt.session, batch_id, packed))
 
 
@@ -146,7 +142,6 @@ class Restored:
 
 
 def read_notes(notes: Mapping[str, bytes], is_there: Callable[[str], bool], now: float) -> Restored:
-    """Read what batches have noted."""
     restored = Restored()
     by_kind: dict[str, list[Any]] = {"session": [], "batch": [], "group": [], "prompt": []}
     kinds = {"session": _Session, "batch": _Batch, "group": _Group, "prompt": _Prompt}
@@ -182,7 +177,7 @@ def _read_batches(notes: list[_Batch], restored: Restored) -> None:
             batch = BatchRecord(one.batch_id, one.session, one.options, keep, one.key)
             batch.state, batch.problem, batch.fed, batch.opened = one.state, one.problem, one.fed, one.opened
             batch.stream_ended = one.stream_ended
-            batch.account = one.account
+            batch.stats = one.stats
             restored.batches.append(batch)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...wire.messages.batches import BatchStatus
-from .batch_stats import BatchStats, Why
+from .batch_stats import BatchStats, DiscardReason
 from .group_filters import Verdict
 from .rollout_group import RolloutGroup
 
@@ -27,8 +27,6 @@ NAMED_FAILURES = 3
 
 
 class Launch(NamedTuple):
-    """Submit a job for a prompt."""
-
     group_id: str
     job_id: str
     prompt: Any
@@ -39,14 +37,14 @@ class CancelJobs(NamedTuple):
     """Cancel running jobs; the sampler knows them no longer."""
 
     job_ids: tuple[str, ...]
-    why: Why
+    why: DiscardReason
 
 
 class Discard(NamedTuple):
-    """Finished rollouts that nobody will get."""
+    """Finished rollouts that no client will get."""
 
     rollouts: tuple[Rollout, ...]
-    why: Why
+    why: DiscardReason
 
 
 class Deliver(NamedTuple):
@@ -57,15 +55,13 @@ class Deliver(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """A group cannot be completed; the batch's account says why."""
+    """A group cannot be completed; the batch's stats say why."""
 
     batch_id: str
     group: RolloutGroup
 
 
 class Ended(NamedTuple):
-    """A batch is met, short or failed: tell its client."""
-
     batch_id: str
     state: BatchState
 
@@ -107,8 +103,6 @@ class SessionRecord:
 
 @dataclass(slots=True)
 class BatchRecord:
-    """A batch until it is closed."""
-
     batch_id: str
     session: str
     options: BatchOptions
@@ -124,7 +118,7 @@ class BatchRecord:
     opened: int = 0
     """Groups that it has opened; numbers them."""
     in_flight: int = 0
-    account: BatchStats = field(default_factory=BatchStats)
+    stats: BatchStats = field(default_factory=BatchStats)
     prompts: deque[Any] = field(default_factory=deque)
     """Those that wait."""
     groups: dict[str, RolloutGroup] = field(default_factory=dict)
@@ -140,17 +134,15 @@ class BatchRecord:
         return self.in_flight / self.options.weight
 
     def take_prompts(self, place: SessionRecord) -> None:
-        """Go on with what earlier batches of its session did not use."""
+        """Continue with what earlier batches of its session did not use."""
         if self.state == "open" and self.options.adopt:
             self.prompts.extendleft(reversed(place.prompts))
             place.prompts.clear()
 
     def fitting(self, carried: Iterable[RolloutGroup]) -> list[RolloutGroup]:
-        """Return the groups that it may take over, of those that its session carries."""
         return [group for group in carried if self.options.adopt and group.size == self.options.group_size]
 
     def open_group(self, prompt: Any, number: int) -> RolloutGroup:
-        """Begin a group of which nothing was started."""
         self.opened += 1
         size = self.options.group_size
         group = RolloutGroup(f"{self.key}.{self.opened}", prompt, size, number, self.session, self.batch_id)
@@ -180,7 +172,6 @@ class BatchRecord:
         return max(0, -(-room // self.options.group_size) - len(self.prompts))
 
     def status(self) -> BatchStatus:
-        """Describe it."""
         return BatchStatus(
             batch_id=self.batch_id,
             session=self.session,
@@ -188,14 +179,14 @@ class BatchRecord:
             problem=self.problem,
             target_groups=self.options.target_groups,
             group_size=self.options.group_size,
-            kept=self.account.kept_groups,
+            kept=self.stats.kept_groups,
             under_way=len(self.groups),
             in_flight=self.in_flight,
             prompts=len(self.prompts),
-            dropped=self.account.dropped_groups,
-            failed=self.account.failed,
-            failures=dict(sorted(self.account.failures.items(), key=lambda item: -item[1])[:NAMED_FAILURES]),
-            given_up=self.account.given_up_groups,
+            dropped=self.stats.dropped_groups,
+            failed=self.stats.failed,
+            failures=dict(sorted(self.stats.failures.items(), key=lambda item: -item[1])[:NAMED_FAILURES]),
+            given_up=self.stats.given_up_groups,
         )
 
 
@@ -212,15 +203,12 @@ class Changes:
     gone_prompts: list[Any] = field(default_factory=list)
 
     def session(self, place: SessionRecord) -> None:
-        """A session has changed."""
         self.sessions[place.session] = place
 
     def batch(self, batch: BatchRecord) -> None:
-        """A batch has changed."""
         self.batches[batch.batch_id] = batch
 
     def group(self, group: RolloutGroup) -> None:
-        """A group has changed."""
         self.groups[group.group_id] = group
 
     def forget_session(self, place: SessionRecord) -> None:
@@ -230,12 +218,10 @@ class Changes:
         self.gone_prompts += place.prompts
 
     def forget_batch(self, batch: BatchRecord) -> None:
-        """A batch is gone."""
         self.batches.pop(batch.batch_id, None)
         self.gone_batches.append(batch.batch_id)
 
     def forget_group(self, group: RolloutGroup, *, with_prompt: bool) -> None:
-        """A group is gone."""
         self.groups.pop(group.group_id, None)
         self.gone_groups.append(group.group_id)
         if with_prompt:

@@ -1,4 +1,4 @@
-"""The batches that are open, and their sessions: who they are, and which of them somebody still wants. Pure."""
+"""The batches that are open, and their sessions: who they are, and whose lease still runs. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 
 class BatchRegistry:
-    """What `BatchSampler` works on, to look at."""
-
     def __init__(self) -> None:
         self.sessions: dict[str, SessionRecord] = {}
         """By name; those too that have no batch now, and carry groups."""
@@ -23,11 +21,9 @@ class BatchRegistry:
         """By id, in the order in which they were opened."""
 
     def __len__(self) -> int:
-        """Return the number of batches."""
         return len(self.batches)
 
     def restore(self, sessions: Iterable[SessionRecord], batches: Iterable[BatchRecord]) -> None:
-        """Take up what an earlier registry had."""
         self.sessions.update((place.session, place) for place in sessions)
         for batch in batches:
             place = self.sessions[batch.session]
@@ -36,7 +32,6 @@ class BatchRegistry:
             batch.take_prompts(place)
 
     def find(self, batch_id: str) -> BatchRecord | None:
-        """Return a batch if there is one of that id."""
         return self.batches.get(batch_id)
 
     def batch(self, batch_id: str, session: str | None = None) -> BatchRecord:
@@ -49,7 +44,7 @@ class BatchRegistry:
         if batch is None or session not in (None, batch.session):
             raise UnknownBatch(
                 f"no batch {batch_id} is open here: it was closed, its client was silent for longer than its lease, or "
-                "the rollout broker was started anew without its journal",
+                "the rollout broker was restarted without its journal",
                 batch_id=batch_id,
             )
         return batch
@@ -64,10 +59,9 @@ class BatchRegistry:
         return any(batch.state == "open" for batch in self.batches.values())
 
     def heard(self, session: str, now: float) -> None:
-        """A session's client lives."""
+        """A session's client is alive."""
         if session in self.sessions:
             self.sessions[session].heard_at = now
 
     def silent_sessions(self, now: float) -> list[str]:
-        """Return the sessions whose lease is over."""
         return [name for name, place in self.sessions.items() if place.heard_at + place.lease_s <= now]

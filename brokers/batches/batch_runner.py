@@ -158,7 +158,6 @@ class BatchRunner:
         return min(batch.wanted_prompts(room), PROMPT_LIMIT)
 
     def acknowledge(self, batch: BatchRecord, group_ids: Iterable[str]) -> None:
-        """Forget groups that the batch's client has."""
         for group in self._sampler.acknowledge(batch.batch_id, group_ids):
             self._discard(group.session, [rollout.job_id for rollout in group.rollouts.values()])
 
@@ -174,7 +173,6 @@ class BatchRunner:
         return found
 
     def mark_given(self, group: RolloutGroup, client_id: str, now: float) -> None:
-        """A client was sent a group."""
         self._sampler.mark_given(group, client_id, now)
 
     def closed(self, session: str, request_id: str) -> BatchClosed | None:
@@ -185,16 +183,14 @@ class BatchRunner:
         """End a batch as a request asks; tell what it came to."""
         status = batch.status()
         self._enqueue(self._sampler.close(batch.batch_id, now))
-        reply = BatchClosed(request_id, status, batch.account.report())  # with what was carried over, or cancelled
+        reply = BatchClosed(request_id, status, batch.stats.report())  # with what was carried over, or cancelled
         self._sampler.note_closed(batch.session, reply)
         return reply
 
     def heard(self, session: str, now: float) -> None:
-        """A session's client lives."""
         self._batches.heard(session, now)
 
     def set_version(self, weight_version: int, now: float) -> None:
-        """The trainer has new weights."""
         self._jobs.writes.note(WEIGHTS, msgspec.msgpack.encode(weight_version))
         self._enqueue(self._sampler.set_version(weight_version, now))
 
@@ -213,7 +209,6 @@ class BatchRunner:
         return status
 
     def statuses(self) -> tuple[BatchStatus, ...]:
-        """Describe all batches."""
         return tuple(self.status(batch) for batch in self._batches.batches.values())
 
     # What happens -----------------------------------------------------------------------------------------------------
@@ -234,11 +229,12 @@ class BatchRunner:
             self._discard(finished.session, [result.job_id])
 
     def launch(self, now: float) -> None:
-        """Start jobs for the room that there is."""
         if now < self._launch_at or not self._batches.wants_room():
             return
-        of_task = _Rooms(self._jobs.table.room)
-        of_session = _Rooms(lambda stream: self._jobs.quota.room(stream) if self._jobs.quota.may_start(stream) else 0)
+        of_task = _RoomByKey(self._jobs.table.room)
+        of_session = _RoomByKey(
+            lambda stream: self._jobs.quota.room(stream) if self._jobs.quota.may_start(stream) else 0
+        )
 
         def may_start(prompt: Prompt) -> bool:
             task, stream = prompt.job.task, _holder(prompt.session)
@@ -251,11 +247,9 @@ class BatchRunner:
         self._enqueue(self._sampler.launch(may_start, now))
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
         self._enqueue(self._sampler.tick(now))
 
     def note_changes(self) -> None:
-        """Have the journal note what has changed."""
         changes = self._sampler.take_changes()
         for prompt in changes.gone_prompts:
             self._jobs.quota.prompts(_holder(prompt.session), -prompt.size_bytes)
@@ -265,7 +259,7 @@ class BatchRunner:
     def recover(
         self, notes: Mapping[str, bytes], unfinished: Sequence[JobState], uncollected: Sequence[Finished], now: float
     ) -> None:
-        """Go on with the batches of an earlier broker, once the table and the outbox have its jobs and results."""
+        """Continue the batches of an earlier broker, once the table and the result store have its jobs and results."""
         jobs = {state.job_id for state in unfinished if state.in_batch}
         results = {one.result.job_id: one for one in uncollected if one.in_batch}
         found = read_notes(notes, lambda job_id: job_id in jobs or job_id in results, now)
@@ -287,7 +281,6 @@ class BatchRunner:
     # Actions ----------------------------------------------------------------------------------------------------------
 
     def perform(self, action: BatchAction, now: float) -> None:
-        """Do one thing that the sampler decided."""
         match action:
             case StartJobs():
                 self._submit(action.launches, now)
@@ -331,7 +324,7 @@ class BatchRunner:
         return int(generated.min()) if len(generated) else self._sampler.version
 
 
-class _Rooms(dict[str, int]):
+class _RoomByKey(dict[str, int]):
     """How many jobs there is room for in several places, found out when it is first asked."""
 
     def __init__(self, room: Callable[[str], int]) -> None:

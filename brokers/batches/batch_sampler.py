@@ -3,10 +3,10 @@
 Pure: no sockets, clock or files. Events and the time go in, actions come out. A session feeds prompts; a batch takes
 them in order, and each becomes a group of `group_size` jobs.
 
-- **Replenishment**: `launch` fills whatever room there is, as jobs end one by one; it never waits for a round to end.
+- **Replenishment**: `launch` fills all room there is, as jobs end one by one; it never waits for a round to end.
   Places of groups that are decided to be kept come first, then those of the oldest group, then a new prompt.
 - **Early termination**: once `target_groups` are kept, the batch is met, and what it has under way is not needed by it.
-- **Carry-over**: what is not needed goes on into the session's next batch of that group size: finished rollouts, and
+- **Carry-over**: what is not needed is carried into the session's next batch of that group size: finished rollouts, and
   with `carry="running"` those that run. A group so carried is the oldest there, so long ones are late, never left out.
 - **Staleness**: rollouts with tokens of weights older than `max_staleness` versions are dropped, and made again.
 - **Failures**: a job without a reward is replaced, up to `max_replacements` a group; then the group is given up, with
@@ -24,7 +24,7 @@ Of several batches, the one with the fewest jobs in flight for its weight launch
     close                          Cancel or carry its jobs; forgotten     forgotten; groups not fetched are carried
     lease over                     Cancel, Discard; its session forgotten  its session forgotten
 
-`take_changes` gives what a journal must keep, and `restore` takes it up in a new sampler. Left out on purpose: where
+`take_changes` returns what a journal must keep, and `restore` takes it up in a new sampler. Left out on purpose: where
 rollouts lie, and what a prompt is; the broker knows both.
 """
 
@@ -47,7 +47,7 @@ from .batch_records import (
     SessionRecord,
 )
 from .batch_registry import BatchRegistry
-from .batch_stats import Why
+from .batch_stats import DiscardReason
 from .group_filters import Verdict
 
 if TYPE_CHECKING:
@@ -64,8 +64,6 @@ PROBLEM_LIMIT = 500
 
 
 class BatchSampler:
-    """All open batches, and what their sessions carry on."""
-
     def __init__(
         self, name_of: Callable[[Any], str] = str, worked_s: Callable[[str, float], float] = lambda _, __: 0.0
     ) -> None:
@@ -84,11 +82,9 @@ class BatchSampler:
         self._changes = Changes()
 
     def __len__(self) -> int:
-        """Return the number of jobs that run."""
         return len(self._owners)
 
     def __contains__(self, job_id: str) -> bool:
-        """Tell whether a job runs for a batch."""
         return job_id in self._owners
 
     # What outlives the sampler ----------------------------------------------------------------------------------------
@@ -106,7 +102,7 @@ class BatchSampler:
         version: int,
         now: float,
     ) -> list[SamplerAction]:
-        """Take up what an earlier sampler left, before any event; leases begin anew."""
+        """Take up what an earlier sampler left, before any event; leases start over."""
         self.version, self._now = version, now
         self.registry.restore(sessions, batches)
         for group in sorted(groups, key=lambda group: group.number):
@@ -187,11 +183,10 @@ class BatchSampler:
         return self._take_actions()
 
     def job_completed(self, rollout: Rollout, now: float) -> list[SamplerAction]:
-        """A job ended with a reward."""
         self._now = now
         group = self._owners.pop(rollout.job_id, None)
         if group is None:
-            return [Discard((rollout,), Why.NOT_NEEDED)]
+            return [Discard((rollout,), DiscardReason.NOT_NEEDED)]
         if not math.isfinite(rollout.reward):
             self._lose(group, rollout.job_id, "reward_not_finite")
             return self._take_actions()
@@ -200,7 +195,7 @@ class BatchSampler:
         batch = self._batches.get(group.batch_id)
         if batch is not None:
             batch.in_flight -= 1
-            batch.account.completed += 1
+            batch.stats.completed += 1
             self._changes.batch(batch)
             self._drop_stale(group, batch, batch.options.max_staleness)
             self._judge(batch, group)
@@ -214,11 +209,10 @@ class BatchSampler:
             group.missing.append(group.running.pop(job_id))
             batch = self._batches[group.batch_id]
             batch.in_flight -= 1
-            batch.account.launched -= 1
+            batch.stats.launched -= 1
             batch.put_due(group)
 
     def job_failed(self, job_id: str, reason: str, now: float) -> list[SamplerAction]:
-        """A job ended without a reward."""
         self._now = now
         group = self._owners.pop(job_id, None)
         if group is not None:
@@ -252,7 +246,7 @@ class BatchSampler:
         """A client was sent a group: it is not taken back from now on."""
         batch = self._batches.get(group.batch_id)
         if not group.given_to and batch is not None:
-            batch.account.kept.add(group.rollouts.values())
+            batch.stats.kept.add(group.rollouts.values())
             self._changes.batch(batch)
         group.given_to, group.given_at = client_id, now
         self._changes.group(group)
@@ -278,12 +272,12 @@ class BatchSampler:
         return self._take_actions()
 
     def note_closed(self, session: str, reply: BatchClosed) -> None:
-        """A batch of a session was closed, and its client is told so: again, if it asks again."""
+        """A batch of a session was closed; the reply is kept for a repeated request."""
         self._sessions[session].note_closed(reply)
         self._changes.session(self._sessions[session])
 
     def close_session(self, session: str, now: float) -> list[SamplerAction]:
-        """Nobody wants what a session has: stop its jobs, and forget all of it."""
+        """Stop a session's jobs, and forget all of it."""
         self._now = now
         place = self._sessions.pop(session, None)
         if place is None:
@@ -292,10 +286,10 @@ class BatchSampler:
             batch = self._batches.pop(batch_id)
             place.prompts += batch.prompts
             for group in (*batch.groups.values(), *batch.ready.values()):
-                self._abandon(group, Why.ABANDONED)
+                self._abandon(group, DiscardReason.ABANDONED)
             self._changes.forget_batch(batch)
         for group in place.carried.values():
-            self._abandon(group, Why.ABANDONED)
+            self._abandon(group, DiscardReason.ABANDONED)
         self._changes.forget_session(place)
         return self._take_actions()
 
@@ -315,7 +309,7 @@ class BatchSampler:
     def _start(self, batch: BatchRecord, group: RolloutGroup) -> None:
         job_id = group.start()
         batch.in_flight += 1
-        batch.account.launched += 1
+        batch.stats.launched += 1
         self._owners[job_id] = group
         self._changes.group(group)
         self._changes.batch(batch)
@@ -333,7 +327,7 @@ class BatchSampler:
         group.verdict = Verdict.OPEN
         batch.groups[group.group_id] = group
         batch.in_flight += len(group.running)
-        batch.account.adopted += len(group.running) + len(group.rollouts)
+        batch.stats.adopted += len(group.running) + len(group.rollouts)
         self._changes.group(group)
         self._drop_stale(group, batch, batch.options.max_staleness)
         batch.put_due(group)
@@ -351,33 +345,33 @@ class BatchSampler:
             group.verdict = verdict
             batch.put_due(group)
         if group.is_complete:
-            batch.account.given_up_in_row = 0
+            batch.stats.given_up_in_row = 0
             del batch.groups[group.group_id]
             if verdict == Verdict.KEEP:
                 self._keep(batch, group)
             else:
-                batch.account.drop(group.rollouts.values())
-                self._abandon(group, Why.NOT_KEPT)
+                batch.stats.drop(group.rollouts.values())
+                self._abandon(group, DiscardReason.NOT_KEPT)
         elif verdict == Verdict.DROP:
             if batch.options.stop_early or not group.running:
-                self._remove(batch, group, Why.NOT_KEPT)
+                self._remove(batch, group, DiscardReason.NOT_KEPT)
             else:
                 group.missing.clear()
 
     def _keep(self, batch: BatchRecord, group: RolloutGroup) -> None:
         batch.ready[group.group_id] = group
-        batch.account.kept_groups += 1
+        batch.stats.kept_groups += 1
         self._changes.group(group)
         self._changes.batch(batch)
         self._actions.append(Deliver(batch.batch_id, group))
-        if batch.account.kept_groups == batch.options.target_groups:
+        if batch.stats.kept_groups == batch.options.target_groups:
             self._end(batch, "met")
 
     def _take_back(self, batch: BatchRecord, group: RolloutGroup) -> None:
-        """A group that was kept has lost rollouts before its client had it: go on with it."""
+        """A group that was kept has lost rollouts before its client had it: run it further."""
         del batch.ready[group.group_id]
         batch.groups[group.group_id] = group
-        batch.account.kept_groups -= 1
+        batch.stats.kept_groups -= 1
         if batch.state != "failed":
             batch.state = "open"
             self._adopt_carried(batch, self._sessions[batch.session])
@@ -394,35 +388,35 @@ class BatchSampler:
         if batch is None:
             return
         batch.in_flight -= 1
-        batch.account.fail(reason)
+        batch.stats.fail(reason)
         self._changes.batch(batch)
         if not self._give_up_if_hopeless(batch, group):
             if group.verdict != Verdict.DROP:
                 batch.put_due(group)
             elif not group.running:
-                self._remove(batch, group, Why.NOT_KEPT)
+                self._remove(batch, group, DiscardReason.NOT_KEPT)
         self._end_if_short(batch)
 
     def _give_up_if_hopeless(self, batch: BatchRecord, group: RolloutGroup) -> bool:
         if group.failures.total() <= batch.options.max_replacements:
             return False
-        batch.account.give_up(self._name_of(group.prompt), dict(group.failures))
-        self._remove(batch, group, Why.GIVEN_UP)
+        batch.stats.give_up(self._name_of(group.prompt), dict(group.failures))
+        self._remove(batch, group, DiscardReason.GIVEN_UP)
         self._actions.append(GiveUp(batch.batch_id, group))
-        in_row = batch.account.given_up_in_row
+        in_row = batch.stats.given_up_in_row
         if batch.state == "open" and in_row >= batch.options.max_given_up:
             reasons = ", ".join(f"{reason} ({count} jobs)" for reason, count in batch.status().failures.items())
             self._end(batch, "failed", f"{in_row} groups in a row could not be completed: {reasons}")
         return True
 
-    def _remove(self, batch: BatchRecord, group: RolloutGroup, why: Why) -> None:
+    def _remove(self, batch: BatchRecord, group: RolloutGroup, why: DiscardReason) -> None:
         """Take a group that is not complete out of its batch."""
         del batch.groups[group.group_id]
         batch.in_flight -= len(group.running)
         self._waste(batch, why, [rollout.seconds for rollout in group.rollouts.values()])
         self._abandon(group, why)
 
-    def _abandon(self, group: RolloutGroup, why: Why) -> None:
+    def _abandon(self, group: RolloutGroup, why: DiscardReason) -> None:
         """Cancel what runs of a group, discard what is in, and forget it."""
         self._cancel(group, why)
         if group.rollouts:
@@ -430,7 +424,7 @@ class BatchSampler:
             group.rollouts = {}
         self._changes.forget_group(group, with_prompt=True)
 
-    def _cancel(self, group: RolloutGroup, why: Why) -> None:
+    def _cancel(self, group: RolloutGroup, why: DiscardReason) -> None:
         stopped = group.stop()
         for job_id in stopped:
             del self._owners[job_id]
@@ -440,20 +434,20 @@ class BatchSampler:
             self._actions.append(CancelJobs(tuple(stopped), why))
 
     def _drop_stale(self, group: RolloutGroup, batch: BatchRecord, limit: int | None) -> bool:
-        """Drop rollouts of weights that are too old; say whether there were any, so that the group is judged anew."""
+        """Drop rollouts of weights that are too old; return whether any were: the group is then judged again."""
         dropped = group.drop_older_than(self.version - limit) if limit is not None else []
         if dropped:
             group.find_missing()
             group.verdict = Verdict.OPEN
             self._changes.group(group)
-            self._waste(batch, Why.STALE, [rollout.seconds for rollout in dropped])
-            self._actions.append(Discard(tuple(dropped), Why.STALE))
+            self._waste(batch, DiscardReason.STALE, [rollout.seconds for rollout in dropped])
+            self._actions.append(Discard(tuple(dropped), DiscardReason.STALE))
             batch.put_due(group)
         return bool(dropped)
 
-    def _waste(self, batch: BatchRecord | None, why: Why, seconds: list[float]) -> None:
+    def _waste(self, batch: BatchRecord | None, why: DiscardReason, seconds: list[float]) -> None:
         if batch is not None and seconds:
-            batch.account.waste(why, seconds)
+            batch.stats.waste(why, seconds)
             self._changes.batch(batch)
 
     # The end of a batch -----------------------------------------------------------------------------------------------
@@ -475,13 +469,13 @@ class BatchSampler:
         for group in batch.groups.values():
             unwanted = group.verdict == Verdict.DROP and not group.is_complete
             if batch.options.carry == "nothing" or unwanted:
-                self._waste(batch, Why.NOT_NEEDED, [rollout.seconds for rollout in group.rollouts.values()])
-                self._abandon(group, Why.NOT_NEEDED)
+                self._waste(batch, DiscardReason.NOT_NEEDED, [rollout.seconds for rollout in group.rollouts.values()])
+                self._abandon(group, DiscardReason.NOT_NEEDED)
                 continue
             if batch.options.carry == "finished":
-                self._cancel(group, Why.NOT_NEEDED)
+                self._cancel(group, DiscardReason.NOT_NEEDED)
             group.batch_id = ""
-            batch.account.carried += len(group.running) + len(group.rollouts)
+            batch.stats.carried += len(group.running) + len(group.rollouts)
             if group.rollouts or group.running or group.failures:
                 place.carried[group.group_id] = group
                 self._changes.group(group)

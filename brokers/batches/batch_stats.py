@@ -1,6 +1,6 @@
 """What a batch took: how many jobs, what was not used and why, and how kept rollouts compare with dropped ones.
 
-A batch that keeps what ends first would prefer short rollouts. Whether it did is seen by comparing the two spreads.
+A batch that keeps what ends first would prefer short rollouts. Comparing the two distributions shows whether it did.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .rollout_group import Rollout
 
 
-class Why(StrEnum):
+class DiscardReason(StrEnum):
     """Why a rollout was run and not used."""
 
     NOT_KEPT = "not_kept"
@@ -47,7 +47,7 @@ class _Values(msgspec.Struct, array_like=True):
         rounded = float(f"{value:.2g}")
         self.counts[rounded] = self.counts.get(rounded, 0) + 1
 
-    def spread(self) -> Distribution:
+    def distribution(self) -> Distribution:
         count = sum(self.counts.values())
         if not count:
             return Distribution()
@@ -63,23 +63,21 @@ class _Values(msgspec.Struct, array_like=True):
 
 
 class RolloutCounts(msgspec.Struct, array_like=True):
-    """How some rollouts are spread."""
+    """How the measures of some rollouts are distributed."""
 
     reward: _Values = msgspec.field(default_factory=_Values)
     tokens: _Values = msgspec.field(default_factory=_Values)
     seconds: _Values = msgspec.field(default_factory=_Values)
 
     def add(self, rollouts: Iterable[Rollout]) -> None:
-        """Count some more."""
         for rollout in rollouts:
             self.reward.add(rollout.reward)
             self.tokens.add(rollout.tokens)
             self.seconds.add(rollout.seconds)
 
-    def spread(self) -> RolloutDistribution:
-        """Return it as a client is told."""
+    def distribution(self) -> RolloutDistribution:
         return RolloutDistribution(
-            reward=self.reward.spread(), tokens=self.tokens.spread(), seconds=self.seconds.spread()
+            reward=self.reward.distribution(), tokens=self.tokens.distribution(), seconds=self.seconds.distribution()
         )
 
 
@@ -110,18 +108,16 @@ class BatchStats(msgspec.Struct, array_like=True):
         self.failures[reason] = self.failures.get(reason, 0) + 1
 
     def drop(self, rollouts: Iterable[Rollout]) -> None:
-        """A whole group was not kept."""
         self.dropped_groups += 1
         self.dropped.add(rollouts)
 
     def give_up(self, prompt_id: str, failures: dict[str, int]) -> None:
-        """A group could not be completed."""
         self.given_up_groups += 1
         self.given_up_in_row += 1
         self.given_up.append(GivenUpGroup(prompt_id, failures))
         del self.given_up[:-GIVEN_UP_LIMIT]
 
-    def waste(self, why: Why, seconds: Iterable[float]) -> None:
+    def waste(self, why: DiscardReason, seconds: Iterable[float]) -> None:
         """Jobs were worked on for so long, and are not used."""
         for one in seconds:
             if not one:
@@ -131,7 +127,6 @@ class BatchStats(msgspec.Struct, array_like=True):
             self.wasted_s[why] = self.wasted_s.get(why, 0.0) + one
 
     def report(self) -> BatchReport:
-        """Return it as a client is told."""
         return BatchReport(
             launched=self.launched,
             completed=self.completed,
@@ -145,6 +140,6 @@ class BatchStats(msgspec.Struct, array_like=True):
             given_up=tuple(self.given_up),
             wasted=dict(self.wasted),
             wasted_s=dict(self.wasted_s),
-            kept=self.kept.spread(),
-            dropped=self.dropped.spread(),
+            kept=self.kept.distribution(),
+            dropped=self.dropped.distribution(),
         )

@@ -1,7 +1,7 @@
 """Which groups a batch keeps, and what can be said of a group before its last rollout is in. Pure.
 
 A group is decided early where nothing that may still come can change it: two rewards that differ make it informative
-whatever the others are. The batch sampler runs decided groups first, and may stop those that can no longer be kept.
+regardless of the others. The batch sampler runs decided groups first, and may stop those that can no longer be kept.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Verdict(StrEnum):
     """What is known of a group."""
 
     KEEP = "keep"
-    """It is kept once all its rollouts are in, whatever they bring."""
+    """It is kept once all its rollouts are in, regardless of their rewards."""
     OPEN = "open"
     DROP = "drop"
-    """It will not be kept, whatever they bring."""
+    """It will not be kept, regardless of the rewards to come."""
 
 
 class KeepPolicy(Protocol):
-    """Says which groups a batch is made of."""
+    """Decides which groups a batch keeps."""
 
     def check(self, group_size: int) -> None:
         """Raise unless some group of this size can be kept.
@@ -58,7 +58,6 @@ class KeepAll:
         """Any size will do."""
 
     def verdict(self, rewards: Sequence[float], group_size: int) -> Verdict:
-        """Keep it."""
         del rewards, group_size
         return Verdict.KEEP
 
@@ -68,7 +67,6 @@ class KeepInformative:
     """Groups whose rewards are not all equal: others have no advantage to learn from (DAPO's dynamic sampling)."""
 
     def check(self, group_size: int) -> None:
-        """Raise for groups of one."""
         if group_size < 2:
             raise InvalidBatch(
                 f"`informative` keeps groups whose rewards differ, which those of {group_size} never do; ask for a "
@@ -77,7 +75,6 @@ class KeepInformative:
             )
 
     def verdict(self, rewards: Sequence[float], group_size: int) -> Verdict:
-        """Keep it as soon as two rewards differ."""
         if rewards and max(rewards) - min(rewards) > SAME:
             return Verdict.KEEP
         return Verdict.DROP if len(rewards) >= group_size else Verdict.OPEN
@@ -93,7 +90,6 @@ class KeepMeanReward:
     most: float = math.inf
 
     def check(self, group_size: int) -> None:
-        """Raise for ranges that are none."""
         del group_size
         if not (self.low <= self.high and self.least <= self.most):
             raise InvalidBatch(f"no mean reward is from {self.low:g} to {self.high:g}", field="keep")
@@ -122,7 +118,6 @@ class KeepWhere:
         """Any size will do."""
 
     def verdict(self, rewards: Sequence[float], group_size: int) -> Verdict:
-        """Ask the function."""
         if len(rewards) < group_size:
             return Verdict.OPEN
         kept = self.keeps(tuple(rewards))

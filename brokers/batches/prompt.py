@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ...wire.messages.jobs import Job
 
 SEED_STEP = 0x9E3779B97F4A7C15
-"""An odd number whose multiples are spread over all 63 bits (the golden ratio's)."""
+"""An odd number whose multiples are distributed over all 63 bits (the golden ratio's)."""
 
 
 class Prompt(NamedTuple):

@@ -97,7 +97,6 @@ class BatchRequestHandler:
         self._jobs.writes.then(lambda: self._answer(envelope, reply, ()))
 
     def next_deadline(self) -> float | None:
-        """Return the time at which the first held reply is due."""
         return min((poll.until for poll in self._polls.values()), default=None)
 
     def answer_held(self, now: float) -> None:
@@ -134,7 +133,6 @@ class BatchRequestHandler:
     def _answer_poll(
         self, envelope: Sequence[Frame], request: NextGroup, batch: BatchRecord, now: float, *, final: bool
     ) -> bool:
-        """Answer a poll if there is something to say, or if it is `final`."""
         found = self._next_ready(batch, request.client_id, now)
         wanted = self._runner.wanted_prompts(batch) if request.feeds else 0
         ended = batch.state != "open" and not batch.ready
@@ -149,7 +147,7 @@ class BatchRequestHandler:
             rollouts=len(results),
             wanted=wanted,
             ended=ended,
-            report=batch.account.report(),
+            report=batch.stats.report(),
         )
         frames = [frame for finished in results for frame in self._frames(finished)]
         if self._answer(envelope, reply, frames) and group is not None:

@@ -23,8 +23,6 @@ class Rollout(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class RolloutGroup:
-    """The jobs of one prompt."""
-
     group_id: str
     prompt: Any
     """What was fed; the sampler does not look at it."""

@@ -144,7 +144,7 @@ class DiskJournal:
         over: tuple[Sequence[int], Sequence[int]],
         notes: Mapping[str, bytes | None],
     ) -> None:
-        """Write what was packed; a job whose result is not in it stays as it is."""
+        """Write what was packed; a job whose result is not in it stays unchanged."""
         acknowledged, discarded = over
         written = {row[0] for row in (*rows, *results)}
         no_job = [(row[0],) for row in results]

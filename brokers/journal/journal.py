@@ -55,7 +55,7 @@ class Journal(Protocol):
         """Write a round's changes, all or none; when this returns they are safe.
 
         `ended` results take the place of their jobs; `acknowledged` (results that the client has) and `discarded`
-        (ended jobs whose results nobody will ask for) are forgotten by number, and notes of the batches that are None
+        (ended jobs whose results no client will fetch) are forgotten by number, and notes of the batches that are None
         by name.
         """
 

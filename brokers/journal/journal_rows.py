@@ -41,10 +41,10 @@ class Progress(NamedTuple):
     """What earlier phases left, in one column."""
 
     sandbox: SandboxHandle | None = None
-    carry: dict[str, Any] = {}  # noqa: RUF012 - nobody writes to it
+    carry: dict[str, Any] = {}  # noqa: RUF012 - never written to
     run: PhaseDone | PhaseFailed | None = None
-    metrics: dict[str, float] = {}  # noqa: RUF012 - nobody writes to it
-    timings: dict[str, float] = {}  # noqa: RUF012 - nobody writes to it
+    metrics: dict[str, float] = {}  # noqa: RUF012 - never written to
+    timings: dict[str, float] = {}  # noqa: RUF012 - never written to
 
 
 class Damaged(NamedTuple):

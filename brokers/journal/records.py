@@ -1,4 +1,4 @@
-"""What a journal keeps of jobs: those that have not ended, and the results that nobody has acknowledged."""
+"""What a journal keeps of jobs: those that have not ended, and the results that no client has acknowledged."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class JobState(NamedTuple):
     attempt: int = 1
     attempts_given_back: int = 0
     sandbox: SandboxHandle | None = None
-    carry: dict[str, Any] = {}  # noqa: RUF012 - nobody writes to it
+    carry: dict[str, Any] = {}  # noqa: RUF012 - never written to
     run: PhaseDone | PhaseFailed | None = None
     """RUN's event, once it has come."""
     block: Any = None
     """RUN's trajectory: a frame, or a `StoredBlock`."""
-    metrics: dict[str, float] = {}  # noqa: RUF012 - nobody writes to it
-    timings: dict[str, float] = {}  # noqa: RUF012 - nobody writes to it
+    metrics: dict[str, float] = {}  # noqa: RUF012 - never written to
+    timings: dict[str, float] = {}  # noqa: RUF012 - never written to
     history: bytes = b""
     """What the job went through (see `JobHistory`)."""
     in_batch: bool = False
@@ -52,8 +52,6 @@ class JobState(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """An ended job."""
-
     session: str
     result: Result
     block: Any

@@ -110,11 +110,9 @@ class WriteAhead:
         self._waiting.append(send)
 
     def acknowledge(self, dropped: Iterable[Finished]) -> None:
-        """Forget results that their client has."""
         self._acknowledged += [finished.sequence for finished in dropped]
 
     def discard(self, dropped: Iterable[Finished]) -> None:
-        """Forget jobs that ended and whose results nobody will ask for."""
         for finished in dropped:
             if self._ended.pop(finished.sequence, None) is not None:
                 self._discarded.append(finished.sequence)

@@ -23,15 +23,13 @@ class Queued(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Send a phase to a stage process."""
-
     stage_id: str
     command: StartPhase
     packed_job: bytes
 
 
 class Stop(NamedTuple):
-    """Tell a stage process to end a phase whose result nobody wants."""
+    """Tell a stage process to end a phase whose result is not wanted."""
 
     stage_id: str
     claim: SlotClaim

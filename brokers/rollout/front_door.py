@@ -118,7 +118,6 @@ class FrontDoor:
             self._answer(envelope, Refused(request_id, InternalError(f"{type(error).__name__}: {error}").info()))
 
     def next_deadline(self) -> float | None:
-        """Return the time at which the first held reply is due."""
         deadlines = (self._batch_requests.next_deadline(), *(poll.until for poll in self._polls.values()))
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 

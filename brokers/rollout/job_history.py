@@ -2,7 +2,7 @@
 
 Fed with the job table's actions and the time of the broker's own wall clock; decides nothing. A history is one value of
 bytes that only grows, MessagePack items one behind another: cheap to add to (measured: 1 to 3 µs), and kept by the
-journal as it is. It is read only when somebody asks. Histories of jobs that have not ended are as many as those; of
+journal unchanged. It is read only when a client asks. Histories of jobs that have not ended are as many as those; of
 ended ones the newest are kept, bounded in number and bytes. A history that grows too long loses its middle.
 """
 
@@ -85,7 +85,7 @@ class _Collected(_Item, frozen=True, tag=4):
 
 
 class _TakenUp(_Item, frozen=True, tag=5):
-    """The broker was started anew."""
+    """The broker was restarted."""
 
 
 class _LeftOut(_Item, frozen=True, tag=6):
@@ -115,7 +115,7 @@ class JobHistory:
         return self._live.get(job_id) or self._ended.get(job_id, b"")
 
     def restore(self, job_id: str, packed: bytes, at: float) -> None:
-        """Take up what the journal kept of a job that has not ended, and note that the broker was started anew."""
+        """Take up what the journal kept of a job that has not ended, and note that the broker was restarted."""
         self._live[job_id] = _undamaged(packed, at) + _encode(_TakenUp(at))
 
     def restore_ended(self, job_id: str, packed: bytes) -> None:
@@ -305,7 +305,7 @@ def _items(packed: bytes) -> Iterator[Any]:
 
 
 def _undamaged(packed: bytes, at: float | None) -> bytes:
-    """Return a history as it is, or up to where it cannot be read, with a mark of that time behind it."""
+    """Return a history unchanged, or up to where it cannot be read, with a mark of that time behind it."""
     unpacker = msgpack.Unpacker(read_size=READ_BYTES, max_buffer_size=0)
     unpacker.feed(packed)
     whole = 0

@@ -20,7 +20,6 @@ log = logging.getLogger("prorl.rollout_broker")
 
 
 def log_action(action: Action) -> None:
-    """Log what the job table decided, where it is a transition."""
     if log.isEnabledFor(logging.DEBUG):
         _log(action, logging.DEBUG)
     elif isinstance(action, End) and action.finished.result.outcome != Outcome.COMPLETED:

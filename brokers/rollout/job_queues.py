@@ -26,8 +26,6 @@ class _Entry(NamedTuple):
 
 
 class JobQueues:
-    """The queues of all requirements."""
-
     def __init__(self, records: Mapping[str, JobRecord]) -> None:
         self._records = records
         self._queues: dict[Phase, dict[Requirement, list[_Entry]]] = {phase: {} for phase in Phase}
@@ -64,7 +62,6 @@ class JobQueues:
         return None
 
     def pop(self, requirement: Requirement) -> None:
-        """Take the head away."""
         heapq.heappop(self._queues[requirement.role][requirement])
 
     def look_at_sessions_again(self) -> None:
@@ -74,13 +71,13 @@ class JobQueues:
                 heapq.heappush(self._queues[requirement.role].setdefault(requirement, []), entry)
 
     def served(self, requirement: Requirement) -> None:
-        """Somebody could take the jobs of a requirement, or there is none."""
+        """A process could take the jobs of a requirement, or there is none."""
         self._unserved_since.pop(requirement, None)
         if self.head(requirement) is None:
             del self._queues[requirement.role][requirement]
 
     def unserved(self, requirement: Requirement, now: float) -> list[tuple[JobRecord, float]]:
-        """Nobody could take the jobs of a requirement: give each, and since when it waits in vain."""
+        """No process could take the jobs of a requirement: yield each, and since when it waits unserved."""
         since = self._unserved_since.setdefault(requirement, now)
         records = [self._waiting(entry) for entry in sorted(self._queues[requirement.role][requirement])]
         return [(record, max(record.since, since)) for record in records if record is not None]

@@ -75,12 +75,11 @@ class JobRecord:
 
     @property
     def claim(self) -> SlotClaim:
-        """What it takes of a stage process."""
+        """The slot that it takes of a stage process."""
         return SlotClaim(self.job_id, self.attempt)
 
     @property
     def requirement(self) -> Requirement:
-        """What it requirements of one."""
         return Requirement(self.phase, self.task, self.sandbox.node if self.sandbox is not None else None)
 
     def worked_s(self, now: float) -> float:
@@ -89,7 +88,6 @@ class JobRecord:
         return ended + (now - self.since if self.place == Place.HELD else 0.0)
 
     def is_held_by(self, stage_id: str, attempt: int) -> bool:
-        """Tell whether this attempt is the one under way there."""
         return self.place == Place.HELD and self.stage_id == stage_id and self.attempt == attempt
 
     @classmethod
@@ -133,13 +131,13 @@ class JobRecord:
         )
 
     def forget_phases(self) -> None:
-        """Forget what its phases brought: it begins anew."""
+        """Forget what its phases brought: it starts over."""
         self.sandbox = self.run = self.block = None
         self.carry, self.metrics = {}, {}
         self.timings = {name: value for name, value in self.timings.items() if name in QUEUE_TIMINGS}
 
     def result(self, outcome: Outcome, error: ErrorInfo | None, evaluated: PhaseDone | None) -> Result:
-        """Return what its client is told of its end; `evaluated` is EVAL's event, of a job that is completed."""
+        """Return its result for the client; `evaluated` is EVAL's event, of a job that is completed."""
         run = self.run
         return Result(
             job_id=self.job_id,

@@ -8,7 +8,7 @@ A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stag
     PhaseDone                    stale               → next phase queued, or ended          drop; Close its sandbox
     PhaseFailed, no retry        stale               → ended                                drop
     PhaseFailed, retry           stale               → lost                                 drop
-    lease lapsed                                     → lost
+    lease expired                                    → lost
     its line broke                                   as if not heard of since `quiet_s` before the lease's end
     limit + grace passed                             Stop → ended, `timeout`
     stage process leaves                             → given back: lost, attempt not spent
@@ -20,7 +20,7 @@ A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stag
                           holder says that this is gone, INIT is)
     lost, none left     → ended, `infrastructure_error`
 
-    waits for its node in vain → INIT queued under the next attempt (the sandbox went with the node)
+    its node does not return → INIT queued under the next attempt (the sandbox went with the node)
     EVAL, then its sandbox     → one loss, which spends one attempt
 
     in a table that was restored, until the lease is over:
@@ -32,7 +32,7 @@ holds INIT or RUN closes the job's sandbox unless `PhaseDone` hands it on. The t
 lost EVAL finds it as RUN left it, and for every job that it ends or starts again without a word from the holder
 (closing twice does no harm).
 
-`take_changes` gives what a journal must keep of the jobs that moved, and `restore` takes it up in a new table.
+`take_changes` returns what a journal must keep of the jobs that moved, and `restore` takes it up in a new table.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ STOP_GRACE_S = 15.0
 """How far beyond a phase's limit a stage process may be before the table ends the job without it."""
 
 SKIP_LIMIT = ATTEMPT_LIMIT // 2
-"""Attempts that a table goes on behind are smaller, so that none grows beyond what messages carry."""
+"""Attempts that a table skips are smaller, so that none grows beyond what messages carry."""
 
 NEXT_PHASE = {Phase.INIT: Phase.RUN, Phase.RUN: Phase.EVAL}
 RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phase.EVAL}
@@ -105,11 +105,9 @@ class JobTable:
         return self._records[job_id].packed
 
     def holder(self, job_id: str) -> str:
-        """Return who holds a job that has not ended (see `holder_of`)."""
         return self._records[job_id].holder
 
     def unfinished(self, session: str) -> int:
-        """Return the number of a session's jobs that have not ended."""
         return self._unfinished[session]
 
     def working_slots(self) -> int:
@@ -161,7 +159,6 @@ class JobTable:
     # Events -----------------------------------------------------------------------------------------------------------
 
     def submit(self, session: str, job: Job, packed: bytes, now: float, *, in_batch: bool = False) -> list[Action]:
-        """Accept a job whose id is new."""
         self.last_sequence += 1
         # An ended job's id may come again while its last attempt still stops; the new job's attempts go on from there.
         before = self._last_attempt(job.job_id)
@@ -184,7 +181,7 @@ class JobTable:
 
     def stage_reported(self, report: StageReport, now: float) -> list[Action]:
         """A stage process lives: renew the leases of the jobs that it names, and stop those that are not its own."""
-        anew = self.stages.is_expected(report.stage_id)
+        expected = self.stages.is_expected(report.stage_id)
         stage = self.stages.heard(report, now)
         for job_id, attempt in (*report.running.items(), *report.ended.items()):
             record = self._records.get(job_id)
@@ -208,7 +205,7 @@ class JobTable:
             record = self._records.get(claim.job_id)
             if record is None or not record.is_held_by(stage.stage_id, claim.attempt):
                 self.stages.give_back(stage.stage_id, claim)
-            elif anew:
+            elif expected:
                 self.stages.give_back(stage.stage_id, claim)
                 record.attempts_given_back += 1
                 self._restart(record, RESTART_PHASE[record.phase], lease_lost(record, "unreported"), now)
@@ -246,7 +243,7 @@ class JobTable:
         return self._take_actions(now)
 
     def phase_done(self, done: PhaseDone, block: Any, now: float) -> list[Action]:
-        """A phase ended well; `block` is RUN's trajectory."""
+        """A phase succeeded; `block` is RUN's trajectory."""
         stage = self.stages.give_back(done.stage_id, SlotClaim(done.job_id, done.attempt))
         record = self._current(done)
         if record is None:
@@ -267,7 +264,7 @@ class JobTable:
         return self._take_actions(now)
 
     def phase_failed(self, failed: PhaseFailed, block: Any, now: float) -> list[Action]:
-        """A phase ended badly; `block` is what there is of RUN's trajectory."""
+        """A phase failed; `block` is as much of RUN's trajectory as there is."""
         stage = self.stages.give_back(failed.stage_id, SlotClaim(failed.job_id, failed.attempt))
         record = self._current(failed)
         if record is not None and failed.retry:
@@ -290,7 +287,7 @@ class JobTable:
         return self._take_actions(now)
 
     def tick(self, now: float) -> list[Action]:
-        """Time has passed: look for lapsed leases, overdue phases, and queues that no live stage process serves."""
+        """Time has passed: look for expired leases, overdue phases, and queues that no live stage process serves."""
         died = set()
         for stage in tuple(self.stages):
             if stage.heard_at + self._lease_s <= now:
@@ -451,9 +448,9 @@ class JobTable:
         self._actions.append(End(finished))
 
     def _skip_attempts(self, record: JobRecord, attempt: int) -> None:
-        """Go on behind an attempt of an earlier job of this id, which a process that was silent still works on."""
+        """Skip the attempts of an earlier job of this id, which a process that was silent still works on."""
         if attempt >= SKIP_LIMIT:
-            return  # nobody has made so many: the process lies
+            return  # no job has so many: the process lies
         skipped = attempt + 1 - record.attempt
         record.attempt += skipped
         record.attempts_given_back += skipped
@@ -491,7 +488,7 @@ class JobTable:
             self._actions.append(Close(sandbox))
 
     def _take_actions(self, now: float) -> list[Action]:
-        """Let INIT prepare what it may, now that an event has moved jobs, and give all that is to be done."""
+        """Let INIT prepare what it may, now that an event has moved jobs, and return all actions."""
         while self._may_init() and self._start_oldest(self.queues.requirements(Phase.INIT), now):
             pass
         actions, self._actions = self._actions, []

@@ -7,7 +7,7 @@
     writes     what waits for the journal; nothing is sent before it is written
 
 Requests, stage events and time change the table; the actions that follow are appended to `queue`. The broker performs
-them in order until the queue is empty (`action_queue`). Performing an action may append more, and calls nobody back.
+them in order until the queue is empty (`action_queue`). Performing an action may append more, and calls nothing back.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Jobs:
         return dropped
 
     def discard(self, holder: str, job_ids: Sequence[str]) -> None:
-        """Drop results that nobody will ask for, those included that are not in the journal yet."""
+        """Drop results that no client will fetch, including those that are not in the journal yet."""
         dropped = self.results.drop(holder, job_ids)
         self.writes.discard(dropped)
         self._collected(dropped)

@@ -43,11 +43,9 @@ class LeastLoaded(Generic[Key]):
             heapq.heapify(self._heap)
 
     def discard(self, key: Key) -> None:
-        """Remove the key if it is there."""
         self._entries.pop(key, None)
 
     def load(self, key: Key) -> float:
-        """Return the load of a key that is there."""
         return self._entries[key][1]
 
     def first(self) -> Key | None:

@@ -25,8 +25,6 @@ RETRY_AFTER_S = 1.0
 
 
 class Quota:
-    """Counts what sessions hold."""
-
     def __init__(self, max_jobs: int, max_held_bytes: int, session_share: float) -> None:
         self._max_jobs = max_jobs
         self._max_bytes = max_held_bytes

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...wire.messages.jobs import Result
     from ..journal.records import Finished
 
-FIXED_BYTES = 4096
+FIXED_BYTES = 1024
 """More than what a packed result takes without its maps and its error."""
 ITEM_BYTES = 16
 """More than what a number, or the head of a text, takes."""
@@ -49,7 +49,6 @@ class ResultStore:
         return len(self._holder_of)
 
     def get(self, job_id: str) -> Finished | None:
-        """Return an ended job; None if it is not here."""
         holder = self._holder_of.get(job_id)
         return self._holders[holder][job_id] if holder is not None else None
 
@@ -58,7 +57,7 @@ class ResultStore:
         return len(self._holders.get(holder, ()))
 
     def hold_back(self, finished: Finished) -> None:
-        """Keep an ended job that nobody is to be told of before it is `put`."""
+        """Keep an ended job that no client may see before it is `put`."""
         self.put(finished)
         self._held_back.add(finished.result.job_id)
 
@@ -72,7 +71,6 @@ class ResultStore:
         self._holder_of[job_id] = finished.holder
 
     def is_held_back(self, job_id: str) -> bool:
-        """Tell whether nobody is to be told of a job yet."""
         return job_id in self._held_back
 
     def acknowledge(self, holder: str, job_ids: Iterable[str]) -> list[Finished]:
@@ -136,7 +134,8 @@ def size_bound(result: Result) -> int:
     ]
     if result.error is not None:
         texts += [result.error.message, *result.error.fields, *map(str, result.error.fields.values())]
-    return FIXED_BYTES + ITEM_BYTES * (len(texts) + len(result.segments)) + 4 * sum(map(len, texts))
+    characters = sum(len(text) if text.isascii() else 4 * len(text) for text in texts)
+    return FIXED_BYTES + ITEM_BYTES * (len(texts) + len(result.segments)) + characters
 
 
 def _in_memory(finished: Finished | None) -> int:

@@ -1,7 +1,7 @@
 """The stage processes and their credit: who could take a job now, and who takes it. Pure: no sockets, no clock.
 
 A stage process has as many credits as slots. A phase given to it takes one, and only its own word (the phase ended) or
-the end of its lease gives the credit back; so a process that is still busy stopping a cancelled job is not sent
+the end of its lease gives the credit back; a process that is still busy stopping a cancelled job is not sent
 another. One that is quiet, though its lease is not over, is given nothing new.
 
 Sandboxes stay on their node, so a node is one line of work: INIT prepares none there for a task of which as many jobs
@@ -43,8 +43,6 @@ class SlotClaim(NamedTuple):
 
 @dataclass
 class StageProcess:
-    """One live stage process."""
-
     stage_id: str
     role: Phase
     node: str
@@ -92,8 +90,6 @@ class _Node:
 
 
 class StagePool:
-    """All live stage processes."""
-
     def __init__(self) -> None:
         self._stages: dict[str, StageProcess] = {}
         self._free: dict[Requirement, LeastLoaded[str]] = {}
@@ -103,7 +99,7 @@ class StagePool:
         self._role_slots: Counter[Phase] = Counter()
         self._nodes: defaultdict[str, _Node] = defaultdict(_Node)
         self._expected: dict[str, set[SlotClaim]] = {}
-        """Processes that held jobs when the broker was started anew, until they report."""
+        """Processes that held jobs when the broker was restarted, until they report."""
 
     def __contains__(self, stage_id: str) -> bool:
         return stage_id in self._stages
@@ -112,7 +108,6 @@ class StagePool:
         return iter(self._stages.values())
 
     def get(self, stage_id: str) -> StageProcess | None:
-        """Return a live stage process."""
         return self._stages.get(stage_id)
 
     def expect(self, stage_id: str, claim: SlotClaim) -> None:
@@ -164,7 +159,7 @@ class StagePool:
         self._forget_if_idle(node)
 
     def leave(self, stage_id: str) -> None:
-        """Return no more jobs to a process that is ending; it keeps what it holds."""
+        """Give no more jobs to a process that is ending; it keeps what it holds."""
         stage = self._stages.get(stage_id)
         if stage is not None and not stage.leaving:
             stage.leaving = True
@@ -173,7 +168,6 @@ class StagePool:
             self._offer_node(stage.node)
 
     def remove(self, stage_id: str) -> set[SlotClaim]:
-        """Forget a process, and give what it held."""
         self.leave(stage_id)
         stage = self._stages.pop(stage_id, None)
         if stage is None:
@@ -224,13 +218,11 @@ class StagePool:
         return stage
 
     def status(self) -> tuple[StageStatus, ...]:
-        """Describe the processes, in the order in which they came."""
         return tuple(
             StageStatus(stage.stage_id, stage.role, stage.node, stage.slots, len(stage.claims)) for stage in self
         )
 
     def tasks(self) -> frozenset[str]:
-        """Return the tasks that some live process serves."""
         return frozenset(task for stage in self if not stage.leaving for task in stage.tasks)
 
     def on_node(self, node: str) -> str | None:

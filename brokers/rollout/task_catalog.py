@@ -40,7 +40,6 @@ class TaskCatalog:
         """Made with a task's first job: reports come often, and may name many tasks."""
 
     def add(self, tasks: Iterable[Task]) -> None:
-        """Note the tasks of a stage process."""
         for task in tasks:
             if self._tasks.pop(task.name, None) != task:
                 self._instances.pop(task.name, None)

@@ -52,7 +52,7 @@ def evaluate(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="The run folder; an evaluation that was stopped goes on there. [default: eval/FILE]"
+            metavar="DIR", help="The run folder; an evaluation that was stopped continues there. [default: eval/FILE]"
         ),
     ] = None,
     fresh: Annotated[

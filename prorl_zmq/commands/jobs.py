@@ -65,7 +65,7 @@ def submit(
 ) -> None:
     """Submit jobs, wait until all have ended, and sum up. Ctrl-C cancels those that have not ended; a second one quits.
 
-    Jobs are submitted in parts, as the service has room. The exit code is 0 if all jobs have ended, whatever their
+    Jobs are submitted in parts, as the service has room. The exit code is 0 if all jobs have ended, regardless of their
     outcomes, which the table shows, and 130 after Ctrl-C.
     """
     if tasks is None and session is None:

@@ -72,7 +72,7 @@ def make_swe(
     """Make software-engineering instances from Python projects with tests, each verified by running them.
 
     A bug is put into a function that tests reach, so that a few tests fail; the agent has to find it. Each project
-    gets an image with its repository and its test dependencies. Run again, an interrupted command goes on. Its tests
+    gets an image with its repository and its test dependencies. Run again, an interrupted command continues. Its tests
     run in sandboxes; but pip, here, asks the build backend of NAME==VERSION for metadata, as any installation does.
 
     Example: prorl tasks make-swe ./my-project --instances 10 --out mine.jsonl

@@ -15,7 +15,7 @@ from ..system.logs import say
 from .options import Config, Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as, sandbox_kind, topology_of
 from .startup_line import StartupLine
 
-broker = typer.Typer(help="One broker alone, for a service that is spread over nodes.", rich_markup_mode=None)
+broker = typer.Typer(help="One broker alone, for a service on several nodes.", rich_markup_mode=None)
 
 
 def serve(

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 class StartupLine:
-    """Shows how far the start has come; a large model may take minutes."""
-
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._progress: Progress | None = None

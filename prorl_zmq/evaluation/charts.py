@@ -71,7 +71,6 @@ BINS = 20
 
 
 def charts_of(summary: Summary, samples: Sequence[Sample]) -> dict[str, str]:
-    """Draw all charts that there is data for: SVG by name."""
     drawn = {
         "passes": _passes(summary.passes),
         "rewards": _rewards(summary),
@@ -132,7 +131,6 @@ def _rewards(summary: Summary) -> str:
 
 
 def _times(rows: Sequence[Distribution]) -> str:
-    """Draw the median and the 95th percentile of each stay and its parts."""
     if not rows:
         return ""
     with mpl.rc_context({**STYLE, "svg.hashsalt": "times"}):
@@ -198,7 +196,6 @@ def _failures(rows: Sequence[FailureRow]) -> str:
 
 
 def _axes(rows: int = 0) -> tuple[Figure, Axes]:
-    """Return axes; for horizontal bars, as high as so many rows need."""
     height = max(1.5, 0.34 * rows + 0.8) if rows else HEIGHT
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.add_subplot()

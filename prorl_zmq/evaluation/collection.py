@@ -1,8 +1,8 @@
 """What `prorl view` opens: the rollouts of a run folder, or those that `prorl submit --out` has left.
 
 A run folder has its rollouts' texts; of `prorl submit` there are arrays only, so their tokens are shown as ids unless a
-tokenizer is named. A folder whose evaluation is at work is read as far as it is. What is in the files is checked as it
-is read: they may come from anywhere.
+tokenizer is named. A running evaluation is read as far as it is written. What is in the files is checked as it is
+read: they may come from anywhere.
 """
 
 from __future__ import annotations

@@ -45,12 +45,10 @@ class Watcher(Protocol):
         """A rollout has ended."""
 
     def troubled(self, message: str) -> None:
-        """Something is not as it should be, and goes on."""
+        """Something is wrong, and the evaluation continues."""
 
 
 class Evaluator:
-    """Runs what is missing of an evaluation."""
-
     def __init__(
         self,
         folder: RunFolder,

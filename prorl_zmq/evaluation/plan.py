@@ -1,6 +1,6 @@
 """The plan of an evaluation: what is evaluated, and how; and the jobs that it comes to.
 
-A run folder keeps its plan, and goes on only with the same one, or with one that has more samples or problems: results
+A run folder keeps its plan, and continues only with the same one, or one that has more samples or problems: results
 of two models, or of two versions of a file, make no common figure. What changes no result (how many slots, which k are
 reported, prices) is not part of it. The ids of the jobs follow from the plan, so that a service that has some of them
 still does not run them twice.

@@ -140,7 +140,6 @@ def share(value: float | None) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return a time with about three digits."""
     if value < 0.1:
         return f"{value * 1000:.1f} ms"
     if value < 100:

@@ -1,4 +1,4 @@
-"""The folder of an evaluation: what it is about, and what has come of it, so that it can go on after anything.
+"""The folder of an evaluation: what it is about, and what has come of it, so that it can continue after anything.
 
     plan.json                what is evaluated (see `plan`)
     results.jsonl            one `Sample` per ended rollout, in the order in which they ended
@@ -57,7 +57,7 @@ ROUNDING = 1e-9
 
 
 def says_nothing(result: Result) -> bool:
-    """Return whether a result says nothing about the model: such a rollout is run again when the evaluation goes on."""
+    """Return whether a result says nothing about the model; such a rollout is repeated when the run continues."""
     error = result.error
     faulty = result.outcome == Outcome.FAILED and error is not None and error.code in TASKS_FAULTS
     unbegun = result.outcome == Outcome.TIMEOUT and error is not None and error.fields.get("phase") == Phase.INIT
@@ -167,7 +167,6 @@ class RunFolder:
         self._results = self._lock = None
 
     def _check_its_ours(self) -> None:
-        """Refuse a folder of other things."""
         names = {one.name for one in self.path.iterdir()}
         if PLAN not in names and names - {LOCK, EARLIER, f"{PLAN}.new"}:
             raise ConfigError(

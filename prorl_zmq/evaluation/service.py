@@ -1,7 +1,7 @@
 """Whose engines an evaluation uses: a service of its own, as a child, or one that runs already.
 
 Its own service has one kind of backend, lives in a folder of its own under the system's temporary one, and ends with
-the evaluation; the kernel ends it if the evaluation is killed, and its folder is removed when the evaluation goes on.
+the evaluation; the kernel ends it if the evaluation is killed, and its folder is removed when the evaluation continues.
 """
 
 from __future__ import annotations

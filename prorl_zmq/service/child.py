@@ -99,7 +99,6 @@ class ChildService(ChildProcess):
 
     @property
     def logs(self) -> Path:
-        """The folder of one log file per process; `serve.log` is the supervisor's."""
         return self.log.parent
 
     def __exit__(self, *_: object) -> None:

@@ -23,7 +23,7 @@ _CAUSE = re.compile(r"(?:prorl-engine: )?cannot start: (.+)")
 
 
 class ChildOutput:
-    """A child's log file, or a pipe whose lines go on to our standard error."""
+    """A child's log file, or a pipe whose lines are copied to our standard error."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -36,7 +36,7 @@ class ChildOutput:
             self._begin = os.fstat(self.write_end).st_size
             return
         read_end, self.write_end = os.pipe2(os.O_CLOEXEC)
-        # In a thread: a standard error that nobody reads must hold up this child only.
+        # In a thread: a standard error that is not read must hold up this child only.
         self._relay = threading.Thread(target=self._copy, args=(read_end,), daemon=True)
         try:
             self._relay.start()

@@ -1,7 +1,7 @@
 """systemd's notifications: one datagram per state to the socket that `$NOTIFY_SOCKET` names. Without one, nothing.
 
 The supervisor says READY=1, STATUS=, STOPPING=1 and, as often as `$WATCHDOG_USEC` asks, WATCHDOG=1. A datagram that
-cannot be delivered is dropped: a service must not fail or wait because nobody listens. `sd_notify(3)` describes it all.
+cannot be delivered is dropped: a service must not fail or wait for want of a listener. `sd_notify(3)` describes it all.
 """
 
 from __future__ import annotations

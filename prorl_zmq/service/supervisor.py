@@ -147,8 +147,6 @@ def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
 
 
 class Supervisor:
-    """The service of one topology on this node."""
-
     def __init__(self, topology: Topology, config: Path | None, log_dir: Path | None = None) -> None:
         self._topology = topology
         self._plans = plan_children(topology, config)
@@ -332,7 +330,7 @@ class Supervisor:
     async def _announce(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
         async for startup in self._startup():
             self._notifier.status(f"waiting for {startup.missing}")
-            with contextlib.suppress(OSError):  # a service goes on without its terminal
+            with contextlib.suppress(OSError):  # a service continues without its terminal
                 on_startup(startup)
         self._was_ready = True
         self._notifier.ready()

@@ -123,6 +123,5 @@ def _tagged(kind: Any) -> dict[str, type[msgspec.Struct]]:
 
 
 def _named_field(what: str) -> str:
-    """Return the name in "Object missing required field `name`" or "… contains unknown field `name`"."""
     _, _, name = what.partition("field `")
     return name.rstrip("`")

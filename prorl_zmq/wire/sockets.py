@@ -150,7 +150,6 @@ def check_private(endpoint: str, role: KeyRole = KeyRole.SERVICE) -> None:
 
 
 def connect(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    """Connect `socket`; the peer may come later."""
     try:
         socket.connect(check_endpoint(endpoint))
     except zmq.ZMQError as error:

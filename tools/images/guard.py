@@ -30,7 +30,6 @@ NOT_STARTED = 127
 
 
 def main(namespaces: Namespaces, inherited: list[int], argv: list[str]) -> int:
-    """Run a program to its end or that of the builder; return its exit code."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     own_pid = os.getpid()
 

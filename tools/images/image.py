@@ -83,8 +83,6 @@ def default_root() -> Path:
 
 @dataclass(frozen=True)
 class Image:
-    """An image that is complete."""
-
     name: str
     path: Path
     """The folder or SIF file itself, behind any link; it stays while it is locked."""
@@ -136,7 +134,6 @@ def apptainer_program() -> str | None:
 
 
 def lock_image(image: Path) -> ImageLock:
-    """Keep an image's files from being removed, even if its name gets another image or none from now on."""
     for _ in range(LOCK_ATTEMPTS):
         try:
             path = image.resolve(strict=True)

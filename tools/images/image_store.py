@@ -159,7 +159,6 @@ class ImageStore:
         return self.root / f".{name}"
 
     def _link(self, name: str, image: Path) -> None:
-        """Name an image, in one step."""
         fresh = image.parent / f"link-{secrets.token_hex(4)}"
         fresh.symlink_to(image.relative_to(self.root))
         fresh.rename(self.root / name)

@@ -143,7 +143,6 @@ class Container(ABC):
 
     @property
     def directory(self) -> str:
-        """Where commands start."""
         return self.spec.directory or self.home
 
     def environment(self) -> dict[str, str]:

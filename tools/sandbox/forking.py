@@ -57,7 +57,6 @@ class ExecFailed(OSError):
 
 
 def child(run: Callable[[], None], report: int, kept: Iterable[int]) -> NoReturn:
-    """Be a forked child: do `run`, which does not return if all goes well; report what it raises."""
     try:
         for number in RESET_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
@@ -125,7 +124,7 @@ def read_report(pipe: int) -> Report:
 
 
 def tell_inner(report: int, pid: int) -> None:
-    """Tell the number of the process that goes on for this one; that one may have written something already."""
+    """Tell the number of the process that continues for this one; that one may have written something already."""
     os.write(report, b"P%d\n" % pid)
 
 

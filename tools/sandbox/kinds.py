@@ -26,7 +26,6 @@ ENTRY_POINT_GROUP = "prorl_zmq.sandboxes"
 
 
 def known_kinds() -> list[str]:
-    """Return the names of all registered kinds; none of them is imported."""
     return sorted(entry_points(group=ENTRY_POINT_GROUP).names)
 
 
@@ -35,7 +34,7 @@ def container_class(kind: str) -> type[Container]:
     """Import the class of a kind.
 
     Raises:
-        ConfigError: no installed package registers the kind, or its entry point gives no such `Container`.
+        ConfigError: no installed package registers the kind, or its entry point names no such `Container`.
     """
     from .container import Container
 
@@ -55,10 +54,8 @@ def container_class(kind: str) -> type[Container]:
 
 
 def make_container(kind: str, path: Path, spec: SandboxSpec) -> Container:
-    """Make a container that is not started yet."""
     return container_class(kind)(path, spec)
 
 
 def problem_with(kind: str) -> str | None:
-    """See `Container.problem`."""
     return container_class(kind).problem()

@@ -61,7 +61,6 @@ class Namespaces:
         return tuple(descriptor for descriptor, _ in self._opened)
 
     def enter(self) -> None:
-        """Join them all; of the process namespace only later children are members."""
         for descriptor, flag in self._opened:
             _check(_libc.setns(descriptor, flag))
 
@@ -129,7 +128,7 @@ def forbid_new_privileges() -> None:
 
 
 def drop_capabilities() -> None:
-    """Return up all capabilities, root's too, also for the programs that this process executes."""
+    """Give up all capabilities, root's too, also for the programs that this process executes."""
     number = 0
     while _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
         number += 1  # ends at the first one that the kernel does not know, or at once where we may not

@@ -23,8 +23,6 @@ SLACK = 64
 
 
 class PidsCgroup:
-    """One cgroup; `close` it when what joined it has ended."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.descriptor = os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)

@@ -85,7 +85,7 @@ def copy_tree(source: Path, target: Path, limit_bytes: int, timeout_s: float) ->
 
 
 def remove_tree(path: Path, timeout_s: float) -> None:
-    """Remove a folder and all below it. It is gone under its name at once; a call after a failed one goes on.
+    """Remove a folder and all below it. It is gone under its name at once; a call after a failed one continues.
 
     Several processes may remove one folder at a time.
 

@@ -151,5 +151,5 @@ def _spans(choice: _Choice) -> tuple[VersionSpan, ...]:
 
 
 def undone(logprob: float | None) -> float | None:
-    """Return back None for what vLLM writes where a log-prob is not a number."""
+    """Return None for what vLLM writes where a log-prob is not a number."""
     return None if logprob is None or logprob <= NOT_A_NUMBER else logprob

@@ -137,7 +137,7 @@ class Assign(BackendRequest, frozen=True, kw_only=True):
     node: Identifier = "local"
     """Where the job's RUN is."""
     leaving: Identifier | Literal[""] = ""
-    """The backend that the job holds and cannot go on with: assign another one, or wait until that may be tried."""
+    """The backend that the job holds and cannot continue with: assign another one, or wait until that may be tried."""
 
 
 class GenerationFailed(BackendRequest, frozen=True):
@@ -230,7 +230,7 @@ class SetWeightVersion(BackendRequest, frozen=True):
     """Note which weights a backend serves from now on; of all backends (None), their engine hosts are told too.
 
     It holds until a heartbeat reports another version than the host's heartbeat before: engines that were updated by
-    other means go on reporting what they know.
+    other means keep reporting what they know.
     """
 
     weight_version: WeightVersion
@@ -247,20 +247,20 @@ class BeginWeights(BackendRequest, frozen=True):
 
     weight_version: WeightVersion
     limit_s: Seconds
-    """If neither end nor cancel comes for so long, engines go on, and jobs get any backend again."""
+    """If neither end nor cancel comes for so long, engines continue, and jobs get any backend again."""
     mode: UpdateMode = "keep"
     timeout_s: Seconds = ENGINES_S
 
 
 class EndWeights(BackendRequest, frozen=True):
-    """Have all engines go on with these weights; backends that do not serve them get no jobs until they do."""
+    """Have all engines continue with these weights; backends that do not serve them get no jobs until they do."""
 
     weight_version: WeightVersion
     timeout_s: Seconds = ENGINES_S
 
 
 class CancelWeights(BackendRequest, frozen=True):
-    """Have all engines go on with the weights that they have: those that were on their way will not come."""
+    """Have all engines continue with the weights that they have: those that were on their way will not come."""
 
     weight_version: WeightVersion
     timeout_s: Seconds = ENGINES_S
@@ -269,7 +269,7 @@ class CancelWeights(BackendRequest, frozen=True):
 class LoadWeights(BackendRequest, frozen=True):
     """Have all engines load the weights at `path` (as the engine hosts see it): begin, load and end in one.
 
-    Each engine goes on as soon as it has them; one that fails gets no jobs while others serve the version.
+    Each engine continues as soon as it has them; one that fails gets no jobs while others serve the version.
     """
 
     path: PathText

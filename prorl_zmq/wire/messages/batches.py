@@ -37,8 +37,8 @@ class GroupFilter(Part, frozen=True):
 
 
 CarryOver = Literal["nothing", "finished", "running"]
-"""What of a batch's unneeded groups goes on into its session's next one: nothing, rollouts that are in, or those that
-run too."""
+"""What of a batch's unneeded groups is carried into its session's next one: nothing, rollouts that are in, or also
+those that run."""
 
 
 class BatchOptions(Part, frozen=True, kw_only=True):
@@ -101,7 +101,7 @@ class NextGroup(Request, frozen=True):
 
 
 class CloseBatch(Request, frozen=True):
-    """End a batch. What it has under way, and groups that are not acknowledged, go on as its `carry` says."""
+    """End a batch. What it has under way, and groups that are not acknowledged, are carried as its `carry` says."""
 
     session: Identifier
     batch_id: BatchIdentifier

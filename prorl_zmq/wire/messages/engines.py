@@ -11,9 +11,9 @@ from .base import Identifier, JobIdentifier, Message, Part, Seconds, WeightVersi
 from .jobs import Sampling
 
 UpdateMode = Literal["keep", "drain", "abort"]
-"""What becomes of the generations that are running when new weights come: they pause and go on with the new ones; they
-end first, with the old ones, while new requests wait; or they are ended at once, and the agent loop has the rest of the
-turn generated with the new ones."""
+"""What becomes of running generations when new weights come: they pause and continue with the new ones; they end first,
+with the old ones, while new requests wait; or they are ended at once, and the agent loop has the rest of the turn
+generated with the new ones."""
 
 
 class EngineRequest(Message, frozen=True):
@@ -56,18 +56,18 @@ class BeginUpdate(EngineRequest, frozen=True):
 
     weight_version: WeightVersion
     limit_s: Seconds
-    """If neither end nor cancel comes for so long after this, the engine goes on with the version that it had."""
+    """If neither end nor cancel comes for so long after this, the engine continues with the version that it had."""
     mode: UpdateMode = "keep"
 
 
 class EndUpdate(EngineRequest, frozen=True):
-    """The weights are in the engine; it goes on, and what it generates from now on is of this version."""
+    """The weights are in the engine; it continues, and what it generates from now on is of this version."""
 
     weight_version: WeightVersion
 
 
 class CancelUpdate(EngineRequest, frozen=True):
-    """The weights are what they were, and the engine goes on. Nothing was begun: there is nothing to do."""
+    """The weights are what they were, and the engine continues. Nothing was begun: there is nothing to do."""
 
     weight_version: WeightVersion
 

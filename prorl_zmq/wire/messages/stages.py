@@ -142,7 +142,7 @@ class StartPhase(Message, frozen=True, kw_only=True):
 
 
 class StopPhase(Message, frozen=True):
-    """End a phase whose result nobody waits for. Of another attempt than the running one: do nothing."""
+    """End a phase whose result is not waited for. Of another attempt than the running one: do nothing."""
 
     job_id: JobIdentifier
     attempt: Attempt

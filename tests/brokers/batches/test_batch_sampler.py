@@ -10,11 +10,11 @@ from prorl_zmq.brokers.batches.batch_records import (
     CancelJobs,
     Deliver,
     Discard,
+    DiscardReason,
     Ended,
     GiveUp,
     Launch,
     SamplerAction,
-    Why,
 )
 from prorl_zmq.brokers.batches.batch_sampler import BatchSampler
 from prorl_zmq.brokers.batches.group_filters import KeepInformative, KeepMeanReward, KeepPolicy, KeepWhere, keep_policy
@@ -103,7 +103,7 @@ def test_a_group_of_equal_rewards_makes_room_for_another_prompt(trainer: Trainer
     assert trainer.launch(2) == ["p", "p"]
     (discard,) = trainer.complete(0.0, 0.0)
     assert isinstance(discard, Discard)
-    assert (len(discard.rollouts), discard.why) == (2, Why.NOT_KEPT)
+    assert (len(discard.rollouts), discard.why) == (2, DiscardReason.NOT_KEPT)
     assert trainer.launch(3) == ["q", "q", "r"]
 
 
@@ -211,11 +211,11 @@ def test_rollouts_that_are_too_old_are_dropped_and_made_again(trainer: Trainer) 
     assert trainer.note(trainer.sampler.set_version(1, 0.0)) == []
     (discard,) = trainer.note(trainer.sampler.set_version(2, 0.0))
     assert isinstance(discard, Discard)
-    assert (len(discard.rollouts), discard.why) == (1, Why.STALE)
+    assert (len(discard.rollouts), discard.why) == (1, DiscardReason.STALE)
     assert trainer.launch(9) == ["p"]
     (discard,) = trainer.complete(0.0, version=0)
     assert isinstance(discard, Discard)
-    assert discard.why == Why.STALE
+    assert discard.why == DiscardReason.STALE
     trainer.launch(9)
     assert kinds(trainer.complete(0.0, 1.0, version=2)) == ["Deliver", "Ended"]
 
@@ -235,7 +235,7 @@ def test_a_job_that_fails_is_replaced_up_to_a_limit(trainer: Trainer) -> None:
     assert isinstance(discard, Discard)
     assert isinstance(give_up, GiveUp)
     assert give_up.group.failures == {"lease_lost": 2, "timeout": 1}
-    (given_up,) = trainer.sampler.registry.batch(batch).account.report().given_up
+    (given_up,) = trainer.sampler.registry.batch(batch).stats.report().given_up
     assert (given_up.prompt_id, given_up.failures) == ("p", {"lease_lost": 2, "timeout": 1})
     assert ended == Ended(batch, "short")
 

@@ -13,12 +13,12 @@ from prorl_zmq.brokers.batches.batch_records import (
     CancelJobs,
     Deliver,
     Discard,
+    DiscardReason,
     Ended,
     GiveUp,
     Launch,
     SamplerAction,
     SessionRecord,
-    Why,
 )
 from prorl_zmq.brokers.batches.batch_sampler import BatchSampler
 from prorl_zmq.brokers.batches.group_filters import Verdict, keep_policy
@@ -73,7 +73,7 @@ class Kept:
             batch.fed, batch.stream_ended, batch.opened = old.fed, old.stream_ended, old.opened
             batches.append(batch)
         for batch in batches:
-            batch.account = copy.deepcopy(self.batches[batch.batch_id].account)
+            batch.stats = copy.deepcopy(self.batches[batch.batch_id].stats)
         return sampler, sampler.restore(sessions, batches, copy.deepcopy(list(self.groups.values())), version, now)
 
 
@@ -215,7 +215,7 @@ class BatchSamplerMachine(RuleBasedStateMachine):
         for batch in tuple(self.sampler.registry.batches.values()):
             assert batch.in_flight == sum(len(group.running) for group in batch.groups.values())
             if batch.state == "met":
-                assert batch.account.kept_groups >= batch.options.target_groups
+                assert batch.stats.kept_groups >= batch.options.target_groups
             if batch.state != "open":
                 assert not batch.groups
 
@@ -263,7 +263,7 @@ class BatchSamplerMachine(RuleBasedStateMachine):
                 case Discard(rollouts, why):
                     for rollout in rollouts:
                         self.settle(rollout)
-                        assert why != Why.STALE or rollout.version < self.version
+                        assert why != DiscardReason.STALE or rollout.version < self.version
                 case Deliver(batch_id, group):
                     assert group.group_id in self.sampler.registry.batch(batch_id).ready
                 case GiveUp(batch_id, group):
