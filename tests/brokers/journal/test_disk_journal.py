@@ -75,6 +75,21 @@ def test_everything_comes_back_as_it_was(path: Path) -> None:
         assert bytes(journal.block(kept.uncollected[0].block)) == b"other"
 
 
+def test_that_a_job_is_a_batchs_comes_back(path: Path) -> None:
+    """The job's state, its result, and what tells of a row that is damaged."""
+    with DiskJournal(path) as journal:
+        journal.accept([state(number, name, in_batch=True) for number, name in enumerate("abc", 1)])
+        journal.write([], [finished(2, "b")._replace(in_batch=True)], [])
+    edit(path, "UPDATE jobs SET packed = 'text' WHERE sequence = 3")
+    with DiskJournal(path) as journal:
+        kept = journal.recover()
+    assert [(one.job_id, one.in_batch, one.holder) for one in kept.unfinished] == [("a", True, "s/batches")]
+    assert [(one.result.job_id, one.in_batch, one.holder) for one in kept.uncollected] == [
+        ("b", True, "s/batches"),
+        ("c", True, "s/batches"),
+    ]
+
+
 def test_acknowledged_results_leave_nothing_and_their_room_is_used_again(path: Path) -> None:
     with DiskJournal(path) as journal:
         sizes = []
@@ -192,6 +207,8 @@ DAMAGES = [
     "UPDATE results SET result = x'c1' WHERE sequence = 3",
     "UPDATE results SET result = x'80' WHERE sequence = 3",
     "UPDATE results SET digest = 'text' WHERE sequence = 3",
+    "UPDATE results SET in_batch = 'no' WHERE sequence = 3",
+    "UPDATE jobs SET in_batch = 2 WHERE sequence = 1",
     "DELETE FROM blocks WHERE sequence = 3",
 ]
 
