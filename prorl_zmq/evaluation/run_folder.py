@@ -57,7 +57,7 @@ ROUNDING = 1e-9
 
 
 def says_nothing(result: Result) -> bool:
-    """Return whether a result says nothing about the model: such a rollout is repeated when the evaluation continues."""
+    """Return whether a result says nothing about the model: a continued evaluation repeats such a rollout."""
     error = result.error
     faulty = result.outcome == Outcome.FAILED and error is not None and error.code in TASKS_FAULTS
     unbegun = result.outcome == Outcome.TIMEOUT and error is not None and error.fields.get("phase") == Phase.INIT

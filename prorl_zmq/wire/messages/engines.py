@@ -12,8 +12,8 @@ from .jobs import Sampling
 
 UpdateMode = Literal["keep", "drain", "abort"]
 """What becomes of the generations that are running when new weights come: they pause and continue with the new ones;
-they end first, with the old ones, while new requests wait; or they are ended at once, and the agent loop has the rest of the
-turn generated with the new ones."""
+they end first, with the old ones, while new requests wait; or they are ended at once, and the agent loop has the rest
+of the turn generated with the new ones."""
 
 
 class EngineRequest(Message, frozen=True):
