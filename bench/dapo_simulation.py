@@ -18,7 +18,7 @@ from dapo_prompts import GROUP, rollouts_of
 
 from prorl_zmq.brokers.batches.batch_records import Deliver, Discard, Ended, Launch
 from prorl_zmq.brokers.batches.batch_sampler import BatchSampler
-from prorl_zmq.brokers.batches.batch_stats import Why
+from prorl_zmq.brokers.batches.batch_stats import DiscardReason
 from prorl_zmq.brokers.batches.group_filters import KeepInformative
 from prorl_zmq.brokers.batches.rollout_group import Rollout
 from prorl_zmq.brokers.rollout.actions import End, Start
@@ -192,7 +192,7 @@ class Simulation:
                 case Deliver():
                     jobs["kept"] += GROUP
                     self._kept.append(action.group.group_id)
-                case Discard(rollouts=dropped, why=Why.NOT_KEPT):
+                case Discard(rollouts=dropped, why=DiscardReason.NOT_KEPT):
                     jobs["not_kept"] += len(dropped)
                 case Ended():
                     self._batch_is_open = False

@@ -85,8 +85,8 @@ class _Prompt(msgspec.Struct, array_like=True):
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def session_note(place: SessionRecord) -> tuple[str, bytes]:
-    return f"session:{place.session}", _encode(_Session(place.session, place.lease_s, tuple(place.closed.values())))
+def session_note(record: SessionRecord) -> tuple[str, bytes]:
+    return f"session:{record.session}", _encode(_Session(record.session, record.lease_s, tuple(record.closed.values())))
 
 
 def batch_note(batch: BatchRecord) -> tuple[str, bytes]:
@@ -122,7 +122,7 @@ def notes_of(changes: Changes) -> dict[str, bytes | None]:
     notes.update((f"batch:{name}", None) for name in changes.gone_batches)
     notes.update((f"group:{name}", None) for name in changes.gone_groups)
     notes.update((f"prompt:{prompt.number}", None) for prompt in changes.gone_prompts)
-    notes.update(session_note(place) for place in changes.sessions.values())
+    notes.update(session_note(record) for record in changes.sessions.values())
     notes.update(batch_note(batch) for batch in changes.batches.values())
     notes.update(group_note(group) for group in changes.groups.values())
     return notes
@@ -157,8 +157,8 @@ def read_notes(notes: Mapping[str, bytes], is_there: Callable[[str], bool], now:
         except (msgspec.MsgspecError, ValueError, KeyError, RecursionError) as error:
             log.error("the journal's note %s is damaged, and what it was of is given up: %s", name, error)  # noqa: TRY400
     for one in by_kind["session"]:
-        place = restored.sessions[one.session] = SessionRecord(one.session, now, one.lease_s)
-        place.closed.update((reply.request_id, reply) for reply in one.closed)
+        record = restored.sessions[one.session] = SessionRecord(one.session, now, one.lease_s)
+        record.closed.update((reply.request_id, reply) for reply in one.closed)
     _read_batches(by_kind["batch"], restored)
     _read_prompts(by_kind["prompt"], restored)
     _read_groups(by_kind["group"], restored, is_there, now)

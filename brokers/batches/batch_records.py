@@ -133,11 +133,11 @@ class BatchRecord:
         """Jobs in flight for its weight: the batch of the smallest share starts the next one."""
         return self.in_flight / self.options.weight
 
-    def take_prompts(self, place: SessionRecord) -> None:
+    def take_prompts(self, record: SessionRecord) -> None:
         """Continue with what earlier batches of its session did not use."""
         if self.state == "open" and self.options.adopt:
-            self.prompts.extendleft(reversed(place.prompts))
-            place.prompts.clear()
+            self.prompts.extendleft(reversed(record.prompts))
+            record.prompts.clear()
 
     def fitting(self, carried: Iterable[RolloutGroup]) -> list[RolloutGroup]:
         return [group for group in carried if self.options.adopt and group.size == self.options.group_size]
@@ -202,8 +202,8 @@ class Changes:
     gone_groups: list[str] = field(default_factory=list)
     gone_prompts: list[Any] = field(default_factory=list)
 
-    def session(self, place: SessionRecord) -> None:
-        self.sessions[place.session] = place
+    def session(self, record: SessionRecord) -> None:
+        self.sessions[record.session] = record
 
     def batch(self, batch: BatchRecord) -> None:
         self.batches[batch.batch_id] = batch
@@ -211,11 +211,11 @@ class Changes:
     def group(self, group: RolloutGroup) -> None:
         self.groups[group.group_id] = group
 
-    def forget_session(self, place: SessionRecord) -> None:
+    def forget_session(self, record: SessionRecord) -> None:
         """A session is gone, with the prompts that wait."""
-        self.sessions.pop(place.session, None)
-        self.gone_sessions.append(place.session)
-        self.gone_prompts += place.prompts
+        self.sessions.pop(record.session, None)
+        self.gone_sessions.append(record.session)
+        self.gone_prompts += record.prompts
 
     def forget_batch(self, batch: BatchRecord) -> None:
         self.batches.pop(batch.batch_id, None)

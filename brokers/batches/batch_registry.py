@@ -24,12 +24,12 @@ class BatchRegistry:
         return len(self.batches)
 
     def restore(self, sessions: Iterable[SessionRecord], batches: Iterable[BatchRecord]) -> None:
-        self.sessions.update((place.session, place) for place in sessions)
+        self.sessions.update((record.session, record) for record in sessions)
         for batch in batches:
-            place = self.sessions[batch.session]
+            record = self.sessions[batch.session]
             self.batches[batch.batch_id] = batch
-            place.batches.add(batch.batch_id)
-            batch.take_prompts(place)
+            record.batches.add(batch.batch_id)
+            batch.take_prompts(record)
 
     def find(self, batch_id: str) -> BatchRecord | None:
         return self.batches.get(batch_id)
@@ -51,8 +51,8 @@ class BatchRegistry:
 
     def closed(self, session: str, request_id: str) -> BatchClosed | None:
         """Return what a request was answered that has closed a batch; None if it has not."""
-        place = self.sessions.get(session)
-        return place.closed.get(request_id) if place is not None else None
+        record = self.sessions.get(session)
+        return record.closed.get(request_id) if record is not None else None
 
     def wants_room(self) -> bool:
         """Tell whether some batch might start a job if there were room."""
@@ -64,4 +64,4 @@ class BatchRegistry:
             self.sessions[session].heard_at = now
 
     def silent_sessions(self, now: float) -> list[str]:
-        return [name for name, place in self.sessions.items() if place.heard_at + place.lease_s <= now]
+        return [name for name, record in self.sessions.items() if record.heard_at + record.lease_s <= now]

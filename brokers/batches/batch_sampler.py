@@ -138,14 +138,14 @@ class BatchSampler:
             raise InvalidBatch(f"a batch {batch_id} is open already; ids must be unique", field="batch_id")
         keep.check(options.group_size)
         self._now = now
-        place = self._sessions.setdefault(session, SessionRecord(session, now, options.lease_s))
-        place.heard_at = now
-        place.batches.add(batch_id)
+        record = self._sessions.setdefault(session, SessionRecord(session, now, options.lease_s))
+        record.heard_at = now
+        record.batches.add(batch_id)
         batch = self._batches[batch_id] = BatchRecord(batch_id, session, options, keep, key or batch_id)
-        place.lease_s = max(self._batches[name].options.lease_s for name in place.batches)
-        self._changes.session(place)
+        record.lease_s = max(self._batches[name].options.lease_s for name in record.batches)
+        self._changes.session(record)
         self._changes.batch(batch)
-        self._adopt_carried(batch, place)
+        self._adopt_carried(batch, record)
         return self._take_actions()
 
     def feed(self, batch_id: str, prompts: Iterable[Any], now: float, *, last: bool = False) -> list[SamplerAction]:
@@ -156,10 +156,10 @@ class BatchSampler:
         """
         self._now = now
         batch = self.registry.batch(batch_id)
-        place = self._sessions[batch.session]
-        place.heard_at = now
+        record = self._sessions[batch.session]
+        record.heard_at = now
         new = list(prompts)
-        (batch if batch.state == "open" else place).prompts.extend(new)
+        (batch if batch.state == "open" else record).prompts.extend(new)
         batch.fed += len(new)
         batch.stream_ended = last
         self._changes.batch(batch)
@@ -259,14 +259,14 @@ class BatchSampler:
         """
         self._now = now
         batch = self.registry.batch(batch_id)
-        place = self._sessions[batch.session]
-        place.heard_at = now
+        record = self._sessions[batch.session]
+        record.heard_at = now
         for group in batch.ready.values():
             group.given_to = ""
             batch.groups[group.group_id] = group
         batch.ready = {}
         self._let_go(batch)
-        place.batches.discard(batch_id)
+        record.batches.discard(batch_id)
         del self._batches[batch_id]
         self._changes.forget_batch(batch)
         return self._take_actions()
@@ -279,18 +279,18 @@ class BatchSampler:
     def close_session(self, session: str, now: float) -> list[SamplerAction]:
         """Stop a session's jobs, and forget all of it."""
         self._now = now
-        place = self._sessions.pop(session, None)
-        if place is None:
+        record = self._sessions.pop(session, None)
+        if record is None:
             return []
-        for batch_id in sorted(place.batches):
+        for batch_id in sorted(record.batches):
             batch = self._batches.pop(batch_id)
-            place.prompts += batch.prompts
+            record.prompts += batch.prompts
             for group in (*batch.groups.values(), *batch.ready.values()):
                 self._abandon(group, DiscardReason.ABANDONED)
             self._changes.forget_batch(batch)
-        for group in place.carried.values():
+        for group in record.carried.values():
             self._abandon(group, DiscardReason.ABANDONED)
-        self._changes.forget_session(place)
+        self._changes.forget_session(record)
         return self._take_actions()
 
     def tick(self, now: float) -> list[SamplerAction]:
@@ -315,11 +315,11 @@ class BatchSampler:
         self._changes.batch(batch)
         self._actions.append(Launch(group.group_id, job_id, group.prompt, batch.session))
 
-    def _adopt_carried(self, batch: BatchRecord, place: SessionRecord) -> None:
-        batch.take_prompts(place)
-        for group in batch.fitting(place.carried.values()):
+    def _adopt_carried(self, batch: BatchRecord, record: SessionRecord) -> None:
+        batch.take_prompts(record)
+        for group in batch.fitting(record.carried.values()):
             if batch.state == "open":
-                del place.carried[group.group_id]
+                del record.carried[group.group_id]
                 self._adopt(batch, group)
 
     def _adopt(self, batch: BatchRecord, group: RolloutGroup) -> None:
@@ -464,7 +464,7 @@ class BatchSampler:
 
     def _let_go(self, batch: BatchRecord) -> None:
         """Carry over what a batch has under way, as far as it asked for that."""
-        place = self._sessions[batch.session]
+        record = self._sessions[batch.session]
         fresh: list[Any] = []
         for group in batch.groups.values():
             unwanted = group.verdict == Verdict.DROP and not group.is_complete
@@ -477,12 +477,12 @@ class BatchSampler:
             group.batch_id = ""
             batch.stats.carried += len(group.running) + len(group.rollouts)
             if group.rollouts or group.running or group.failures:
-                place.carried[group.group_id] = group
+                record.carried[group.group_id] = group
                 self._changes.group(group)
             else:
                 fresh.append(group.prompt)
                 self._changes.forget_group(group, with_prompt=False)
-        place.prompts.extendleft(reversed([*fresh, *batch.prompts]))
+        record.prompts.extendleft(reversed([*fresh, *batch.prompts]))
         batch.prompts.clear()
         batch.groups = {}
         batch.due = []

@@ -4,20 +4,27 @@
     end of a batch's job   → BatchSampler ──actions──▶ queue
 
 What an action would send is handed to `WriteAhead`, which sends it once the journal has all that led to it.
+
+The log has one line per transition at DEBUG. At INFO it has one line per job that did not complete, and none for
+others: a thousand jobs a second must not be thousands of lines.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
+from ...system.logs import of_job
+from ...wire.messages.jobs import Outcome
 from ..batches.batch_records import BatchAction
-from .actions import End, Start
-from .job_log import log_action
+from .actions import End, Queued, Start
 
 if TYPE_CHECKING:
     from ..batches.batch_runner import BatchRunner
     from .actions import Action
     from .jobs import Jobs
+
+log = logging.getLogger("prorl.rollout_broker")
 
 
 def perform_queue(jobs: Jobs, batches: BatchRunner, now: float, at: float) -> None:
@@ -34,8 +41,31 @@ def perform_queue(jobs: Jobs, batches: BatchRunner, now: float, at: float) -> No
 
 
 def _note(jobs: Jobs, action: Action, at: float) -> None:
-    log_action(action)
+    _log_transition(action)
     stage = jobs.table.stages.get(action.stage_id) if isinstance(action, Start) else None
     jobs.history.note(action, at, stage.node if stage is not None else "")
     if isinstance(action, End):
         jobs.quota.ended(action.finished)
+
+
+def _log_transition(action: Action) -> None:
+    if log.isEnabledFor(logging.DEBUG):
+        _log(action, logging.DEBUG)
+    elif isinstance(action, End) and action.finished.result.outcome != Outcome.COMPLETED:
+        _log(action, logging.INFO)
+
+
+def _log(action: Action, level: int) -> None:
+    match action:
+        case Queued():
+            lost = f"; the attempt before was lost: {action.error.message}" if action.error is not None else ""
+            fields = of_job(action.job_id, action.attempt, action.phase)
+            log.log(level, "queued for %s%s", action.phase, lost, extra=fields)
+        case Start():
+            command = action.command
+            fields = of_job(command.job_id, command.attempt, command.phase, stage_id=action.stage_id)
+            log.log(level, "%s given to %s", command.phase, action.stage_id, extra=fields)
+        case End():
+            result = action.finished.result
+            error = f": {result.error.code}: {result.error.message}" if result.error is not None else ""
+            log.log(level, "ended as %s%s", result.outcome, error, extra=of_job(result.job_id, result.attempt))

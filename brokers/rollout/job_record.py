@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ...errors import MalformedMessage
+from ...errors import ErrorInfo, LeaseLost, MalformedMessage
 from ...wire import codec
 from ...wire.messages.jobs import Job, Phase, Result
 from ..journal.records import JobState, holder_of
 from .stage_pool import Requirement, SlotClaim
 
 if TYPE_CHECKING:
-    from ...errors import ErrorInfo
     from ...wire.messages.jobs import Outcome, SandboxHandle
     from ...wire.messages.stages import PhaseDone, PhaseFailed
 
 QUEUE_TIMINGS = frozenset(f"{phase}_queue" for phase in Phase)
 """What is known of an attempt's time although its phases are not."""
+LossCause = Literal["died", "silent", "left", "unreported"]
+LOSSES: dict[LossCause, str] = {
+    "died": "died: its connection ended, and it has not reported since",
+    "silent": "fell silent: it hangs, or its link is cut",
+    "left": "left in good order",
+    "unreported": "lives and does not have it: the start never arrived",
+}
 
 
 class Place(StrEnum):
@@ -157,3 +163,9 @@ class JobRecord:
             segments=run.segments if run is not None else (),
             logprobs_mode=run.logprobs_mode if run is not None else "",
         )
+
+
+def lease_lost(record: JobRecord, cause: LossCause) -> ErrorInfo:
+    """Return the error of a job whose holder no longer has it."""
+    message = f"{record.phase} was lost with its stage process {record.stage_id}, which {LOSSES[cause]}"
+    return LeaseLost(message, stage_id=record.stage_id, attempts=record.attempt, cause=cause).info()

@@ -47,8 +47,7 @@ from ...wire.messages.stages import PhaseDone, PhaseFailed, StartPhase
 from ..journal.records import Finished, job_digest
 from .actions import Action, Close, End, Queued, Start, Stop, Unassign
 from .job_queues import JobQueues
-from .job_record import JobRecord, Place
-from .lease_expired import lease_lost
+from .job_record import JobRecord, Place, lease_lost
 from .stage_pool import Requirement, SlotClaim, StagePool
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     from ...wire.messages.jobs import Job
     from ...wire.messages.stages import StageReport
     from ..journal.records import JobState
-    from .lease_expired import LossCause
+    from .job_record import LossCause
     from .stage_pool import StageProcess
 
 STOP_GRACE_S = 15.0
