@@ -282,9 +282,14 @@ class Sandboxes:
             )
         # It may outlive this object and this event loop, so a thread waits for it: one that is killed is no zombie.
         process.returncode = 0  # or Popen would warn of a process that runs
-        threading.Thread(target=os.waitpid, args=(process.pid, 0), name="wait-for-spawner", daemon=True).start()
+        threading.Thread(target=_reap, args=(process.pid,), name="wait-for-spawner", daemon=True).start()
         self._spawner = ours
         socket.send_fds(ours, [order], [report])
+
+
+def _reap(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):  # somebody else in this process has waited for all children
+        os.waitpid(pid, 0)
 
 
 def _homes() -> tuple[Path, ...]:

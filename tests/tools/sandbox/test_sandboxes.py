@@ -170,7 +170,10 @@ def test_a_killed_spawner_is_no_zombie_and_is_started_again(tmp_path: Path) -> N
             assert time.monotonic() < deadline, spawner.status()
             await asyncio.sleep(0.02)
         second = await sandboxes.create("two")
-        assert len(spawners()) == 1
+        # The server of the first sandbox may be among them, if this process adopts orphans.
+        alive = [child for child in spawners() if child.status() != psutil.STATUS_ZOMBIE]
+        assert alive
+        assert alive == spawners()
         for sandbox in (first, second):
             await sandbox.close()
         sandboxes.close()
