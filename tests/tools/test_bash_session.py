@@ -178,8 +178,13 @@ async def end_between_calls(session: BashSession) -> None:
     shell = session._process
     assert shell is not None
     assert (await session.run(ENDED_LATER, LIMIT_S)).output == ""
+    bash = psutil.Process(shell._child.pid)
+    looks = 0  # bash looks for ended jobs once more before it waits for the next command
+    while looks < 20:
+        looks = looks + 1 if bash.status() == psutil.STATUS_SLEEPING else 0
+        await asyncio.sleep(0.01)
     (session._container.workspace / "go").write_text("\n")
-    while psutil.Process(shell._child.pid).children():  # noqa: ASYNC110 - bash reaps the job at its prompt
+    while bash.children():  # noqa: ASYNC110 - bash reaps the job at its prompt
         await asyncio.sleep(0.01)
 
 
