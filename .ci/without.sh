@@ -14,15 +14,13 @@ OWN=$own unshare --mount $become bash -c '
   shift
   mount -t tmpfs tmpfs "$OWN"
   number=0
-  for program in $programs; do
-    while place=$(type -P "$program"); do
-      number=$((number + 1))
-      mkdir "$OWN/$number" "$OWN/$number/upper" "$OWN/$number/work"
-      folder=$(realpath "$(dirname "$place")")
-      mount -t overlay overlay -o "lowerdir=$folder,upperdir=$OWN/$number/upper,workdir=$OWN/$number/work" "$folder"
-      rm "$folder/$program"
-      hash -r
-    done
+  for folder in $(type -aP $programs | xargs --no-run-if-empty dirname | xargs --no-run-if-empty realpath | sort -u); do
+    # One overlay per folder: Linux stacks two at most, and the root of a container is often one already.
+    number=$((number + 1))
+    mkdir "$OWN/$number" "$OWN/$number/upper" "$OWN/$number/work"
+    mount -t overlay overlay -o "lowerdir=$folder,upperdir=$OWN/$number/upper,workdir=$OWN/$number/work" "$folder"
+    (cd "$folder" && rm -f $programs)
   done
+  if type -P $programs; then exit 1; fi
   mkdir "$OWN/home"
   HOME=$OWN/home exec "$@"' without "$programs" "$@"
