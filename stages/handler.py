@@ -61,7 +61,7 @@ ENTRY_POINT_GROUP = "prorl_zmq.handlers"
 
 Instance = TypeVar("Instance", bound=msgspec.Struct)
 PhaseData = dict[str, Any]
-"""What one phase returns for the next one, as its `carry`: plain data, with texts as keys."""
+"""What one phase returns for the next one: plain data, with texts as keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class RunPhase(Generic[Instance]):
 
     job: Job
     instance: Instance
-    carry: PhaseData
+    data: PhaseData
     """What INIT returned."""
     sandbox: Sandbox | None
     """The sandbox that INIT made."""
@@ -95,7 +95,7 @@ class EvalPhase(Generic[Instance]):
 
     job: Job
     instance: Instance
-    carry: PhaseData
+    data: PhaseData
     """What RUN returned."""
     sandbox: Sandbox | None
     """The job's sandbox as RUN left it, if `eval_in_sandbox`."""

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("prorl.stage")
 
 EVENT_LIMIT_BYTES = codec.HEADER_LIMIT_BYTES // 2
-"""Largest event: what a handler hands on (`carry`), its metrics and the rest. Bulk data goes into the sandbox."""
+"""Largest event: the phase data of a handler, its metrics and the rest. Bulk data goes into the sandbox."""
 
 
 MOVE_LIMIT = 4
@@ -137,15 +137,15 @@ class PhaseRunner:
             self._sandbox = await self._sandboxes.attach(self._command.sandbox)
         match self._command.phase:
             case Phase.INIT:
-                carry = await self._handler.init(InitPhase(self._job, instance, self._create_sandbox))
-                return self._done(carry)
+                phase_data = await self._handler.init(InitPhase(self._job, instance, self._create_sandbox))
+                return self._done(phase_data)
             case Phase.RUN:
                 try:
-                    carry = await self._handler.run(
+                    phase_data = await self._handler.run(
                         RunPhase(
                             self._job,
                             instance,
-                            self._command.carry,
+                            self._command.phase_data,
                             self._sandbox,
                             self._converse,
                         )
@@ -156,13 +156,13 @@ class PhaseRunner:
                     raise
                 finally:
                     self._backends.release(self._job.job_id, self._command.attempt)
-                return self._done(carry)
+                return self._done(phase_data)
             case Phase.EVAL:
                 evaluation = await self._handler.eval(
                     EvalPhase(
                         self._job,
                         instance,
-                        self._command.carry,
+                        self._command.phase_data,
                         self._sandbox,
                         self._create_fresh_sandbox,
                         self._graders.call,
@@ -265,7 +265,7 @@ class PhaseRunner:
         except (ProrlError, OSError) as error:
             log.warning("the job's sandbox could not be closed: %s", error)
 
-    def _done(self, carry: PhaseData, evaluation: Evaluation | None = None) -> PhaseDone:
+    def _done(self, phase_data: PhaseData, evaluation: Evaluation | None = None) -> PhaseDone:
         metrics = evaluation.metrics if evaluation is not None else {}
         return PhaseDone(
             stage_id=self._stage_id,
@@ -273,7 +273,7 @@ class PhaseRunner:
             attempt=self._command.attempt,
             phase=self._command.phase,
             sandbox=self._sandbox.handle if self._sandbox is not None and self._hands_on_sandbox() else None,
-            carry=carry,
+            phase_data=phase_data,
             reward=reward_of(evaluation) if evaluation is not None else None,
             notes=notes_of(evaluation) if evaluation is not None else {},
             **self._record(metrics),

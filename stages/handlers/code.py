@@ -57,7 +57,7 @@ class CodeHandler(AgentHandler[CodeInstance]):
 
     async def run(self, phase: RunPhase[CodeInstance]) -> PhaseData:
         instance = phase.instance
-        tools = Toolbox(phase.sandbox, instance.tools).tools(phase.carry["sessions"]) if instance.tools else []
+        tools = Toolbox(phase.sandbox, instance.tools).tools(phase.data["sessions"]) if instance.tools else []
         home = phase.sandbox.directory if phase.sandbox is not None else ""
         episode = await phase.converse(
             [ChatMessage(Role.SYSTEM, SYSTEM_MESSAGE), ChatMessage(Role.USER, question(instance, home))], tools
@@ -74,7 +74,7 @@ class CodeHandler(AgentHandler[CodeInstance]):
         instance = phase.instance
         tests = chosen_tests(instance.tests, instance.max_tests)
         left_out = instance.left_out + len(instance.tests) - len(tests)
-        source = str(phase.carry.get("source", ""))
+        source = str(phase.data.get("source", ""))
         if problem := _unfit(source):
             metrics = _metrics(tests, {}, left_out)
             return Evaluation(0.0, metrics, {"tests": f"0 of {len(tests)} passed: {problem}"})

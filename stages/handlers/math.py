@@ -48,7 +48,7 @@ class MathHandler(AgentHandler[MathInstance]):
 
     async def run(self, phase: RunPhase[MathInstance]) -> PhaseData:
         instance = phase.instance
-        tools = make_tools(phase.sandbox, instance.tools, phase.carry.get("sessions", {}))
+        tools = make_tools(phase.sandbox, instance.tools, phase.data.get("sessions", {}))
         system = SYSTEM_MESSAGE + (FINISH_MESSAGE if "finish" in instance.tools else "")
         opening = [ChatMessage(Role.SYSTEM, system), ChatMessage(Role.USER, instance.problem)]
         episode = await phase.converse(opening, tools)
@@ -60,7 +60,7 @@ class MathHandler(AgentHandler[MathInstance]):
         """Compare the answer with the ground truth: reward 1.0 if they are equal, 0.0 if not."""
         truth = phase.instance.ground_truth
         check_ground_truth(truth)
-        answer = str(phase.carry.get("answer", ""))
+        answer = str(phase.data.get("answer", ""))
         right = await phase.grade(right_answer, truth, answer, timeout_s=GRADE_S, returns=bool)
         return Evaluation(1.0 if right else 0.0, notes={"answer": answer, "ground_truth": truth})
 

@@ -65,7 +65,7 @@ class ShellHandler(AgentHandler[ShellInstance]):
 
     async def run(self, phase: RunPhase[ShellInstance]) -> PhaseData:
         instance = phase.instance
-        tools = Toolbox(_present(phase.sandbox), instance.tools).tools(phase.carry["sessions"])
+        tools = Toolbox(_present(phase.sandbox), instance.tools).tools(phase.data["sessions"])
         opening = [ChatMessage(Role.SYSTEM, SYSTEM_MESSAGE), ChatMessage(Role.USER, instance.instruction)]
         await phase.converse(opening, tools)
         for tool in tools:

@@ -62,7 +62,7 @@ class StemHandler(AgentHandler[StemInstance]):
 
     async def run(self, phase: RunPhase[StemInstance]) -> PhaseData:
         instance = phase.instance
-        tools = make_tools(phase.sandbox, _others(instance.tools), phase.carry.get("sessions", {}))
+        tools = make_tools(phase.sandbox, _others(instance.tools), phase.data.get("sessions", {}))
         if "search" in instance.tools:
             tools = [SearchTool(self._provider()), *tools]
         system = CHOICE_MESSAGE if instance.choices else SYSTEM_MESSAGE
@@ -76,7 +76,7 @@ class StemHandler(AgentHandler[StemInstance]):
 
     async def eval(self, phase: EvalPhase[StemInstance]) -> Evaluation:
         """Judge the answer: reward 1.0 if it is right, 0.0 if not. The metric `judged` is 1.0 if a model was asked."""
-        instance, answer = phase.instance, str(phase.carry.get("answer", ""))
+        instance, answer = phase.instance, str(phase.data.get("answer", ""))
         check_ground_truth(instance.ground_truth)
         notes = {"answer": answer, "ground_truth": instance.ground_truth}
         verdict: Verdict = "undecided"

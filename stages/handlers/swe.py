@@ -66,23 +66,23 @@ class SweHandler(AgentHandler[SweInstance]):
         instance = phase.instance
         if phase.sandbox is None:
             raise SandboxFailed("a swe job needs its sandbox, and has none")
-        tools = Toolbox(phase.sandbox, instance.tools).tools(phase.carry["sessions"])
+        tools = Toolbox(phase.sandbox, instance.tools).tools(phase.data["sessions"])
         system = SYSTEM_MESSAGE.format(directory=instance.directory)
         await phase.converse(
             [ChatMessage(Role.SYSTEM, system), ChatMessage(Role.USER, instance.problem_statement)], tools
         )
         for tool in tools:
             await tool.close()
-        patch, problem = await repository.take_patch(phase.sandbox, instance, phase.carry["base_commit"])
+        patch, problem = await repository.take_patch(phase.sandbox, instance, phase.data["base_commit"])
         return {"patch": patch.decode("latin-1"), "problem": problem}  # any bytes, as text that the wire takes
 
     async def eval(self, phase: EvalPhase[SweInstance]) -> Evaluation:
         """Run the tests on the patch, in a sandbox of their own."""
         started = time.monotonic()
-        instance, patch = phase.instance, str(phase.carry.get("patch", "")).encode("latin-1")
+        instance, patch = phase.instance, str(phase.data.get("patch", "")).encode("latin-1")
         notes = {"patch": patch.decode(errors="replace")}
         if not patch.strip():
-            return _unresolved({"empty_patch": 1.0}, notes, str(phase.carry.get("problem") or "the patch is empty"))
+            return _unresolved({"empty_patch": 1.0}, notes, str(phase.data.get("problem") or "the patch is empty"))
         script = instance.eval_script or await phase.grade(official_script, _columns(instance), returns=str)
         sandbox = await _sandbox(phase.create_sandbox, instance, network=instance.network)
         await repository.prepare(sandbox, msgspec.structs.replace(instance, hidden=[]))

@@ -310,14 +310,14 @@ def answered(folder: Path, episode: Episode, leave: str = "", tools: tuple[Any, 
 
         job = Job(task="code", instance={})
         try:
-            carry = await CodeHandler().init(InitPhase(job, instance, create))
-            carry = await CodeHandler().run(RunPhase(job, instance, carry, sandbox, converse))
+            data = await CodeHandler().init(InitPhase(job, instance, create))
+            data = await CodeHandler().run(RunPhase(job, instance, data, sandbox, converse))
         finally:
             if sandbox is not None:
                 await sandbox.close()
             sandboxes.close()
         assert (sandbox is None) == (not tools)
-        return carry["source"], str(asked[-1].content)
+        return data["source"], str(asked[-1].content)
 
     return asyncio.run(run())
 

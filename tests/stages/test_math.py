@@ -128,9 +128,9 @@ def test_a_job_without_tools_needs_no_sandbox() -> None:
 
     async def run() -> Evaluation:
         handler, instance = MathHandler(), MathInstance("What is a half of one?", "1/2")
-        carry = await handler.init(InitPhase(job(), instance, no_sandbox))
-        carry = await handler.run(RunPhase(job(), instance, carry, None, converse))
-        async with eval_phase(job(), instance, carry) as phase:
+        data = await handler.init(InitPhase(job(), instance, no_sandbox))
+        data = await handler.run(RunPhase(job(), instance, data, None, converse))
+        async with eval_phase(job(), instance, data) as phase:
             return await handler.eval(phase)
 
     evaluation = asyncio.run(run())
@@ -145,8 +145,8 @@ def test_thinking_and_finishing_need_no_sandbox() -> None:
 
     async def run() -> dict[str, Any]:
         handler, instance = MathHandler(), MathInstance("?", "7", tools=("think", "finish"))
-        carry = await handler.init(InitPhase(job(), instance, no_sandbox))
-        return await handler.run(RunPhase(job(), instance, carry, None, converse))
+        data = await handler.init(InitPhase(job(), instance, no_sandbox))
+        return await handler.run(RunPhase(job(), instance, data, None, converse))
 
     assert asyncio.run(run()) == {"answer": "7"}
 
@@ -172,8 +172,8 @@ def test_tools_work_in_a_sandbox_from_the_session_that_init_started(tmp_path: Pa
             return made[0]
 
         try:
-            carry = await handler.init(InitPhase(job(), instance, create))
-            return await handler.run(RunPhase(job(), instance, carry, made[0], converse))
+            data = await handler.init(InitPhase(job(), instance, create))
+            return await handler.run(RunPhase(job(), instance, data, made[0], converse))
         finally:
             for sandbox in made:
                 await sandbox.close()
