@@ -43,12 +43,10 @@ RESEND_S = 5.0
 REPLY_SLACK_S = 5.0
 """How much later than the wait that a job allows the broker's answer may come."""
 PROBLEM_LIMIT = 1000
-"""Characters of a failure that are told."""
+"""Characters of a failure that are passed on."""
 
 
 class BackendClient:
-    """Asks the backend broker on behalf of one stage process."""
-
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
@@ -71,19 +69,35 @@ class BackendClient:
         """For each request without a reply: what a `WaitLonger` does."""
         self._held: dict[str, HeldAssignment] = {}
 
-    async def assign(self, job: Job, attempt: int, on_starting: Callable[[], None] = lambda: None) -> Backend:
-        """Return the job's backend, waiting for one as long as the job allows, from when no backend is starting."""
-        return await self._assign(job, attempt, "", on_starting)
+    async def assign(
+        self, job: Job, attempt: int, on_starting: Callable[[], None] = lambda: None, *, leaving: str = ""
+    ) -> Backend:
+        """Return the job's backend, waiting for one as long as the job allows, from when no backend is starting.
 
-    async def reassign(self, job: Job, attempt: int, leaving: str) -> Backend:
-        """Return the job another backend than `leaving`, which it has; the same, when it may be tried, if it is alone.
-
-        Waits as `assign` does.
+        A job that is `leaving` its backend gets another one; the same, when it may be tried, if it is alone.
         """
-        return await self._assign(job, attempt, leaving, lambda: None)
+        self._held[job.job_id] = HeldAssignment(attempt)
+        request = Assign(
+            new_id(),
+            owner=self._owner,
+            job_id=job.job_id,
+            attempt=attempt,
+            wait_s=job.backend_wait_s,
+            group_id=job.group_id,
+            node=self._node,
+            leaving=leaving,
+        )
+        reply = await self._ask(request, job.backend_wait_s + REPLY_SLACK_S, on_starting)
+        if isinstance(reply, BackendRefused):
+            raise from_info(reply.error)
+        if not isinstance(reply, Assigned):
+            raise InternalError(f"the backend broker answered an assignment with {type(reply).__name__}")
+        if self._held.get(job.job_id) == HeldAssignment(attempt):  # it may have been released while it waited
+            self._held[job.job_id] = HeldAssignment(attempt, reply.backend.backend_id)
+        return reply.backend
 
     def report_failure(self, job_id: str, backend_id: str, problem: str) -> None:
-        """Say that a backend could not be reached, or failed a generation: other jobs will avoid it for a while."""
+        """Report a failed generation: other jobs will avoid the backend for a while."""
         self._send(GenerationFailed(new_id(), job_id, backend_id, problem[:PROBLEM_LIMIT]))
 
     def note_served(self, job_id: str, attempt: int) -> None:
@@ -110,27 +124,6 @@ class BackendClient:
     def close(self) -> None:
         """Close the socket; what waits for an answer is cancelled."""
         self._socket.close()
-
-    async def _assign(self, job: Job, attempt: int, leaving: str, on_starting: Callable[[], None]) -> Backend:
-        self._held[job.job_id] = HeldAssignment(attempt)
-        request = Assign(
-            new_id(),
-            owner=self._owner,
-            job_id=job.job_id,
-            attempt=attempt,
-            wait_s=job.backend_wait_s,
-            group_id=job.group_id,
-            node=self._node,
-            leaving=leaving,
-        )
-        reply = await self._ask(request, job.backend_wait_s + REPLY_SLACK_S, on_starting)
-        if isinstance(reply, BackendRefused):
-            raise from_info(reply.error)
-        if not isinstance(reply, Assigned):
-            raise InternalError(f"the backend broker answered an assignment with {type(reply).__name__}")
-        if self._held.get(job.job_id) == HeldAssignment(attempt):  # it may have been released while it waited
-            self._held[job.job_id] = HeldAssignment(attempt, reply.backend.backend_id)
-        return reply.backend
 
     async def _ask(self, request: Assign, limit_s: float, on_starting: Callable[[], None]) -> AnyBackendReply:
         until = time.monotonic() + limit_s

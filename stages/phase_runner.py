@@ -60,18 +60,13 @@ if TYPE_CHECKING:
     from .sandbox_handoff import SandboxHandoff
 
 log = logging.getLogger("prorl.stage")
-
 EVENT_LIMIT_BYTES = codec.HEADER_LIMIT_BYTES // 2
 """Largest event: the phase data of a handler, its metrics and the rest. Bulk data goes into the sandbox."""
-
-
 MOVE_LIMIT = 4
 """How often a phase goes on with another backend after one has failed its generation; then the attempt has failed."""
 
 
 class PhaseRunner:
-    """Runs one phase."""
-
     def __init__(
         self,
         stage_id: str,
@@ -118,18 +113,16 @@ class PhaseRunner:
         except BaseException as error:  # noqa: BLE001 - the boundary between the task's code and the service
             event = readable(self._failed(self._failure_of(error, limit_s, timed_out=timer.expired())))
             closing = True
-        for sandbox in self._fresh:
-            with suppress(asyncio.CancelledError):  # as below
-                await to_the_end(self._close_sandbox(sandbox))
         if self._sandbox is not None:
             if closing and self._command.phase != Phase.EVAL:
-                with suppress(asyncio.CancelledError):  # too late: the phase has ended, and its event says how
-                    await to_the_end(self._close_sandbox(self._sandbox))
+                self._fresh.append(self._sandbox)
             else:
                 self._handoff.hold(self._sandbox)
-        return event, self._block() if event.tokens else None
-
-    # The three phases -------------------------------------------------------------------------------------------------
+        for sandbox in self._fresh:
+            with suppress(asyncio.CancelledError):  # too late: the phase has ended, and its event says how
+                await to_the_end(self._close_sandbox(sandbox))
+        block = self._episode.trajectory.block() if self._episode is not None and event.tokens else None
+        return event, block
 
     async def _phase(self) -> PhaseDone:
         instance = self._handler.parse_instance(self._job)
@@ -137,26 +130,17 @@ class PhaseRunner:
             self._sandbox = await self._sandboxes.attach(self._command.sandbox)
         match self._command.phase:
             case Phase.INIT:
-                phase_data = await self._handler.init(InitPhase(self._job, instance, self._create_sandbox))
-                return self._done(phase_data)
+                return self._done(await self._handler.init(InitPhase(self._job, instance, self._create_sandbox)))
             case Phase.RUN:
+                phase = RunPhase(self._job, instance, self._command.phase_data, self._sandbox, self._converse)
                 try:
-                    phase_data = await self._handler.run(
-                        RunPhase(
-                            self._job,
-                            instance,
-                            self._command.phase_data,
-                            self._sandbox,
-                            self._converse,
-                        )
-                    )
+                    return self._done(await self._handler.run(phase))
                 except EngineFailed as error:  # also of what the agent loop could make nothing of
                     if not error.fields.get("refused"):
                         self._report(error)
                     raise
                 finally:
                     self._backends.release(self._job.job_id, self._command.attempt)
-                return self._done(phase_data)
             case Phase.EVAL:
                 evaluation = await self._handler.eval(
                     EvalPhase(
@@ -176,10 +160,8 @@ class PhaseRunner:
         return self._sandbox
 
     async def _create_fresh_sandbox(self, spec: SandboxSpec) -> Sandbox:
-        name = f"{self._job.job_id}.eval-{new_id()[:8]}"
-        sandbox = await self._sandboxes.create(name, spec)
-        self._fresh.append(sandbox)
-        return sandbox
+        self._fresh.append(await self._sandboxes.create(f"{self._job.job_id}.eval-{new_id()[:8]}", spec))
+        return self._fresh[-1]
 
     async def _assigned(self) -> Backend:
         if self._backend is None:
@@ -195,10 +177,8 @@ class PhaseRunner:
             try:
                 self._backend = await self._backends.assign(self._job, self._command.attempt, pause)
             finally:
-                if (
-                    paused and deadline is not None and not timer.expired()
-                ):  # the start of a backend is no time of the job's
-                    timer.reschedule(deadline + loop.time() - paused)
+                if paused and deadline is not None and not timer.expired():
+                    timer.reschedule(deadline + loop.time() - paused)  # the start of a backend is no time of the job's
         return self._backend
 
     async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:
@@ -238,7 +218,7 @@ class PhaseRunner:
                     last = self._moves > MOVE_LIMIT
                 if last:
                     raise
-                other = await self._backends.reassign(job, self._command.attempt, backend.backend_id)
+                other = await self._backends.assign(job, self._command.attempt, leaving=backend.backend_id)
                 if not _interchangeable(backend, other):
                     raise
                 log.info("the job goes on with backend %s: %s", other.backend_id, error.message)
@@ -253,8 +233,6 @@ class PhaseRunner:
             self._reported = error
             self._backends.report_failure(self._job.job_id, self._backend.backend_id, error.message)
 
-    # How it ends ------------------------------------------------------------------------------------------------------
-
     def _hands_on_sandbox(self) -> bool:
         phase = self._command.phase
         return phase == Phase.INIT or (phase == Phase.RUN and self._handler.eval_in_sandbox)
@@ -266,27 +244,18 @@ class PhaseRunner:
             log.warning("the job's sandbox could not be closed: %s", error)
 
     def _done(self, phase_data: PhaseData, evaluation: Evaluation | None = None) -> PhaseDone:
-        metrics = evaluation.metrics if evaluation is not None else {}
         return PhaseDone(
-            stage_id=self._stage_id,
-            job_id=self._job.job_id,
-            attempt=self._command.attempt,
-            phase=self._command.phase,
             sandbox=self._sandbox.handle if self._sandbox is not None and self._hands_on_sandbox() else None,
             phase_data=phase_data,
             reward=reward_of(evaluation) if evaluation is not None else None,
             notes=notes_of(evaluation) if evaluation is not None else {},
-            **self._record(metrics),
+            **self._record(evaluation.metrics if evaluation is not None else {}),
         )
 
     def _failed(self, failure: Failure) -> PhaseFailed:
         if failure.outcome == Outcome.INFRASTRUCTURE_ERROR:
             log.warning("%s failed: %s: %s", self._command.phase, failure.error.code, failure.error.message)
         return PhaseFailed(
-            stage_id=self._stage_id,
-            job_id=self._job.job_id,
-            attempt=self._command.attempt,
-            phase=self._command.phase,
             outcome=failure.outcome,
             error=failure.error,
             retry=failure.retry,
@@ -295,10 +264,14 @@ class PhaseRunner:
         )
 
     def _record(self, metrics: dict[str, float]) -> dict[str, Any]:
-        """Return what both kinds of event say of how the phase went."""
+        """Return the fields that both kinds of event have."""
         episode = self._episode if self._episode is not None else Episode()
         trajectory = episode.trajectory
         return {
+            "stage_id": self._stage_id,
+            "job_id": self._job.job_id,
+            "attempt": self._command.attempt,
+            "phase": self._command.phase,
             "stop_reason": episode.stop_reason or "",
             "backend": self._backend.backend_id if self._backend is not None else "",
             "metrics": {key: float(value) for key, value in (episode.metrics | metrics).items()},
@@ -308,11 +281,6 @@ class PhaseRunner:
             "segments": trajectory.segments,
             "logprobs_mode": self._backend.logprobs_mode if self._backend and episode.metrics["turns"] else "",
         }
-
-    def _block(self) -> NDArray[np.uint8] | None:
-        return (
-            self._episode.trajectory.block() if self._episode is not None and self._episode.trajectory.tokens else None
-        )
 
     def _failure_of(self, error: BaseException, limit_s: float, *, timed_out: bool) -> Failure:
         """Say how the job ends, asking the handler where the error may be the task's own."""
@@ -341,7 +309,6 @@ def _interchangeable(one: Backend, other: Backend) -> bool:
 
 
 def reward_of(evaluation: Evaluation) -> float:
-    """Return a reward that is a finite number."""
     reward: Any = evaluation.reward
     try:
         number = float(reward) if not isinstance(reward, str | bytes) else math.nan
@@ -353,7 +320,7 @@ def reward_of(evaluation: Evaluation) -> float:
 
 
 def notes_of(evaluation: Evaluation) -> dict[str, str]:
-    """Return notes as they can be passed on: of long ones the beginning and the end, which has a judge's verdict."""
+    """Return notes within their limit: of long ones the beginning and the end, which has a judge's verdict."""
     return {name: cut_text(note, NOTE_LIMIT) for name, note in evaluation.notes.items()}
 
 

@@ -12,9 +12,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, ClassVar
 
-from ...data.trajectory import Role
 from ...errors import SandboxFailed
-from ...inference.chat import ChatMessage
 from ...tasks.code import CodeInstance, CodeTest, chosen_tests
 from ...tasks.code_formats import ROW_FORMATS
 from ...tools.sandbox.specification import SandboxSpec
@@ -22,6 +20,7 @@ from ...tools.toolbox import Toolbox
 from ..handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 from .code_bench import Bench, Verdict, shown
 from .code_source import SOURCE_LIMIT_BYTES, last_block
+from .tool_episode import run_episode
 
 if TYPE_CHECKING:
     from ...tasks.row_format import RowFormat
@@ -57,13 +56,8 @@ class CodeHandler(AgentHandler[CodeInstance]):
 
     async def run(self, phase: RunPhase[CodeInstance]) -> PhaseData:
         instance = phase.instance
-        tools = Toolbox(phase.sandbox, instance.tools).tools(phase.data["sessions"]) if instance.tools else []
         home = phase.sandbox.directory if phase.sandbox is not None else ""
-        episode = await phase.converse(
-            [ChatMessage(Role.SYSTEM, SYSTEM_MESSAGE), ChatMessage(Role.USER, question(instance, home))], tools
-        )
-        for tool in tools:
-            await tool.close()
+        episode = await run_episode(phase, instance.tools, SYSTEM_MESSAGE, question(instance, home))
         source = await _written(phase.sandbox) if phase.sandbox is not None else None
         for text in (episode.final_message, episode.last_text):
             source = source or last_block(text or "")

@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from ...data.trajectory import Role
 from ...errors import ConfigError, InvalidEndpoint
-from ...inference.chat import ChatMessage
 from ...tasks.stem import ROW_FORMATS, StemInstance
 from ...tools.http_search import TAVILY, HttpSearchProvider
 from ...tools.search import SearchTool
@@ -20,9 +18,10 @@ from ...tools.toolbox import ToolName
 from ...wire.messages.jobs import Outcome
 from ..handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase
 from .llm_judge import LlmJudge, judge_of, unset_settings
-from .math import FINISH_MESSAGE, GRADE_S, check_ground_truth, make_tools, start_tools
+from .math import FINISH_MESSAGE, GRADE_S, check_ground_truth
 from .math_answers import answer_of
 from .stem_answers import Verdict, judged_by_rules
+from .tool_episode import run_episode, start_tools
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,16 +61,10 @@ class StemHandler(AgentHandler[StemInstance]):
 
     async def run(self, phase: RunPhase[StemInstance]) -> PhaseData:
         instance = phase.instance
-        tools = make_tools(phase.sandbox, _others(instance.tools), phase.data.get("sessions", {}))
-        if "search" in instance.tools:
-            tools = [SearchTool(self._provider()), *tools]
+        search = [SearchTool(self._provider())] if "search" in instance.tools else []
         system = CHOICE_MESSAGE if instance.choices else SYSTEM_MESSAGE
         system += FINISH_MESSAGE if "finish" in instance.tools else ""
-        episode = await phase.converse(
-            [ChatMessage(Role.SYSTEM, system), ChatMessage(Role.USER, problem_text(instance))], tools
-        )
-        for tool in tools:
-            await tool.close()
+        episode = await run_episode(phase, _others(instance.tools), system, problem_text(instance), search)
         return {"answer": answer_of(episode.final_message, episode.last_text)}
 
     async def eval(self, phase: EvalPhase[StemInstance]) -> Evaluation:

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...data.trajectory import Role
 from ...errors import HandlerFailed, SandboxFailed, SandboxLimitExceeded
-from ...inference.chat import ChatMessage
 from ...tasks.swe import SweInstance
 from ...tasks.swe_formats import ROW_FORMATS
 from ...tools.sandbox.specification import Limits, SandboxSpec
@@ -27,6 +25,7 @@ from ...wire.messages.jobs import Outcome
 from ..handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase, failure_of
 from . import swe_repository as repository
 from .swe_report import Report, official_script, r2e_report, report
+from .tool_episode import run_episode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -66,13 +65,8 @@ class SweHandler(AgentHandler[SweInstance]):
         instance = phase.instance
         if phase.sandbox is None:
             raise SandboxFailed("a swe job needs its sandbox, and has none")
-        tools = Toolbox(phase.sandbox, instance.tools).tools(phase.data["sessions"])
         system = SYSTEM_MESSAGE.format(directory=instance.directory)
-        await phase.converse(
-            [ChatMessage(Role.SYSTEM, system), ChatMessage(Role.USER, instance.problem_statement)], tools
-        )
-        for tool in tools:
-            await tool.close()
+        await run_episode(phase, instance.tools, system, instance.problem_statement)
         patch, problem = await repository.take_patch(phase.sandbox, instance, phase.data["base_commit"])
         return {"patch": patch.decode("latin-1"), "problem": problem}  # any bytes, as text that the wire takes
 
@@ -118,12 +112,12 @@ class SweHandler(AgentHandler[SweInstance]):
     async def _report(self, phase: EvalPhase[SweInstance], log: str) -> Report:
         instance = phase.instance
         if instance.grading == "r2e":
-            found: Report = await phase.grade(r2e_report, instance.expected_output, log, returns=Report)
-            return found
-        fields = ("instance_id", "repo", "version", "log_parser", "fail_to_pass", "pass_to_pass")
-        about = {name: getattr(instance, name) for name in fields}
-        by_test: Report = await phase.grade(report, about, log, returns=Report)
-        return by_test
+            grader, expected = r2e_report, instance.expected_output
+        else:
+            fields = ("instance_id", "repo", "version", "log_parser", "fail_to_pass", "pass_to_pass")
+            grader, expected = report, {name: getattr(instance, name) for name in fields}
+        found: Report = await phase.grade(grader, expected, log, returns=Report)
+        return found
 
 
 async def _sandbox(
