@@ -261,10 +261,8 @@ def load_handlers(names: Iterable[str] = ()) -> dict[str, AgentHandler[Any]]:
     offered = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     wanted = set(names) or set(offered)
     if missing := wanted - set(offered):
-        message = (
-            f"no installed package offers task {', '.join(sorted(missing))}; offered: {', '.join(sorted(offered))}"
-        )
-        raise ConfigError(message, key="task")
+        named, known = ", ".join(sorted(missing)), ", ".join(sorted(offered))
+        raise ConfigError(f"no installed package offers task {named}; offered: {known}", key="task")
     handlers: dict[str, AgentHandler[Any]] = {}
     for name in sorted(wanted):
         try:

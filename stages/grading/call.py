@@ -16,8 +16,6 @@ OUTPUT_LIMIT_BYTES = 1 << 20
 
 
 class Call(msgspec.Struct, frozen=True):
-    """Call a function of a module."""
-
     module: str
     name: str
     """Within the module, with dots for what is in a class."""
@@ -25,10 +23,8 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What became of a call."""
-
     value: Any = None
     problem: str = ""
     """What it raised, or why its result cannot be passed on; empty: `value` is the result."""
     raised: bool = False
-    """It is the former."""
+    """The function raised the problem."""
