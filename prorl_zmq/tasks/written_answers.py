@@ -150,6 +150,12 @@ def unwrapped(text: str) -> str:
     return re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).strip()
 
 
+def words(text: str) -> str:
+    """Return a normal text's words, in lower case, without articles."""
+    plain = re.sub(r"[^\w+-]", " ", unwrapped(text).casefold())
+    return " ".join(word for word in plain.split() if word not in {"the", "a", "an"})
+
+
 def split(text: str, *separators: str) -> list[str]:
     """Split where no bracket is open; what is empty is left out."""
     pattern = "|".join(re.escape(each) + r"(?![A-Za-z])" * each.startswith("\\") for each in separators)

@@ -9,7 +9,6 @@ for 2e-7, 5 m for 5 cm. An answer that cannot be read is wrong; a ground truth t
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,8 +29,9 @@ from ...tasks.written_answers import (
     spelled_out,
     split,
     unwrapped,
+    words,
 )
-from .math_expressions import answer_limit, constant, extracted, read_expression, same_expressions
+from .math_expressions import answer_limit, constant, errors_logged, extracted, read_expression, same_expressions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +68,6 @@ def answer_of(message: str | None, last_text: str) -> str:
 
 
 def usable(ground_truth: str) -> bool:
-    """Tell whether there is anything to compare with."""
     return bool(normal(boxed(ground_truth)[:TEXT_LIMIT]))
 
 
@@ -108,7 +107,7 @@ def readable(text: str, depth: int = 0) -> bool:
     """Tell whether a `normal` text is an expression, or several, that can be compared. Runs in `answer_limit`."""
     if (structure := _structure(text)) is not None:
         return depth < DEPTH_LIMIT and all(readable(part, depth + 1) for part in structure.parts[:PARTS_LIMIT])
-    with contextlib.suppress(Exception):
+    with errors_logged("reading a value"):
         return _same_words(text, "") is None and read_expression(quantity(named_value(text)[1]).text) is not None
     return False
 
@@ -130,15 +129,10 @@ def _same_words(truth: str, answer: str) -> bool | None:
     """Compare words as text: sympy would take `listen` for a product of six variables, and so `silent`."""
     plain = unwrapped(truth)
     is_text = _TEXT.fullmatch(truth) or (truth.isalpha() and len(truth) > 1 and _TEXT.fullmatch(answer))
-    words = [word for word in re.findall(r"(?<![A-Za-z\\])[A-Za-z]{4,}", plain) if word not in _FUNCTIONS]
-    if is_text or (words and not re.search(r"[\d=<>]|\\(?:frac|sqrt|leq|geq|in)(?![A-Za-z])", plain)):
-        return _words(truth) == _words(answer)
+    named = [word for word in re.findall(r"(?<![A-Za-z\\])[A-Za-z]{4,}", plain) if word not in _FUNCTIONS]
+    if is_text or (named and not re.search(r"[\d=<>]|\\(?:frac|sqrt|leq|geq|in)(?![A-Za-z])", plain)):
+        return words(truth) == words(answer)
     return None
-
-
-def _words(text: str) -> str:
-    plain = re.sub(r"[^\w\s+-]", " ", unwrapped(text).casefold())
-    return " ".join(word for word in plain.split() if word not in {"the", "a", "an"})
 
 
 def _same_in_base(truth: str, answer: str) -> bool | None:

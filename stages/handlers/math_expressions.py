@@ -21,6 +21,7 @@ from ..grading.cpu_limit import cpu_limit
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+log = logging.getLogger("prorl.grader")
 EXPRESSION_LIMIT = 400
 """Most characters of one expression."""
 NESTED_LIMIT = 12
@@ -46,8 +47,17 @@ def answer_limit(seconds: float = CPU_S) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def errors_logged(what: str) -> Iterator[None]:
+    """End the block at an error: sympy and pint raise all kinds of them, which must not spare a wrong answer its 0."""
+    try:
+        yield
+    except Exception:
+        log.debug("%s failed", what, exc_info=True)
+
+
 def same_expressions(truth: str, answer: str) -> bool:
-    with contextlib.suppress(Exception):  # sympy raises all kinds; that must not spare a wrong answer its 0
+    with errors_logged("comparing expressions"):
         one, other = read_expression(truth), read_expression(answer)
         if one is None or other is None:
             return False
@@ -213,7 +223,7 @@ def _verified(one: Any, other: Any) -> bool:
 
 def constant(text: str) -> Fraction | None:
     """Return the value of a real expression without variables, to 50 digits, else None. Runs in `answer_limit`."""
-    with contextlib.suppress(Exception):
+    with errors_logged("working out a value"):
         parsed = read_expression(text)
         if parsed is not None and not parsed.free_symbols:
             value = _at(_exact(parsed), {}, 50)
