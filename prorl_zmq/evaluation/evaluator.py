@@ -36,7 +36,7 @@ class Watcher(Protocol):
     """Follows how an evaluation goes."""
 
     def waits(self, what: str) -> None:
-        """The service is not ready yet: it lacks something."""
+        """The service is not ready yet: it lacks `what`."""
 
     def starts(self) -> None:
         """The service is ready, and gets the jobs."""
@@ -59,14 +59,13 @@ class Evaluator:
     ) -> None:
         self._folder = folder
         self._problems = problems
-        self._names = [(problem.name, problem.line, problem.form) for problem in problems]
         self._service = service
         self._watcher = watcher
         self._start_s = start_s
         self._readers: Readers | None = None
         self._stopping = Stopping()
         self._ending = False
-        """What is cancelled now, we have cancelled."""
+        """From now on a cancelled job is one that this process has cancelled."""
 
     def run(self) -> bool:
         """Run until each rollout has a result; false: a signal has stopped it."""
@@ -111,11 +110,11 @@ class Evaluator:
             raise error from None
 
     def _take(self, trajectory: Trajectory) -> None:
-        """Keep a result; a job that we have cancelled, or that is here already, is none."""
+        """Keep a result, unless the job is here already or this process has cancelled it."""
         assert self._readers is not None, "the tokenizers are loaded before anything is submitted"
         backend = trajectory.result.backend
         model = self._readers.model(backend) if backend else ""
-        sample = sample_of(self._folder.plan, self._names, trajectory, model)
+        sample = sample_of(self._folder.plan, self._problems, trajectory, model)
         if sample is None or self._folder.has(sample.job_id):
             return
         if self._ending and sample.result.outcome == Outcome.CANCELLED:

@@ -59,7 +59,7 @@ def reports_of(plan: Plan, summary: Summary, samples: Sequence[Sample], folder: 
         "models": ", ".join(map(one_line, summary.models)) or "no model yet",
         "remarks": remarks(summary),
         "counting": counting_text(summary.threshold),
-        "groups": [("task", summary.tasks), ("form", summary.forms)],
+        "groups": [("task", summary.tasks), ("row format", summary.row_formats)],
         "most": max((row.k for row in summary.passes), default=1),
         "problem_count": max(1, len(summary.problems)),
         "shown": shown[:SHOWN_PROBLEMS],

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .run_folder import Sample
 
 STAYS = ("init_queue", "init", "run_queue", "run", "eval_queue", "eval")
-"""Where a rollout's time goes, one after the other."""
+"""The timings of a rollout that follow each other."""
 WITHIN_RUN = ("engine", "chat")
 """Parts of `run`, with `tool.NAME`."""
 SHOWN_MESSAGE = 300
@@ -105,7 +105,7 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The problems of one task, or of one form."""
+    """The problems of one task, or of one row format."""
 
     name: str
     problems: int
@@ -125,7 +125,7 @@ class ProblemRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     line: int
     task: str
-    form: str
+    row_format: str
     samples: int
     """Those that count."""
     solved: int
@@ -160,7 +160,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     times: tuple[Distribution, ...]
     failures: tuple[FailureRow, ...]
     tasks: tuple[GroupRow, ...]
-    forms: tuple[GroupRow, ...]
+    row_formats: tuple[GroupRow, ...]
     problems: tuple[ProblemRow, ...]
     models: tuple[str, ...] = ()
     weight_versions: tuple[int, ...] = ()
@@ -169,7 +169,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 def summarise(plan: Plan, samples: Sequence[Sample], counting: Counting) -> Summary:
     """Return the figures of a plan from the newest result of each rollout."""
     ended = [sample for sample in samples if sample.result.outcome != Outcome.CANCELLED]
-    by_problem = _grouped(ended, lambda sample: sample.place.problem)
+    by_problem = _grouped(ended, lambda sample: sample.index.problem)
     problems = tuple(_problem_row(by_problem[index], counting) for index in sorted(by_problem))
     outcomes = _grouped(ended, lambda sample: str(sample.result.outcome))
     return Summary(
@@ -189,7 +189,7 @@ def summarise(plan: Plan, samples: Sequence[Sample], counting: Counting) -> Summ
         times=_times(ended),
         failures=_failures(ended, counting.threshold),
         tasks=_groups(ended, lambda sample: sample.result.task, counting),
-        forms=_groups(ended, lambda sample: sample.form, counting),
+        row_formats=_groups(ended, lambda sample: sample.row_format, counting),
         problems=problems,
         models=tuple(sorted({sample.model for sample in ended} - {""})),
         weight_versions=tuple(sorted({version for sample in ended for version in sample.versions})),
@@ -242,7 +242,7 @@ def _problem_row(samples: Sequence[Sample], counting: Counting) -> ProblemRow:
         name=first.problem,
         line=first.line,
         task=first.result.task,
-        form=first.form,
+        row_format=first.row_format,
         samples=len(counted),
         solved=sum(is_solved(sample.result, counting.threshold) for sample in counted),
         infrastructure_errors=len(samples) - len(counted),
@@ -344,7 +344,7 @@ def _failures(samples: Sequence[Sample], threshold: float) -> tuple[FailureRow, 
 def _groups(samples: Sequence[Sample], key: Callable[[Sample], str], counting: Counting) -> tuple[GroupRow, ...]:
     rows = []
     for name, group in sorted(_grouped(samples, key).items()):
-        by_problem = _grouped(group, lambda sample: sample.place.problem)
+        by_problem = _grouped(group, lambda sample: sample.index.problem)
         problems = [_problem_row(one, counting) for one in by_problem.values()]
         rows.append(
             GroupRow(
