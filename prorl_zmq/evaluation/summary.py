@@ -33,7 +33,7 @@ WITHIN_RUN = ("engine", "chat")
 SHOWN_MESSAGE = 300
 """Characters of an error's message in the table of failures."""
 
-Key = TypeVar("Key", int, str)
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,15 +274,12 @@ def _whole_cost(problems: Sequence[ProblemRow]) -> Cost | None:
 
 
 def _distribution(name: str, values: Sequence[float], whole: float | None = None, within: str = "") -> Distribution:
+    total = float(np.sum(values))
+    p50, p95 = np.percentile(values, (50, 95)).tolist()
+    share = None if whole is None else (total / whole if whole > 0 else 0.0)
+    mean = total / len(values)
     return Distribution(
-        name=name,
-        count=len(values),
-        mean=float(np.mean(values)),
-        p50=float(np.percentile(values, 50)),
-        p95=float(np.percentile(values, 95)),
-        total=float(np.sum(values)),
-        share=None if whole is None else (float(np.sum(values)) / whole if whole > 0 else 0.0),
-        within=within,
+        name=name, count=len(values), mean=mean, p50=p50, p95=p95, total=total, share=share, within=within
     )
 
 
@@ -316,16 +313,7 @@ def _times(samples: Sequence[Sample]) -> tuple[Distribution, ...]:
 
 
 def _failures(samples: Sequence[Sample], threshold: float) -> tuple[FailureRow, ...]:
-    groups: defaultdict[tuple[str, str, str], list[Sample]] = defaultdict(list)
-    for sample in samples:
-        if not is_solved(sample.result, threshold):
-            result = sample.result
-            if result.error is None:
-                groups[str(result.outcome), "", result.stop_reason].append(sample)
-                continue
-            kind = result.error.fields.get("reason")  # such as `hung` of `grader_failed`
-            code = f"{result.error.code} ({kind})" if isinstance(kind, str) else result.error.code
-            groups[str(result.outcome), code, ""].append(sample)
+    groups = _grouped((sample for sample in samples if not is_solved(sample.result, threshold)), _kind_of_failure)
     rows = [
         FailureRow(
             outcome=outcome,
@@ -339,6 +327,16 @@ def _failures(samples: Sequence[Sample], threshold: float) -> tuple[FailureRow, 
         for (outcome, code, stop_reason), group in groups.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.count, row.reason)))
+
+
+def _kind_of_failure(sample: Sample) -> tuple[str, str, str]:
+    """Return the outcome, the error's code, and the stop reason where there is no error."""
+    result = sample.result
+    if result.error is None:
+        return str(result.outcome), "", result.stop_reason
+    reason = result.error.fields.get("reason")  # such as `hung` of `grader_failed`
+    code = f"{result.error.code} ({reason})" if isinstance(reason, str) else result.error.code
+    return str(result.outcome), code, ""
 
 
 def _groups(samples: Sequence[Sample], key: Callable[[Sample], str], counting: Counting) -> tuple[GroupRow, ...]:

@@ -32,7 +32,7 @@ from .code import (
     CodeTest,
     chosen_tests,
 )
-from .row_format import RowFormat, filled, native, parsed_json, text
+from .row_format import filled, formats_of, native, parsed_json, text
 
 if TYPE_CHECKING:
     import msgspec
@@ -156,35 +156,32 @@ GENERIC = native("code", CodeInstance)
 NATIVE = dataclasses.replace(GENERIC, convert=_native)
 NATIVE_FIELDS = frozenset(CodeInstance.__struct_fields__)
 TEST_FIELDS = frozenset(CodeTest.__struct_fields__)
-ROW_FORMATS: tuple[RowFormat, ...] = (
-    RowFormat(
+_row_format = formats_of("code")
+ROW_FORMATS = (
+    _row_format(
         "livecodebench",
-        "code",
         "LiveCodeBench (livecodebench/code_generation and code_generation_lite)",
-        frozenset({"question_content", "public_test_cases", "private_test_cases"}),
+        {"question_content", "public_test_cases", "private_test_cases"},
         _live_code_bench,
     ),
-    RowFormat(
+    _row_format(
         "codecontests",
-        "code",
         "CodeContests (deepmind/code_contests)",
-        frozenset({"description", "public_tests", "private_tests"}),
+        {"description", "public_tests", "private_tests"},
         _code_contests,
     ),
-    RowFormat("taco", "code", "TACO (BAAI/TACO)", frozenset({"question", "input_output", "time_limit"}), _apps),
-    RowFormat("apps", "code", "APPS (codeparrot/apps)", frozenset({"question", "input_output"}), _apps),
-    RowFormat(
+    _row_format("taco", "TACO (BAAI/TACO)", {"question", "input_output", "time_limit"}, _apps),
+    _row_format("apps", "APPS (codeparrot/apps)", {"question", "input_output"}, _apps),
+    _row_format(
         "deepcoder",
-        "code",
         "DeepCoder (agentica-org/DeepCoder-Preview-Dataset, all four subsets)",
-        frozenset({"problem", "tests"}),
+        {"problem", "tests"},
         _deepcoder,
     ),
-    RowFormat(
+    _row_format(
         "code-chat",
-        "code",
         "programming problems in verl's format, such as those of Eurus-2: `ability` says so",
-        frozenset({"prompt", "reward_model", "ability"}),
+        {"prompt", "reward_model", "ability"},
         _chat,
         _is_code,
     ),

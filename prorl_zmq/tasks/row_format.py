@@ -99,6 +99,21 @@ def unique(row_formats: Iterable[RowFormat]) -> tuple[RowFormat, ...]:
     return tuple(known.values())
 
 
+def formats_of(task: str, limits: PhaseLimits | None = None) -> Callable[..., RowFormat]:
+    """Return what makes the row formats of a task."""
+
+    def row_format(
+        name: str,
+        about: str,
+        required: Iterable[str],
+        convert: Callable[[Record], Any],
+        fits: Callable[[Record], bool] | None = None,
+    ) -> RowFormat:
+        return RowFormat(name, task, about, frozenset(required), convert, fits, limits)
+
+    return row_format
+
+
 def native(task: str, instance_type: type[msgspec.Struct]) -> RowFormat:
     """Return the row format of rows whose columns are the fields of a task's instances."""
     required = frozenset(field.encode_name for field in msgspec.structs.fields(instance_type) if field.required)

@@ -111,9 +111,9 @@ class SweHandler(AgentHandler[SweInstance]):
 
     async def _report(self, phase: EvalPhase[SweInstance], log: str) -> Report:
         instance = phase.instance
-        if instance.grading == "r2e":
-            grader, expected = r2e_report, instance.expected_output
-        else:
+        grader: Callable[..., Report] = r2e_report
+        expected = instance.expected_output
+        if instance.grading != "r2e":
             fields = ("instance_id", "repo", "version", "log_parser", "fail_to_pass", "pass_to_pass")
             grader, expected = report, {name: getattr(instance, name) for name in fields}
         found: Report = await phase.grade(grader, expected, log, returns=Report)
