@@ -88,8 +88,6 @@ class _Budget(NamedTuple):
 
 
 class AgentLoop:
-    """Runs one episode."""
-
     def __init__(
         self,
         generate: Generator,
@@ -111,7 +109,6 @@ class AgentLoop:
         self._stop_token_ids = tuple(dict.fromkeys((*chat.stop_token_ids, *sampling.stop_token_ids)))
 
     async def run(self, messages: Sequence[ChatMessage]) -> StopReason:
-        """Run the episode from its opening messages to its end."""
         conversation = self._chat.conversation(messages, [tool.schema() for tool in self._tools.values()])
         for turn in range(self._limits.max_turns):
             started = time.monotonic()

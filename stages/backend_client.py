@@ -114,11 +114,9 @@ class BackendClient:
             self._send(Release(new_id(), job_id, attempt, held.served))
 
     def backends(self) -> dict[str, str]:
-        """Return the backend of each job that has one."""
         return {job_id: held.backend_id for job_id, held in self._held.items() if held.backend_id}
 
     def keep_alive(self) -> None:
-        """Renew the lease on the assignments of this process."""
         self._send(OwnerAlive(new_id(), self._owner, dict(self._held)))
 
     def close(self) -> None:

@@ -84,8 +84,6 @@ log = logging.getLogger("prorl.stage")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOptions:
-    """What a stage process is started with."""
-
     role: Phase
     slots: int
     connect: str
@@ -108,8 +106,6 @@ class StageOptions:
 
 @dataclass(slots=True)
 class _Running:
-    """A phase under way."""
-
     attempt: int
     task: asyncio.Task[None] = field(init=False)
 
@@ -176,7 +172,6 @@ class StageProcess:
             context.destroy(linger=1000)
 
     def stop(self) -> None:
-        """End `run` in good order."""
         if not self._stopping.done():
             self._stopping.set_result(None)
 

@@ -191,7 +191,6 @@ def token_style(transcript: Transcript, index: int) -> str:
 
 
 def notes_text(rollout: Rollout) -> Text:
-    """Return what EVAL noted, the metrics and the timings."""
     result = rollout.result
     text = Text()
     for name, note in result.notes.items():

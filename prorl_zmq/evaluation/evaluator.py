@@ -33,16 +33,13 @@ END_S = 5.0
 
 
 class Watcher(Protocol):
-    """Follows how an evaluation goes."""
-
     def waits(self, what: str) -> None:
         """The service is not ready yet: it lacks `what`."""
 
     def starts(self) -> None:
         """The service is ready, and gets the jobs."""
 
-    def ended(self, sample: Sample) -> None:
-        """A rollout has ended."""
+    def ended(self, sample: Sample) -> None: ...
 
     def troubled(self, message: str) -> None:
         """Something is wrong, and the evaluation continues."""

@@ -48,7 +48,6 @@ def write_reports(folder: RunFolder, summary: Summary) -> None:
 
 
 def reports_of(plan: Plan, summary: Summary, samples: Sequence[Sample], folder: str) -> dict[str, str]:
-    """Return the texts of the reports by the names of their files."""
     hardest_first = sorted(summary.problems, key=lambda row: (-1.0 if row.reward is None else row.reward, row.line))
     charts = charts_of(summary, samples)
     files = {name: f"{CHARTS}/{name}.svg" for name in charts}

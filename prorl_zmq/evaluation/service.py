@@ -145,15 +145,12 @@ async def wait_ready(
 
 
 class Readers:
-    """The readers of the tokens of each backend's model."""
-
     def __init__(self, backends: tuple[BackendStatus, ...], on_trouble: Callable[[str], None]) -> None:
         self._backends = {status.backend.backend_id: status.backend for status in backends}
         self._on_trouble = on_trouble
         self._readers: dict[tuple[ChatSettings, str], TextReader | None] = {}
 
     async def load(self) -> None:
-        """Load all tokenizers; rollouts whose tokenizer cannot be loaded are kept without texts."""
         for backend in self._backends.values():
             key = backend.chat, backend.model
             if key in self._readers:

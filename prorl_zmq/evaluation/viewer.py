@@ -120,8 +120,6 @@ class RolloutList(Screen[None]):
 
 
 class RolloutView(Screen[None]):
-    """One rollout: its turns, its tokens, and its result."""
-
     BINDINGS: ClassVar = [
         Binding("escape", "back", "list"),
         Binding("n", "move(1)", "next"),

@@ -133,7 +133,6 @@ class GraderPool:
             return answer, printed
 
     async def _start(self, module: str) -> _Grader:
-        """Have the template fork a grader for the functions of a module."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         grader = _Grader(ours, os.memfd_create("grader"))

@@ -125,7 +125,6 @@ class Judge:
 
 
 def question(instance: CodeInstance, home: str) -> str:
-    """Return the user message: the problem, and what form the answer has."""
     parts = [instance.problem.strip()]
     if instance.starter_code:
         parts.append(f"Begin with this code:\n```python\n{instance.starter_code}\n```")

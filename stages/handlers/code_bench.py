@@ -65,8 +65,6 @@ NO_PYTHON = (126, 127)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one test."""
-
     passed: bool
     kind: str = ""
     """Why it failed: `wrong answer`, `time limit`, `memory limit`, `output limit`, `runtime error`, `not run`."""
@@ -93,7 +91,6 @@ class Bench:
         """What the driver's first run in the sandbox said; empty: there was none."""
 
     async def run(self, test: CodeTest, within_s: float) -> Verdict:
-        """Run one test and judge its answer."""
         clock_s = min(within_s, self._seconds * CLOCK_FACTOR + CLOCK_SLACK_S)
         try:
             result = await self._ran(test, clock_s)
@@ -163,7 +160,6 @@ class Bench:
 
 
 def shown(text: str) -> str:
-    """Return a text in short, for people."""
     return cut_text(text, SHOWN_CHARACTERS)
 
 

@@ -42,7 +42,6 @@ DEPTH = 50_000
 
 
 def main() -> None:
-    """Run the test."""
     source, imports, function, seconds, memory, program, first = sys.argv[1:]
     if program:
         _have_no_children(bytes.fromhex(program))
@@ -111,7 +110,6 @@ def _limit(what: int, soft: int, more: int = 0) -> None:
 
 
 def _load(name: str, source: str, imports: str) -> ModuleType:
-    """Run the solution's module; return it."""
     module = type(sys)(name)
     sys.modules[name] = module
     for part in imports.split():

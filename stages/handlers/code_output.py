@@ -47,7 +47,6 @@ def same_text(expected: str, got: str, comparison: str = "close") -> bool:
 
 
 def same_result(expected: str, got: str, wrapped: bool, comparison: str = "close") -> bool:
-    """Say whether a function's result, as JSON, is the expected one."""
     exact = comparison == "exact"
     with long_integers():
         wanted = json.loads(expected)

@@ -91,8 +91,6 @@ class _Reply(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the judge said."""
-
     correct: bool
     prompt: str
     """What it was asked: the system message and the user's."""
@@ -101,7 +99,6 @@ class Judgement:
     model: str
 
     def notes(self) -> dict[str, str]:
-        """Return it for `Evaluation.notes`."""
         return {"judge_model": self.model, "judge_prompt": self.prompt, "judge_verdict": self.reply}
 
 
@@ -120,7 +117,6 @@ class LlmJudge:
         self._try_s, self._retry_s = try_s, retry_s
 
     async def judge(self, problem: str, truth: str, answer: str) -> Judgement:
-        """Ask whether an answer says what the ground truth says."""
         word = secrets.token_hex(8)
         system = SYSTEM.format(word=word)
         user = USER.format(
@@ -196,7 +192,6 @@ class LlmJudge:
 
 
 def judge_of(environment: Mapping[str, str] = os.environ) -> LlmJudge:
-    """Make the judge that the service's environment names."""
     if unset := unset_settings(environment):
         message = (
             f"rules cannot decide on this answer, and no judge is configured: set {unset} for the EVAL stage "

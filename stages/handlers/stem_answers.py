@@ -115,7 +115,6 @@ def _verdict(kind: str, ground_truth: str, answer: str, choices: Sequence[str], 
 
 
 def kind_of(truth: str, choices: Sequence[str]) -> str:
-    """Return the kind of answer that a `normal` ground truth is."""
     if choices or re.fullmatch(r"\(?[A-J]\)?[.:]?", unwrapped(truth)):
         return "choice"
     if len(truth) > RULED_LIMIT:
@@ -286,7 +285,6 @@ def _pint_text(text: str) -> str | None:
 
 
 def _known(word: str) -> str:
-    """Return a unit's name as pint has it."""
     if word in _ALIASES:
         return _ALIASES[word]
     registry = _registry()

@@ -71,7 +71,6 @@ class SweHandler(AgentHandler[SweInstance]):
         return {"patch": patch.decode("latin-1"), "problem": problem}  # any bytes, as text that the wire takes
 
     async def eval(self, phase: EvalPhase[SweInstance]) -> Evaluation:
-        """Run the tests on the patch, in a sandbox of their own."""
         started = time.monotonic()
         instance, patch = phase.instance, str(phase.data.get("patch", "")).encode("latin-1")
         notes = {"patch": patch.decode(errors="replace")}

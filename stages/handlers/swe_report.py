@@ -36,8 +36,6 @@ _COUNT = re.compile(r"\bExecuted [1-9]\d* of \d+|\b[1-9]\d* specs?, \d+ failures
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What became of the tests."""
-
     resolved: bool
     ran: bool
     """The output has the marks of a run, and a test's status; of a run that names only what fails, the count."""
@@ -80,7 +78,6 @@ def official_script(instance: dict[str, Any]) -> str:
 
 
 def report(instance: dict[str, Any], log: str) -> Report:
-    """Read the output of an evaluation script."""
     from swebench.harness.constants import FAIL_ONLY_REPOS, FAIL_TO_PASS, PASS_TO_PASS, EvalType, ResolvedStatus
     from swebench.harness.grading import get_eval_tests_report, get_resolution_status
 
