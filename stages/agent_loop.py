@@ -59,7 +59,7 @@ class StopReason(StrEnum):
 
 @dataclass(slots=True)
 class Episode:
-    """What an episode is so far; of one that was interrupted, all that there is."""
+    """An episode as far as it has come, or as far as it came before it was interrupted."""
 
     trajectory: TrajectoryBuilder = field(default_factory=TrajectoryBuilder)
     stop_reason: StopReason | None = None
@@ -109,6 +109,10 @@ class AgentLoop:
         self._stop_token_ids = tuple(dict.fromkeys((*chat.stop_token_ids, *sampling.stop_token_ids)))
 
     async def run(self, messages: Sequence[ChatMessage]) -> StopReason:
+        self._episode.stop_reason = await self._turns(messages)
+        return self._episode.stop_reason
+
+    async def _turns(self, messages: Sequence[ChatMessage]) -> StopReason:
         conversation = self._chat.conversation(messages, [tool.schema() for tool in self._tools.values()])
         for turn in range(self._limits.max_turns):
             started = time.monotonic()
@@ -118,8 +122,7 @@ class AgentLoop:
             if room.tokens < 1:
                 if not turn:
                     raise self._no_room(prompt, room)
-                self._episode.stop_reason = room.limit
-                break
+                return room.limit
             generation = await self._policy_turn(room, turn)
             started = time.monotonic()
             said = conversation.add_turn(generation.token_ids)
@@ -127,16 +130,12 @@ class AgentLoop:
             self._episode.spent("chat", started)
             stop_reason = self._stop_reason(generation, room, said)
             if stop_reason is not None:
-                self._episode.stop_reason = stop_reason
-                break
+                return stop_reason
             results = await self._results(said)
             if results is None:
-                self._episode.stop_reason = StopReason.FINISHED
-                break
+                return StopReason.FINISHED
             conversation.add_tool_results(results)
-        else:
-            self._episode.stop_reason = StopReason.MAX_TURNS
-        return self._episode.stop_reason
+        return StopReason.MAX_TURNS
 
     def _add(self, prompt: Prompt) -> _Budget:
         """Append a prompt, if that leaves room for a token of the policy; return that budget."""
@@ -166,7 +165,7 @@ class AgentLoop:
         return InvalidJob(f"the opening messages, {tokens} tokens, leave no room in {what}", field=name)
 
     async def _policy_turn(self, room: _Budget, turn: int) -> Generation:
-        """Have the engine generate one turn, which new weights may interrupt, and append it as it comes."""
+        """Generate one turn, which new weights may interrupt, and append it as it comes."""
         seed = turn_seed(self._sampling.seed, turn)
         wanted = min(room.tokens, self._sampling.max_tokens)
         self._episode.metrics["turns"] += 1
@@ -207,7 +206,7 @@ class AgentLoop:
         self._episode.metrics["generated_tokens"] += len(generation.token_ids) - start
 
     def _stop_reason(self, generation: Generation, room: _Budget, said: PolicyTurn) -> StopReason | None:
-        """Say why the episode stops behind this turn; None: it goes on with tool calls."""
+        """Return why the episode stops after this turn; None: it continues with tool calls."""
         if generation.finish_reason != "length":
             return None if said.calls else StopReason.DONE
         if len(generation.token_ids) >= room.tokens:

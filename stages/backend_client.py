@@ -43,7 +43,6 @@ RESEND_S = 5.0
 REPLY_SLACK_S = 5.0
 """How much later than the wait that a job allows the broker's answer may come."""
 PROBLEM_LIMIT = 1000
-"""Characters of a failure that are passed on."""
 
 
 class BackendClient:

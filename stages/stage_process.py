@@ -270,8 +270,6 @@ class StageProcess:
             with _logged(f"closing the {name}"):
                 close()
 
-    # What the broker sends --------------------------------------------------------------------------------------------
-
     def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
         try:
             command = codec.decode(frames[0], StageCommand)  # type: ignore[arg-type]

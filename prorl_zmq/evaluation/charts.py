@@ -38,7 +38,6 @@ VARIABLES = {
     BAD: "var(--bad)",
     FAINT: "var(--faint)",
 }
-"""What replaces the marker colours."""
 COLOURS = """\
 :root {
   --page: #fbfbfa; --card: #ffffff; --text: #1c2430; --quiet: #5b6675; --line: #e1e4e8;
@@ -67,13 +66,11 @@ STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
 }
 REASONS, LABEL_LIMIT = 10, 48
-"""How many reasons have bars of their own, and how long their names may be."""
 BINS = 20
 BAR_HEIGHT = 0.62
 
 
 Charts = dict[str, str]
-"""SVG by name."""
 
 
 def charts_of(summary: Summary, samples: Sequence[Sample]) -> Charts:

@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 SHOWN_TEXT = 40_000
 """Most characters of one turn or note that are shown; the files have all."""
 SHOWN_LINE = 4_000
-"""Most characters of one of its lines."""
 PAGE_TOKENS = 1_000
-"""Tokens on one page."""
 SHOWN_NAME = 40
-"""Most characters of a problem's name in a list."""
 TAB = "    "
 NOTHING = "–"
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}

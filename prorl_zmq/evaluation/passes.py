@@ -37,7 +37,6 @@ class Estimate:
     low: float
     high: float
     problems: int
-    """How many problems it is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,7 @@ class Tally:
     """The samples of one problem."""
 
     samples: int
-    """n."""
     solved: int
-    """c, 0 to n."""
 
 
 def pass_at_k(samples: int, solved: int, k: int) -> float:

@@ -32,7 +32,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """What results depend on. None: the data file or the default says."""
 
     data_sha256: str
-    """Of the data file."""
     row_format: str = ""
     task: str = ""
     options: dict[str, Any] = {}
@@ -79,14 +78,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     file: str
     """The data file, as it was named; its checksum counts."""
     problems: int
-    """How many there are."""
     format: int = FORMAT
     run_id: str = msgspec.field(default_factory=lambda: new_id()[:RUN_ID_DIGITS])
     """Begins the ids of its jobs, and names their session."""
     version: str = ""
-    """The package's."""
     created: str = ""
-    """When it began: ISO 8601, for people."""
 
     @property
     def session(self) -> str:

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from ..wire.messages.jobs import Job
 
 NAME_LIMIT = 120
-"""Most characters of a problem's name."""
 SHOWN_ERRORS = 3
-"""How many wrong rows an error quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,6 @@ class Problem:
     name: str
     """What the row calls itself, or its number. Text of the file: clean it before it is shown."""
     line: int
-    """Its number in the file, from 1."""
     row_format: str
     job: Job
     """What its samples are, but for ids and sampling."""

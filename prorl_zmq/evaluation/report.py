@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .summary import Summary
 
 SHOWN_PROBLEMS = 500
-"""Problems in a report; `summary.json` has all."""
 NOTHING = "–"
 TITLES = {
     "passes": "pass@k with 95 % intervals",
@@ -107,9 +106,6 @@ def counting_text(threshold: float) -> str:
         "problem as the unit: Wilson's, with the effective sample size that the variance between problems leaves; for "
         "the mean reward, Student's t over the problems' means."
     )
-
-
-# How values look ------------------------------------------------------------------------------------------------------
 
 
 def percent(value: Estimate | float | None) -> str:

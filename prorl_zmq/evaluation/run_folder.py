@@ -66,9 +66,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """What came of one rollout: a line of `results.jsonl`."""
 
     problem: str
-    """Its name."""
     line: int
-    """Of the data file."""
     row_format: str
     index: RolloutIndex
     result: Result

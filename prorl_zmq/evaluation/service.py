@@ -41,7 +41,6 @@ ASK_S = 2.0
 RUNNING_ASK_S = 4.0
 """How long one that runs already may take to answer at all."""
 PAUSE_S = 0.3
-"""Pause between two questions to a service that starts."""
 RUN_DIR = "run_dir"
 """File in the service's folder that names its temporary one."""
 ENGINE_LOG = "engine-0.log"
@@ -55,7 +54,6 @@ _BLAMED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]*) cannot work with its setting
 class OwnService(msgspec.Struct, frozen=True, kw_only=True):
     backend: BackendSettings
     slots: int
-    """Rollouts at a time."""
     sandbox: str
     image: str = ""
     image_folders: tuple[str, ...] = ()

@@ -31,7 +31,6 @@ STAYS = ("init_queue", "init", "run_queue", "run", "eval_queue", "eval")
 WITHIN_RUN = ("engine", "chat")
 """Parts of `run`, with `tool.NAME`."""
 SHOWN_MESSAGE = 300
-"""Characters of an error's message in the table of failures."""
 
 Key = TypeVar("Key")
 
@@ -93,9 +92,7 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     """Of all rollouts that ended."""
     example: str
-    """The job id of one."""
     message: str
-    """Its error's; text from elsewhere."""
 
     @property
     def reason(self) -> str:

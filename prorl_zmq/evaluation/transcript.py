@@ -49,7 +49,6 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
 class TurnText(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Literal["system", "user", "assistant", "tool"]
     start: int
-    """Its first token."""
     end: int
     """The token after its last."""
     text: str | None = None

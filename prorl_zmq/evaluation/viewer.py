@@ -67,7 +67,6 @@ class RolloutList(Screen[None]):
         self._sorts = cycle([*list(SORTS)[1:], "order"])
         self.filter, self.sort, self.reverse = ALL, "order", False
         self.shown: list[Rollout] = []
-        """The rollouts in the table, in its order."""
 
     def compose(self) -> ComposeResult:
         yield Static(id="title")

@@ -60,9 +60,6 @@ HARMLESS_OPERATIONS = frozenset({"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "
 DURATION = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(?:s|sec|secs|second|seconds)?\.?\s*", re.IGNORECASE)
 
 
-# How each set's rows become instances ---------------------------------------------------------------------------------
-
-
 def _deepcoder(record: Record) -> Any:
     tests = record.get("tests")
     plain = isinstance(tests, list) and all(isinstance(each, Mapping) and each.keys() <= TEST_FIELDS for each in tests)
@@ -94,20 +91,8 @@ def _code_contests(record: Record) -> CodeInstance:
             if not isinstance(data, Mapping):
                 raise InvalidRecord(f"{column} must be a map of input and output", field=column)
             tests += _found({"inputs": data.get("input"), "outputs": data.get("output")}, column).tests
-    limit = record.get("time_limit")
-    time_s = 0.0
-    if isinstance(limit, Mapping):
-        time_s = _number(limit.get("seconds") or 0, "time_limit") + _number(limit.get("nanos") or 0, "time_limit") / 1e9
-    elif limit is not None:
-        time_s = _number(limit, "time_limit")
-    return _instance(
-        record,
-        "private_tests",
-        _Found(tests),
-        filled(record, "description"),
-        time_s=_for_python(time_s),
-        comparison="any_case",
-    )
+    problem, time_s = filled(record, "description"), _time_s(record)
+    return _instance(record, "private_tests", _Found(tests), problem, time_s=time_s, comparison="any_case")
 
 
 def _apps(record: Record) -> CodeInstance:
@@ -118,14 +103,7 @@ def _apps(record: Record) -> CodeInstance:
     if not isinstance(data, Mapping):
         raise InvalidRecord("input_output must be a map of inputs and outputs", field="input_output")
     found = _found(data, "input_output")
-    limit, time_s = record.get("time_limit"), 0.0
-    if isinstance(limit, str) and limit.strip():
-        if not (match := DURATION.fullmatch(limit)):
-            raise InvalidRecord(f"time_limit must be a number of seconds, and is {limit[:40]!r}", field="time_limit")
-        time_s = float(match[1])
-    elif limit is not None and not isinstance(limit, str):
-        time_s = _number(limit, "time_limit")
-    time_s = _for_python(time_s) or APPS_TIME_S
+    time_s = _time_s(record) or APPS_TIME_S
     return _instance(record, "input_output", found, filled(record, "question"), time_s=time_s)
 
 
@@ -187,9 +165,6 @@ ROW_FORMATS = (
     ),
     NATIVE,
 )
-
-
-# What they share ------------------------------------------------------------------------------------------------------
 
 
 class _Found(NamedTuple):
@@ -343,12 +318,20 @@ _DAMAGE = (
 """What a damaged pack raises."""
 
 
-def _for_python(limit_s: float) -> float:
-    """Return the limit of a solution in Python for a judge's own; 0: it has none."""
+def _time_s(record: Record) -> float:
+    """Return the limit of a solution in Python for a judge's own in the column `time_limit`; 0: it has none."""
+    limit = record.get("time_limit")
+    if isinstance(limit, Mapping):
+        limit_s = _seconds(limit.get("seconds") or 0) + _seconds(limit.get("nanos") or 0) / 1e9
+    elif isinstance(limit, str):
+        limit_s = float(match[1]) if (match := DURATION.fullmatch(limit)) else _seconds(limit.strip() or 0)
+    else:
+        limit_s = 0.0 if limit is None else _seconds(limit)
     return min(max(limit_s * PYTHON_FACTOR, LEAST_TIME_S), MOST_TIME_S) if limit_s else 0.0
 
 
-def _number(value: Any, column: str) -> float:
+def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise InvalidRecord(f"{column} must be a number of seconds, and is {str(value)[:40]!r}", field=column)
+        message = f"time_limit must be a number of seconds, and is {str(value)[:40]!r}"
+        raise InvalidRecord(message, field="time_limit")
     return float(value)

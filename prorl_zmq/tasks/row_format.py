@@ -138,9 +138,6 @@ def unchecked(task: str) -> RowFormat:
     return RowFormat(task, task, f"instances of {task}, not checked", frozenset(), convert)
 
 
-# What converting functions share --------------------------------------------------------------------------------------
-
-
 def text(record: Record, name: str, default: str | None = None) -> str:
     """Return a column of text.
 

@@ -77,9 +77,6 @@ class _Tests(NamedTuple):
         return sorted(f"{folder}/__init__.py" for folder in folders if folder.name.startswith("test"))
 
 
-# How each set's rows become instances ---------------------------------------------------------------------------------
-
-
 def _swe_bench(record: Record) -> SweInstance:
     test_patch = text(record, "test_patch")
     test_images = _test_images(record)
@@ -241,9 +238,6 @@ ROW_FORMATS = (
     ),
     dataclasses.replace(native("swe", SweInstance), limits=SWE_LIMITS),
 )
-
-
-# What they share ------------------------------------------------------------------------------------------------------
 
 
 def image_name(reference: str) -> str:

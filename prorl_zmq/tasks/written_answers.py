@@ -107,9 +107,6 @@ class Quantity(NamedTuple):
     percent: bool = False
 
 
-# Text -----------------------------------------------------------------------------------------------------------------
-
-
 def boxed(text: str) -> str:
     r"""Return what is in a text's last `\boxed{}`: nothing if that has no end; the text itself if it has no box."""
     start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
@@ -179,9 +176,6 @@ def inside(text: str, left: str, right: str) -> str | None:
         if depth <= 0 and token.start() < end:
             return None
     return text[len(left) : end].strip() if depth == 0 else None
-
-
-# Numbers --------------------------------------------------------------------------------------------------------------
 
 
 def close(one: Number, other: Number) -> bool:
@@ -261,9 +255,6 @@ def choice(text: str) -> tuple[str, str] | None:
     """Return the letter and the text, if any, of `B`, `(B)`, `B. 12` or `(B) 12`; None: it is no choice."""
     match = _CHOICE.fullmatch(unwrapped(text))
     return match and (match[1] or match[2], match[3].strip())
-
-
-# Names before values --------------------------------------------------------------------------------------------------
 
 
 def both_signs(text: str) -> str:

@@ -10,7 +10,6 @@ import msgspec
 LENGTH = struct.Struct("<I")
 """In front of each packed message."""
 MESSAGE_LIMIT_BYTES = 64 * 2**20
-"""Largest call and largest answer."""
 OUTPUT_LIMIT_BYTES = 1 << 20
 """How much a grader may print in one call; beyond it, its writes fail."""
 

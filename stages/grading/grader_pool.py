@@ -37,7 +37,6 @@ END_LIMIT_S = 2.0
 MEMORY_BYTES = 4 * 2**30
 """Address space of one grader process."""
 SHOWN_OUTPUT = 2000
-"""Bytes of what a grader printed that its error has."""
 
 
 @dataclass(slots=True)

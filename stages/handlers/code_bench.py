@@ -49,7 +49,6 @@ FRESH_TRIES = 2
 QUICK_CHARACTERS = 32 * 1024
 """Answers up to here are compared at once, in a few milliseconds; longer ones in a grader process."""
 SHOWN_CHARACTERS = 600
-"""How much of an input, an output or a traceback a note has."""
 ENVIRONMENT = {
     **CHECK_ENVIRONMENT,
     "PYTHONHASHSEED": "0",

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 URL, MODEL, KEY = "PRORL_JUDGE_URL", "PRORL_JUDGE_MODEL", "PRORL_JUDGE_KEY"
 CONNECTIONS = 32
-"""Most questions at one time from one stage process."""
 TRY_S = 120.0
 """Default of how long one reply may take; a model that thinks needs a minute."""
 RETRY_S = 60.0
@@ -44,7 +43,6 @@ LONGEST_BACKOFF_S = 10.0
 REPLY_TOKENS = 4096
 REPLY_LIMIT_BYTES = 2**20
 ASKED = 2
-"""How often a verdict is asked for."""
 PROBLEM_LIMIT = 16_000
 TRUTH_LIMIT = 16_000
 ANSWER_LIMIT = 4_000
@@ -93,9 +91,7 @@ class _Reply(msgspec.Struct, frozen=True):
 class Judgement:
     correct: bool
     prompt: str
-    """What it was asked: the system message and the user's."""
     reply: str
-    """All that it answered."""
     model: str
 
     def notes(self) -> dict[str, str]:

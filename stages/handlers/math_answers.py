@@ -112,9 +112,6 @@ def readable(text: str, depth: int = 0) -> bool:
     return False
 
 
-# Words and choices ----------------------------------------------------------------------------------------------------
-
-
 def _same_choice(truth: str, answer: str) -> bool | None:
     """Compare letters of choices: `B`, `(B)`, `B.`, `(B) 12`; of a truth with a text, that text will do as well."""
     if (wanted := choice(truth)) is None:
@@ -142,9 +139,6 @@ def _same_in_base(truth: str, answer: str) -> bool | None:
     given = _BASE.fullmatch(compact(answer))
     digits, base = (given[1], given[2]) if given else (compact(answer), wanted[2])
     return (digits.upper(), base) == (wanted[1].upper(), wanted[2])
-
-
-# Lists, tuples, intervals, matrices -----------------------------------------------------------------------------------
 
 
 def _readings(text: str) -> tuple[_Structure | None, ...]:
@@ -235,9 +229,6 @@ def _unnamed(truth: str, answer: str) -> tuple[str, str]:
         return spelled_out(truth), spelled_out(answer)
     values = [", ".join(value for _, value in side) for side in parts]
     return values[0] if any(first) else truth, values[1] if any(second) else answer
-
-
-# Single values --------------------------------------------------------------------------------------------------------
 
 
 def _same_single(truth: str, answer: str, depth: int) -> bool:

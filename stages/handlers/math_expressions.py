@@ -23,13 +23,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("prorl.grader")
 EXPRESSION_LIMIT = 400
-"""Most characters of one expression."""
 NESTED_LIMIT = 12
 """Most brackets within brackets of an expression: reading takes longer with each."""
 MAGNITUDE_LIMIT = 4000
 """Most digits of a value that is worked out."""
 CPU_S = 0.8
-"""Processor time for one answer."""
 
 _EXPRESSION = re.compile(r"[A-Za-z0-9\s+\-*/^_(){}\[\]|!.,'=<>\\%]+")
 _UNREADABLE = re.compile(r"(?<!_)\d\s+[\d.]|\.\s*\d+\.|[+\-*/^_=]\s*$|^\s*[*/^_=]|\{\s*\}|\*\s*\*|\d{301}|\\text")

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 PRELOADED = ("math_verify", "latex2sympy2_extended.latex2sympy2", "pint")
 Verdict = Literal["right", "wrong", "undecided"]
 CPU_S = 1.2
-"""Processor time for one answer."""
 RULED_LIMIT = 200
 """Longest ground truth that rules compare; what is longer explains something."""
 UNIT_LIMIT = 60
@@ -128,9 +127,6 @@ def _said(right: bool) -> Verdict:
     return "right" if right else "wrong"
 
 
-# Choices --------------------------------------------------------------------------------------------------------------
-
-
 def _same_choice(truth: str, answer: str, choices: Sequence[str], *, in_box: bool) -> bool:
     wanted, given = _chosen(truth, choices), _chosen(answer, choices)
     if wanted is None:
@@ -153,9 +149,6 @@ def _chosen(text: str, choices: Sequence[str]) -> str | None:
     if named := choice(text):
         return named[0]
     return bare if len(bare) == 1 and "A" <= bare <= "J" else None
-
-
-# Numbers with units ---------------------------------------------------------------------------------------------------
 
 
 def _same_number(ground_truth: str, truth: str, given: str, answer: str, tolerance: float) -> Verdict:
@@ -223,9 +216,6 @@ def _close_converted(wanted: Reading, got: Reading, ours: Any, theirs: Any, tole
         value = float(_registry().Quantity(got.value, theirs).to(ours).magnitude)
         return _near(wanted.value, value, tolerance) or _rounds_to(wanted, value)
     return False
-
-
-# Reading --------------------------------------------------------------------------------------------------------------
 
 
 def read(text: str) -> Reading | None:

@@ -41,13 +41,11 @@ and run the tests that have to do with it. Call finish when you are done.\
 """
 FILE_BYTES = 4 * 2**30
 LOG_LIMIT_BYTES = 8 * 2**20
-"""How much is kept of the tests' output."""
 APPLY_S = 120.0
 """Longest time for a patch to be applied; in a large repository it is some seconds."""
 GRADING_MARGIN_S = 15.0
 """Of EVAL's limit, what is left for reading the tests' output."""
 NOTED = 4000
-"""How much of the output's end a note has."""
 
 
 class SweHandler(AgentHandler[SweInstance]):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 PRELOADED = ("swebench.harness.grading",)
 FAILED_TESTS = 32
-"""Most tests that a report names."""
 COVERAGE = "Required test coverage of"
 """By which pytest-cov says that it ends a run badly of which all tests have passed."""
 LINE_LIMIT = 2000
@@ -45,7 +44,6 @@ class Report(msgspec.Struct, frozen=True):
     failed: list[str] = []
     """Tests that should have passed and did not; the first ones."""
     problem: str = ""
-    """Why nothing could be read, if so."""
 
 
 def official_script(instance: dict[str, Any]) -> str:
