@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -66,44 +67,33 @@ MOVE_LIMIT = 4
 """How often a phase goes on with another backend after one has failed its generation; then the attempt has failed."""
 
 
+@dataclass(slots=True)
 class PhaseRunner:
-    def __init__(
-        self,
-        stage_id: str,
-        command: StartPhase,
-        job: Job,
-        handler: AgentHandler[Any],
-        sandboxes: Sandboxes,
-        backends: BackendClient,
-        engines: EngineClient,
-        handoff: SandboxHandoff,
-        graders: GraderPool,
-    ) -> None:
-        self._handoff = handoff
-        self._graders = graders
-        self._stage_id = stage_id
-        self._command = command
-        self._job = job
-        self._handler = handler
-        self._sandboxes = sandboxes
-        self._backends = backends
-        self._engines = engines
-        self._sandbox: Sandbox | None = None
-        self._fresh: list[Sandbox] = []
-        """Made for EVAL."""
-        self._backend: Backend | None = None
-        self._episode: Episode | None = None
-        self._moves = 0
-        self._reported: EngineFailed | None = None
-        self._started = time.monotonic()
-        self._timer = asyncio.timeout(None)
+    stage_id: str
+    command: StartPhase
+    job: Job
+    handler: AgentHandler[Any]
+    sandboxes: Sandboxes
+    backends: BackendClient
+    engines: EngineClient
+    handoff: SandboxHandoff
+    graders: GraderPool
+    _sandbox: Sandbox | None = field(default=None, init=False)
+    _fresh: list[Sandbox] = field(default_factory=list, init=False)
+    """Those that end with the phase."""
+    _backend: Backend | None = field(default=None, init=False)
+    _episode: Episode | None = field(default=None, init=False)
+    _moves: int = field(default=0, init=False)
+    _reported: EngineFailed | None = field(default=None, init=False)
+    _started: float = field(default_factory=time.monotonic, init=False)
+    _timer: asyncio.Timeout = field(init=False)
 
     async def run(self) -> tuple[PhaseDone | PhaseFailed, NDArray[np.uint8] | None]:
         """Return the event that ends the phase, and the trajectory's block if it has one. Never raises.
 
         Cancelling the call, once, ends the phase with outcome `cancelled`.
         """
-        limit_s = self._job.limits.of(self._command.phase)
+        limit_s = self.job.limits.of(self.command.phase)
         event: PhaseDone | PhaseFailed
         try:
             async with asyncio.timeout(limit_s) as timer:
@@ -114,10 +104,10 @@ class PhaseRunner:
             event = readable(self._failed(self._failure_of(error, limit_s, timed_out=timer.expired())))
             closing = True
         if self._sandbox is not None:
-            if closing and self._command.phase != Phase.EVAL:
+            if closing and self.command.phase != Phase.EVAL:
                 self._fresh.append(self._sandbox)
             else:
-                self._handoff.hold(self._sandbox)
+                self.handoff.hold(self._sandbox)
         for sandbox in self._fresh:
             with suppress(asyncio.CancelledError):  # too late: the phase has ended, and its event says how
                 await to_the_end(self._close_sandbox(sandbox))
@@ -125,42 +115,42 @@ class PhaseRunner:
         return event, block
 
     async def _phase(self) -> PhaseDone:
-        instance = self._handler.parse_instance(self._job)
-        if self._command.sandbox is not None:
-            self._sandbox = await self._sandboxes.attach(self._command.sandbox)
-        match self._command.phase:
+        instance = self.handler.parse_instance(self.job)
+        if self.command.sandbox is not None:
+            self._sandbox = await self.sandboxes.attach(self.command.sandbox)
+        match self.command.phase:
             case Phase.INIT:
-                return self._done(await self._handler.init(InitPhase(self._job, instance, self._create_sandbox)))
+                return self._done(await self.handler.init(InitPhase(self.job, instance, self._create_sandbox)))
             case Phase.RUN:
-                phase = RunPhase(self._job, instance, self._command.phase_data, self._sandbox, self._converse)
+                phase = RunPhase(self.job, instance, self.command.phase_data, self._sandbox, self._converse)
                 try:
-                    return self._done(await self._handler.run(phase))
+                    return self._done(await self.handler.run(phase))
                 except EngineFailed as error:  # also of what the agent loop could make nothing of
                     if not error.fields.get("refused"):
                         self._report(error)
                     raise
                 finally:
-                    self._backends.release(self._job.job_id, self._command.attempt)
+                    self.backends.release(self.job.job_id, self.command.attempt)
             case Phase.EVAL:
-                evaluation = await self._handler.eval(
+                evaluation = await self.handler.eval(
                     EvalPhase(
-                        self._job,
+                        self.job,
                         instance,
-                        self._command.phase_data,
+                        self.command.phase_data,
                         self._sandbox,
                         self._create_fresh_sandbox,
-                        self._graders.call,
+                        self.graders.call,
                     )
                 )
-                return self._done({}, self._handler.final_result(self._job, evaluation))
+                return self._done({}, self.handler.final_result(self.job, evaluation))
 
     async def _create_sandbox(self, spec: SandboxSpec) -> Sandbox:
         if self._sandbox is None:
-            self._sandbox = await self._sandboxes.create(f"{self._job.job_id}.{self._command.attempt}", spec)
+            self._sandbox = await self.sandboxes.create(f"{self.job.job_id}.{self.command.attempt}", spec)
         return self._sandbox
 
     async def _create_fresh_sandbox(self, spec: SandboxSpec) -> Sandbox:
-        self._fresh.append(await self._sandboxes.create(f"{self._job.job_id}.eval-{new_id()[:8]}", spec))
+        self._fresh.append(await self.sandboxes.create(f"{self.job.job_id}.eval-{new_id()[:8]}", spec))
         return self._fresh[-1]
 
     async def _assigned(self) -> Backend:
@@ -175,7 +165,7 @@ class PhaseRunner:
                     timer.reschedule(None)
 
             try:
-                self._backend = await self._backends.assign(self._job, self._command.attempt, pause)
+                self._backend = await self.backends.assign(self.job, self.command.attempt, pause)
             finally:
                 if paused and deadline is not None and not timer.expired():
                     timer.reschedule(deadline + loop.time() - paused)  # the start of a backend is no time of the job's
@@ -186,7 +176,7 @@ class PhaseRunner:
         chat = await chat_format(backend.chat)
         self._episode = Episode()
         loop = AgentLoop(
-            self._generate, chat, backend.context_tokens, tools, self._job.sampling, self._job.episode, self._episode
+            self._generate, chat, backend.context_tokens, tools, self.job.sampling, self.job.episode, self._episode
         )
         await loop.run(messages)
         return self._episode
@@ -199,11 +189,11 @@ class PhaseRunner:
         An attempt is not lost to that: the tokens are all that an engine needs.
         """
         backend = await self._assigned()
-        job, limit_s = self._job, self._job.episode.generation_s
+        job, limit_s = self.job, self.job.episode.generation_s
         give_up: float | None = None
         while True:
             try:
-                done = await self._engines.generate(
+                done = await self.engines.generate(
                     backend, job.job_id, token_ids, sampling, stop_token_ids, timeout_s=limit_s
                 )
             except EngineFailed as error:
@@ -218,24 +208,24 @@ class PhaseRunner:
                     last = self._moves > MOVE_LIMIT
                 if last:
                     raise
-                other = await self._backends.assign(job, self._command.attempt, leaving=backend.backend_id)
+                other = await self.backends.assign(job, self.command.attempt, leaving=backend.backend_id)
                 if not _interchangeable(backend, other):
                     raise
                 log.info("the job goes on with backend %s: %s", other.backend_id, error.message)
                 self._backend = backend = other
             else:
-                self._backends.note_served(job.job_id, self._command.attempt)
+                self.backends.note_served(job.job_id, self.command.attempt)
                 return done
 
     def _report(self, error: EngineFailed) -> None:
         """Tell the broker of a failed generation, once."""
         if self._backend is not None and error is not self._reported:
             self._reported = error
-            self._backends.report_failure(self._job.job_id, self._backend.backend_id, error.message)
+            self.backends.report_failure(self.job.job_id, self._backend.backend_id, error.message)
 
     def _hands_on_sandbox(self) -> bool:
-        phase = self._command.phase
-        return phase == Phase.INIT or (phase == Phase.RUN and self._handler.eval_in_sandbox)
+        phase = self.command.phase
+        return phase == Phase.INIT or (phase == Phase.RUN and self.handler.eval_in_sandbox)
 
     async def _close_sandbox(self, sandbox: Sandbox) -> None:
         try:
@@ -254,12 +244,12 @@ class PhaseRunner:
 
     def _failed(self, failure: Failure) -> PhaseFailed:
         if failure.outcome == Outcome.INFRASTRUCTURE_ERROR:
-            log.warning("%s failed: %s: %s", self._command.phase, failure.error.code, failure.error.message)
+            log.warning("%s failed: %s: %s", self.command.phase, failure.error.code, failure.error.message)
         return PhaseFailed(
             outcome=failure.outcome,
             error=failure.error,
             retry=failure.retry,
-            sandbox_gone=self._command.sandbox is not None and (self._sandbox is None or not self._sandbox.held),
+            sandbox_gone=self.command.sandbox is not None and (self._sandbox is None or not self._sandbox.held),
             **self._record({}),
         )
 
@@ -268,14 +258,14 @@ class PhaseRunner:
         episode = self._episode if self._episode is not None else Episode()
         trajectory = episode.trajectory
         return {
-            "stage_id": self._stage_id,
-            "job_id": self._job.job_id,
-            "attempt": self._command.attempt,
-            "phase": self._command.phase,
+            "stage_id": self.stage_id,
+            "job_id": self.job.job_id,
+            "attempt": self.command.attempt,
+            "phase": self.command.phase,
             "stop_reason": episode.stop_reason or "",
             "backend": self._backend.backend_id if self._backend is not None else "",
             "metrics": {key: float(value) for key, value in (episode.metrics | metrics).items()},
-            "timings": {self._command.phase.value: time.monotonic() - self._started, **episode.timings},
+            "timings": {self.command.phase.value: time.monotonic() - self._started, **episode.timings},
             "tokens": trajectory.tokens,
             "turns": trajectory.turns if trajectory.tokens else 0,
             "segments": trajectory.segments,
@@ -284,7 +274,7 @@ class PhaseRunner:
 
     def _failure_of(self, error: BaseException, limit_s: float, *, timed_out: bool) -> Failure:
         """Say how the job ends, asking the handler where the error may be the task's own."""
-        phase = self._command.phase
+        phase = self.command.phase
         if isinstance(error, asyncio.CancelledError):
             return Failure(Outcome.CANCELLED, Cancelled("the phase was stopped").info())
         if timed_out and isinstance(error, TimeoutError):
@@ -294,9 +284,9 @@ class PhaseRunner:
             return Failure(Outcome.FAILED, HandlerFailed(f"{phase} raised {error!r}").info())
         if not isinstance(error, ProrlError):
             log.warning("%s raised", phase, exc_info=error)
-        hook = getattr(self._handler, f"{phase}_exception")
+        hook = getattr(self.handler, f"{phase}_exception")
         try:
-            failure: Failure = hook(self._job, error)
+            failure: Failure = hook(self.job, error)
         except Exception as second:  # noqa: BLE001 - as above
             return failure_of(second)
         return failure

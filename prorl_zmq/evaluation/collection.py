@@ -63,23 +63,23 @@ class Rollout:
         return is_solved(self.result)
 
 
+@dataclass(frozen=True, slots=True)
 class Collection:
-    def __init__(self, path: Path, rollouts: list[Rollout], reader: TextReader | None = None) -> None:
-        self.path = path
-        self.rollouts = rollouts
-        self._reader = reader
+    path: Path
+    rollouts: list[Rollout]
+    reader: TextReader | None = None
 
     def transcript(self, rollout: Rollout) -> Transcript:
         """Read what a rollout says; an empty one if it ended before its first token."""
         written = self.path / TRAJECTORIES / f"{rollout.job_id}.json"
         if written.exists():
             transcript = _read_transcript(written)
-            if transcript.tokens is not None or self._reader is None:
+            if transcript.tokens is not None or self.reader is None:
                 return transcript
         for folder in (TRAJECTORIES, SUBMITTED):
             arrays = self.path / folder / f"{rollout.job_id}.npz"
             if arrays.exists():
-                return make_transcript(rollout.job_id, read_arrays(arrays), self._reader)
+                return make_transcript(rollout.job_id, read_arrays(arrays), self.reader)
         if rollout.result.tokens:
             raise ConfigError(f"{self.path} has no trajectory of job {rollout.job_id}", key="folder")
         return Transcript(job_id=rollout.job_id)
