@@ -145,14 +145,7 @@ class StageProcess:
         self._warned = False
 
     async def run(self) -> None:
-        """Serve until stopped.
-
-        Raises:
-            EndpointInUse, InvalidEndpoint: a socket could not be bound or connected.
-            ConfigError: the key folder is not private, or lacks a key.
-            VersionMismatch: the broker speaks another protocol version.
-            Exception: the last of `MAX_REPORT_FAILURES` reports in a row failed with it.
-        """
+        """Serve until stopped; raise why the process cannot start or go on, such as `VersionMismatch`."""
         self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         give_memory_back()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -69,8 +69,6 @@ _VERDICT = re.compile(r"\W*VERDICT:\W*(CORRECT|INCORRECT)\W*")
 _THOUGHT_END = "</think>"
 _IN_MARK = re.compile(r"(?<=<)(?=[|｜/!?<A-Za-z_])|(?<=[|｜>])(?=>)|(?<=\[)(?=/?[A-Za-z_]{3,}\])")
 """Places within what may be a mark or a tag."""
-
-
 UNSEEN = frozenset({"Cc", "Cf", "Co", "Cs"})
 """Unicode's categories of what nobody sees: controls, formats, private characters, halves of characters."""
 
@@ -99,14 +97,10 @@ class Judgement:
 
 
 class LlmJudge:
-    """Asks one model. Made on a running loop, and closed by whoever made it.
-
-    Raises:
-        ConfigError: the address is none.
-    """
+    """Asks one model. Made on a running loop, and closed by its user; `ConfigError`: the address is none."""
 
     def __init__(self, url: str, model: str, key: str = "", *, try_s: float = TRY_S, retry_s: float = RETRY_S) -> None:
-        # Its own patience with busy servers is switched off: one loop decides on all retries.
+        # The connections do not retry by themselves: one loop decides on all retries.
         base = url.rstrip("/").removesuffix("/v1")
         self._connections = Connections(base, limit=CONNECTIONS, api_key=key or None, retry_s=0.0)
         self._model = model
@@ -159,9 +153,7 @@ class LlmJudge:
         """Ask once; return the reply, or what failed and may be tried again."""
         try:
             async with asyncio.timeout(self._try_s):
-                answer = await self._connections.generate(
-                    "/v1/chat/completions", body, retry_s=0.0, limit_bytes=REPLY_LIMIT_BYTES
-                )
+                answer = await self._connections.generate("/v1/chat/completions", body, limit_bytes=REPLY_LIMIT_BYTES)
         except TimeoutError:
             return self._unreachable(f"did not answer within {self._try_s:g} s")
         except EngineFailed as error:
