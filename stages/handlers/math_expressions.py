@@ -61,8 +61,11 @@ def same_expressions(truth: str, answer: str) -> bool:
             return False
         if type(one).__name__ == type(other).__name__ == "Equality" and _proportional(one, other):
             return True
-        decided = _same_values(one, other)
-        return _verified(one, other) if decided is None else decided
+        if (decided := _same_values(one, other)) is not None:
+            return decided
+        from math_verify import verify
+
+        return bool(verify(one, other, timeout_seconds=None))
     return False
 
 
@@ -211,12 +214,6 @@ def _proportional(one: Any, other: Any) -> bool:
         if above is not None and below is not None and abs(below) > 1e-12 and abs(above) > 1e-12:
             ratios.append(above / below)
     return len(ratios) >= 3 and all(abs(ratio - ratios[0]) <= 1e-12 * abs(ratios[0]) for ratio in ratios)
-
-
-def _verified(one: Any, other: Any) -> bool:
-    from math_verify import verify
-
-    return bool(verify(one, other, timeout_seconds=None))
 
 
 def constant(text: str) -> Fraction | None:
