@@ -1,4 +1,4 @@
-"""A bench: where the tests of one solution run one after another, each in a process with limits of its own.
+"""Runs the tests of one solution one after another, each in a process with limits of its own.
 
 What a solution is expected to answer never enters a sandbox, so there is nothing in it to find, read or patch: all that
 a solution can do is to answer, and each test's answer is judged outside for itself. What remains is that one test could
@@ -71,7 +71,7 @@ class Verdict:
     """What the solution said, in short: its answer, or the end of its traceback."""
 
 
-class Bench:
+class SolutionRunner:
     """Runs tests one after another. Its last sandbox is closed with the phase."""
 
     def __init__(self, phase: EvalPhase[CodeInstance], source: str) -> None:
