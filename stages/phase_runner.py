@@ -184,9 +184,9 @@ class PhaseRunner:
     async def _generate(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
     ) -> Generation:
-        """Have the job's backend generate; if it fails, another one of the same policy, or itself when it is well.
+        """Generate on the job's backend; if it fails, on another one of the same policy, or on it when it is well.
 
-        An attempt is not lost to that: the tokens are all that an engine needs.
+        The attempt goes on: the tokens are all that an engine needs.
         """
         backend = await self._assigned()
         job, limit_s = self.job, self.job.episode.generation_s
@@ -218,7 +218,7 @@ class PhaseRunner:
                 return done
 
     def _report(self, error: EngineFailed) -> None:
-        """Tell the broker of a failed generation, once."""
+        """Report a failed generation to the broker, once."""
         if self._backend is not None and error is not self._reported:
             self._reported = error
             self.backends.report_failure(self.job.job_id, self._backend.backend_id, error.message)
@@ -273,7 +273,7 @@ class PhaseRunner:
         }
 
     def _failure_of(self, error: BaseException, limit_s: float, *, timed_out: bool) -> Failure:
-        """Say how the job ends, asking the handler where the error may be the task's own."""
+        """Return how the job ends, asking the handler where the error may be the task's own."""
         phase = self.command.phase
         if isinstance(error, asyncio.CancelledError):
             return Failure(Outcome.CANCELLED, Cancelled("the phase was stopped").info())
@@ -293,7 +293,7 @@ class PhaseRunner:
 
 
 def _interchangeable(one: Backend, other: Backend) -> bool:
-    """Say whether a conversation can go on with another backend: the same policy, tokens, log-probs, and room."""
+    """Return whether a conversation can go on with another backend: the same policy, tokens, log-probs, and room."""
     fields = ("model", "chat", "logprobs_mode", "context_tokens")
     return all(getattr(one, name) == getattr(other, name) for name in fields)
 

@@ -103,7 +103,7 @@ class RolloutIndex(msgspec.Struct, frozen=True, order=True):
 
 
 def differences(before: Plan, now: Plan) -> list[str]:
-    """Say why a plan cannot take up what there is of one before, for people; nothing: it is the same, or has more."""
+    """Return in words why a plan cannot continue an earlier one; nothing: it is the same, or has more."""
     lines = []
     for name in Settings.__struct_fields__:
         there, here = getattr(before.settings, name), getattr(now.settings, name)

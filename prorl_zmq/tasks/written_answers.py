@@ -138,7 +138,7 @@ def normal(text: str) -> str:
 
 
 def compact(text: str) -> str:
-    """Take away what never matters: spaces, but between digits, and braces around one character."""
+    """Remove what never matters: spaces, except between digits, and braces around one character."""
     return re.sub(r"(?<!\\)\{(\w)\}", r"\1", re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text))
 
 
@@ -179,7 +179,7 @@ def inside(text: str, left: str, right: str) -> str | None:
 
 
 def close(one: Number, other: Number) -> bool:
-    """Tell whether two numbers are equal, but for what rounding and floats make of the digits that were written."""
+    """Return whether two numbers are equal, but for what rounding and floats make of the digits that were written."""
     difference = abs(one.value - other.value)
     rough, fine = (one, other) if one.last_place >= other.last_place else (other, one)
     from_floats = max(one.significant, other.significant) >= FLOAT_DIGITS
@@ -233,7 +233,7 @@ def _scaled(sign: str, digits: str, power: str, written: bool) -> Number | None:
 
 
 def quantity(text: str) -> Quantity:
-    """Take the unit, the percent sign and the currency away from a value."""
+    """Return a value apart from its unit, percent sign and currency."""
     text = re.sub(r"^([+-]?)\s*(?:\\\$|[$€£¥])\s*", r"\1", text.strip())
     if percent := _PERCENT.fullmatch(text):
         return Quantity(percent[1], percent=True)

@@ -105,7 +105,7 @@ class GraderPool:
         self._end_template()
 
     async def _answer(self, function: Callable[..., Any], packed: bytes, timeout_s: float) -> tuple[Answer, str]:
-        """Have a grader answer; one that had answered others, or dies with its template, has not died of this call."""
+        """Ask a grader; one that has answered before, or dies with its template, has not died of this call."""
         fresh = False
         while True:
             grader = await self._start(function.__module__) if fresh or not self._idle else self._idle.pop()

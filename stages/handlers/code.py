@@ -153,7 +153,7 @@ async def _written(sandbox: Sandbox) -> str | None:
 
 
 def _unfit(source: str) -> str:
-    """Say why a text cannot be a solution; empty: it can."""
+    """Return why a text cannot be a solution; empty: it can."""
     if not source.strip():
         return "there is no answer"
     if "\0" in source:

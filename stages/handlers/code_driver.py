@@ -96,7 +96,7 @@ def _files() -> int:
 
 
 def _younger_than(first: int) -> bool:
-    """Say whether there is another process that was started after the first run in this sandbox."""
+    """Return whether there is another process that was started after the first run in this sandbox."""
     names = os.listdir("/proc")  # noqa: PTH208 - pathlib takes as long to import as the interpreter to start
     numbers = (int(name) for name in names if name.isdigit())
     return any(number > first and number != os.getpid() for number in numbers)

@@ -32,7 +32,7 @@ NUMBER = re.compile(r"[+-]?(?:[0-9]+(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]{1,6})
 
 
 def same_text(expected: str, got: str, comparison: str = "close") -> bool:
-    """Say whether a program's output is the expected one, by a `comparison` of `CodeInstance`."""
+    """Return whether a program's output is the expected one, by a `comparison` of `CodeInstance`."""
     if comparison == "exact":
         wanted, given = (text.strip().split("\n") for text in (expected, got))
         return len(wanted) == len(given) and all(map(_same_line, wanted, given))

@@ -131,7 +131,7 @@ class SolutionRunner:
             await self._drop()
 
     def _problem(self, result: ExecResult) -> str:
-        """Say why a test failed whose answer need not be looked at."""
+        """Return why a test failed whose answer need not be looked at."""
         if result.timed_out or result.exit_code == 128 + signal.SIGXCPU:
             return "time limit"
         if len(result.stdout) > self._instance.output_bytes:

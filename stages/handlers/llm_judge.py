@@ -4,10 +4,10 @@ r"""`LlmJudge`: asks a model behind an OpenAI-style endpoint whether an answer s
     {"model": PRORL_JUDGE_MODEL, "messages": […], "temperature": 0, "max_tokens": …}
     200 {"choices": [{"message": {"content": "…\nVERDICT: CORRECT"}}], …}
 
-Where and whom to ask is the service's to say, by its environment, never a job's: the key goes to that address only.
+The service's environment says where and whom to ask, never a job: the key goes to that address only.
 The answer was written by a policy that is paid for a good verdict. So it stands between two lines with a random word
 that it cannot know, nothing in it reads as a tag or as a chat template's mark, and only the reply's last line counts.
-A reply without a verdict is asked for once more. Without a verdict there is no reward: that is an error, never a 0.
+After a reply without a verdict the judge is asked once more. Without a verdict there is no reward: an error, not a 0.
 """
 
 from __future__ import annotations
@@ -209,6 +209,6 @@ def read_verdict(reply: str) -> bool | None:
 
 
 def harmless(answer: str) -> str:
-    """Take from an answer what could be read as a tag or as a mark of a chat template, which some servers obey."""
+    """Blank what could be read as a tag or as a mark of a chat template, which some servers obey."""
     seen = "".join(one if one in "\n\t" or unicodedata.category(one) not in UNSEEN else " " for one in answer)
     return _IN_MARK.sub(" ", seen)

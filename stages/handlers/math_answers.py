@@ -1,7 +1,7 @@
 r"""Whether a mathematical answer is right: the functions that run in a grader process (`EvalPhase.grade`).
 
-A model wrote the answers, so they may be malformed, or made to cost hours: `10**10**10`. What can be told from the text
-alone is told here: choices, words, numbers, units, lists, tuples, intervals, matrices. Only single expressions and
+A model wrote the answers, so they may be malformed, or made to cost hours: `10**10**10`. What the text alone decides is
+decided here: choices, words, numbers, units, lists, tuples, intervals, matrices. Only single expressions and
 relations reach `math-verify`, which reads them, and sympy: those whose values are not too large, and for `CPU_S`.
 What `math-verify` alone gets wrong is in `tests/stages/answer_pairs.py`: `2x = 5` for 5, `silent` for `listen`, 1e-7
 for 2e-7, 5 m for 5 cm. An answer that cannot be read is wrong; a ground truth that cannot be read is compared as text.
@@ -104,7 +104,7 @@ def same(truth: str, answer: str, depth: int = 0) -> bool:
 
 
 def readable(text: str, depth: int = 0) -> bool:
-    """Tell whether a `normal` text is an expression, or several, that can be compared. Runs in `answer_limit`."""
+    """Return whether a `normal` text is an expression, or several, that can be compared. Runs in `answer_limit`."""
     if (structure := _structure(text)) is not None:
         return depth < DEPTH_LIMIT and all(readable(part, depth + 1) for part in structure.parts[:PARTS_LIMIT])
     with errors_logged("reading a value"):
@@ -220,7 +220,7 @@ def _same_in_any_order(truths: Sequence[str], answers: Sequence[str], depth: int
 
 
 def _unnamed(truth: str, answer: str) -> tuple[str, str]:
-    """Take the names away from values (`x = 5`), unless the two texts name different things, or several."""
+    """Remove the names of values (`x = 5`), unless the two texts name different things, or several."""
     parts = [[named_value(part) for part in split(text, ",", ";", " and ", " or ")] for text in (truth, answer)]
     first, second = ({compact(unwrapped(name)).casefold() for name, _ in side} for side in parts)
     if any(not name and split(value, "=")[1:] for side in parts for name, value in side):

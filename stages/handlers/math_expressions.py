@@ -99,7 +99,7 @@ def read_expression(text: str) -> Any:
 
 
 def _wholly_readable(text: str) -> bool:
-    """Tell whether `math-verify` would read the whole text, and compute nothing large while it does."""
+    """Return whether `math-verify` would read the whole text, and compute nothing large while it does."""
     depths = list(accumulate(1 if bracket in "({[" else -1 for bracket in re.findall(r"[({\[\])}]", text))) or [0]
     if depths[-1] or min(depths) < 0 or max(depths) > NESTED_LIMIT or _UNREADABLE.search(text):
         return False
@@ -205,7 +205,7 @@ def _at(value: Any, point: dict[Any, Any], digits: int) -> Any:
 
 
 def _proportional(one: Any, other: Any) -> bool:
-    """Tell whether two equations say the same: one is a multiple of the other."""
+    """Return whether two equations say the same: one is a multiple of the other."""
     first, second = one.lhs - one.rhs, other.lhs - other.rhs
     points = _coordinates(len(variables := sorted(first.free_symbols | second.free_symbols, key=str)))
     ratios = []

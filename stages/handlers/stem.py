@@ -47,7 +47,7 @@ class StemHandler(AgentHandler[StemInstance]):
         self._judge: LlmJudge | None = None
 
     def lacks(self, instance: StemInstance) -> str:
-        """Say whether a judge will be asked for, and none is configured."""
+        """Return whether a judge will be asked for, and none is configured."""
         asked = instance.judge == "always" or (instance.kind == "text" and instance.judge == "undecided")
         unset = unset_settings() if asked else ""
         return f"a judge model is needed for answers in words: set {unset}" if unset else ""
@@ -92,13 +92,13 @@ class StemHandler(AgentHandler[StemInstance]):
         return Evaluation(1.0 if judgement.correct else 0.0, {"judged": 1.0}, notes | judgement.notes())
 
     def init_exception(self, job: Job, error: Exception) -> Failure:
-        """Say how a job ends whose INIT raised: what the service was not given is not the policy's fault."""
+        """Return how a job ends whose INIT raised: what the service was not given is not the policy's fault."""
         if isinstance(error, ConfigError | InvalidEndpoint):
             return Failure(Outcome.INFRASTRUCTURE_ERROR, error.info())
         return super().init_exception(job, error)
 
     def run_exception(self, job: Job, error: Exception) -> Failure:
-        """Say how a job ends whose RUN raised: another stage process may lack what INIT's has."""
+        """Return how a job ends whose RUN raised: another stage process may lack what INIT's has."""
         return self.init_exception(job, error)
 
     async def close(self) -> None:

@@ -40,7 +40,7 @@ _ABOUT = re.compile(
     r"(?:(?:about|approximately|approx\.?|roughly|around|ca\.?|circa)\s+|\\(?:approx|simeq|sim)\s*)+", re.IGNORECASE
 )
 _PROSE = re.compile(r"\s(?:in|at|the|is|and|of|for|when|as|to|on|by|from|with|so|if|or|a|which|after)\b")
-"""Where a unit has ended in a sentence; an `in` that was inches will not be missed."""
+"""Where a unit has ended in a sentence; an `in` of inches ends it, too."""
 _COUNTED = re.compile(r"\\text\{[^{}\d]*\}|[A-Za-z]{3,}(?: [A-Za-z]+){0,2}")
 _UNCERTAINTY = re.compile(r"\s*\\pm\s*\d+\.?\d*")
 _ANNOUNCED = re.compile(r"(?:answer|choice|option)\b\W*(?:is|are)?\W*\b([A-J])\b", re.IGNORECASE)
@@ -205,7 +205,7 @@ def _near(wanted: float, got: float, tolerance: float) -> bool:
 
 
 def _rounds_to(wanted: Reading, got: float) -> bool:
-    """Tell whether the truth is a value rounded to the digits that the truth has: 0.13 for 0.1347."""
+    """Return whether the truth is a value rounded to the digits that the truth has: 0.13 for 0.1347."""
     if wanted.written is None or wanted.written.significant < 2:
         return False
     return abs(got - wanted.value) <= float(wanted.written.last_place) / 2 * (1 + 1e-9)
