@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, MultipleLocator, NullLocator, PercentFormatter
 
-from ..system.logs import one_line
+from .display import short
 from .run_folder import is_solved
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _draw_rewards(charts: Charts, rewards: Sequence[float]) -> None:
 def _draw_times(charts: Charts, rows: Sequence[Distribution]) -> None:
     if not rows:
         return
-    labels = [("– " if row.within else "") + _label(row.name.replace("_", " ")) for row in rows]
+    labels = [("– " if row.within else "") + short(row.name.replace("_", " "), LABEL_LIMIT) for row in rows]
     with _bar_chart(charts, "times", labels) as axes:
         for y, row in zip(_bar_places(labels), rows, strict=True):
             colour = SECOND if row.within else FAINT if row.name.endswith("_queue") else MAIN
@@ -162,7 +162,9 @@ def _draw_tokens(charts: Charts, samples: Sequence[Sample], threshold: float) ->
 def _draw_failures(charts: Charts, rows: Sequence[FailureRow]) -> None:
     if not rows:
         return
-    bars = [(_label(row.reason), row.count, row.outcome == "infrastructure_error") for row in rows[:REASONS]]
+    bars = [
+        (short(row.reason, LABEL_LIMIT), row.count, row.outcome == "infrastructure_error") for row in rows[:REASONS]
+    ]
     if len(rows) > REASONS:
         bars.append((f"{len(rows) - REASONS} other reasons", sum(row.count for row in rows[REASONS:]), False))
     labels, counts, are_errors = zip(*bars, strict=True)
@@ -196,11 +198,6 @@ def _bar_chart(charts: Charts, name: str, labels: Sequence[str]) -> Iterator[Axe
 
 def _bar_places(labels: Sequence[str]) -> list[int]:
     return list(range(len(labels)))[::-1]
-
-
-def _label(text: str) -> str:
-    clean = one_line(text)
-    return clean if len(clean) <= LABEL_LIMIT else clean[: LABEL_LIMIT - 1] + "…"
 
 
 def _svg(figure: Figure) -> str:

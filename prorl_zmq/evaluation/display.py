@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..system.duration import duration
 from ..system.logs import one_line
-from .summary import STAYS
+from .summary import seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,8 +100,7 @@ def head(rollout: Rollout) -> Text:
     parts += [f"reward {result.reward:g}"] if result.reward is not None else []
     parts += [f"stopped by {result.stop_reason}"] if result.stop_reason else []
     parts += [f"{result.tokens} tokens", f"{result.metrics.get('turns', 0):g} turns of the model"]
-    spent = sum(result.timings.get(name, 0.0) for name in STAYS)
-    parts += [duration(spent)]
+    parts += [duration(seconds_of(result))]
     parts += [f"model {rollout.model}"] if rollout.model else []
     lines.append(", ".join(parts))
     text = Text("\n".join(one_line(line) for line in lines))

@@ -23,6 +23,7 @@ from .run_folder import is_solved, says_nothing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from ..wire.messages.jobs import Result
     from .plan import Plan
     from .run_folder import Sample
 
@@ -197,8 +198,8 @@ def counts(sample: Sample) -> bool:
     return not says_nothing(sample.result)
 
 
-def seconds_of(sample: Sample) -> float:
-    return sum(sample.result.timings.get(name, 0.0) for name in STAYS)
+def seconds_of(result: Result) -> float:
+    return sum(result.timings.get(name, 0.0) for name in STAYS)
 
 
 def default_ks(samples: int) -> tuple[int, ...]:
@@ -247,7 +248,7 @@ def _problem_row(samples: Sequence[Sample], counting: Counting) -> ProblemRow:
         prompt_tokens=prompt,
         cached_tokens=cached,
         generated_tokens=generated,
-        seconds=float(np.mean([seconds_of(sample) for sample in samples])),
+        seconds=float(np.mean([seconds_of(sample.result) for sample in samples])),
         cost=_cost(prompt, cached, generated, counting),
     )
 
@@ -293,7 +294,7 @@ def _tokens(samples: Sequence[Sample]) -> tuple[Distribution, ...]:
 
 def _times(samples: Sequence[Sample]) -> tuple[Distribution, ...]:
     """Return the seconds of each stay, and of its parts, as distributions over the rollouts that have them."""
-    whole = sum(seconds_of(sample) for sample in samples)
+    whole = sum(seconds_of(sample.result) for sample in samples)
     there = {name for sample in samples for name in sample.result.timings}
     tools = sorted(name for name in there if name.startswith("tool."))
     order = []
@@ -351,7 +352,7 @@ def _groups(samples: Sequence[Sample], key: Callable[[Sample], str], counting: C
                 best=_pass_row(problems, max(counting.ks)),
                 reward=_mean_reward(problems),
                 generated_tokens=float(np.mean([one.result.metrics.get("generated_tokens", 0.0) for one in group])),
-                seconds=float(np.mean([seconds_of(one) for one in group])),
+                seconds=float(np.mean([seconds_of(one.result) for one in group])),
             )
         )
     return tuple(rows)

@@ -19,6 +19,7 @@ from prorl_zmq.stages.handler import InitPhase, RunPhase, failure_of
 from prorl_zmq.stages.handlers.math import GRADE_S, SYSTEM_MESSAGE, MathHandler
 from prorl_zmq.stages.handlers.math_answers import answer_of, right_answer
 from prorl_zmq.stages.handlers.math_answers import usable as usable_truth
+from prorl_zmq.stages.handlers.math_expressions import errors_logged
 from prorl_zmq.tasks.math import MathInstance
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
@@ -188,3 +189,10 @@ def job() -> Job:
 
 async def no_sandbox(spec: Any) -> Any:
     raise AssertionError("no sandbox is needed")
+
+
+def test_an_error_while_comparing_is_logged_and_ends_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", logger="prorl.grader"), errors_logged("reading a unit"):
+        raise AssertionError("no unit")
+    assert "reading a unit failed" in caplog.text
+    assert "AssertionError: no unit" in caplog.text
