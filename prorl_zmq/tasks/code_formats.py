@@ -32,7 +32,7 @@ from .code import (
     CodeTest,
     chosen_tests,
 )
-from .row_format import filled, formats_of, native, parsed_json, text
+from .row_format import filled, formats_of, mapping, native, parsed_json, text
 
 if TYPE_CHECKING:
     import msgspec
@@ -87,9 +87,7 @@ def _code_contests(record: Record) -> CodeInstance:
     tests: list[CodeTest] = []
     for column in ("public_tests", "private_tests", "generated_tests"):
         if record.get(column) is not None:
-            data = parsed_json(record, column)
-            if not isinstance(data, Mapping):
-                raise InvalidRecord(f"{column} must be a map of input and output", field=column)
+            data = mapping(record, column, "of input and output")
             tests += _found({"inputs": data.get("input"), "outputs": data.get("output")}, column).tests
     problem, time_s = filled(record, "description"), _time_s(record)
     return _instance(record, "private_tests", _Found(tests), problem, time_s=time_s, comparison="any_case")
@@ -99,10 +97,7 @@ def _apps(record: Record) -> CodeInstance:
     """Convert APPS and TACO: the latter has a limit on time."""
     if isinstance(record.get("input_output"), str):
         filled(record, "input_output")  # APPS has some problems without tests
-    data = parsed_json(record, "input_output")
-    if not isinstance(data, Mapping):
-        raise InvalidRecord("input_output must be a map of inputs and outputs", field="input_output")
-    found = _found(data, "input_output")
+    found = _found(mapping(record, "input_output", "of inputs and outputs"), "input_output")
     time_s = _time_s(record) or APPS_TIME_S
     return _instance(record, "input_output", found, filled(record, "question"), time_s=time_s)
 
@@ -244,10 +239,7 @@ def _named_by_test(test: Mapping[str, Any]) -> str:
 def _function(record: Record) -> str:
     if record.get("metadata") in (None, ""):
         return ""
-    metadata = parsed_json(record, "metadata")
-    if not isinstance(metadata, Mapping):
-        raise InvalidRecord("metadata must be a map", field="metadata")
-    return str(metadata.get("func_name") or "")
+    return str(mapping(record, "metadata", "with func_name").get("func_name") or "")
 
 
 def _program(given: Any, expected: Any, column: str, number: int) -> CodeTest:

@@ -174,6 +174,14 @@ def parsed_json(record: Record, name: str) -> Any:
         raise InvalidRecord(f"{name} is not JSON: {error}", field=name) from error
 
 
+def mapping(record: Record, name: str, content: str) -> Mapping[str, Any]:
+    """Return a column that is a map, or JSON text of one; `content` is what it should have, for the error."""
+    value = parsed_json(record, name)
+    if not isinstance(value, Mapping):
+        raise InvalidRecord(f"{name} must be a map {content}", field=name)
+    return value
+
+
 def _kind(value: Any) -> str:
     names = {bool: "a truth value", int: "a number", float: "a number", list: "a list", dict: "a map"}
     return names.get(type(value), f"of type {type(value).__name__}")

@@ -17,7 +17,7 @@ import msgspec
 
 from ..errors import InvalidRecord
 from ..wire.messages.jobs import PhaseLimits
-from .row_format import filled, formats_of, native, parsed_json, text, texts
+from .row_format import filled, formats_of, mapping, native, parsed_json, text, texts
 from .swe import TESTBED, SweInstance
 
 if TYPE_CHECKING:
@@ -149,9 +149,6 @@ def _swe_smith(record: Record) -> SweInstance:
 
 def _r2e(record: Record) -> SweInstance:
     image = filled(record, "docker_image")
-    expected = parsed_json(record, "expected_output_json")
-    if not isinstance(expected, dict) or not all(isinstance(each, str) for each in expected.values()):
-        raise InvalidRecord("expected_output_json must be a map of texts", field="expected_output_json")
     return SweInstance(
         instance_id=text(record, "instance_id", "") or image_name(image),
         problem_statement=filled(record, "problem_statement"),
@@ -165,16 +162,13 @@ def _r2e(record: Record) -> SweInstance:
         eval_script=eval_script("ln -sfn /r2e_tests r2e_tests 2>/dev/null; bash run_tests.sh", TESTBED),
         environment={**ROOT, "PATH": R2E_PATH},
         grading="r2e",
-        expected_output=expected,
+        expected_output=_text_map(record, "expected_output_json"),
     )
 
 
 def _generic(record: Record) -> SweInstance:
     directory = text(record, "directory", TESTBED)
     test_patch = text(record, "test_patch", "")
-    environment = parsed_json(record, "environment") if record.get("environment") else {}
-    if not isinstance(environment, dict) or not all(isinstance(each, str) for each in environment.values()):
-        raise InvalidRecord("environment must be a map of texts", field="environment")
     tests = _tests(record)
     return SweInstance(
         fail_to_pass=tests.fail_to_pass,
@@ -195,7 +189,7 @@ def _generic(record: Record) -> SweInstance:
         ],
         eval_script=eval_script(filled(record, "test_command"), directory, test_patch),
         log_parser=text(record, "log_parser", "parse_log_pytest"),
-        environment=environment,
+        environment=_text_map(record, "environment") if record.get("environment") else {},
     )
 
 
@@ -290,6 +284,13 @@ def _tests(record: Record) -> _Tests:
     if not fail_to_pass:
         raise InvalidRecord("FAIL_TO_PASS names no test, so nothing could be resolved", field="FAIL_TO_PASS")
     return _Tests(fail_to_pass, pass_to_pass)
+
+
+def _text_map(record: Record, name: str) -> dict[str, str]:
+    texts_by_name = dict(mapping(record, name, "of texts"))
+    if not all(isinstance(each, str) for each in texts_by_name.values()):
+        raise InvalidRecord(f"{name} must be a map of texts", field=name)
+    return texts_by_name
 
 
 def _commit(record: Record) -> str:
