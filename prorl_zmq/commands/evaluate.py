@@ -212,7 +212,7 @@ def evaluate(
     )
     own = None if running else _own_service(backend, slots, sandbox or "bubblewrap", image, image_folder or [])
     fields = named_values("--set", options or [])
-    problems = load_problems(file, known_row_formats(), form=form, task=task, limit=limit, options=fields)
+    problems = load_problems(file, known_row_formats(), row_format=form, task=task, limit=limit, options=fields)
     lacking = check_instances(problems, load_handlers(), file)
     for what, count in lacking.items() if own is not None else ():
         say("prorl eval", f"{count} of {len(problems)} problems: {what}")
@@ -220,7 +220,7 @@ def evaluate(
         backend,
         front_door_of(connect, config) if running else "",
         data_sha256=data_sha256,
-        form=form,
+        row_format=form,
         task=task,
         options=fields,
         limit=limit,
