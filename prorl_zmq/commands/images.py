@@ -12,8 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ..errors import ConfigError
-from .options import console
+from .options import Images, console, named_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,10 +25,6 @@ commands = typer.Typer(
     rich_markup_mode=None,
 )
 
-Images = Annotated[
-    Path | None,
-    typer.Option("--images", metavar="FOLDER", help="Where images are kept. [default: ~/.cache/prorl/images]"),
-]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The image, as `prorl image list` shows.")]
 Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for another builder of it.")]
 
@@ -75,7 +70,7 @@ def build(
 
     Example: prorl image build python.def.j2 --set version=3.12 --name python --mode lock --lock requirements.txt
     """
-    variables = _variables(settings or [])
+    variables = named_texts("--set", settings)
     # Temporary files are removed and programs ended on ^C; so it is on SIGTERM.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     store = image_store(images)
@@ -140,16 +135,6 @@ def image_store(root: Path | None) -> ImageStore:
     from ..tools.images.image_store import ImageStore
 
     return ImageStore(default_root() if root is None else root)
-
-
-def _variables(settings: list[str]) -> dict[str, str]:
-    variables = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals or not name.isidentifier():
-            raise ConfigError(f"--set {setting}: write NAME=VALUE", key="set")
-        variables[name] = value
-    return variables
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from ..client.blocking.client import RolloutClient
 from ..client.submission import Submission
 from ..errors import ConfigError, ProrlError
 from ..system.logs import one_line, say
@@ -22,8 +23,8 @@ from ..system.processes import stop_signals
 from ..system.stopping import Stopping
 from ..wire.messages.base import Identifier
 from ..wire.messages.jobs import Job, Outcome, Phase
-from .backends import QUICK_S, backend_list, backend_table, show
-from .options import Config, Connect, Keys, async_client_of, client_of, console
+from .backends import backend_list, backend_table, show
+from .options import Config, Connect, Keys, async_client_of, console, quick_client, taking
 
 if TYPE_CHECKING:
     from ..client.asynchronous.client import AsyncRolloutClient
@@ -146,26 +147,22 @@ def _checked(session: str | None) -> str | None:
         ) from None
 
 
+@taking(quick_client)
 def status(
+    client: RolloutClient,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")] = False,
-    connect: Connect = None,
-    config: Config = None,
-    keys: Keys = None,
 ) -> None:
     """Show the stage processes, queues, outcomes and backends of a service."""
-    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        show(lambda: status_tables(client.status(), backend_list(client)), watch=watch)
+    show(lambda: status_tables(client.status(), backend_list(client)), watch=watch)
 
 
+@taking(quick_client)
 def cancel(
+    client: RolloutClient,
     job_ids: Annotated[list[str], typer.Argument(metavar="JOB…", help="Ids of the jobs to end.")],
-    connect: Connect = None,
-    config: Config = None,
-    keys: Keys = None,
 ) -> None:
     """End jobs with outcome `cancelled`."""
-    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        fates = client.cancel(job_ids)
+    fates = client.cancel(job_ids)
     for job_id, fate in fates.items():
         print(f"{job_id}: {fate}")
     if "unknown" in fates.values():

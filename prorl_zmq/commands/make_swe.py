@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ..errors import ConfigError, ProrlError
 from .images import build_progress
-from .options import console
+from .options import Images, console
 
 if TYPE_CHECKING:
     from ..make_swe.project_maker import Made
@@ -63,10 +63,7 @@ def make_swe(
         float, typer.Option(min=0.001, max=0.9, help="Largest share of the tests that a bug may break.")
     ] = 0.2,
     limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long all tests may take.")] = 300.0,
-    images: Annotated[
-        Path | None,
-        typer.Option("--images", metavar="FOLDER", help="Where images are kept. [default: ~/.cache/prorl/images]"),
-    ] = None,
+    images: Images = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that building programs say.")] = False,
 ) -> None:
     """Make software-engineering instances from Python projects with tests, each verified by running them.

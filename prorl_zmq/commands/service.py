@@ -10,41 +10,26 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ..config import own_run_dir
-from ..system.logs import say
-from .options import Config, Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as, sandbox_kind, topology_of
+from ..config import Topology, own_run_dir
+from ..system.logs import say, start_logging
+from . import options
 from .startup_line import StartupLine
 
 broker = typer.Typer(help="One broker alone, for a service on several nodes.", rich_markup_mode=None)
 
 
 def serve(
-    config: Config = None,
-    run_dir: RunDir = None,
-    sandbox: Annotated[
-        str | None,
-        typer.Option(
-            parser=sandbox_kind,
-            metavar="KIND",
-            help="What tools act in, such as bubblewrap or apptainer (`prorl doctor` lists all); `process` is no "
-            "isolation at all. [default: the topology file's]",
-        ),
-    ] = None,
-    image: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="Root filesystem of sandboxes whose task names none; apptainer needs one, and `prorl image build` "
-            "makes it. [default: the topology file's]",
-        ),
-    ] = None,
-    insecure: Insecure = False,
-    keys: Keys = None,
+    config: options.Config = None,
+    run_dir: options.RunDir = None,
+    sandbox: options.Sandbox = None,
+    image: options.Image = None,
+    insecure: options.Insecure = False,
+    keys: options.Keys = None,
     log_dir: Annotated[
         Path | None, typer.Option(help="Folder for one log file per process. [default: standard error]")
     ] = None,
-    log_format: LogFormatOption = None,
-    log_level: LogLevelOption = None,
+    log_format: options.LogFormatOption = None,
+    log_level: options.LogLevelOption = None,
 ) -> None:
     """Start and supervise all processes of a service on this node, until SIGTERM or Ctrl-C.
 
@@ -58,12 +43,10 @@ def serve(
     from ..service.supervisor import Supervisor
     from ..tools.sandbox.sandboxes import Sandboxes
 
-    topology = topology_of(config, run_dir, insecure=insecure, keys=keys)
-    topology = msgspec.structs.replace(topology, service=log_as("serve", log_format, log_level, topology.service))
-    if sandbox is not None:
-        topology = msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, kind=sandbox))
-    if image is not None:
-        topology = msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, image=image))
+    topology = options.topology_of(config, run_dir, insecure, keys, log_format, log_level)
+    start_logging("serve", topology.service.log_format, topology.service.log_level)
+    named = {name: value for name, value in (("kind", sandbox), ("image", image)) if value is not None}
+    topology = msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, **named))
     folders = tuple(map(Path, topology.sandbox.image_folders))
     keys_named = Path(topology.security.keys) if topology.security.keys else None
     place = (topology.run_dir / "sandboxes", topology.service.node)
@@ -88,21 +71,14 @@ def serve(
 
 
 @broker.command()
-def rollout(
-    config: Config = None,
-    run_dir: RunDir = None,
-    insecure: Insecure = False,
-    keys: Keys = None,
-    log_format: LogFormatOption = None,
-    log_level: LogLevelOption = None,
-) -> None:
+@options.taking(options.topology_of)
+def rollout(topology: Topology) -> None:
     """The front door, the job table and the stages' events."""
     from ..brokers.journal.disk_journal import DiskJournal
     from ..brokers.journal.journal import MemoryJournal
     from ..brokers.rollout.rollout_broker import RolloutBroker
 
-    topology = topology_of(config, run_dir, insecure=insecure, keys=keys)
-    log_as("rollout-broker", log_format, log_level, topology.service)
+    start_logging("rollout-broker", topology.service.log_format, topology.service.log_level)
     own_run_dir(topology.run_dir)
     settings = topology.rollout_broker
     if topology.journal is None:
@@ -117,20 +93,13 @@ def rollout(
 
 
 @broker.command()
-def backend(
-    config: Config = None,
-    run_dir: RunDir = None,
-    insecure: Insecure = False,
-    keys: Keys = None,
-    log_format: LogFormatOption = None,
-    log_level: LogLevelOption = None,
-) -> None:
+@options.taking(options.topology_of)
+def backend(topology: Topology) -> None:
     """Which inference backend each job talks to."""
     from ..brokers.backends.backend_broker import BackendBroker
     from ..brokers.backends.backend_journal import BackendJournal
 
-    topology = topology_of(config, run_dir, insecure=insecure, keys=keys)
-    log_as("backend-broker", log_format, log_level, topology.service)
+    start_logging("backend-broker", topology.service.log_format, topology.service.log_level)
     own_run_dir(topology.run_dir)
     with BackendJournal(topology.run_dir / "backends.journal") as journal:
         BackendBroker(topology, journal).run()
