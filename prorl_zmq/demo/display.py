@@ -14,6 +14,8 @@ from rich.text import Text
 from ..wire.messages.jobs import Phase
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..client.blocking.client import RolloutClient
     from .grpo import StepStats
 
@@ -88,3 +90,18 @@ def reward_curve(rewards: list[float], steps: int, width: int) -> str:
     if rewards:
         plotext.plot(list(range(1, len(rewards) + 1)), rewards, marker="braille")
     return str(plotext.build())
+
+
+def draw_rewards(rewards: list[float], path: Path) -> None:
+    """Write the mean reward per step to a PNG file."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(range(1, len(rewards) + 1), rewards, marker="o", markersize=4)
+    axes.set(xlabel="training step", ylabel="mean reward", ylim=(-0.02, 1.02), title="prorl demo: reward per step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)

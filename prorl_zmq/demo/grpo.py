@@ -20,6 +20,7 @@ from ..inference.policy import Adam, log_softmax, logprob_slopes, one_blas_threa
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -106,6 +107,11 @@ class Grpo:
         self._reference = policy.copy()
         self._adam = Adam(policy, settings.learning_rate, settings.max_gradient_norm)
         self._random = np.random.default_rng(seed)
+
+    def save(self, folder: Path) -> Path:
+        path = folder / f"{self.weight_version}.npz"
+        self.policy.save(path)
+        return path
 
     def step(self, trajectories: Sequence[Trajectory]) -> StepStats:
         """Learn from one batch of rollouts, of any weight versions and in any order."""
