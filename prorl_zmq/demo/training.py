@@ -53,13 +53,13 @@ class Summary:
 
 
 class Demo(Trainer["list[Trajectory]", StepStats]):
+    _learner: Grpo
     _client: RolloutClient
     _record: TextIO
 
     def __init__(self, out: Path, seed: int, settings: GrpoSettings, sandbox: str, display: Display) -> None:
         display.say("building the base policy (what a pretrained model would be)")
-        self._grpo = Grpo(build_base_policy(), settings, seed)
-        super().__init__(out, self._grpo)
+        super().__init__(out, Grpo(build_base_policy(), settings, seed))
         self._out = out
         self._display = display
         self._opened_s = 0.0
@@ -76,19 +76,19 @@ class Demo(Trainer["list[Trajectory]", StepStats]):
         ):
             service.wait_ready(self._client)
             with self._display:
-                self.train(self._client, range(self._grpo.settings.steps))
+                self.train(self._client, range(self._learner.settings.steps))
         draw_rewards(self.summary.rewards, self._out / "reward.png")
         write_summary(self._out, self.summary)
         return self.summary
 
     def _open(self, step: int) -> None:
-        settings, seed = self._grpo.settings, self.summary.seed * 10_000 + step
+        settings, seed = self._learner.settings, self.summary.seed * 10_000 + step
         self._opened_s = self._clock()
         jobs = make_jobs(settings.groups, settings.group_size, seed, settings.temperature, f"step{step}")
         self._client.submit(jobs)
 
     def _collect(self, step: int) -> list[Trajectory]:
-        settings = self._grpo.settings
+        settings = self._learner.settings
         trajectories: list[Trajectory] = []
         done: Counter[str] = Counter()
         for trajectory in self._client.stream(timeout_s=STALL_S):
@@ -101,7 +101,7 @@ class Demo(Trainer["list[Trajectory]", StepStats]):
         return trajectories
 
     def _learn(self, batch: list[Trajectory]) -> StepStats:
-        return self._grpo.step(batch)
+        return self._learner.step(batch)
 
     def _made(self, step: Step[list[Trajectory], StepStats]) -> None:
         stats, summary = step.stats, self.summary

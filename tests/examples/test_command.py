@@ -123,7 +123,7 @@ def test_two_steps_through_the_service_a_stop_and_a_resumed_one(tmp_path: Path) 
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert "going on after step" in done.stdout
+    assert "continuing after step" in done.stdout
     records = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == list(range(steps))
     for record in records:

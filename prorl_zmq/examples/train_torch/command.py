@@ -6,15 +6,16 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
 import typer
 
+from ...commands.demo import TrainingSandbox, begin_training
 from ...commands.options import console
+from ...demo.trainer import SUMMARY, write_summary
 from ...errors import ConfigError
-from ...tools.sandbox.sandboxes import Sandboxes
 from ...wire.messages.base import new_id
 from .checkpoint import Checkpoint
 from .display import Display
@@ -61,12 +62,9 @@ def train(
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the checkpoint in --out, as far as --steps.")
+        bool, typer.Option("--resume", help="Continue from the checkpoint in --out, as far as --steps.")
     ] = False,
-    sandbox: Annotated[
-        Literal["bubblewrap", "process"],
-        typer.Option(help="What the agent's bash runs in; `process` is no isolation at all."),
-    ] = "bubblewrap",
+    sandbox: TrainingSandbox = "bubblewrap",
     max_staleness: Annotated[
         int, typer.Option(min=0, max=1000, help="Drop rollouts with tokens of weights so many versions old, and older.")
     ] = DEFAULTS.max_staleness,
@@ -113,10 +111,11 @@ def train(
         measure=measure,
         learner=replace(LearnerSettings(), learning_rate=learning_rate, epochs=epochs),
     )
-    _check_out(out, resume=resume)
-    Sandboxes(sandbox, out / "sandboxes").check()
-    if sandbox == "process":
-        screen.print("Sandboxes are plain processes: what the policy runs is not isolated from this machine.")
+    if not resume and (out / CHECKPOINT).exists():
+        raise ConfigError(
+            f"{out} holds a run already: --resume continues it; or name another --out, or delete the folder", key="out"
+        )
+    begin_training(out, sandbox, screen)
     with Display(screen) as display:
         try:
             if resume:
@@ -130,28 +129,7 @@ def train(
     _conclude(screen, summary, out)
 
 
-def _check_out(out: Path, *, resume: bool) -> None:
-    """Make the folder.
-
-    Raises:
-        ConfigError: it cannot be written to, or holds a run already.
-    """
-    checkpoint = out / CHECKPOINT
-    if not resume and checkpoint.exists():
-        raise ConfigError(
-            f"{out} holds a run already: --resume continues it; or name another --out, or delete the folder",
-            key="out",
-        )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "logs").mkdir(exist_ok=True)
-    except OSError as error:
-        reason = "it is not a folder" if out.exists() and not out.is_dir() else error.strerror
-        raise ConfigError(f"--out {out}: {reason}", key="out") from error
-
-
 def _begin(out: Path, seed: int, settings: RunSettings, warm_steps: int, display: Display) -> Summary:
-    """Warm a policy up and train it."""
     began = time.monotonic()
     for left in out.glob(f"{JOURNAL}*"):
         left.unlink()  # of a run that ended before its first checkpoint
@@ -174,12 +152,6 @@ def _begin(out: Path, seed: int, settings: RunSettings, warm_steps: int, display
 
 
 def _resume(out: Path, seed: int | None, settings: RunSettings, display: Display) -> Summary:
-    """Go on from a checkpoint.
-
-    Raises:
-        ConfigError: there is none, or it is not of such a run.
-        InvalidWeights: the warm start is missing or broken.
-    """
     start = Checkpoint.load(out / CHECKPOINT)
     if seed is not None and seed != start.seed:
         raise ConfigError(f"the run in {out} has seed {start.seed}, not {seed}; leave out --seed", key="seed")
@@ -189,7 +161,7 @@ def _resume(out: Path, seed: int | None, settings: RunSettings, display: Display
     warm.load_state_dict(read_weights(out / WARM, warm))
     learner = Learner(Model(), warm, settings.learner, start.seed)
     learner.load_state(start.learner)
-    display.say(f"going on after step {start.step}")
+    display.say(f"continuing after step {start.step}")
     return _train(out, settings, start, learner, display, 0.0)
 
 
@@ -202,7 +174,7 @@ def _train(
     training.run()
     steps = [*history, *training.steps]
     summary = _summarise(training, steps, settings, start, warm_start_s)
-    summary.save(out)
+    write_summary(out, summary)
     draw(steps, training.tests, len(training.steps), out / PICTURE)
     return summary
 
@@ -240,6 +212,6 @@ def _conclude(screen: Console, summary: Summary, out: Path) -> None:
             f"({overlap.rollout_alone_s:.1f} s) and its learning alone ({overlap.learn_alone_s:.1f} s); "
             f"one after the other it would be {overlap.serial_ratio:.2f}."
         )
-    lines.append(f"Picture: {out / PICTURE}; figures: {out / 'summary.json'}, {out / 'steps.jsonl'}.")
+    lines.append(f"Picture: {out / PICTURE}; figures: {out / SUMMARY}, {out / 'steps.jsonl'}.")
     for line in lines:
         screen.print(line, highlight=False, soft_wrap=True)

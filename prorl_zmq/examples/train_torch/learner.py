@@ -16,9 +16,11 @@ import torch
 
 from ...data.collation import collate
 from .loss import divergence, group_advantages, importance_weights, token_loss
+from .weights import save_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -161,6 +163,12 @@ class Learner:
         )
         self._random = np.random.default_rng(seed)
 
+    def save(self, folder: Path) -> Path:
+        """Write the weights to a file of their version; return its path."""
+        path = folder / f"{self.weight_version}.safetensors"
+        save_weights(self.model, path)
+        return path
+
     def state(self) -> dict[str, Any]:
         """Return all that a later learner needs to continue as this one would: tensors and plain data."""
         return {
@@ -171,7 +179,7 @@ class Learner:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave; the learning rate is that of these settings."""
+        """Continue from what `state` returned; the learning rate is that of these settings."""
         self.weight_version = state["weight_version"]
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-STEPS, SUMMARY = "steps.jsonl", "summary.json"
+STEPS = "steps.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +107,6 @@ class Summary:
     overlap: Overlap | None = None
     rewards: list[float] = field(default_factory=list)
     """By step."""
-
-    def save(self, out: Path) -> None:
-        """Write it."""
-        (out / SUMMARY).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
 def append_step(out: Path, record: StepRecord) -> None:
