@@ -24,8 +24,6 @@ PLOT_ROWS = 12
 
 
 class Display:
-    """The demo's face on the terminal."""
-
     def __init__(self, steps: int, console: Console) -> None:
         self._steps = steps
         self._console = console
@@ -54,7 +52,6 @@ class Display:
         self._live.update(self._picture(client, step, groups_done, groups), refresh=True)
 
     def stepped(self, step: int, stats: StepStats, seconds: float) -> None:
-        """Note the end of a training step."""
         self._rewards.append(stats.reward)
         if self._live is None:
             self.say(
@@ -79,7 +76,6 @@ class Display:
 
 
 def reward_curve(rewards: list[float], steps: int, width: int) -> str:
-    """Draw the mean reward per step for a terminal."""
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plotsize(min(width, 80), PLOT_ROWS)
@@ -93,7 +89,6 @@ def reward_curve(rewards: list[float], steps: int, width: int) -> str:
 
 
 def draw_rewards(rewards: list[float], path: Path) -> None:
-    """Write the mean reward per step to a PNG file."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

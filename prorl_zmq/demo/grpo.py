@@ -56,8 +56,6 @@ class GrpoSettings:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What one training step saw and did."""
-
     rollouts: int
     """All trajectories given."""
     completed: int
@@ -90,15 +88,12 @@ class _Tokens(NamedTuple):
     advantages: NDArray[np.float32]
 
     def take(self, rows: NDArray[np.intp]) -> _Tokens:
-        """Return some of the tokens."""
         return _Tokens(
             self.contexts[rows], self.token_ids[rows], self.logprobs[rows], self.versions[rows], self.advantages[rows]
         )
 
 
 class Grpo:
-    """Trains a policy in place, one batch of trajectories at a time."""
-
     def __init__(self, policy: Policy, settings: GrpoSettings, seed: int = 0) -> None:
         self.policy = policy
         self.settings = settings

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 class SweRecord(msgspec.Struct, frozen=True):
-    """One line."""
-
     instance_id: str
     repo: str
     version: str
@@ -42,7 +40,6 @@ class SweRecord(msgspec.Struct, frozen=True):
 
 
 def record_of(verified: Verified, project: Project, baseline: Baseline, image: str, command: str) -> SweRecord:
-    """Return an instance's line."""
     found = verified.found
     # The same bug in the same release has the same id wherever it is made.
     identity = hashlib.sha256(f"{project.commit}\n{found.bug_patch}".encode()).hexdigest()[:8]

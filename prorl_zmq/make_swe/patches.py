@@ -45,11 +45,7 @@ class Patches:
         return file.read_text("utf-8", "replace")
 
     def of(self, path: str, mutation: Mutation) -> tuple[str, str]:
-        """Return the patch that makes a mutation, and the one that takes it back.
-
-        Raises:
-            ConfigError: git fails.
-        """
+        """Return the patch that makes a mutation, and the one that takes it back."""
         file, source = self._repository / path, self.sources[path]
         file.write_bytes(mutation.apply(source.data))
         try:

@@ -47,8 +47,6 @@ EXTRACTION: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter
 
 @dataclass(frozen=True)
 class Project:
-    """A project that is there."""
-
     folder: Path
     """The git repository; changed only for as long as a patch is made."""
     metadata: Metadata
@@ -71,13 +69,7 @@ class Project:
 
 
 def fetch(source: str, work: Path, *, sha256: str = "", path: str = "") -> Project:
-    """Fetch a project and make its repository in `work`. Blocks: seconds.
-
-    Raises:
-        ConfigError: there is no such project, it has another checksum, or is not pure Python.
-        SandboxFailed: it cannot be fetched, such as without a network.
-        SandboxUnavailable: git or pip is not installed.
-    """
+    """Fetch a project and make its repository in `work`. Blocks: seconds."""
     raw = work / "raw"
     raw.mkdir()
     if release := RELEASE.fullmatch(source):

@@ -40,8 +40,6 @@ TIME_FACTOR, TIME_FLOOR_S = 5.0, 60.0
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How instances are made."""
-
     seed: int = 0
     base: str = ""
     """See `base.find_base`."""
@@ -54,8 +52,6 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Made(msgspec.Struct, frozen=True):
-    """What a project came to."""
-
     label: str
     """Name and version."""
     instances: tuple[SweRecord, ...]
@@ -74,8 +70,6 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class ProjectMaker:
-    """Makes the instances of one project; `make` may be called once."""
-
     def __init__(
         self,
         project: Project,
@@ -93,12 +87,6 @@ class ProjectMaker:
         self._say = say
 
     async def make(self) -> Made:
-        """Make as many instances as were ordered, or as many as there are.
-
-        Raises:
-            ConfigError: the project's tests will not do.
-            SandboxFailed: a sandbox does not start.
-        """
         project, order, label = self._project, self._order, self._project.label
         async with self._opened() as sandbox:
             baseline = await measure(sandbox, project, order.tests, order.options, self._settings.limit_s)

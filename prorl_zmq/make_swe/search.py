@@ -34,8 +34,6 @@ GIT_LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Found:
-    """A mutation that tests notice."""
-
     candidate: Candidate
     bug_patch: str
     gold_patch: str
@@ -44,8 +42,6 @@ class Found:
 
 
 class Search:
-    """Looks for mutations of one project."""
-
     def __init__(
         self,
         project: Project,
@@ -69,11 +65,7 @@ class Search:
         self.tried = 0
 
     async def find(self, number: int) -> list[Found]:
-        """Return the next mutations that will do: as many as are asked for, fewer only if there are no more.
-
-        Raises:
-            SandboxFailed: a sandbox does not start.
-        """
+        """Return the next mutations that will do: as many as are asked for, fewer only if there are no more."""
         results: list[Found] = []
         usable = True
         while usable and len(results) < number:
@@ -141,11 +133,7 @@ async def reset(sandbox: Sandbox) -> bool:
 
 
 async def apply(sandbox: Sandbox, patch: str) -> None:
-    """Apply a patch to the sandbox's repository.
-
-    Raises:
-        SandboxFailed: it does not apply.
-    """
+    """Apply a patch to the sandbox's repository."""
     argv = ["git", "apply", "--whitespace=nowarn", "-"]
     result = await sandbox.exec(argv, GIT_LIMIT_S, patch.encode(), directory=TESTBED)
     if result.exit_code:

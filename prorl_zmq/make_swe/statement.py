@@ -29,8 +29,6 @@ NOISE = re.compile(r"^\s*(\.\.\.)?\s*(Full diff truncated|Use -v to get|\(.*hidd
 
 @dataclass(frozen=True)
 class Example:
-    """What one failing test shows."""
-
     code: str
     """The test's lines up to the one that failed."""
     statement: str
@@ -49,7 +47,6 @@ class Example:
 
     @property
     def summary(self) -> str:
-        """What happens, in a line."""
         name = f"`{self.called}`" if self.called else "The library"
         missed = re.match(r"(?:Failed: )?DID NOT RAISE (?:any of )?(.*)|AssertionError: (\w+) not raised", self.message)
         if missed:

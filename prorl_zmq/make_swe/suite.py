@@ -39,8 +39,6 @@ FAILING = ("FAILED", "ERROR")
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """What a failing test said."""
-
     line: int
     """Of the test's file, counted from 1; 0 if no line of it was on the way to the exception."""
     function_line: int
@@ -54,8 +52,6 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What the probe saw."""
-
     tests: list[str]
     """Node ids; the numbers in `calls` are places in this list."""
     calls: dict[str, dict[int, list[int]]]
@@ -68,8 +64,6 @@ class Report(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """What became of a run of tests."""
-
     statuses: Mapping[str, str]
     """By node id as swebench reads it from the log: PASSED, FAILED, ERROR, SKIPPED, XFAIL."""
     unclear: frozenset[str]
@@ -96,17 +90,10 @@ class SuiteRun:
 
 
 def suite_command(paths: Sequence[str], options: Sequence[str] = ()) -> str:
-    """Return the bash line that runs the tests in `/testbed`."""
     return shlex.join(["python3", "-I", "-B", "-m", "pytest", *OPTIONS, *options, *paths])
 
 
 async def run_suite(sandbox: Sandbox, command: str, timeout_s: float) -> SuiteRun:
-    """Run the tests as an instance's evaluation does.
-
-    Raises:
-        SandboxFailed: the sandbox is gone.
-        SandboxLimitExceeded: the tests used more than a sandbox may.
-    """
     started = time.monotonic()
     result = await sandbox.exec(["bash", "-c", f"{command} 2>&1"], timeout_s, b"", OUTPUT_BYTES, directory=TESTBED)
     return _read(result, time.monotonic() - started)
@@ -121,12 +108,7 @@ async def probe_suite(
     keep: Collection[str] | None = None,
     reach: bool = False,
 ) -> tuple[SuiteRun, Report | None]:
-    """Run tests with the probe; the report is None if the run did not come to its end.
-
-    Raises:
-        SandboxFailed: the sandbox is gone.
-        SandboxLimitExceeded: the tests used more than a sandbox may.
-    """
+    """Run tests with the probe; the report is None if the run did not come to its end."""
     kept = None if keep is None else sorted(keep)
     order = msgspec.json.encode({"root": TESTBED, "keep": kept, "reach": reach, "report": REPORT})
     plugin = files(__package__).joinpath("probe.py").read_bytes()

@@ -27,8 +27,6 @@ LEAST_KEPT = 0.9
 
 @dataclass(frozen=True)
 class Verified:
-    """An instance whose tests are known."""
-
     found: Found
     fail_to_pass: tuple[str, ...]
     """Node ids, sorted."""
@@ -47,11 +45,6 @@ async def verify(
     most_failing: int,
     limit_s: float,
 ) -> Verified | str:
-    """Verify an instance; return it, or why it is dropped.
-
-    Raises:
-        SandboxFailed: the sandbox is gone, or a patch does not apply.
-    """
     try:
         await apply(sandbox, found.bug_patch)
         bugged = [await run_suite(sandbox, command, limit_s) for _ in range(REPEATS)]

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state of a run between two steps."""
-
     step: int
     """Steps that were made."""
     session: str
@@ -42,11 +40,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read one; only tensors and plain data are taken from the file.
-
-        Raises:
-            ConfigError: there is none, or it is broken.
-        """
+        """Read one; only tensors and plain data are taken from the file."""
         if not path.is_file():
             raise ConfigError(f"there is no checkpoint at {path}: leave out --resume to begin there", key="resume")
         try:

@@ -108,11 +108,6 @@ class TorchEngine(LocalEngine):
 
 
 async def load_engine(weights: Path, tokenizer: Path, weight_version: int) -> TorchEngine:
-    """Return an engine with the weights of a file.
-
-    Raises:
-        InvalidWeights: they cannot be used.
-    """
     model = Model()
     model.load_state_dict(read_weights(weights, model))
     return TorchEngine(model, chat_settings(tokenizer), weight_version)

@@ -55,8 +55,6 @@ class LearnerSettings:
 
 @dataclass(frozen=True, slots=True)
 class LearnStats:
-    """What one step saw and did. Means are over the generated tokens."""
-
     tokens: int
     """Tokens of all rows."""
     generated_tokens: int
@@ -150,8 +148,6 @@ class _Before(NamedTuple):
 
 
 class Learner:
-    """Trains a model in place."""
-
     def __init__(self, model: Model, warm: Model, settings: LearnerSettings, seed: int) -> None:
         self.model = model
         self.settings = settings
@@ -164,7 +160,6 @@ class Learner:
         self._random = np.random.default_rng(seed)
 
     def save(self, folder: Path) -> Path:
-        """Write the weights to a file of their version; return its path."""
         path = folder / f"{self.weight_version}.safetensors"
         save_weights(self.model, path)
         return path
@@ -188,11 +183,7 @@ class Learner:
         self._random.bit_generator.state = state["random"]
 
     def learn(self, groups: Sequence[Group], check: Callable[[], None] = lambda: None) -> LearnStats:
-        """Learn from one batch; afterwards `weight_version` is one higher.
-
-        Raises:
-            NotTrainable: something in the groups cannot be learned from; nothing has changed.
-        """
+        """Learn from one batch; afterwards `weight_version` is one higher."""
         rows = _Rows.of(groups, self.weight_version)
         before = self._look(rows, check)
         behaviour, staleness = rows.behaviour[rows.mask], rows.staleness[rows.mask]

@@ -29,8 +29,6 @@ SPREAD_FLOOR = 1e-6
 
 
 class TokenLoss(NamedTuple):
-    """The loss of N tokens, and what was cut off of them."""
-
     total: Tensor
     """Sum over the tokens; divide it by the number of tokens in the whole optimiser's batch."""
     clipped_low: Tensor

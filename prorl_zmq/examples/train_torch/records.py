@@ -19,8 +19,6 @@ STEPS = "steps.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRecord:
-    """One batch as the service reported it."""
-
     reward: float
     """Mean over all rollouts of whole groups, kept or not; over those of kept groups alone it would say little."""
     rollouts: int
@@ -37,8 +35,6 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step of training."""
-
     step: int
     batch: BatchRecord
     learn_from_s: float
@@ -110,7 +106,6 @@ class Summary:
 
 
 def append_step(out: Path, record: StepRecord) -> None:
-    """Add a line to `steps.jsonl`."""
     with (out / STEPS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(record)) + "\n")
 

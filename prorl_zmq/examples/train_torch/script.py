@@ -52,8 +52,6 @@ HEARD_WEIGHT = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """One conversation of the script."""
-
     token_ids: NDArray[np.int32]
     """int32 [T]"""
     mask: NDArray[np.bool_]
@@ -61,7 +59,6 @@ class Transcript:
 
 
 def transcript(chat: TransformersChatFormat, random: np.random.Generator) -> Transcript:
-    """Let the script work on one random prompt."""
     if random.random() < 0.5:
         return _conversation(chat, *_work(random))
     return _conversation(chat, *_answer(random))
@@ -116,7 +113,6 @@ def _conversation(
 def imitate(
     model: Model, chat: TransformersChatFormat, seed: int, on_step: Callable[[int, float], None], steps: int = STEPS
 ) -> None:
-    """Train a model on the script, in place."""
     random = np.random.default_rng(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
     for step in range(steps):

@@ -53,7 +53,6 @@ class Processes:
             self._engine.__exit__()
 
     def wait_ready(self, client: RolloutClient) -> None:
-        """Wait until all stages and the engine have reported."""
         self._service.wait_ready(client)
         self.check()
 

@@ -42,8 +42,6 @@ PROMPTS_PER_GROUP = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """How a run trains."""
-
     steps: int = 40
     groups: int = 8
     """Groups of a batch whose rewards differ."""
@@ -68,8 +66,6 @@ class Collected(NamedTuple):
 
 
 class Training(Trainer[Collected, LearnStats]):
-    """One process's part of a run."""
-
     overlaps = True
     _learner: Learner
     _client: RolloutClient
@@ -101,11 +97,7 @@ class Training(Trainer[Collected, LearnStats]):
         """Times of learning without rollouts beside it."""
 
     def run(self) -> None:
-        """Train until all steps are made, then measure.
-
-        Raises:
-            ProrlError: the service or the engine did not start, ended, or stopped answering.
-        """
+        """Train until all steps are made, then measure."""
         settings, version = self._settings, self._learner.weight_version
         with ExitStack() as stack:
             self._processes = stack.enter_context(

@@ -30,11 +30,7 @@ def save_weights(model: Model, path: Path) -> None:
 
 
 def read_weights(path: Path, model: Model) -> dict[str, Tensor]:
-    """Read parameters that `model` can take; it is not changed.
-
-    Raises:
-        InvalidWeights: the file is missing or broken, or holds other names, shapes, types, or numbers not finite.
-    """
+    """Read parameters that `model` can take; it is not changed."""
     try:
         if not path.is_file():
             raise OSError("there is no such file")
