@@ -28,7 +28,7 @@ from ..tools.sandbox.specification import SandboxSpec
 from .base import ask_base, find_base
 from .environment import build_image
 from .project import fetch
-from .project_maker import Made, ProjectMaker, side_by_side
+from .project_maker import Made, make_instances, side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -113,7 +113,7 @@ class Maker:
                     await sandbox.close()
                     busy_s += time.monotonic() - started
 
-        made = await ProjectMaker(project, image, order, self._settings, opened, self._say).make()
+        made = await make_instances(project, image, order, self._settings, opened, self._say)
         made = msgspec.structs.replace(made, busy_s=round(busy_s, 1))
         await asyncio.to_thread(write_atomically, part, msgspec.json.encode(made))
         self._say(f"{made.label}: {len(made.instances)} instances in {made.busy_s:.0f} s of work")

@@ -33,10 +33,6 @@ class Patches:
             except ValueError:
                 continue
 
-    def source(self, path: str) -> SourceText:
-        """Return one of the files."""
-        return self.sources[path]
-
     def read(self, path: str) -> str:
         """Return the text of any file of the repository; empty if there is none."""
         file = (self._repository / path).resolve()

@@ -58,7 +58,7 @@ class Search:
         self._candidates = candidates
         self._patches = patches
         self._most_failing = most_failing
-        self._options = tuple(options)
+        self._options = options
         self._opened = opened
         self.dropped: Counter[str] = Counter()
         """Why mutations were not taken."""
@@ -115,7 +115,7 @@ class Search:
             return "no test notices it"
         if len(failing) > self._most_failing:
             return "too many tests fail"
-        lines = candidate.mutation.lines(self._patches.source(candidate.path).data)
+        lines = candidate.mutation.lines(self._patches.sources[candidate.path].data)
         told = [report.failures[test] for test in sorted(failing) if test in report.failures]
         metadata = self._project.metadata
         shown = examples(told, self._patches.read, self._project.modules)

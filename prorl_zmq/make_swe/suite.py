@@ -23,7 +23,6 @@ from .environment import TESTBED
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from ..tools.execution.command import ExecResult
     from ..tools.sandbox.sandbox import Sandbox
 
 LOG_PARSER = "parse_log_pytest"
@@ -93,10 +92,21 @@ def suite_command(paths: Sequence[str], options: Sequence[str] = ()) -> str:
     return shlex.join(["python3", "-I", "-B", "-m", "pytest", *OPTIONS, *options, *paths])
 
 
-async def run_suite(sandbox: Sandbox, command: str, timeout_s: float) -> SuiteRun:
+async def run_suite(
+    sandbox: Sandbox, command: str, timeout_s: float, environment: Mapping[str, str] | None = None
+) -> SuiteRun:
     started = time.monotonic()
-    result = await sandbox.exec(["bash", "-c", f"{command} 2>&1"], timeout_s, b"", OUTPUT_BYTES, directory=TESTBED)
-    return _read(result, time.monotonic() - started)
+    argv = ["bash", "-c", f"{command} 2>&1"]
+    result = await sandbox.exec(argv, timeout_s, b"", OUTPUT_BYTES, environment, TESTBED)
+    log = result.stdout.decode(errors="replace")
+    return SuiteRun(
+        statuses=parse_log(log),
+        unclear=unclear_ids(log),
+        exit_code=result.exit_code,
+        timed_out=result.timed_out,
+        took_s=time.monotonic() - started,
+        tail=log[-2000:],
+    )
 
 
 async def probe_suite(
@@ -113,33 +123,13 @@ async def probe_suite(
     order = msgspec.json.encode({"root": TESTBED, "keep": kept, "reach": reach, "report": REPORT})
     plugin = files(__package__).joinpath("probe.py").read_bytes()
     await sandbox.write_files({ORDER: order, f"/workspace/plugin/{PLUGIN}.py": plugin, REPORT: b""})
-    argv = ["python3", "-B", "-m", "pytest", "-p", PLUGIN, *OPTIONS, *options, *paths]
-    started = time.monotonic()
-    result = await sandbox.exec(
-        ["bash", "-c", f"{shlex.join(argv)} 2>&1"],
-        timeout_s,
-        b"",
-        OUTPUT_BYTES,
-        {"PYTHONPATH": "/workspace/plugin", "PRORL_PROBE": ORDER},
-        TESTBED,
-    )
-    run = _read(result, time.monotonic() - started)
+    command = shlex.join(["python3", "-B", "-m", "pytest", "-p", PLUGIN, *OPTIONS, *options, *paths])
+    environment = {"PYTHONPATH": "/workspace/plugin", "PRORL_PROBE": ORDER}
+    run = await run_suite(sandbox, command, timeout_s, environment)
     try:
         return run, msgspec.json.decode(await sandbox.read_file(REPORT, OUTPUT_BYTES), type=Report)
     except msgspec.MsgspecError:
         return run, None
-
-
-def _read(result: ExecResult, took_s: float) -> SuiteRun:
-    log = result.stdout.decode(errors="replace")
-    return SuiteRun(
-        statuses=parse_log(log),
-        unclear=unclear_ids(log),
-        exit_code=result.exit_code,
-        timed_out=result.timed_out,
-        took_s=took_s,
-        tail=log[-2000:],
-    )
 
 
 def parse_log(log: str) -> dict[str, str]:
