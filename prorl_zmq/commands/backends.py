@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ..client.blocking.client import RolloutClient
@@ -19,7 +19,7 @@ from ..system.logs import one_line
 from ..wire.messages.backends import Backend, ChatSettings, ListBackends
 from ..wire.messages.base import new_id
 from ..wire.messages.engines import UpdateMode
-from .options import console, quick_client, taking
+from .options import columns, console, quick_client, taking
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -239,12 +239,10 @@ def backend_list(client: RolloutClient) -> BackendList:
 
 def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart, ...] = ()) -> Table:
     """Lay out what the backends are doing, and the engines that are not ready, in 80 columns."""
-    table = Table(title="backends", title_justify="left", caption_justify="left")
-    table.add_column("backend", overflow="fold", min_width=8)
-    table.add_column("state", no_wrap=True)
-    for header in ("version", "in\nflight", "tokens/s", "cache\nhits"):
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("node", overflow="fold")
+    name, state = Column("backend", overflow="fold", min_width=8), Column("state", no_wrap=True)
+    numbers = columns("version", "in\nflight", "tokens/s", "cache\nhits", justify="right", no_wrap=True)
+    node = Column("node", overflow="fold")
+    table = Table(name, state, *numbers, node, title="backends", title_justify="left", caption_justify="left")
     for status in backends:
         backend, load = status.backend, status.load
         table.add_row(
@@ -276,18 +274,16 @@ def _next_try(status: BackendStatus) -> str:
 
 def detail_table(backends: tuple[BackendStatus, ...]) -> Table:
     """Lay out what the backends are, in 80 columns."""
-    table = Table(title="details", title_justify="left")
-    table.add_column("backend", overflow="fold", min_width=8)
-    for header in ("weight", "limit", "context"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for header in ("model", "endpoint"):
-        table.add_column(header, overflow="fold")
+    numbers = columns("weight", "limit", "context", justify="right", no_wrap=True)
+    texts = columns("model", "endpoint", overflow="fold")
+    name = Column("backend", overflow="fold", min_width=8)
+    table = Table(name, *numbers, *texts, title="details", title_justify="left")
     for status in backends:
         backend = status.backend
         context = str(backend.context_tokens) if backend.context_tokens else NOTHING
-        numbers = (f"{backend.weight:g}", str(backend.max_in_flight), context)
-        texts = (Text(one_line(backend.model or NOTHING)), Text(one_line(backend.endpoint)))
-        table.add_row(backend.backend_id, *numbers, *texts)
+        cells = (f"{backend.weight:g}", str(backend.max_in_flight), context)
+        served = (Text(one_line(backend.model or NOTHING)), Text(one_line(backend.endpoint)))
+        table.add_row(backend.backend_id, *cells, *served)
     return table
 
 

@@ -298,10 +298,8 @@ class _Display:
 
 def summary_tables(summary: Summary) -> Group:
     """Lay the figures out for the terminal, in 80 columns."""
-    figures = Table(title="evaluation", title_justify="left")
-    figures.add_column("")
-    for column in ("value", "95 % interval", "problems"):
-        figures.add_column(column, justify="right")
+    numbers = options.columns("value", "95 % interval", "problems", justify="right")
+    figures = Table("", *numbers, title="evaluation", title_justify="left")
     for row in summary.passes:
         figures.add_row(f"pass@{row.k}", *_share(row.estimate))
     if summary.infrastructure_errors:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
-from .options import Images, console, named_texts
+from .options import Images, columns, console, named_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,13 +95,9 @@ def build(
 def list_(images: Images = None) -> None:
     """List the images."""
     store = image_store(images)
-    table = Table(title=f"images in {store.root}", title_justify="left")
-    table.add_column("image", overflow="fold")
-    table.add_column("format")
-    table.add_column("MB", justify="right")
-    table.add_column("mode")
-    table.add_column("built with")
-    table.add_column("from", overflow="fold")
+    name, source = columns("image", "from", overflow="fold")
+    headers = (name, "format", Column("MB", justify="right"), "mode", "built with", source)
+    table = Table(*headers, title=f"images in {store.root}", title_justify="left")
     found = store.list()
     for image in found:
         manifest, recipe = image.manifest, image.manifest.recipe

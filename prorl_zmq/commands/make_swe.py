@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ..errors import ConfigError, ProrlError
 from .images import build_progress
-from .options import Images, console
+from .options import Images, columns, console
 
 if TYPE_CHECKING:
     from ..make_swe.project_maker import Made
@@ -140,11 +140,9 @@ def _orders(
 
 
 def _table(made: list[Made]) -> Table:
-    table = Table(title="what became of each project", title_justify="left")
-    table.add_column("project", overflow="fold")
-    for name in ("instances", "tests", "unreliable", "tried", "busy s"):
-        table.add_column(name, justify="right")
-    table.add_column("mutations dropped", overflow="fold")
+    project, dropped_column = columns("project", "mutations dropped", overflow="fold")
+    counts = columns("instances", "tests", "unreliable", "tried", "busy s", justify="right")
+    table = Table(project, *counts, dropped_column, title="what became of each project", title_justify="left")
     for each in made:
         numbers = (len(each.instances), each.tests, each.unreliable + each.flaky, each.tried, round(each.busy_s))
         reasons = sorted(each.dropped.items(), key=lambda item: -item[1])

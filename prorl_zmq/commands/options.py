@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import wraps
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
+from rich.table import Column
 
 from ..client.asynchronous.client import AsyncRolloutClient
 from ..client.blocking.client import RolloutClient
@@ -143,6 +144,11 @@ def console(*, stderr: bool = False) -> Console:
     """Return the console that commands print to; into a pipe or a file it cuts and breaks nothing."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, width=None if stream.isatty() else 200)
+
+
+def columns(*names: str, **how: Any) -> Iterator[Column]:
+    """Return columns of a table that look the same, such as `justify="right"` for numbers."""
+    return (Column(name, **how) for name in names)
 
 
 def topology_of(

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ..errors import ConfigError, InvalidJob, InvalidRecord, ProrlError
 from ..system.logs import one_line
 from .images import image_store
 from .make_swe import make_swe
-from .options import Images, RowFormatName, TaskName, console
+from .options import Images, RowFormatName, TaskName, columns, console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,9 +47,8 @@ def list_row_formats() -> None:
     """
     from ..stages.known_row_formats import known_row_formats
 
-    table = Table(title="row formats, the first that fits is taken", title_justify="left")
-    for column in ("task", "row format", "data sets", "recognised by its columns"):
-        table.add_column(column, overflow="fold")
+    headers = columns("task", "row format", "data sets", "recognised by its columns", overflow="fold")
+    table = Table(*headers, title="row formats, the first that fits is taken", title_justify="left")
     for each in known_row_formats():
         table.add_row(each.task, each.name, each.about, ", ".join(sorted(each.required)))
     console().print(table)
@@ -82,10 +81,8 @@ def validate(
                 named_again.append(f"{one_line(row.name)} in lines {before} and {number}")
     if wrong > SHOWN and not every:
         print(f"… and {wrong - SHOWN} more wrong rows: --all shows them")
-    table = Table(title=one_line(str(file)), title_justify="left")
-    for column in ("task", "row format"):
-        table.add_column(column)
-    table.add_column("rows", justify="right")
+    rows = Column("rows", justify="right")
+    table = Table("task", "row format", rows, title=one_line(str(file)), title_justify="left")
     for (task_name, format_name), count in sorted(counts.items()):
         table.add_row(task_name, format_name, str(count))
     if wrong:
@@ -122,9 +119,8 @@ def images_of(
         print(f"{wrong} rows are wrong, and their images are left out: prorl tasks validate {file}")
     if not needed and not wrong:
         raise ConfigError(f"{file} has no rows of the swe task", key="file")
-    table = Table(title=f"images of {one_line(str(file))}", title_justify="left")
-    for column in ("image", "state", "source"):
-        table.add_column(column, overflow="fold")
+    headers = columns("image", "state", "source", overflow="fold")
+    table = Table(*headers, title=f"images of {one_line(str(file))}", title_justify="left")
     missing = 0
     for name, source in sorted(needed.items()):
         state = _state(store, name)

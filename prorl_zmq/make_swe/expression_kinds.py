@@ -73,7 +73,8 @@ def comparison(source: SourceText, place: Place) -> Iterator[Edit]:
 def boolean_operator(source: SourceText, place: Place) -> Iterator[Edit]:
     """An `and` for an `or`, or the other way round."""
     if isinstance(place.node, ast.BoolOp) and len(place.node.values) == 2:
-        yield from other_operators(source, *place.node.values)
+        left, right = place.node.values
+        yield from other_operators(source, left, right)
 
 
 def arithmetic(source: SourceText, place: Place) -> Iterator[Edit]:
