@@ -35,7 +35,7 @@ def new(
     role: Role,
     folder: Folder = None,
 ) -> None:
-    """Make a key pair: NAME.secret, which stays here, and NAME.pub, which may be given away."""
+    """Make a key pair: NAME.secret, which stays here, and NAME.pub, which may be passed on."""
     place = _folder(folder)
     key = place.new(name, role)
     print(f"made {place.path / key.name}.secret, which nobody else may have, and {key.name}{PUBLIC}: {key.public_key}")

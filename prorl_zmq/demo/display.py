@@ -44,12 +44,12 @@ class Display:
         """Print a line above the live part."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
-    def collected(self, client: RolloutClient, step: int, groups_done: int, groups: int) -> None:
+    def collected(self, client: RolloutClient, groups_done: int, groups: int) -> None:
         """Draw the state of the service between two trajectories, now and then."""
         if self._live is None or time.monotonic() - self._drawn_at < REFRESH_S:
             return
         self._drawn_at = time.monotonic()
-        self._live.update(self._picture(client, step, groups_done, groups), refresh=True)
+        self._live.update(self._picture(client, groups_done, groups), refresh=True)
 
     def stepped(self, step: int, stats: StepStats, seconds: float) -> None:
         self._rewards.append(stats.reward)
@@ -59,9 +59,9 @@ class Display:
                 f"rollouts completed, {stats.informative_groups}/{stats.groups} groups informative, {seconds:.1f} s"
             )
 
-    def _picture(self, client: RolloutClient, step: int, groups_done: int, groups: int) -> Group:
+    def _picture(self, client: RolloutClient, groups_done: int, groups: int) -> Group:
         status = client.status()
-        table = Table(title=f"step {step + 1} of {self._steps}", title_justify="left")
+        table = Table(title=f"step {len(self._rewards) + 1} of {self._steps}", title_justify="left")
         for column in ("", "busy", "slots", "queued"):
             table.add_column(column, justify="left" if not column else "right")
         for phase in Phase:

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from threading import Event
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -54,22 +54,6 @@ class Step(Generic[Batch, Stats]):
     """When the engines served the new weights."""
 
 
-class _Learned(NamedTuple):
-    stats: Any
-    learned_s: float
-    pushed_s: float
-
-
-class _Learning(NamedTuple):
-    """A step whose learning is under way."""
-
-    number: int
-    batch: Any
-    ready_s: float
-    from_s: float
-    future: Future[_Learned]
-
-
 class Trainer(ABC, Generic[Batch, Stats]):
     overlaps = False
 
@@ -86,36 +70,36 @@ class Trainer(ABC, Generic[Batch, Stats]):
     def train(self, client: RolloutClient, steps: range) -> None:
         """Make these steps; `client` updates the engines, from the learner's thread."""
         self._began = time.monotonic()
-        learning: _Learning | None = None
+        learning: Future[Step[Batch, Stats]] | None = None
         with ExitStack() as stack:
             thread = stack.enter_context(ThreadPoolExecutor(1, "learner"))
             stack.callback(self._stop.set)  # before the thread is waited for
             for number in steps:
                 if number == steps.start or not self.overlaps:
                     self._open(number)
-                batch = self._collect(number)
+                batch = self._collect()
                 if learning is not None:
-                    self._finish(learning)
+                    self._made(learning.result())
                     learning = None
                 ready_s = self._clock()
                 if not self._accept(number, batch):
                     break
                 if self.overlaps and number + 1 in steps:
                     self._open(number + 1)
-                future = thread.submit(self._advance, number, batch, client)
-                learning = _Learning(number, batch, ready_s, self._clock(), future)
-                if not self.overlaps:
-                    self._finish(learning)
-                    learning = None
+                step = thread.submit(self._advance, client, number, batch, ready_s)
+                if self.overlaps:
+                    learning = step
+                else:
+                    self._made(step.result())
             if learning is not None:
-                self._finish(learning)
+                self._made(learning.result())
 
     @abstractmethod
     def _open(self, step: int) -> None:
         """Have the service begin with a step's batch."""
 
     @abstractmethod
-    def _collect(self, step: int) -> Batch:
+    def _collect(self) -> Batch:
         """Wait for the batch that is open."""
 
     @abstractmethod
@@ -135,19 +119,15 @@ class Trainer(ABC, Generic[Batch, Stats]):
     def _clock(self) -> float:
         return time.monotonic() - self._began
 
-    def _advance(self, step: int, batch: Batch, client: RolloutClient) -> _Learned:
+    def _advance(self, client: RolloutClient, step: int, batch: Batch, ready_s: float) -> Step[Batch, Stats]:
+        from_s = self._clock()
         stats = self._learn(batch)
         served, self.weights = self.weights, self._learner.save(self._folder)
         self._save_checkpoint(step)
         learned_s = self._clock()
         client.update_weights(self.weights.absolute(), self._learner.weight_version)
         served.unlink(missing_ok=True)
-        return _Learned(stats, learned_s, self._clock())
-
-    def _finish(self, learning: _Learning) -> None:
-        learned = learning.future.result()
-        times = (learning.ready_s, learning.from_s, learned.learned_s, learned.pushed_s)
-        self._made(Step(learning.number, learning.batch, learned.stats, *times))
+        return Step(step, batch, stats, ready_s, from_s, learned_s, self._clock())
 
 
 def write_summary(out: Path, summary: Any) -> None:

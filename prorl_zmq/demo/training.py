@@ -87,7 +87,7 @@ class Demo(Trainer["list[Trajectory]", StepStats]):
         jobs = make_jobs(settings.groups, settings.group_size, seed, settings.temperature, f"step{step}")
         self._client.submit(jobs)
 
-    def _collect(self, step: int) -> list[Trajectory]:
+    def _collect(self) -> list[Trajectory]:
         settings = self._learner.settings
         trajectories: list[Trajectory] = []
         done: Counter[str] = Counter()
@@ -95,10 +95,12 @@ class Demo(Trainer["list[Trajectory]", StepStats]):
             trajectories.append(trajectory)
             done[trajectory.group_id] += 1
             finished = sum(count == settings.group_size for count in done.values())
-            self._display.collected(self._client, step, finished, settings.groups)
-        for trajectory in trajectories:
-            self._record.write(json.dumps(_row(step, trajectory)) + "\n")
+            self._display.collected(self._client, finished, settings.groups)
         return trajectories
+
+    def _accept(self, step: int, batch: list[Trajectory]) -> bool:
+        self._record.writelines(json.dumps(_row(step, trajectory)) + "\n" for trajectory in batch)
+        return True
 
     def _learn(self, batch: list[Trajectory]) -> StepStats:
         return self._learner.step(batch)

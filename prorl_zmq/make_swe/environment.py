@@ -59,7 +59,7 @@ def build_image(
     say: Callable[[str], None],
     heard: Callable[[str], None],
 ) -> Image:
-    """Build a project's image, or give the one that is there. Blocks: about 20 s."""
+    """Build a project's image, or return the one that is there. Blocks: about 20 s."""
     inputs = (project.commit, project.import_paths, sorted(requirements), base.identity, base.python, base.site, LAYOUT)
     name = f"swe-{project.label}-{digest(repr((*inputs, project.metadata.entry_points)).encode())[:10]}"
     if (there := store.find(name)) is not None:

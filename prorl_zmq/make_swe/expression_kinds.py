@@ -1,4 +1,4 @@
-"""Kinds of bugs in expressions, such as a comparison that is off by one. Each gives its edits at a place."""
+"""Kinds of bugs in expressions, such as a comparison that is off by one. Each yields its edits at a place."""
 
 from __future__ import annotations
 

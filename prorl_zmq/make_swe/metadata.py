@@ -44,7 +44,7 @@ class Metadata:
 
     @property
     def permissive(self) -> bool:
-        """Whether its license lets anybody use, change and pass on its code."""
+        """Whether everyone may use, change and pass on its code."""
         return PERMISSIVE.search(self.license) is not None and RESTRICTED.search(self.license) is None
 
     def requirements_for(self, python: str) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str = ""
     """Where modules are imported from; empty: found out."""
     permissive_only: bool = False
-    """Refuse a project whose license does not let anybody pass its code on."""
+    """Refuse a project whose license is not permissive."""
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,6 +1,6 @@
 """Tries mutations one after the other in one sandbox, until enough of them make some tests fail and leave most alone.
 
-Only the tests that reach the changed function run here, with the probe, which also tells what the statement needs. A
+Only the tests that reach the changed function run here, with the probe, which also reports what the statement needs. A
 mutant that hangs or uses too much memory is killed with its sandbox.
 """
 

@@ -1,4 +1,4 @@
-"""Kinds of bugs in statements, such as one that is missing. Each gives the edits that it has at a place."""
+"""Kinds of bugs in statements, such as one that is missing. Each yields its edits at a place."""
 
 from __future__ import annotations
 

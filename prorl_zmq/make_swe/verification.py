@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 REPEATS = 2
 LEAST_KEPT = 0.9
-"""Share of the reliable tests that must give the same answer each time; below that the instance is no good."""
+"""Share of the reliable tests that must give the same answer each time; below that the instance is dropped."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ async def verify(
     except SandboxLimitExceeded:
         return "uses too much memory or too many processes"
     if clean.exit_code:
-        return "the gold patch does not give back what was there"
+        return "the gold patch does not restore what was there"
     return judge(found, baseline, bugged, fixed, most_failing)
 
 

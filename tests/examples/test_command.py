@@ -69,7 +69,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_resumed_run_keeps_its_seed_and_needs_steps_to_make(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from prorl_zmq.examples.train_torch.checkpoint import Checkpoint
+    from prorl_zmq.examples.train_torch.weights import Checkpoint
 
     Checkpoint(7, "session", 3, 0, {}).save(tmp_path / "checkpoint.pt")
     for arguments, problem in ((["--seed", "4"], "has seed 3"), (["--steps", "7"], "give more --steps")):

@@ -17,7 +17,6 @@ from ...commands.options import console
 from ...demo.trainer import SUMMARY, write_summary
 from ...errors import ConfigError
 from ...wire.messages.base import new_id
-from .checkpoint import Checkpoint
 from .display import Display
 from .learner import Learner, LearnerSettings
 from .model import Model
@@ -28,7 +27,7 @@ from .script import imitate, texts
 from .service import JOURNAL
 from .tokenizer import load_chat, make_tokenizer
 from .training import CHECKPOINT, RunSettings, Training
-from .weights import read_weights, save_weights
+from .weights import Checkpoint, read_weights, save_weights
 
 if TYPE_CHECKING:
     from rich.console import Console

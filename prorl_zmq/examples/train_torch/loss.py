@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOG_RATIO_LIMIT = 20.0
 """Beyond it a ratio's logarithm is cut off: its exponential would overflow."""
-SPREAD_FLOOR = 1e-6
+DEVIATION_FLOOR = 1e-6
 """Added to a group's standard deviation, as verl does."""
 
 
@@ -70,8 +70,8 @@ def group_advantages(groups: Sequence[Group]) -> NDArray[np.float32]:
     parts = [np.zeros(0)]
     for group in groups:
         rewards = group.rewards
-        spread = rewards.std(ddof=1) if len(rewards) > 1 else 0.0
-        parts.append((rewards - rewards.mean()) / (spread + SPREAD_FLOOR))
+        deviation = rewards.std(ddof=1) if len(rewards) > 1 else 0.0
+        parts.append((rewards - rewards.mean()) / (deviation + DEVIATION_FLOOR))
     return np.concatenate(parts).astype(np.float32)
 
 

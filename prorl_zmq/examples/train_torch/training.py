@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...client.blocking.client import RolloutClient
 from ...demo.trainer import Trainer
 from ...errors import RequestTimeout
-from .checkpoint import Checkpoint
 from .learner import Interrupted, Learner, LearnerSettings, LearnStats
 from .records import BatchRecord, Exam, StepRecord, append_step
 from .service import Processes
 from .tasks import PromptStream
 from .testing import Tester
+from .weights import Checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,7 +133,7 @@ class Training(Trainer[Collected, LearnStats]):
         self._opened_s = self._clock()
         self._batch.feed(islice(self._prompts, PROMPTS_PER_GROUP * settings.groups))
 
-    def _collect(self, step: int) -> Collected:  # noqa: ARG002
+    def _collect(self) -> Collected:
         batch, groups = self._batch, []
         while True:
             self._processes.check()
@@ -171,7 +171,7 @@ class Training(Trainer[Collected, LearnStats]):
             return False
         if self._measures(step):
             self._open_batch()
-            self.alone.append(self._collect(step).record)
+            self.alone.append(self._collect().record)
         return True
 
     def _measures(self, step: int) -> bool:
