@@ -44,16 +44,12 @@ def job(
         screen.print(layout(trace, screen.width))
 
 
-def plain(trace: JobTrace) -> dict[str, object]:
-    """Return a trace as plain data, with every field."""
+def json_text(trace: JobTrace) -> str:
+    """Return a trace with every field, in ASCII: text of other machines, on its way to a terminal."""
     fields = msgspec.structs.asdict(trace)
     del fields["request_id"]
-    return {**fields, "spans": [msgspec.structs.asdict(span) for span in trace.spans]}
-
-
-def json_text(trace: JobTrace) -> str:
-    """Return a trace as one JSON object, in ASCII: text of other machines, on its way to a terminal."""
-    return json.dumps(msgspec.to_builtins(plain(trace)))
+    fields["spans"] = [msgspec.structs.asdict(span) for span in trace.spans]
+    return json.dumps(msgspec.to_builtins(fields))
 
 
 def layout(trace: JobTrace, width: int = 80) -> Group:
