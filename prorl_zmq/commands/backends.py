@@ -82,29 +82,17 @@ def add(
     client: RolloutClient,
     backend_id: Annotated[str, typer.Argument(metavar="BACKEND", help="A name for it: letters, digits, `._:-`.")],
     endpoint: Annotated[str, typer.Argument(help="Where its engine host is bound, ipc://PATH or tcp://HOST:PORT.")],
-    weight: Annotated[
-        float, typer.Option(min=0.0, help="How much it takes beside others: one of weight 2 gets twice the jobs.")
-    ] = DEFAULTS.weight,
+    weight: Annotated[float, typer.Option(min=0.0, help="One of weight 2 gets twice the jobs.")] = DEFAULTS.weight,
     node: Annotated[str, typer.Option(help="Where it is: jobs that run on the same node prefer it.")] = DEFAULTS.node,
-    max_in_flight: Annotated[
-        int, typer.Option(min=1, help="Jobs at once beyond which it counts as full: others are preferred.")
-    ] = DEFAULTS.max_in_flight,
-    context_tokens: Annotated[
-        int, typer.Option(min=0, help="Most tokens of a prompt and its answer together; 0: not known.")
-    ] = DEFAULTS.context_tokens,
+    max_in_flight: Annotated[int, typer.Option(min=1, help="Jobs at once until it is full.")] = DEFAULTS.max_in_flight,
+    context_tokens: Annotated[int, typer.Option(min=0, help="Most tokens of a prompt and its answer; 0: unknown.")] = 0,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Its model's tokenizer, as the stage processes see it; its chat template makes conversations into "
-            "tokens. [default: the embedded policy's own]",
-        ),
+        typer.Option(metavar="DIR", help="Tokenizer and chat template, as stages see them. [default: the package's]"),
     ] = None,
     model: Annotated[str, typer.Option(help="What it serves, for people.")] = "",
     weight_version: Annotated[int, typer.Option(min=0, help="The version of the weights that it serves.")] = 0,
-    curve_key: Annotated[
-        str, typer.Option(metavar="KEY", help="The public key that it proves; empty: it takes plaintext.")
-    ] = "",
+    curve_key: Annotated[str, typer.Option(metavar="KEY", help="Its public key; empty: it takes plaintext.")] = "",
 ) -> None:
     """Register an engine host that does not register itself, or make a draining one ready again.
 

@@ -25,13 +25,9 @@ TrainingSandbox = Annotated[
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the picture, trajectories and summary.")] = Path(
-        "demo"
-    ),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="For the picture, trajectories and summary.")] = Path("demo"),
     seed: Annotated[int, typer.Option(min=0, help="Of the tasks, the sampling and the training.")] = 0,
-    steps: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Training steps. [default: 22, enough to solve the tasks]")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, max=1000, help="Training steps. [default: 22]")] = None,
     sandbox: TrainingSandbox = "bubblewrap",
 ) -> None:
     """Train a small policy to use bash, through the whole service, with GRPO: one to two minutes on two cores."""

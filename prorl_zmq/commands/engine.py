@@ -29,25 +29,15 @@ def engine(
     ] = "embedded",
     model: options.Model = "",
     arguments: options.VllmFlags = None,
-    url: Annotated[
-        str,
-        typer.Option(metavar="URL", help="http: the server, such as http://gpu-7:8000; its key is in $PRORL_API_KEY."),
-    ] = "",
+    url: Annotated[str, typer.Option(help="http: such as http://gpu-7:8000; its key is in $PRORL_API_KEY.")] = "",
     api: options.Api = "auto",
     tokenizer: options.Tokenizer = "",
     tool_calls: options.ToolCalls = "",
     history: Annotated[
-        History,
-        typer.Option(
-            help="Where the template changes earlier turns: follow it (in a new segment of the trajectory) or append."
-        ),
+        History, typer.Option(help="Where the template changes earlier turns: follow it, in a new segment, or append.")
     ] = "template",
-    gpus: Annotated[
-        str, typer.Option(metavar="IDS", help="vllm: GPU ids, such as 0,1. [default: all]", show_default=False)
-    ] = "",
-    cores: Annotated[
-        str, typer.Option(metavar="IDS", help="CPU cores, such as 0,1. [default: all]", show_default=False)
-    ] = "",
+    gpus: Annotated[str, typer.Option(metavar="IDS", help="vllm: GPU ids, such as 0,1. [default: all]")] = "",
+    cores: Annotated[str, typer.Option(metavar="IDS", help="CPU cores, such as 0,1. [default: all]")] = "",
     connect: Annotated[
         str | None,
         typer.Option(
@@ -55,24 +45,14 @@ def engine(
             help="The backend broker, ipc://PATH or tcp://HOST:PORT. [default: in the run folder]",
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="The backend's id. [default: a new one]", show_default=False)] = "",
+    name: Annotated[str, typer.Option(help="The backend's id. [default: a new one]")] = "",
     node: Annotated[str, typer.Option(help="This node's name; jobs that run on it are preferred.")] = "local",
     weight: Annotated[float, typer.Option(min=1e-6, help="How many jobs it takes beside others.")] = 1.0,
     max_in_flight: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Jobs at once beyond which it counts as full. [default: what the engine says]",
-            show_default=False,
-        ),
+        int, typer.Option(min=0, help="Jobs at once beyond which it counts as full; 0: what the engine says.")
     ] = 0,
     context_tokens: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="http: most tokens of a prompt and its answer, for servers that do not say.",
-            show_default=False,
-        ),
+        int, typer.Option(min=0, help="http: most tokens of prompt and answer together, if the server does not say.")
     ] = 0,
     option: options.EngineOptions = None,
     weight_version: Annotated[int, typer.Option(min=0, help="The version of the weights that it starts with.")] = 0,

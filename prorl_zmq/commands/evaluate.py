@@ -44,51 +44,29 @@ def evaluate(
     ],
     arguments: options.VllmFlags = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="The run folder; an evaluation that was stopped continues there. [default: eval/FILE]"
-        ),
+        Path | None, typer.Option(metavar="DIR", help="Run folder; a stopped run continues there. [default: eval/FILE]")
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start from nothing; what the folder has is moved to DIR/earlier.")
     ] = False,
     samples: Annotated[int, typer.Option("--samples", "-n", min=1, max=10_000, help="Rollouts of each problem.")] = 1,
     k: Annotated[
-        str,
-        typer.Option(
-            metavar="K,K,…", help="Which pass@k to report, such as 1,4. [default: 1, 2, 4, … up to --samples]"
-        ),
+        str, typer.Option(metavar="K,K,…", help="Which pass@k to report. [default: 1, 2, 4, … up to --samples]")
     ] = "",
     limit: Annotated[int, typer.Option(min=0, help="Take so many problems only; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling; each rollout derives its own from it.")] = 0,
-    temperature: Annotated[
-        float | None, typer.Option(min=0, max=2, help="[default: the job's, or 1]", show_default=False)
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(min=0.001, max=1, help="[default: the job's, or 1]", show_default=False)
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of one turn. [default: the job's, or 1024]")
-    ] = None,
-    max_turns: Annotated[
-        int | None, typer.Option(min=1, help="Most turns of the model. [default: the job's, or 16]")
-    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="[default: the job's, or 1]")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0.001, max=1, help="[default: the job's, or 1]")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of one turn. [default: the job's, or 1024]")] = None,
+    max_turns: Annotated[int | None, typer.Option(min=1, help="Of the model. [default: the job's, or 16]")] = None,
     context: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="TOKENS", help="Most tokens of a whole conversation. [default: the job's, or 32768]"
-        ),
+        int | None, typer.Option(metavar="TOKENS", min=1, help="Of a conversation. [default: the job's, or 32768]")
     ] = None,
     row_format: options.RowFormatName = "",
     task: options.TaskName = "",
     fields: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=JSON",
-            help='A field of all instances, in the place of what their rows say, such as tools=["ipython"].',
-            show_default=False,
-        ),
+        typer.Option("--set", metavar="NAME=JSON", help='Set a field of all instances, such as tools=["ipython"].'),
     ] = None,
     engine: Annotated[
         str | None,
@@ -102,19 +80,14 @@ def evaluate(
     model: options.Model = "",
     url: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="URL",
-            help="http: a server, such as http://gpu-7:8000; may be given several times. Their key is in "
-            "$PRORL_API_KEY.",
-            show_default=False,
-        ),
+        typer.Option(help="http: such as http://gpu-7:8000; may be repeated. Their key is in $PRORL_API_KEY."),
     ] = None,
     api: options.Api = "auto",
     tokenizer: options.Tokenizer = "",
     tool_calls: options.ToolCalls = "",
     option: options.EngineOptions = None,
     python: Annotated[
-        str, typer.Option(metavar="PATH", help="vllm: the interpreter of the environment that has it. [default: ours]")
+        str, typer.Option(metavar="PATH", help="vllm: the interpreter of its environment. [default: ours]")
     ] = "",
     slots: Annotated[int, typer.Option(min=1, max=10_000, help="Rollouts at a time, per stage.")] = SLOTS,
     sandbox: options.Sandbox = None,
@@ -127,18 +100,11 @@ def evaluate(
     config: options.Config = None,
     keys: options.Keys = None,
     threshold: Annotated[float, typer.Option(help="The least reward of a solved problem.")] = 1.0,
-    price_in: Annotated[
-        float | None, typer.Option(min=0, help="Of a million prompt tokens, for the cost.", show_default=False)
-    ] = None,
+    price_in: Annotated[float | None, typer.Option(min=0, help="Of a million prompt tokens, for the cost.")] = None,
     price_cached: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="Of a million of them found in the prefix cache. [default: --price-in]", show_default=False
-        ),
+        float | None, typer.Option(min=0, help="Of a million found in the prefix cache. [default: --price-in]")
     ] = None,
-    price_out: Annotated[
-        float | None, typer.Option(min=0, help="Of a million generated tokens.", show_default=False)
-    ] = None,
+    price_out: Annotated[float | None, typer.Option(min=0, help="Of a million generated tokens.")] = None,
 ) -> None:
     """Evaluate a model on a data file: pass@1 and pass@k with 95 % intervals, cost, time, and failures by reason.
 

@@ -58,13 +58,11 @@ def build(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A variable of a template; may be repeated.")
     ] = None,
-    mirror: Annotated[
-        str, typer.Option(help="Package mirror for debootstrap. [default: that of this machine's apt]")
-    ] = "",
+    mirror: Annotated[str, typer.Option(help="Package mirror for debootstrap. [default: that of apt]")] = "",
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long the build may take.")] = 3600.0,
     wait: Wait = 3600.0,
     images: Images = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that the building programs say.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that building programs say.")] = False,
 ) -> None:
     """Build an image, or say why the one that is there will do; print its path.
 

@@ -37,12 +37,9 @@ def make_swe(
         str | None, typer.Option(metavar="NAME|FILE.toml", help="Make a set instead: swe-mini, or one of your own.")
     ] = None,
     instances: Annotated[
-        int,
-        typer.Option("--instances", "-n", min=1, max=1000, help="How many of each project; a recipe says it itself."),
+        int, typer.Option("--instances", "-n", min=1, max=1000, help="Of each project, unless a recipe says it.")
     ] = 4,
-    seed: Annotated[
-        int | None, typer.Option(help="Chooses the bugs: the same seed, the same bugs. [default: the recipe's; 0]")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Chooses the bugs. [default: the recipe's; 0]")] = None,
     base: Annotated[
         str,
         typer.Option(
@@ -53,15 +50,10 @@ def make_swe(
     ] = "",
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=256, help="Sandboxes at a time.")] = 2,
     require: Annotated[
-        list[str] | None,
-        typer.Option(metavar="REQUIREMENT", help="Something else that the tests need; may be repeated."),
+        list[str] | None, typer.Option(metavar="REQUIREMENT", help="What else the tests need; may be repeated.")
     ] = None,
-    tests: Annotated[
-        list[str] | None, typer.Option(metavar="PATH", help="A file or folder with tests; may be repeated.")
-    ] = None,
-    most_failing: Annotated[
-        float, typer.Option(min=0.001, max=0.9, help="Largest share of the tests that a bug may break.")
-    ] = 0.2,
+    tests: Annotated[list[str] | None, typer.Option(metavar="PATH", help="Has tests; may be repeated.")] = None,
+    most_failing: Annotated[float, typer.Option(min=0.001, max=0.9, help="Share of tests a bug may break.")] = 0.2,
     limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long all tests may take.")] = 300.0,
     images: Images = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that building programs say.")] = False,

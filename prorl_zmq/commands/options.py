@@ -30,16 +30,13 @@ Config = Annotated[
     typer.Option("--config", "-c", metavar="TOPOLOGY.toml", help="Topology file; `prorl init` writes one."),
 ]
 RunDir = Annotated[
-    Path | None,
-    typer.Option(help="Private folder of the service's sockets, logs and sandboxes. [default: per user, in /tmp]"),
+    Path | None, typer.Option(help="Private folder of sockets, logs and sandboxes. [default: per user, in /tmp]")
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plaintext TCP beyond loopback.")]
 Keys = Annotated[
     Path | None,
     typer.Option(
-        metavar="FOLDER",
-        help="Keys for connections over TCP: a folder of `prorl keys`, or one secret file in it. "
-        "[default: $PRORL_KEYS, or none]",
+        metavar="FOLDER", help="For TCP: a folder of `prorl keys`, or one secret. [default: $PRORL_KEYS; none]"
     ),
 ]
 Connect = Annotated[
@@ -52,12 +49,10 @@ Connect = Annotated[
 ]
 
 LogFormatOption = Annotated[
-    LogFormat | None,
-    typer.Option("--log-format", help="Log lines for people, or one JSON object each. [default: the topology's; text]"),
+    LogFormat | None, typer.Option("--log-format", help="Text for people, or JSON. [default: the topology's; text]")
 ]
 LogLevelOption = Annotated[
-    LogLevel | None,
-    typer.Option("--log-level", help="The least that is logged. [default: the topology's; info]"),
+    LogLevel | None, typer.Option("--log-level", help="The least that is logged. [default: the topology's; info]")
 ]
 
 
@@ -89,54 +84,33 @@ Image = Annotated[
 ]
 ImageFolder = Annotated[
     list[Path] | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Where jobs may name images, beside those of `prorl image build`; may be repeated. Jobs see all that is "
-        "in it.",
-    ),
+    typer.Option(metavar="FOLDER", help="Jobs may name images in it, and see all that is there; may be repeated."),
 ]
 RowFormatName = Annotated[
-    str,
-    typer.Option(
-        "--row-format", metavar="NAME", help="The format of all rows. [default: that of each row, by its columns]"
-    ),
+    str, typer.Option("--row-format", metavar="NAME", help="The format of all rows. [default: by their columns]")
 ]
 TaskName = Annotated[str, typer.Option("--task", metavar="NAME", help="Take row formats of this task only.")]
 Images = Annotated[
-    Path | None,
-    typer.Option("--images", metavar="FOLDER", help="Where images are kept. [default: ~/.cache/prorl/images]"),
+    Path | None, typer.Option(metavar="FOLDER", help="Where images are kept. [default: ~/.cache/prorl/images]")
 ]
 
 Model = Annotated[
     str, typer.Option(help="embedded: an .npz file [default: the package's]; vllm: a directory or a hub name.")
 ]
 VllmFlags = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[-- VLLM FLAGS]", help="vLLM's own flags, such as -- --max-model-len 32768.", show_default=False
-    ),
+    list[str] | None, typer.Argument(metavar="[-- VLLM FLAGS]", help="Such as -- --max-model-len 32768.")
 ]
 Api = Annotated[ServerApi, typer.Option(help="http: what the server speaks; auto asks it.")]
 Tokenizer = Annotated[
     str,
-    typer.Option(
-        metavar="DIR",
-        help="Tokenizer and chat template, as the stage processes see them. [default: the model's]",
-        show_default=False,
-    ),
+    typer.Option(metavar="DIR", help="Tokenizer and chat template, as stages see them. [default: the model's]"),
 ]
 ToolCalls = Annotated[
-    ToolCallFormatName,
-    typer.Option(help="How the model writes tool calls. [default: as its template does]", show_default=False),
+    ToolCallFormatName, typer.Option(help="How the model writes tool calls. [default: as its template does]")
 ]
 EngineOptions = Annotated[
     list[str] | None,
-    typer.Option(
-        "--option",
-        metavar="NAME=JSON",
-        help="An option of the engine's kind that has no flag here; may be repeated.",
-        show_default=False,
-    ),
+    typer.Option("--option", metavar="NAME=JSON", help="An option of the engine's kind that has no flag here."),
 ]
 
 

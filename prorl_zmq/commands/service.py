@@ -65,9 +65,7 @@ def serve(
     image: options.Image = None,
     insecure: options.Insecure = False,
     keys: options.Keys = None,
-    log_dir: Annotated[
-        Path | None, typer.Option(help="Folder for one log file per process. [default: standard error]")
-    ] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="For one log file per process. [default: stderr]")] = None,
     log_format: options.LogFormatOption = None,
     log_level: options.LogLevelOption = None,
 ) -> None:

@@ -21,15 +21,10 @@ def stage(
             help="The rollout broker's stage events, ipc://PATH or tcp://HOST:PORT. [default: in the run folder]",
         ),
     ] = None,
-    node: Annotated[
-        str, typer.Option(help="Name of this node; phases that share a sandbox run on one node.")
-    ] = "local",
+    node: Annotated[str, typer.Option(help="This node's name; phases that share a sandbox run on one node.")] = "local",
     bind: Annotated[
         str,
-        typer.Option(
-            metavar="ENDPOINT",
-            help="Where the broker reaches this process, such as tcp://10.0.0.5:*. [default: ipc, or loopback TCP]",
-        ),
+        typer.Option(metavar="ENDPOINT", help="Where the broker reaches this process. [default: ipc, or loopback TCP]"),
     ] = "",
     sandbox: Sandbox = None,
     image: Image = None,
