@@ -69,7 +69,6 @@ def _conclude(screen: Console, summary: Summary, out: Path) -> None:
         f"Picture: {out / 'reward.png'}; conversations: {out / 'trajectories.jsonl'}; figures: {out / 'summary.json'}.",
         "Next: `prorl serve` starts a service of your own, `prorl submit TASKS.jsonl` sends it jobs; see the README.",
     ]
-    for line in lines:
-        screen.print(line, highlight=False, soft_wrap=True)
+    screen.print("\n".join(lines), highlight=False, soft_wrap=True)
     if summary.reward_last < SOLVED:
         screen.print(f"The reward did not reach {SOLVED}: give it more --steps.", highlight=False)

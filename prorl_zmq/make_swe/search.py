@@ -67,28 +67,21 @@ class Search:
     async def find(self, number: int) -> list[Found]:
         """Return the next mutations that will do: as many as are asked for, fewer only if there are no more."""
         results: list[Found] = []
-        usable = True
-        while usable and len(results) < number:
-            async with self._opened() as sandbox:
-                usable = await self._use(sandbox, number, results)
-        return results
-
-    async def _use(self, sandbox: Sandbox, number: int, results: list[Found]) -> bool:
-        """Try mutations until there are enough, or the sandbox is spent; return whether there may be more."""
         while len(results) < number:
-            candidate = self._candidates.next()
-            if candidate is None:
-                return False
-            self.tried += 1
-            outcome, spent = await self._try(sandbox, candidate)
-            if isinstance(outcome, Found):
-                self._candidates.accept(candidate)
-                results.append(outcome)
-            else:
-                self.dropped[outcome] += 1
-            if spent:
-                break
-        return True
+            async with self._opened() as sandbox:
+                spent = False
+                while not spent and len(results) < number:
+                    candidate = self._candidates.next()
+                    if candidate is None:
+                        return results
+                    self.tried += 1
+                    outcome, spent = await self._try(sandbox, candidate)
+                    if isinstance(outcome, Found):
+                        self._candidates.accept(candidate)
+                        results.append(outcome)
+                    else:
+                        self.dropped[outcome] += 1
+        return results
 
     async def _try(self, sandbox: Sandbox, candidate: Candidate) -> tuple[Found | str, bool]:
         """Run the tests that reach a mutation; return what it is good for, and whether the sandbox is spent."""

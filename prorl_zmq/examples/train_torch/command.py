@@ -21,7 +21,7 @@ from .display import Display
 from .learner import Learner, LearnerSettings
 from .model import Model
 from .plot import draw
-from .records import StepRecord, Summary, measure_overlap, read_steps
+from .records import Summary, measure_overlap, read_steps
 from .script import STEPS as IMITATION_STEPS
 from .script import imitate, texts
 from .service import JOURNAL
@@ -46,23 +46,16 @@ def _finite(value: float) -> float:
 
 
 def train(
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for the picture, figures, checkpoint, logs and journal.")
-    ] = Path("train_torch"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="For picture, checkpoint and logs.")] = Path("train_torch"),
     steps: Annotated[int, typer.Option(min=1, max=100_000, help="Training steps in all.")] = DEFAULTS.steps,
     groups: Annotated[
         int, typer.Option(min=1, max=1024, help="Groups in a batch; the service keeps those whose rewards differ.")
     ] = DEFAULTS.groups,
     group_size: Annotated[int, typer.Option(min=2, max=256, help="Rollouts of each prompt.")] = DEFAULTS.group_size,
     seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=2**32, help="Of the weights, the tasks and the sampling. [default: 0]", show_default=False
-        ),
+        int | None, typer.Option(min=0, max=2**32, help="Of the weights, the tasks and the sampling. [default: 0]")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the checkpoint in --out, as far as --steps.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in --out.")] = False,
     sandbox: TrainingSandbox = "bubblewrap",
     max_staleness: Annotated[
         int, typer.Option(min=0, max=1000, help="Drop rollouts with tokens of weights so many versions old, and older.")
@@ -81,8 +74,7 @@ def train(
         int, typer.Option(min=0, help="Steps between two tests at temperature 0 on other prompts; 0: none.")
     ] = DEFAULTS.test_every,
     measure: Annotated[
-        int,
-        typer.Option(min=0, max=100, help="In so many of the last steps, also measure how long each side takes alone."),
+        int, typer.Option(min=0, max=100, help="How many of the last steps also measure each side alone.")
     ] = DEFAULTS.measure,
 ) -> None:
     """Train a small transformer with GRPO and DAPO sampling through the whole service: five minutes on two cores.
@@ -136,13 +128,11 @@ def _begin(out: Path, seed: int, settings: RunSettings, warm_steps: int, display
     model = Model(seed=seed)
     display.say(f"warm start: {sum(p.numel() for p in model.parameters())} parameters learn to write as a script does")
     display.begin("warm start", warm_steps)
-    imitate(
-        model,
-        load_chat(out / TOKENIZER),
-        seed,
-        lambda step, loss: display.advance(step, f"{loss:.3f} nats per token"),
-        warm_steps,
-    )
+
+    def on_step(step: int, loss: float) -> None:
+        display.advance(step, f"{loss:.3f} nats per token")
+
+    imitate(model, load_chat(out / TOKENIZER), seed, on_step, warm_steps)
     save_weights(model, out / WARM)
     learner = Learner(model, model, settings.learner, seed)
     start = Checkpoint(0, new_id(), seed, 0, learner.state())
@@ -172,17 +162,8 @@ def _train(
     training = Training(out, out / TOKENIZER, settings, start, learner, display)
     training.run()
     steps = [*history, *training.steps]
-    summary = _summarise(training, steps, settings, start, warm_start_s)
-    write_summary(out, summary)
-    draw(steps, training.tests, len(training.steps), out / PICTURE)
-    return summary
-
-
-def _summarise(
-    training: Training, steps: list[StepRecord], settings: RunSettings, start: Checkpoint, warm_start_s: float
-) -> Summary:
     rewards = [step.batch.reward for step in steps]
-    return Summary(
+    summary = Summary(
         seed=start.seed,
         sandbox=settings.sandbox,
         steps=len(steps),
@@ -196,6 +177,9 @@ def _summarise(
         overlap=measure_overlap(training.steps, training.alone, training.learn_alone_s),
         rewards=rewards,
     )
+    write_summary(out, summary)
+    draw(steps, training.tests, len(training.steps), out / PICTURE)
+    return summary
 
 
 def _conclude(screen: Console, summary: Summary, out: Path) -> None:
@@ -212,5 +196,4 @@ def _conclude(screen: Console, summary: Summary, out: Path) -> None:
             f"one after the other it would be {overlap.serial_ratio:.2f}."
         )
     lines.append(f"Picture: {out / PICTURE}; figures: {out / SUMMARY}, {out / 'steps.jsonl'}.")
-    for line in lines:
-        screen.print(line, highlight=False, soft_wrap=True)
+    screen.print("\n".join(lines), highlight=False, soft_wrap=True)
