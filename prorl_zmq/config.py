@@ -177,9 +177,11 @@ def _engine_options(kind: str, given: dict[str, Any], *, flags: bool) -> Any:
     """Check an engine's options: the fields of its kind, which this file knows by its entry point only."""
 
     def spelled(option: str) -> str:
-        if flags:
-            return "flags behind --" if option == "arguments" else f"--{option.replace('_', '-')}"
-        return "urls" if option == "url" else option
+        if not flags:
+            return "urls" if option == "url" else option
+        if option == "arguments":
+            return "flags behind --"
+        return f"--{option.replace('_', '-')}" if option in {*ENGINE_OPTIONS, "url"} else f"--option {option}"
 
     chosen = load_plugin(ENGINE_KINDS, kind, "engine kind")
     subject = f"--engine {kind}" if flags else f'kind "{kind}"'

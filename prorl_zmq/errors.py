@@ -183,7 +183,7 @@ class NotTrainable(ProrlError):
 
 
 class InvalidRecord(ProrlError):
-    """A row of a data file has no known format, or is not what its format says (`line`, `field`, `form`)."""
+    """A row of a data file has no known format, or is not what its format says (`line`, `field`)."""
 
 
 # What a start can meet ----------------------------------------------------------------------------------------------

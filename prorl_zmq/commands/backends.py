@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from ..client.blocking.client import RolloutClient
 from ..client.requests import UPDATE_LIMIT_S
 from ..system.logs import one_line
 from ..wire.messages.backends import Backend, ChatSettings, ListBackends
 from ..wire.messages.base import new_id
 from ..wire.messages.engines import UpdateMode
-from .options import Config, Connect, Keys, client_of, console
+from .options import columns, console, quick_client, taking
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..client.blocking.client import RolloutClient
     from ..wire.messages.backends import BackendList, BackendStatus, EngineStart
 
 commands = typer.Typer(
@@ -32,8 +32,6 @@ commands = typer.Typer(
     rich_markup_mode=None,
 )
 
-QUICK_S = 10.0
-"""How long commands that only ask something wait for the service."""
 WATCH_S = 1.0
 """How often a watched table is redrawn."""
 NOTHING = "–"
@@ -48,9 +46,8 @@ Version = Annotated[int, typer.Argument(min=0, metavar="VERSION", help="The vers
 Mode = Annotated[
     UpdateMode,
     typer.Option(
-        help="What becomes of generations that are running: `keep` pauses them and goes on with the new weights, "
-        "`drain` lets them end with the old ones first, `abort` ends them as they are, and the rest of their turn "
-        "comes from the new ones."
+        help="What happens to running generations: `keep` pauses them and continues with the new weights, `drain` lets "
+        "them end with the old ones first, `abort` ends them, and the new weights generate the rest of their turn."
     ),
 ]
 EnginesTimeout = Annotated[
@@ -59,59 +56,43 @@ EnginesTimeout = Annotated[
 
 
 @commands.command("list")
+@taking(quick_client)
 def list_(
+    client: RolloutClient,
     details: Annotated[
         bool, typer.Option("--details", "-d", help="Show weight, limit, context, model and endpoint in a second table.")
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")] = False,
-    connect: Connect = None,
-    config: Config = None,
-    keys: Keys = None,
 ) -> None:
     """List the backends: state, weight version, jobs in flight, tokens/s and cache hits.
 
-    A backend is `ready`; or `draining`: it keeps its jobs and gets no more; or `updating`: new weights are on their
-    way, and it gets no more until it serves them; or on `probation`: a job could not reach
-    it, or its generation failed there, and single jobs try it, at growing intervals, until one is served; or `unwell`:
-    its host says why it cannot serve; or `starting`: its engine loads, and jobs wait for it; or `failed`: its engine
-    could not be started, and the reason is below the table. Cache hits are the share of all prompt tokens that the
-    engine found in its prefix cache; some servers do not say. Tokens/s and cache hits are known of engine hosts that
-    send heartbeats.
+    States: `ready`; `draining`: it keeps its jobs and gets no more; `updating`: it gets no jobs until it serves the
+    new weights; `probation`: a job could not reach it, or its generation failed there, and single jobs try it, at
+    growing intervals, until one is served; `unwell`: its host says why it cannot serve; `starting`: its engine loads,
+    and jobs wait for it; `failed`: its engine could not be started, and the reason is below the table. Cache hits are
+    the share of prompt tokens that the engine found in its prefix cache. Engine hosts report them and tokens/s with
+    their heartbeats; some servers do not say.
     """
-    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        show(lambda: _tables(backend_list(client), details=details), watch=watch)
+    show(lambda: _tables(backend_list(client), details=details), watch=watch)
 
 
 @commands.command()
+@taking(quick_client)
 def add(
+    client: RolloutClient,
     backend_id: Annotated[str, typer.Argument(metavar="BACKEND", help="A name for it: letters, digits, `._:-`.")],
     endpoint: Annotated[str, typer.Argument(help="Where its engine host is bound, ipc://PATH or tcp://HOST:PORT.")],
-    weight: Annotated[
-        float, typer.Option(min=0.0, help="How much it takes beside others: one of weight 2 gets twice the jobs.")
-    ] = DEFAULTS.weight,
+    weight: Annotated[float, typer.Option(min=0.0, help="One of weight 2 gets twice the jobs.")] = DEFAULTS.weight,
     node: Annotated[str, typer.Option(help="Where it is: jobs that run on the same node prefer it.")] = DEFAULTS.node,
-    max_in_flight: Annotated[
-        int, typer.Option(min=1, help="Jobs at once beyond which it counts as full: others are preferred.")
-    ] = DEFAULTS.max_in_flight,
-    context_tokens: Annotated[
-        int, typer.Option(min=0, help="Most tokens of a prompt and its answer together; 0: not known.")
-    ] = DEFAULTS.context_tokens,
+    max_in_flight: Annotated[int, typer.Option(min=1, help="Jobs at once until it is full.")] = DEFAULTS.max_in_flight,
+    context_tokens: Annotated[int, typer.Option(min=0, help="Most tokens of a prompt and its answer; 0: unknown.")] = 0,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Its model's tokenizer, as the stage processes see it; its chat template makes conversations into "
-            "tokens. [default: the embedded policy's own]",
-        ),
+        typer.Option(metavar="DIR", help="Tokenizer and chat template, as stages see them. [default: the package's]"),
     ] = None,
     model: Annotated[str, typer.Option(help="What it serves, for people.")] = "",
     weight_version: Annotated[int, typer.Option(min=0, help="The version of the weights that it serves.")] = 0,
-    curve_key: Annotated[
-        str, typer.Option(metavar="KEY", help="The public key that it proves; empty: it takes plaintext.")
-    ] = "",
-    connect: Connect = None,
-    config: Config = None,
-    keys: Keys = None,
+    curve_key: Annotated[str, typer.Option(metavar="KEY", help="Its public key; empty: it takes plaintext.")] = "",
 ) -> None:
     """Register an engine host that does not register itself, or make a draining one ready again.
 
@@ -130,112 +111,101 @@ def add(
         context_tokens=context_tokens,
         curve_key=curve_key,
     )
-    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        client.backends.add(backend)
+    client.backends.add(backend)
 
 
 @commands.command()
-def drain(backend_id: BackendId, connect: Connect = None, config: Config = None, keys: Keys = None) -> None:
+@taking(quick_client)
+def drain(client: RolloutClient, backend_id: BackendId) -> None:
     """Assign no more jobs to a backend; those that hold it keep it."""
-    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        client.backends.drain(backend_id)
+    client.backends.drain(backend_id)
 
 
 @commands.command()
-def remove(backend_id: BackendId, connect: Connect = None, config: Config = None, keys: Keys = None) -> None:
+@taking(quick_client)
+def remove(client: RolloutClient, backend_id: BackendId) -> None:
     """Forget a backend and the assignments on it."""
-    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        client.backends.remove(backend_id)
+    client.backends.remove(backend_id)
 
 
 @commands.command()
-def clear(connect: Connect = None, config: Config = None, keys: Keys = None) -> None:
+@taking(quick_client)
+def clear(client: RolloutClient) -> None:
     """Forget all backends."""
-    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        client.backends.clear()
+    client.backends.clear()
 
 
 @commands.command("set-version")
-def set_version(weight_version: Version, connect: Connect = None, config: Config = None, keys: Keys = None) -> None:
+@taking(quick_client)
+def set_version(client: RolloutClient, weight_version: Version) -> None:
     """Note that all backends serve these weights from now on; changes nothing in the engines themselves.
 
     For engines that are updated by other means than `prorl backends update-weights`.
     """
-    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        client.set_weight_version(weight_version)
-        print(f"what {len(client.backends.list())} backend(s) generate from now on is of version {weight_version}")
+    client.set_weight_version(weight_version)
+    print(f"what {len(client.backends.list())} backend(s) generate from now on is of version {weight_version}")
 
 
 @commands.command("update-weights")
+@taking(quick_client)
 def update_weights(
+    client: RolloutClient,
     path: Annotated[Path, typer.Argument(metavar="DIR", help="The weights, as the engine hosts see them.")],
     weight_version: Version,
     mode: Mode = "keep",
     timeout_s: EnginesTimeout = 600.0,
-    connect: Connect = None,
-    config: Config = None,
-    keys: Keys = None,
 ) -> None:
     """Have every backend serve the weights at DIR. An engine that refuses them serves what it served."""
-    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        started = time.monotonic()
-        client.update_weights(path.absolute(), weight_version, mode=mode, timeout_s=timeout_s)
-        spent_s = time.monotonic() - started
-        print(f"{len(client.backends.list())} backend(s) serve version {weight_version} after {spent_s:.1f} s")
+    started = time.monotonic()
+    client.update_weights(path.absolute(), weight_version, mode=mode, timeout_s=timeout_s)
+    spent_s = time.monotonic() - started
+    print(f"{len(client.backends.list())} backend(s) serve version {weight_version} after {spent_s:.1f} s")
 
 
 @commands.command("begin-weights")
+@taking(quick_client)
 def begin_weights(
+    client: RolloutClient,
     weight_version: Version,
     mode: Mode = "keep",
     limit_s: Annotated[
         float,
-        typer.Option(
-            "--limit", min=0.001, metavar="SECONDS", help="After so long without an end, engines go on as they were."
-        ),
+        typer.Option("--limit", min=0.001, metavar="SECONDS", help="After so long, engines continue without an end."),
     ] = UPDATE_LIMIT_S,
     timeout_s: EnginesTimeout = 600.0,
-    connect: Connect = None,
-    config: Config = None,
-    keys: Keys = None,
 ) -> None:
     """Stop all generating, so that something else can move new weights into the engines.
 
-    Jobs that need a backend wait. `end-weights` lets the engines go on with the new weights, `cancel-weights` with the
-    old ones.
+    Jobs that need a backend wait. `end-weights` lets the engines continue with the new weights, `cancel-weights`
+    with the old ones.
     """
-    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        client.begin_weights(weight_version, mode, update_limit_s=limit_s, timeout_s=timeout_s)
-        print(f"nothing is generated; end or cancel version {weight_version} within {limit_s:g} s")
+    client.begin_weights(weight_version, mode, update_limit_s=limit_s, timeout_s=timeout_s)
+    print(f"nothing is generated; end or cancel version {weight_version} within {limit_s:g} s")
 
 
 @commands.command("end-weights")
+@taking(quick_client)
 def end_weights(
+    client: RolloutClient,
     weight_version: Version,
     timeout_s: EnginesTimeout = 600.0,
-    connect: Connect = None,
-    config: Config = None,
-    keys: Keys = None,
 ) -> None:
-    """Let the engines go on: they have the weights that `begin-weights` named."""
-    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        client.end_weights(weight_version, timeout_s=timeout_s)
-        served = sum(one.backend.weight_version == weight_version for one in client.backends.list())
-        print(f"{served} backend(s) serve version {weight_version}")
+    """Let the engines continue: they have the weights that `begin-weights` named."""
+    client.end_weights(weight_version, timeout_s=timeout_s)
+    served = sum(one.backend.weight_version == weight_version for one in client.backends.list())
+    print(f"{served} backend(s) serve version {weight_version}")
 
 
 @commands.command("cancel-weights")
+@taking(quick_client)
 def cancel_weights(
+    client: RolloutClient,
     weight_version: Version,
     timeout_s: EnginesTimeout = 600.0,
-    connect: Connect = None,
-    config: Config = None,
-    keys: Keys = None,
 ) -> None:
-    """Let the engines go on with the weights that they have: those that `begin-weights` named will not come."""
-    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        client.cancel_weights(weight_version, timeout_s=timeout_s)
-        print(f"{len(client.backends.list())} backend(s) go on without version {weight_version}")
+    """Let the engines continue with the weights that they have: those that `begin-weights` named will not come."""
+    client.cancel_weights(weight_version, timeout_s=timeout_s)
+    print(f"{len(client.backends.list())} backend(s) continue without version {weight_version}")
 
 
 def show(tables: Callable[[], Group], *, watch: bool) -> None:
@@ -257,12 +227,10 @@ def backend_list(client: RolloutClient) -> BackendList:
 
 def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart, ...] = ()) -> Table:
     """Lay out what the backends are doing, and the engines that are not ready, in 80 columns."""
-    table = Table(title="backends", title_justify="left", caption_justify="left")
-    table.add_column("backend", overflow="fold", min_width=8)
-    table.add_column("state", no_wrap=True)
-    for header in ("version", "in\nflight", "tokens/s", "cache\nhits"):
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("node", overflow="fold")
+    name, state = Column("backend", overflow="fold", min_width=8), Column("state", no_wrap=True)
+    numbers = columns("version", "in\nflight", "tokens/s", "cache\nhits", justify="right", no_wrap=True)
+    node = Column("node", overflow="fold")
+    table = Table(name, state, *numbers, node, title="backends", title_justify="left", caption_justify="left")
     for status in backends:
         backend, load = status.backend, status.load
         table.add_row(
@@ -294,18 +262,16 @@ def _next_try(status: BackendStatus) -> str:
 
 def detail_table(backends: tuple[BackendStatus, ...]) -> Table:
     """Lay out what the backends are, in 80 columns."""
-    table = Table(title="details", title_justify="left")
-    table.add_column("backend", overflow="fold", min_width=8)
-    for header in ("weight", "limit", "context"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for header in ("model", "endpoint"):
-        table.add_column(header, overflow="fold")
+    numbers = columns("weight", "limit", "context", justify="right", no_wrap=True)
+    texts = columns("model", "endpoint", overflow="fold")
+    name = Column("backend", overflow="fold", min_width=8)
+    table = Table(name, *numbers, *texts, title="details", title_justify="left")
     for status in backends:
         backend = status.backend
         context = str(backend.context_tokens) if backend.context_tokens else NOTHING
-        numbers = (f"{backend.weight:g}", str(backend.max_in_flight), context)
-        texts = (Text(one_line(backend.model or NOTHING)), Text(one_line(backend.endpoint)))
-        table.add_row(backend.backend_id, *numbers, *texts)
+        cells = (f"{backend.weight:g}", str(backend.max_in_flight), context)
+        served = (Text(one_line(backend.model or NOTHING)), Text(one_line(backend.endpoint)))
+        table.add_row(backend.backend_id, *cells, *served)
     return table
 
 

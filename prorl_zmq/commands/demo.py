@@ -18,28 +18,37 @@ if TYPE_CHECKING:
     from ..demo.training import Summary
 
 SOLVED = 0.8
+TrainingSandbox = Annotated[
+    Literal["bubblewrap", "process"],
+    typer.Option("--sandbox", help="What the agent's bash runs in; `process` is no isolation at all."),
+]
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the picture, trajectories and summary.")] = Path(
-        "demo"
-    ),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="For the picture, trajectories and summary.")] = Path("demo"),
     seed: Annotated[int, typer.Option(min=0, help="Of the tasks, the sampling and the training.")] = 0,
-    steps: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Training steps. [default: 22, enough to solve the tasks]")
-    ] = None,
-    sandbox: Annotated[
-        Literal["bubblewrap", "process"],
-        typer.Option(help="What the agent's bash runs in; `process` is no isolation at all."),
-    ] = "bubblewrap",
+    steps: Annotated[int | None, typer.Option(min=1, max=1000, help="Training steps. [default: 22]")] = None,
+    sandbox: TrainingSandbox = "bubblewrap",
 ) -> None:
     """Train a small policy to use bash, through the whole service, with GRPO: one to two minutes on two cores."""
     from ..demo.display import Display, reward_curve
     from ..demo.grpo import GrpoSettings
-    from ..demo.training import train
-    from ..tools.sandbox.sandboxes import Sandboxes
+    from ..demo.training import Demo
 
     screen = console()
+    begin_training(out, sandbox, screen)
+    settings = GrpoSettings()
+    if steps is not None:
+        settings = replace(settings, steps=steps)
+    summary = Demo(out, seed, settings, sandbox, Display(settings.steps, screen)).run()
+    screen.print(Text.from_ansi(reward_curve(summary.rewards, settings.steps, screen.width)))
+    _conclude(screen, summary, out)
+
+
+def begin_training(out: Path, sandbox: str, screen: Console) -> None:
+    """Check the sandboxes and make the folder of a training run."""
+    from ..tools.sandbox.sandboxes import Sandboxes
+
     Sandboxes(sandbox, out / "sandboxes").check()
     if sandbox == "process":
         screen.print("Sandboxes are plain processes: what the policy runs is not isolated from this machine.")
@@ -47,13 +56,7 @@ def demo(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = "it is not a folder" if out.exists() else error.strerror
-        raise ConfigError(f"--out {out}: {reason}") from error
-    settings = GrpoSettings()
-    if steps is not None:
-        settings = replace(settings, steps=steps)
-    summary = train(out, seed, settings, sandbox, Display(settings.steps, screen))
-    screen.print(Text.from_ansi(reward_curve(summary.rewards, settings.steps, screen.width)))
-    _conclude(screen, summary, out)
+        raise ConfigError(f"--out {out}: {reason}", key="out") from error
 
 
 def _conclude(screen: Console, summary: Summary, out: Path) -> None:
@@ -66,7 +69,6 @@ def _conclude(screen: Console, summary: Summary, out: Path) -> None:
         f"Picture: {out / 'reward.png'}; conversations: {out / 'trajectories.jsonl'}; figures: {out / 'summary.json'}.",
         "Next: `prorl serve` starts a service of your own, `prorl submit TASKS.jsonl` sends it jobs; see the README.",
     ]
-    for line in lines:
-        screen.print(line, highlight=False, soft_wrap=True)
+    screen.print("\n".join(lines), highlight=False, soft_wrap=True)
     if summary.reward_last < SOLVED:
         screen.print(f"The reward did not reach {SOLVED}: give it more --steps.", highlight=False)

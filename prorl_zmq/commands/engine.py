@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from ..config import BackendSettings, ServerApi, Topology, default_run_dir, own_run_dir
+from ..config import BackendSettings, Topology, default_run_dir, own_run_dir
 from ..errors import ConfigError
 from ..system.logs import keep_secret
-from ..wire.messages.backends import History, ToolCallFormatName
+from ..wire.messages.backends import History
 from ..wire.messages.base import new_id
 from ..wire.sockets import endpoint_beside
-from .options import Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as, named_values
+from . import options
 
 
 def engine(
@@ -27,47 +27,17 @@ def engine(
             "that runs already; or a kind that another package offers.",
         ),
     ] = "embedded",
-    model: Annotated[
-        str,
-        typer.Option(
-            help="embedded: an .npz file [default: the base policy of the package]; vllm: a directory or a hub name."
-        ),
-    ] = "",
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[-- VLLM FLAGS]", help="vLLM's own flags, such as -- --max-model-len 32768.", show_default=False
-        ),
-    ] = None,
-    url: Annotated[
-        str,
-        typer.Option(metavar="URL", help="http: the server, such as http://gpu-7:8000; its key is in $PRORL_API_KEY."),
-    ] = "",
-    api: Annotated[ServerApi, typer.Option(help="http: what the server speaks; auto asks it.")] = "auto",
-    tokenizer: Annotated[
-        str,
-        typer.Option(
-            metavar="DIR",
-            help="Tokenizer and chat template, as the stage processes see them. [default: the model's]",
-            show_default=False,
-        ),
-    ] = "",
-    tool_calls: Annotated[
-        ToolCallFormatName,
-        typer.Option(help="How the model writes tool calls. [default: as its template does]", show_default=False),
-    ] = "",
+    model: options.Model = "",
+    arguments: options.VllmFlags = None,
+    url: Annotated[str, typer.Option(help="http: such as http://gpu-7:8000; its key is in $PRORL_API_KEY.")] = "",
+    api: options.Api = "auto",
+    tokenizer: options.Tokenizer = "",
+    tool_calls: options.ToolCalls = "",
     history: Annotated[
-        History,
-        typer.Option(
-            help="Where the template changes earlier turns: follow it (in a new segment of the trajectory) or append."
-        ),
+        History, typer.Option(help="Where the template changes earlier turns: follow it, in a new segment, or append.")
     ] = "template",
-    gpus: Annotated[
-        str, typer.Option(metavar="IDS", help="vllm: GPU ids, such as 0,1. [default: all]", show_default=False)
-    ] = "",
-    cores: Annotated[
-        str, typer.Option(metavar="IDS", help="CPU cores, such as 0,1. [default: all]", show_default=False)
-    ] = "",
+    gpus: Annotated[str, typer.Option(metavar="IDS", help="vllm: GPU ids, such as 0,1. [default: all]")] = "",
+    cores: Annotated[str, typer.Option(metavar="IDS", help="CPU cores, such as 0,1. [default: all]")] = "",
     connect: Annotated[
         str | None,
         typer.Option(
@@ -75,29 +45,16 @@ def engine(
             help="The backend broker, ipc://PATH or tcp://HOST:PORT. [default: in the run folder]",
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="The backend's id. [default: a new one]", show_default=False)] = "",
+    name: Annotated[str, typer.Option(help="The backend's id. [default: a new one]")] = "",
     node: Annotated[str, typer.Option(help="This node's name; jobs that run on it are preferred.")] = "local",
     weight: Annotated[float, typer.Option(min=1e-6, help="How many jobs it takes beside others.")] = 1.0,
     max_in_flight: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Jobs at once beyond which it counts as full. [default: what the engine says]",
-            show_default=False,
-        ),
+        int, typer.Option(min=0, help="Jobs at once beyond which it counts as full; 0: what the engine says.")
     ] = 0,
     context_tokens: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="http: most tokens of a prompt and its answer, for servers that do not say.",
-            show_default=False,
-        ),
+        int, typer.Option(min=0, help="http: most tokens of prompt and answer together, if the server does not say.")
     ] = 0,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=JSON", help="An option of an engine kind of another package.", show_default=False),
-    ] = None,
+    option: options.EngineOptions = None,
     weight_version: Annotated[int, typer.Option(min=0, help="The version of the weights that it starts with.")] = 0,
     bind: Annotated[
         str,
@@ -106,11 +63,11 @@ def engine(
             help="Where stage processes reach this host, such as tcp://10.0.0.5:*. [default: ipc, or loopback TCP]",
         ),
     ] = "",
-    run_dir: RunDir = None,
-    insecure: Insecure = False,
-    keys: Keys = None,
-    log_format: LogFormatOption = None,
-    log_level: LogLevelOption = None,
+    run_dir: options.RunDir = None,
+    insecure: options.Insecure = False,
+    keys: options.Keys = None,
+    log_format: options.LogFormatOption = None,
+    log_level: options.LogLevelOption = None,
 ) -> None:
     """An engine host: answers token ids with token ids until SIGTERM.
 
@@ -131,14 +88,14 @@ def engine(
         tool_calls=tool_calls,
         history=history,
         context_tokens=context_tokens,
-        options=named_values("--option", option or []),
+        options=options.named_values("--option", option),
     ).check(flags=True)
     folder = own_run_dir(run_dir if run_dir is not None else default_run_dir())
     backend_id = name or f"engine-{new_id()[:12]}"
-    log_as(backend_id, log_format, log_level)
+    options.log_as(backend_id, log_format, log_level)
     keep_secret(os.environ.get(API_KEY))
     broker = connect if connect is not None else f"ipc://{folder}/{_BACKEND_BROKER}"
-    options = HostOptions(
+    host_options = HostOptions(
         endpoint=bind or endpoint_beside(broker, f"{folder}/{backend_id}"),
         backend_broker=broker,
         backend_id=backend_id,
@@ -152,7 +109,7 @@ def engine(
         _use_cores(_ids("--cores", cores))
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, _ids("--gpus", gpus)))
-    run_engine_host(partial(kind.start, weight_version), options)
+    run_engine_host(partial(kind.start, weight_version), host_options)
 
 
 _BACKEND_BROKER = Topology().backend_broker.endpoint.rpartition("/")[2]

@@ -14,11 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ..config import BackendSettings, ServerApi
+from ..config import BackendSettings, SandboxSettings
 from ..errors import ConfigError
 from ..system.logs import one_line, say
-from ..wire.messages.backends import ToolCallFormatName
-from .options import Config, Connect, Keys, async_client_of, console, front_door_of, named_values, sandbox_kind
+from . import options
 
 if TYPE_CHECKING:
     from ..client.asynchronous.client import AsyncRolloutClient
@@ -40,61 +39,34 @@ def evaluate(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="Problems: .jsonl, .parquet, .csv or a JSON list, in any form that `prorl tasks list` shows.",
+            help="Problems: .jsonl, .parquet, .csv or a JSON list, in any row format that `prorl tasks list` shows.",
         ),
     ],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[-- VLLM FLAGS]", help="vLLM's own flags, such as -- --max-model-len 32768.", show_default=False
-        ),
-    ] = None,
+    arguments: options.VllmFlags = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="The run folder; an evaluation that was stopped continues there. [default: eval/FILE]"
-        ),
+        Path | None, typer.Option(metavar="DIR", help="Run folder; a stopped run continues there. [default: eval/FILE]")
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start from nothing; what the folder has is moved to DIR/earlier.")
     ] = False,
     samples: Annotated[int, typer.Option("--samples", "-n", min=1, max=10_000, help="Rollouts of each problem.")] = 1,
     k: Annotated[
-        str,
-        typer.Option(
-            metavar="K,K,…", help="Which pass@k to report, such as 1,4. [default: 1, 2, 4, … up to --samples]"
-        ),
+        str, typer.Option(metavar="K,K,…", help="Which pass@k to report. [default: 1, 2, 4, … up to --samples]")
     ] = "",
     limit: Annotated[int, typer.Option(min=0, help="Take so many problems only; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling; each rollout derives its own from it.")] = 0,
-    temperature: Annotated[
-        float | None, typer.Option(min=0, max=2, help="[default: the job's, or 1]", show_default=False)
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(min=0.001, max=1, help="[default: the job's, or 1]", show_default=False)
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of one turn. [default: the job's, or 1024]")
-    ] = None,
-    max_turns: Annotated[
-        int | None, typer.Option(min=1, help="Most turns of the model. [default: the job's, or 16]")
-    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="[default: the job's, or 1]")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0.001, max=1, help="[default: the job's, or 1]")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of one turn. [default: the job's, or 1024]")] = None,
+    max_turns: Annotated[int | None, typer.Option(min=1, help="Of the model. [default: the job's, or 16]")] = None,
     context: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="TOKENS", help="Most tokens of a whole conversation. [default: the job's, or 32768]"
-        ),
+        int | None, typer.Option(metavar="TOKENS", min=1, help="Of a conversation. [default: the job's, or 32768]")
     ] = None,
-    form: Annotated[str, typer.Option(help="The form of all rows. [default: told by their columns]")] = "",
-    task: Annotated[str, typer.Option(help="Take forms of this task only.")] = "",
-    options: Annotated[
+    row_format: options.RowFormatName = "",
+    task: options.TaskName = "",
+    fields: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=JSON",
-            help='A field of all instances, in the place of what their rows say, such as tools=["ipython"].',
-            show_default=False,
-        ),
+        typer.Option("--set", metavar="NAME=JSON", help='Set a field of all instances, such as tools=["ipython"].'),
     ] = None,
     engine: Annotated[
         str | None,
@@ -105,65 +77,34 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    model: Annotated[
-        str, typer.Option(help="embedded: an .npz file [default: the package's]; vllm: a directory or a hub name.")
-    ] = "",
+    model: options.Model = "",
     url: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="URL",
-            help="http: a server, such as http://gpu-7:8000; may be given several times. Their key is in "
-            "$PRORL_API_KEY.",
-            show_default=False,
-        ),
+        typer.Option(help="http: such as http://gpu-7:8000; may be repeated. Their key is in $PRORL_API_KEY."),
     ] = None,
-    api: Annotated[ServerApi, typer.Option(help="http: what the servers speak; auto asks them.")] = "auto",
-    tokenizer: Annotated[
-        str, typer.Option(metavar="DIR", help="Tokenizer and chat template. [default: the model's]")
-    ] = "",
-    tool_calls: Annotated[
-        ToolCallFormatName, typer.Option(help="How the model writes tool calls. [default: as its template does]")
-    ] = "",
+    api: options.Api = "auto",
+    tokenizer: options.Tokenizer = "",
+    tool_calls: options.ToolCalls = "",
+    option: options.EngineOptions = None,
     python: Annotated[
-        str, typer.Option(metavar="PATH", help="vllm: the interpreter of the environment that has it. [default: ours]")
+        str, typer.Option(metavar="PATH", help="vllm: the interpreter of its environment. [default: ours]")
     ] = "",
     slots: Annotated[int, typer.Option(min=1, max=10_000, help="Rollouts at a time, per stage.")] = SLOTS,
-    sandbox: Annotated[
-        str | None,
-        typer.Option(
-            parser=sandbox_kind,
-            metavar="KIND",
-            help="What tools act in; `process` is no isolation at all. [default: bubblewrap]",
-            show_default=False,
-        ),
-    ] = None,
-    image: Annotated[
-        str,
-        typer.Option(metavar="PATH", help="Root filesystem of sandboxes whose task names none; apptainer needs one."),
-    ] = "",
-    image_folder: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DIR", help="Where problems may name images; may be given several times."),
-    ] = None,
+    sandbox: options.Sandbox = None,
+    image: options.Image = None,
+    image_folder: options.ImageFolder = None,
     start_limit: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="How long the engines may take to start.")
     ] = 900.0,
-    connect: Connect = None,
-    config: Config = None,
-    keys: Keys = None,
+    connect: options.Connect = None,
+    config: options.Config = None,
+    keys: options.Keys = None,
     threshold: Annotated[float, typer.Option(help="The least reward of a solved problem.")] = 1.0,
-    price_in: Annotated[
-        float | None, typer.Option(min=0, help="Of a million prompt tokens, for the cost.", show_default=False)
-    ] = None,
+    price_in: Annotated[float | None, typer.Option(min=0, help="Of a million prompt tokens, for the cost.")] = None,
     price_cached: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="Of a million of them found in the prefix cache. [default: --price-in]", show_default=False
-        ),
+        float | None, typer.Option(min=0, help="Of a million found in the prefix cache. [default: --price-in]")
     ] = None,
-    price_out: Annotated[
-        float | None, typer.Option(min=0, help="Of a million generated tokens.", show_default=False)
-    ] = None,
+    price_out: Annotated[float | None, typer.Option(min=0, help="Of a million generated tokens.")] = None,
 ) -> None:
     """Evaluate a model on a data file: pass@1 and pass@k with 95 % intervals, cost, time, and failures by reason.
 
@@ -174,7 +115,7 @@ def evaluate(
     prorl eval swe.jsonl --connect tcp://gpu-7:5555
 
     The model is an engine that is started for this run, or that of a running service (--connect or --config). Results
-    are kept in the run folder as they come: after Ctrl-C, a crash or a reboot, the same command goes on with what is
+    are kept in the run folder as they come: after Ctrl-C, a crash or a reboot, the same command continues with what is
     missing, and retries what ended with an error of the infrastructure or the task, which is no wrong answer. The
     folder gets report.md and report.html, and `prorl view DIR` shows each rollout. With nothing missing, the command
     makes new reports, also for another --k, --threshold or prices.
@@ -192,12 +133,12 @@ def evaluate(
     data_sha256 = checksum(file)
     counting = Counting(_ks(k, samples), threshold, price_in, price_cached, price_out)
     running = connect is not None or config is not None
-    of_an_engine = (engine, model, url, python, tokenizer, tool_calls, arguments, api != "auto")
+    of_an_engine = (engine, model, url, python, tokenizer, tool_calls, option, arguments, api != "auto")
     if running and any((*of_an_engine, slots != SLOTS, sandbox, image, image_folder)):
         raise ConfigError(
             "--connect and --config name a service that has its engines, stages and sandboxes; --engine, --model, "
-            "--url, --api, --python, --tokenizer, --tool-calls, --slots, --sandbox, --image, --image-folder and flags "
-            "behind -- are for a service of this run's own"
+            "--url, --api, --python, --tokenizer, --tool-calls, --option, --slots, --sandbox, --image, --image-folder "
+            "and flags behind -- are for a service of this run's own"
         )
     engine = engine or ("http" if url else "embedded")
     backend = BackendSettings(
@@ -209,20 +150,24 @@ def evaluate(
         python=python,
         tokenizer=tokenizer,
         tool_calls=tool_calls,
+        options=options.named_values("--option", option),
     )
-    own = None if running else _own_service(backend, slots, sandbox or "bubblewrap", image, image_folder or [])
-    fields = named_values("--set", options or [])
-    problems = load_problems(file, known_row_formats(), row_format=form, task=task, limit=limit, options=fields)
+    sandbox = sandbox or SandboxSettings().kind
+    own = None if running else _own_service(backend, slots, sandbox, image or "", image_folder or [])
+    named_fields = options.named_values("--set", fields)
+    problems = load_problems(
+        file, known_row_formats(), row_format=row_format, task=task, limit=limit, options=named_fields
+    )
     lacking = check_instances(problems, load_handlers(), file)
     for what, count in lacking.items() if own is not None else ():
         say("prorl eval", f"{count} of {len(problems)} problems: {what}")
     settings = _settings(
         backend,
-        front_door_of(connect, config) if running else "",
+        options.front_door_of(connect, config) if running else "",
         data_sha256=data_sha256,
-        row_format=form,
+        row_format=row_format,
         task=task,
-        options=fields,
+        options=named_fields,
         limit=limit,
         samples=samples,
         seed=seed,
@@ -231,8 +176,8 @@ def evaluate(
         max_tokens=max_tokens,
         max_turns=max_turns,
         context=context,
-        sandbox="" if running else sandbox or "bubblewrap",
-        image=image,
+        sandbox="" if running else sandbox,
+        image=image or "",
     )
     plan = Plan(
         settings=settings,
@@ -243,7 +188,7 @@ def evaluate(
     )
 
     def there(session: str) -> AsyncRolloutClient:
-        return async_client_of(connect, config, keys, session=session)
+        return options.async_client_of(connect, config, keys, session=session)
 
     with RunFolder(out if out is not None else Path("eval") / file.stem, plan, fresh=fresh) as folder:
         _say_where_it_stands(folder)
@@ -261,12 +206,12 @@ def evaluate(
                 from ..evaluation.report import write_reports
 
                 write_reports(folder, summary)
-                console().print(summary_tables(summary))
+                options.console().print(summary_tables(summary))
                 _say_whats_next(folder, done=done)
         missing = len(folder.missing())
     if not done:
         if not folder.samples:
-            say("prorl eval", "stopped before a rollout had ended; the same command begins again")
+            say("prorl eval", "stopped before a rollout had ended; the same command starts it")
         raise typer.Abort
     if missing:
         raise typer.Exit(1)
@@ -280,7 +225,7 @@ class _Display:
         self._threshold = counting.threshold
         self._errors = self._counted = self._solved = 0
         columns = (TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console(stderr=True))
+        self.progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=options.console(stderr=True))
         rollouts = folder.plan.rollouts
         self._bar = self.progress.add_task(
             "rollouts", total=rollouts, completed=rollouts - len(folder.missing()), note=""
@@ -321,10 +266,8 @@ class _Display:
 
 def summary_tables(summary: Summary) -> Group:
     """Lay the figures out for the terminal, in 80 columns."""
-    figures = Table(title="evaluation", title_justify="left")
-    figures.add_column("")
-    for column in ("value", "95 % interval", "problems"):
-        figures.add_column(column, justify="right")
+    numbers = options.columns("value", "95 % interval", "problems", justify="right")
+    figures = Table("", *numbers, title="evaluation", title_justify="left")
     for row in summary.passes:
         figures.add_row(f"pass@{row.k}", *_share(row.estimate))
     if summary.infrastructure_errors:
@@ -374,7 +317,7 @@ def _say_whats_next(folder: RunFolder, *, done: bool) -> None:
     if done and missing:
         where += f". {missing} rollouts ended with errors that are not the model's: the same command runs them again"
     elif missing:
-        where += f". {missing} of {folder.plan.rollouts} rollouts are missing: the same command goes on with them"
+        where += f". {missing} of {folder.plan.rollouts} rollouts are missing: the same command continues with them"
     say("prorl eval", where)
 
 
@@ -393,14 +336,14 @@ def _ks(text: str, samples: int) -> tuple[int, ...]:
 
 
 def _own_service(
-    backend: BackendSettings, slots: int, sandbox: str, image: str, image_folders: list[str]
+    backend: BackendSettings, slots: int, sandbox: str, image: str, image_folders: list[Path]
 ) -> OwnService:
     import tempfile
 
     from ..evaluation.service import OwnService
     from ..tools.sandbox.sandboxes import Sandboxes
 
-    folders = tuple(_absolute(folder) for folder in image_folders)
+    folders = tuple(str(folder.absolute()) for folder in image_folders)
     for kind in backend.check(flags=True):
         kind.check()
     service = OwnService(
@@ -435,6 +378,7 @@ def _settings(backend: BackendSettings, front_door: str, **given: Any) -> Settin
         tokenizer=backend.tokenizer,
         tool_calls=backend.tool_calls,
         arguments=backend.arguments,
+        engine_options=backend.options,
         **given,
     )
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
-from ..errors import ConfigError
-from .options import console
+from .options import Images, columns, console, named_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,10 +25,6 @@ commands = typer.Typer(
     rich_markup_mode=None,
 )
 
-Images = Annotated[
-    Path | None,
-    typer.Option("--images", metavar="FOLDER", help="Where images are kept. [default: ~/.cache/prorl/images]"),
-]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The image, as `prorl image list` shows.")]
 Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for another builder of it.")]
 
@@ -63,19 +58,17 @@ def build(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A variable of a template; may be repeated.")
     ] = None,
-    mirror: Annotated[
-        str, typer.Option(help="Package mirror for debootstrap. [default: that of this machine's apt]")
-    ] = "",
+    mirror: Annotated[str, typer.Option(help="Package mirror for debootstrap. [default: that of apt]")] = "",
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long the build may take.")] = 3600.0,
     wait: Wait = 3600.0,
     images: Images = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that the building programs say.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that building programs say.")] = False,
 ) -> None:
     """Build an image, or say why the one that is there will do; print its path.
 
     Example: prorl image build python.def.j2 --set version=3.12 --name python --mode lock --lock requirements.txt
     """
-    variables = _variables(settings or [])
+    variables = named_texts("--set", settings)
     # Temporary files are removed and programs ended on ^C; so it is on SIGTERM.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     store = image_store(images)
@@ -100,13 +93,9 @@ def build(
 def list_(images: Images = None) -> None:
     """List the images."""
     store = image_store(images)
-    table = Table(title=f"images in {store.root}", title_justify="left")
-    table.add_column("image", overflow="fold")
-    table.add_column("format")
-    table.add_column("MB", justify="right")
-    table.add_column("mode")
-    table.add_column("built with")
-    table.add_column("from", overflow="fold")
+    name, source = columns("image", "from", overflow="fold")
+    headers = (name, "format", Column("MB", justify="right"), "mode", "built with", source)
+    table = Table(*headers, title=f"images in {store.root}", title_justify="left")
     found = store.list()
     for image in found:
         manifest, recipe = image.manifest, image.manifest.recipe
@@ -140,16 +129,6 @@ def image_store(root: Path | None) -> ImageStore:
     from ..tools.images.image_store import ImageStore
 
     return ImageStore(default_root() if root is None else root)
-
-
-def _variables(settings: list[str]) -> dict[str, str]:
-    variables = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals or not name.isidentifier():
-            raise ConfigError(f"--set {setting}: write NAME=VALUE", key="set")
-        variables[name] = value
-    return variables
 
 
 @contextmanager

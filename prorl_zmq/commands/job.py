@@ -12,10 +12,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from ..client.blocking.client import RolloutClient
 from ..system.duration import duration
 from ..system.logs import one_line
-from .backends import QUICK_S
-from .options import Config, Connect, Keys, client_of, console
+from .options import console, quick_client, taking
 
 if TYPE_CHECKING:
     from ..errors import ErrorInfo
@@ -26,19 +26,17 @@ BAR, WIDE_BAR = 12, 40
 WIDE = 120
 
 
+@taking(quick_client)
 def job(
+    client: RolloutClient,
     job_id: Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or a beginning that no other has.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
-    connect: Connect = None,
-    config: Config = None,
-    keys: Keys = None,
 ) -> None:
     """Show what a job went through: each state, where, how long, what ended it, and the outcome.
 
     Jobs are known while they wait and run, and the newest 10,000 or so after they ended, collected or not.
     """
-    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        trace = client.trace(job_id)
+    trace = client.trace(job_id)
     if as_json:
         print(json_text(trace))
     else:
@@ -46,16 +44,12 @@ def job(
         screen.print(layout(trace, screen.width))
 
 
-def plain(trace: JobTrace) -> dict[str, object]:
-    """Return a trace as plain data, with every field."""
+def json_text(trace: JobTrace) -> str:
+    """Return a trace with every field, in ASCII: text of other machines, on its way to a terminal."""
     fields = msgspec.structs.asdict(trace)
     del fields["request_id"]
-    return {**fields, "spans": [msgspec.structs.asdict(span) for span in trace.spans]}
-
-
-def json_text(trace: JobTrace) -> str:
-    """Return a trace as one JSON object, in ASCII: text of other machines, on its way to a terminal."""
-    return json.dumps(msgspec.to_builtins(plain(trace)))
+    fields["spans"] = [msgspec.structs.asdict(span) for span in trace.spans]
+    return json.dumps(msgspec.to_builtins(fields))
 
 
 def layout(trace: JobTrace, width: int = 80) -> Group:

@@ -12,9 +12,10 @@ import numpy as np
 import typer
 from rich.console import Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from ..client.blocking.client import RolloutClient
 from ..client.submission import Submission
 from ..errors import ConfigError, ProrlError
 from ..system.logs import one_line, say
@@ -22,8 +23,8 @@ from ..system.processes import stop_signals
 from ..system.stopping import Stopping
 from ..wire.messages.base import Identifier
 from ..wire.messages.jobs import Job, Outcome, Phase
-from .backends import QUICK_S, backend_list, backend_table, show
-from .options import Config, Connect, Keys, async_client_of, client_of, console
+from .backends import backend_list, backend_table, show
+from .options import Config, Connect, Keys, async_client_of, columns, console, quick_client, taking
 
 if TYPE_CHECKING:
     from ..client.asynchronous.client import AsyncRolloutClient
@@ -146,26 +147,22 @@ def _checked(session: str | None) -> str | None:
         ) from None
 
 
+@taking(quick_client)
 def status(
+    client: RolloutClient,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")] = False,
-    connect: Connect = None,
-    config: Config = None,
-    keys: Keys = None,
 ) -> None:
     """Show the stage processes, queues, outcomes and backends of a service."""
-    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        show(lambda: status_tables(client.status(), backend_list(client)), watch=watch)
+    show(lambda: status_tables(client.status(), backend_list(client)), watch=watch)
 
 
+@taking(quick_client)
 def cancel(
+    client: RolloutClient,
     job_ids: Annotated[list[str], typer.Argument(metavar="JOB…", help="Ids of the jobs to end.")],
-    connect: Connect = None,
-    config: Config = None,
-    keys: Keys = None,
 ) -> None:
     """End jobs with outcome `cancelled`."""
-    with client_of(connect, config, keys, timeout_s=QUICK_S) as client:
-        fates = client.cancel(job_ids)
+    fates = client.cancel(job_ids)
     for job_id, fate in fates.items():
         print(f"{job_id}: {fate}")
     if "unknown" in fates.values():
@@ -196,19 +193,13 @@ def read_jobs(path: Path) -> list[Job]:
 
 
 def status_tables(status: ServiceStatus, listed: BackendList) -> Group:
-    stages = Table(title="stages", title_justify="left")
-    stages.add_column("stage")
-    for column in ("processes", "busy", "slots", "queued"):
-        stages.add_column(column, justify="right")
+    numbers = columns("processes", "busy", "slots", "queued", justify="right")
+    stages = Table("stage", *numbers, title="stages", title_justify="left")
     for phase in Phase:
         of_phase = [stage for stage in status.stages if stage.role == phase]
-        numbers = (
-            len(of_phase),
-            sum(stage.busy for stage in of_phase),
-            sum(stage.slots for stage in of_phase),
-            status.queued.get(phase, 0),
-        )
-        stages.add_row(phase.upper(), *map(str, numbers))
+        busy, slots = sum(stage.busy for stage in of_phase), sum(stage.slots for stage in of_phase)
+        counts = (len(of_phase), busy, slots, status.queued.get(phase, 0))
+        stages.add_row(phase.upper(), *map(str, counts))
     ended = ", ".join(f"{count} {outcome}" for outcome, count in sorted(status.outcomes.items())) or "none"
     line = f"ended: {ended}; uncollected: {status.uncollected}; redelivered: {status.redelivered}"
     served = f"tasks: {', '.join(status.tasks) or 'none'}; up for {status.uptime_s:.0f} s"
@@ -217,12 +208,9 @@ def status_tables(status: ServiceStatus, listed: BackendList) -> Group:
 
 
 def batch_table(batches: tuple[BatchStatus, ...]) -> Table:
-    table = Table(title="batches", title_justify="left")
-    table.add_column("batch")
-    table.add_column("session")
-    table.add_column("state")
-    for column in ("kept", "target", "size", "dropped", "given up", "under way", "jobs", "failed", "prompts"):
-        table.add_column(column, justify="right")
+    names = ("kept", "target", "size", "dropped", "given up", "under way", "jobs", "failed", "prompts")
+    counts = columns(*names, justify="right")
+    table = Table("batch", "session", "state", *counts, title="batches", title_justify="left")
     for batch in batches:
         groups = (batch.kept, batch.target_groups, batch.group_size, batch.dropped, batch.given_up, batch.under_way)
         numbers = (*groups, batch.in_flight, batch.failed, batch.prompts)
@@ -255,12 +243,9 @@ def _summary(finished: list[Trajectory]) -> Table:
     rows: defaultdict[tuple[str, Outcome], list[Trajectory]] = defaultdict(list)
     for trajectory in finished:
         rows[trajectory.result.task, trajectory.result.outcome].append(trajectory)
-    table = Table(title="results", title_justify="left")
-    for column in ("task", "outcome"):
-        table.add_column(column)
-    for column in ("jobs", "mean reward", "mean tokens", "mean turns"):
-        table.add_column(column, justify="right")
-    table.add_column("first error", overflow="fold")
+    numbers = columns("jobs", "mean reward", "mean tokens", "mean turns", justify="right")
+    errors = Column("first error", overflow="fold")
+    table = Table("task", "outcome", *numbers, errors, title="results", title_justify="left")
     for (task, outcome), group in sorted(rows.items()):
         rewards = [trajectory.reward for trajectory in group if trajectory.reward is not None]
         error = next((trajectory.error.message for trajectory in group if trajectory.error is not None), "")

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ..security.keys import PUBLIC, KeyFolder, default_folder
 from ..wire.messages.base import KeyRole
-from .options import console
+from .options import columns, console
 
 commands = typer.Typer(
     help="Make keys for connections over TCP, and say which ones the service lets in. The folder is --keys, or "
@@ -35,7 +35,7 @@ def new(
     role: Role,
     folder: Folder = None,
 ) -> None:
-    """Make a key pair: NAME.secret, which stays here, and NAME.pub, which may be given away."""
+    """Make a key pair: NAME.secret, which stays here, and NAME.pub, which may be passed on."""
     place = _folder(folder)
     key = place.new(name, role)
     print(f"made {place.path / key.name}.secret, which nobody else may have, and {key.name}{PUBLIC}: {key.public_key}")
@@ -67,10 +67,8 @@ def list_(folder: Folder = None) -> None:
     """List the keys of our own, those of services we know, and those that the service lets in."""
     place = _folder(folder)
     own, known, allowed = place.listing()
-    table = Table(title=Text(str(place.path)), title_justify="left")
-    for header in ("name", "role", "this key is"):
-        table.add_column(header, overflow="fold")
-    table.add_column("public key", no_wrap=True)
+    headers = (*columns("name", "role", "this key is", overflow="fold"), Column("public key", no_wrap=True))
+    table = Table(*headers, title=Text(str(place.path)), title_justify="left")
     for what, keys in (("ours", own), ("known", known), ("let in", allowed)):
         for key in keys:
             table.add_row(key.name, str(key.role), what, Text(key.public_key))  # its brackets are no markup

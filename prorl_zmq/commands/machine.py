@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from .options import console
@@ -15,10 +15,8 @@ def doctor() -> None:
     """Show what this machine has and lacks. Exit code 1 if the default service cannot work here."""
     from ..service.doctor import examine
 
-    table = Table(title="this machine", title_justify="left")
-    table.add_column("subject")
-    table.add_column("state")
-    table.add_column("detail", overflow="fold")
+    detail = Column("detail", overflow="fold")
+    table = Table("subject", "state", detail, title="this machine", title_justify="left")
     findings = []
     screen = console()
     with screen.status("looking at this machine"):

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ..errors import ConfigError, ProrlError
 from .images import build_progress
-from .options import console
+from .options import Images, columns, console
 
 if TYPE_CHECKING:
     from ..make_swe.project_maker import Made
@@ -37,12 +37,9 @@ def make_swe(
         str | None, typer.Option(metavar="NAME|FILE.toml", help="Make a set instead: swe-mini, or one of your own.")
     ] = None,
     instances: Annotated[
-        int,
-        typer.Option("--instances", "-n", min=1, max=1000, help="How many of each project; a recipe says it itself."),
+        int, typer.Option("--instances", "-n", min=1, max=1000, help="Of each project, unless a recipe says it.")
     ] = 4,
-    seed: Annotated[
-        int | None, typer.Option(help="Chooses the bugs: the same seed, the same bugs. [default: the recipe's; 0]")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Chooses the bugs. [default: the recipe's; 0]")] = None,
     base: Annotated[
         str,
         typer.Option(
@@ -53,20 +50,12 @@ def make_swe(
     ] = "",
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=256, help="Sandboxes at a time.")] = 2,
     require: Annotated[
-        list[str] | None,
-        typer.Option(metavar="REQUIREMENT", help="Something else that the tests need; may be repeated."),
+        list[str] | None, typer.Option(metavar="REQUIREMENT", help="What else the tests need; may be repeated.")
     ] = None,
-    tests: Annotated[
-        list[str] | None, typer.Option(metavar="PATH", help="A file or folder with tests; may be repeated.")
-    ] = None,
-    most_failing: Annotated[
-        float, typer.Option(min=0.001, max=0.9, help="Largest share of the tests that a bug may break.")
-    ] = 0.2,
+    tests: Annotated[list[str] | None, typer.Option(metavar="PATH", help="Has tests; may be repeated.")] = None,
+    most_failing: Annotated[float, typer.Option(min=0.001, max=0.9, help="Share of tests a bug may break.")] = 0.2,
     limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long all tests may take.")] = 300.0,
-    images: Annotated[
-        Path | None,
-        typer.Option("--images", metavar="FOLDER", help="Where images are kept. [default: ~/.cache/prorl/images]"),
-    ] = None,
+    images: Images = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that building programs say.")] = False,
 ) -> None:
     """Make software-engineering instances from Python projects with tests, each verified by running them.
@@ -143,11 +132,9 @@ def _orders(
 
 
 def _table(made: list[Made]) -> Table:
-    table = Table(title="what became of each project", title_justify="left")
-    table.add_column("project", overflow="fold")
-    for name in ("instances", "tests", "unreliable", "tried", "busy s"):
-        table.add_column(name, justify="right")
-    table.add_column("mutations dropped", overflow="fold")
+    project, dropped_column = columns("project", "mutations dropped", overflow="fold")
+    counts = columns("instances", "tests", "unreliable", "tried", "busy s", justify="right")
+    table = Table(project, *counts, dropped_column, title="what became of each project", title_justify="left")
     for each in made:
         numbers = (len(each.instances), each.tests, each.unreliable + each.flaky, each.tried, round(each.busy_s))
         reasons = sorted(each.dropped.items(), key=lambda item: -item[1])

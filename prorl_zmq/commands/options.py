@@ -1,36 +1,42 @@
-"""Options that several commands share."""
+"""Options that several commands share, and what they make of them."""
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
+from rich.table import Column
 
 from ..client.asynchronous.client import AsyncRolloutClient
 from ..client.blocking.client import RolloutClient
-from ..config import SecuritySettings, ServiceSettings, Topology, default_front_door, load_topology
+from ..config import SecuritySettings, ServerApi, ServiceSettings, Topology, default_front_door, load_topology
 from ..errors import ConfigError
 from ..system.logs import LogFormat, LogLevel, start_logging
+from ..wire.messages.backends import ToolCallFormatName
+
+QUICK_S = 10.0
+"""How long commands that only ask something wait for the service."""
 
 Config = Annotated[
     Path | None,
     typer.Option("--config", "-c", metavar="TOPOLOGY.toml", help="Topology file; `prorl init` writes one."),
 ]
 RunDir = Annotated[
-    Path | None,
-    typer.Option(help="Private folder of the service's sockets, logs and sandboxes. [default: per user, in /tmp]"),
+    Path | None, typer.Option(help="Private folder of sockets, logs and sandboxes. [default: per user, in /tmp]")
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plaintext TCP beyond loopback.")]
 Keys = Annotated[
     Path | None,
     typer.Option(
-        metavar="FOLDER",
-        help="Keys for connections over TCP: a folder of `prorl keys`, or one secret file in it. "
-        "[default: $PRORL_KEYS, or none]",
+        metavar="FOLDER", help="For TCP: a folder of `prorl keys`, or one secret. [default: $PRORL_KEYS; none]"
     ),
 ]
 Connect = Annotated[
@@ -43,12 +49,10 @@ Connect = Annotated[
 ]
 
 LogFormatOption = Annotated[
-    LogFormat | None,
-    typer.Option("--log-format", help="Log lines for people, or one JSON object each. [default: the topology's; text]"),
+    LogFormat | None, typer.Option("--log-format", help="Text for people, or JSON. [default: the topology's; text]")
 ]
 LogLevelOption = Annotated[
-    LogLevel | None,
-    typer.Option("--log-level", help="The least that is logged. [default: the topology's; info]"),
+    LogLevel | None, typer.Option("--log-level", help="The least that is logged. [default: the topology's; info]")
 ]
 
 
@@ -61,39 +65,92 @@ def sandbox_kind(kind: str) -> str:
     return kind
 
 
+Sandbox = Annotated[
+    str | None,
+    typer.Option(
+        parser=sandbox_kind,
+        metavar="KIND",
+        help="What tools act in, such as bubblewrap or apptainer (`prorl doctor` lists all); `process` is no isolation "
+        "at all. [default: the topology's; bubblewrap]",
+    ),
+]
+Image = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="Root filesystem of sandboxes whose task names none: a directory, or a SIF file for apptainer, which "
+        "needs one. `prorl image build` makes both. [default: the topology's; none]",
+    ),
+]
+ImageFolder = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FOLDER", help="Jobs may name images in it, and see all that is there; may be repeated."),
+]
+RowFormatName = Annotated[
+    str, typer.Option("--row-format", metavar="NAME", help="The format of all rows. [default: by their columns]")
+]
+TaskName = Annotated[str, typer.Option("--task", metavar="NAME", help="Take row formats of this task only.")]
+Images = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Where images are kept. [default: ~/.cache/prorl/images]")
+]
+
+Model = Annotated[
+    str, typer.Option(help="embedded: an .npz file [default: the package's]; vllm: a directory or a hub name.")
+]
+VllmFlags = Annotated[
+    list[str] | None, typer.Argument(metavar="[-- VLLM FLAGS]", help="Such as -- --max-model-len 32768.")
+]
+Api = Annotated[ServerApi, typer.Option(help="http: what the server speaks; auto asks it.")]
+Tokenizer = Annotated[
+    str,
+    typer.Option(metavar="DIR", help="Tokenizer and chat template, as stages see them. [default: the model's]"),
+]
+ToolCalls = Annotated[
+    ToolCallFormatName, typer.Option(help="How the model writes tool calls. [default: as its template does]")
+]
+EngineOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="NAME=JSON", help="An option of the engine's kind that has no flag here."),
+]
+
+
 def console(*, stderr: bool = False) -> Console:
     """Return the console that commands print to; into a pipe or a file it cuts and breaks nothing."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, width=None if stream.isatty() else 200)
 
 
+def columns(*names: str, **how: Any) -> Iterator[Column]:
+    """Return columns of a table that look the same, such as `justify="right"` for numbers."""
+    return (Column(name, **how) for name in names)
+
+
 def topology_of(
-    config: Path | None, run_dir: Path | None, *, insecure: bool = False, keys: Path | None = None
+    config: Config = None,
+    run_dir: RunDir = None,
+    insecure: Insecure = False,
+    keys: Keys = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
 ) -> Topology:
     """Read a topology file (None: the defaults) and apply the flags that override it."""
     topology = load_topology(config)
-    service = topology.service
-    if run_dir is not None:
-        service = msgspec.structs.replace(service, run_dir=str(run_dir))
-    if insecure:
-        service = msgspec.structs.replace(service, insecure=True)
-    if keys is not None:
-        topology = msgspec.structs.replace(topology, security=SecuritySettings(str(keys)))
-    return msgspec.structs.replace(topology, service=service)
+    given = {
+        "run_dir": str(run_dir) if run_dir is not None else None,
+        "insecure": insecure or None,
+        "log_format": log_format,
+        "log_level": log_level,
+    }
+    named = {name: value for name, value in given.items() if value is not None}
+    security = SecuritySettings(str(keys)) if keys is not None else topology.security
+    service = msgspec.structs.replace(topology.service, **named)
+    return msgspec.structs.replace(topology, service=service, security=security)
 
 
-def log_as(
-    process: str,
-    log_format: LogFormat | None,
-    log_level: LogLevel | None,
-    settings: ServiceSettings = ServiceSettings(),  # noqa: B008 - frozen
-) -> ServiceSettings:
-    """Have this process log as its flags or else its settings say; return the settings with these flags in them."""
-    settings = msgspec.structs.replace(
-        settings, log_format=log_format or settings.log_format, log_level=log_level or settings.log_level
-    )
-    start_logging(process, settings.log_format, settings.log_level)
-    return settings
+def log_as(process: str, log_format: LogFormat | None, log_level: LogLevel | None) -> None:
+    """Have a process without a topology file log as its flags say."""
+    defaults = ServiceSettings()
+    start_logging(process, log_format or defaults.log_format, log_level or defaults.log_level)
 
 
 def client_of(
@@ -101,6 +158,34 @@ def client_of(
 ) -> RolloutClient:
     """Return the client that a command talks through; the keys are the topology file's if none are named."""
     return RolloutClient(front_door_of(connect, config), keys=_keys_of(config, keys), timeout_s=timeout_s)
+
+
+def quick_client(connect: Connect = None, config: Config = None, keys: Keys = None) -> RolloutClient:
+    """Return the client of a command that only asks something."""
+    return client_of(connect, config, keys, timeout_s=QUICK_S)
+
+
+def taking(make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator for commands whose first argument is what `make` makes of its own options, and is closed."""
+    taken = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(make, eval_str=True).parameters.values()
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = list(signature.parameters.values())[1:]
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            made = make(**{parameter.name: given.pop(parameter.name) for parameter in taken})
+            with made if isinstance(made, AbstractContextManager) else nullcontext(made):
+                command(made, **given)
+
+        run.__signature__ = signature.replace(parameters=[*own, *taken])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
 def async_client_of(
@@ -127,15 +212,22 @@ def front_door_of(connect: str | None, config: Path | None) -> str:
     return topology.endpoint(topology.rollout_broker.front_door)
 
 
-def named_values(flag: str, options: list[str]) -> dict[str, Any]:
-    """Read `NAME=JSON` options; what is no JSON is text."""
+def named_texts(flag: str, options: list[str] | None, written: str = "NAME=VALUE") -> dict[str, str]:
+    """Read options of the form NAME=VALUE."""
     values = {}
-    for option in options:
+    for option in options or []:
         name, equals, value = option.partition("=")
         if not equals or not name.isidentifier():
-            raise ConfigError(f"{flag} {option}: it is NAME=JSON, such as tools='[\"ipython\"]'", key=flag.lstrip("-"))
-        try:
-            values[name] = msgspec.json.decode(value)
-        except msgspec.MsgspecError:
-            values[name] = value
+            raise ConfigError(f"{flag} {option}: write {written}", key=flag.lstrip("-"))
+        values[name] = value
+    return values
+
+
+def named_values(flag: str, options: list[str] | None) -> dict[str, Any]:
+    """Read options of the form NAME=JSON; what is no JSON is text."""
+    texts = named_texts(flag, options, "NAME=JSON, such as tools='[\"ipython\"]'")
+    values: dict[str, Any] = dict(texts)
+    for name, text in texts.items():
+        with suppress(msgspec.MsgspecError):
+            values[name] = msgspec.json.decode(text)
     return values

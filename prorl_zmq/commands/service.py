@@ -4,47 +4,70 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import msgspec
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ..config import own_run_dir
-from ..system.logs import say
-from .options import Config, Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as, sandbox_kind, topology_of
-from .startup_line import StartupLine
+from ..config import Topology, own_run_dir
+from ..system.logs import say, start_logging
+from . import options
+
+if TYPE_CHECKING:
+    from ..service.supervisor import Startup
 
 broker = typer.Typer(help="One broker alone, for a service on several nodes.", rich_markup_mode=None)
 
 
+class StartupLine:
+    """What `prorl serve` shows while it starts: a bar on a terminal, plain lines in a pipe."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._progress: Progress | None = None
+        if sys.stderr.isatty():
+            columns = (SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
+            self._progress = Progress(
+                *columns, TextColumn("{task.description}"), console=options.console(stderr=True), transient=True
+            )
+            self._task = self._progress.add_task("starting", total=None)
+
+    def __enter__(self) -> Self:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def show(self, startup: Startup) -> None:
+        text = f"waiting for {startup.missing}"
+        if self._progress is not None:
+            self._progress.update(self._task, completed=startup.there, total=startup.total, description=text)
+        else:
+            spent = time.monotonic() - self._started
+            say("prorl serve", f"{startup.there} of {startup.total} processes ready after {spent:.0f} s, {text}")
+
+    def close(self) -> None:
+        """Take the bar away; a second call does nothing."""
+        if self._progress is not None:
+            self._progress.stop()
+
+
 def serve(
-    config: Config = None,
-    run_dir: RunDir = None,
-    sandbox: Annotated[
-        str | None,
-        typer.Option(
-            parser=sandbox_kind,
-            metavar="KIND",
-            help="What tools act in, such as bubblewrap or apptainer (`prorl doctor` lists all); `process` is no "
-            "isolation at all. [default: the topology file's]",
-        ),
-    ] = None,
-    image: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="Root filesystem of sandboxes whose task names none; apptainer needs one, and `prorl image build` "
-            "makes it. [default: the topology file's]",
-        ),
-    ] = None,
-    insecure: Insecure = False,
-    keys: Keys = None,
-    log_dir: Annotated[
-        Path | None, typer.Option(help="Folder for one log file per process. [default: standard error]")
-    ] = None,
-    log_format: LogFormatOption = None,
-    log_level: LogLevelOption = None,
+    config: options.Config = None,
+    run_dir: options.RunDir = None,
+    sandbox: options.Sandbox = None,
+    image: options.Image = None,
+    insecure: options.Insecure = False,
+    keys: options.Keys = None,
+    log_dir: Annotated[Path | None, typer.Option(help="For one log file per process. [default: stderr]")] = None,
+    log_format: options.LogFormatOption = None,
+    log_level: options.LogLevelOption = None,
 ) -> None:
     """Start and supervise all processes of a service on this node, until SIGTERM or Ctrl-C.
 
@@ -58,12 +81,10 @@ def serve(
     from ..service.supervisor import Supervisor
     from ..tools.sandbox.sandboxes import Sandboxes
 
-    topology = topology_of(config, run_dir, insecure=insecure, keys=keys)
-    topology = msgspec.structs.replace(topology, service=log_as("serve", log_format, log_level, topology.service))
-    if sandbox is not None:
-        topology = msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, kind=sandbox))
-    if image is not None:
-        topology = msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, image=image))
+    topology = options.topology_of(config, run_dir, insecure, keys, log_format, log_level)
+    start_logging("serve", topology.service.log_format, topology.service.log_level)
+    named = {name: value for name, value in (("kind", sandbox), ("image", image)) if value is not None}
+    topology = msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, **named))
     folders = tuple(map(Path, topology.sandbox.image_folders))
     keys_named = Path(topology.security.keys) if topology.security.keys else None
     place = (topology.run_dir / "sandboxes", topology.service.node)
@@ -88,21 +109,14 @@ def serve(
 
 
 @broker.command()
-def rollout(
-    config: Config = None,
-    run_dir: RunDir = None,
-    insecure: Insecure = False,
-    keys: Keys = None,
-    log_format: LogFormatOption = None,
-    log_level: LogLevelOption = None,
-) -> None:
+@options.taking(options.topology_of)
+def rollout(topology: Topology) -> None:
     """The front door, the job table and the stages' events."""
     from ..brokers.journal.disk_journal import DiskJournal
     from ..brokers.journal.journal import MemoryJournal
     from ..brokers.rollout.rollout_broker import RolloutBroker
 
-    topology = topology_of(config, run_dir, insecure=insecure, keys=keys)
-    log_as("rollout-broker", log_format, log_level, topology.service)
+    start_logging("rollout-broker", topology.service.log_format, topology.service.log_level)
     own_run_dir(topology.run_dir)
     settings = topology.rollout_broker
     if topology.journal is None:
@@ -117,20 +131,13 @@ def rollout(
 
 
 @broker.command()
-def backend(
-    config: Config = None,
-    run_dir: RunDir = None,
-    insecure: Insecure = False,
-    keys: Keys = None,
-    log_format: LogFormatOption = None,
-    log_level: LogLevelOption = None,
-) -> None:
+@options.taking(options.topology_of)
+def backend(topology: Topology) -> None:
     """Which inference backend each job talks to."""
     from ..brokers.backends.backend_broker import BackendBroker
     from ..brokers.backends.backend_journal import BackendJournal
 
-    topology = topology_of(config, run_dir, insecure=insecure, keys=keys)
-    log_as("backend-broker", log_format, log_level, topology.service)
+    start_logging("backend-broker", topology.service.log_format, topology.service.log_level)
     own_run_dir(topology.run_dir)
     with BackendJournal(topology.run_dir / "backends.journal") as journal:
         BackendBroker(topology, journal).run()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..config import Topology, default_run_dir, own_run_dir
+from ..config import SandboxSettings, Topology, default_run_dir, own_run_dir
 from ..wire.messages.jobs import Phase
-from .options import Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, log_as, sandbox_kind
+from .options import Image, ImageFolder, Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, Sandbox, log_as
 
 
 def stage(
@@ -22,35 +21,14 @@ def stage(
             help="The rollout broker's stage events, ipc://PATH or tcp://HOST:PORT. [default: in the run folder]",
         ),
     ] = None,
-    node: Annotated[
-        str, typer.Option(help="Name of this node; phases that share a sandbox run on one node.")
-    ] = "local",
+    node: Annotated[str, typer.Option(help="This node's name; phases that share a sandbox run on one node.")] = "local",
     bind: Annotated[
         str,
-        typer.Option(
-            metavar="ENDPOINT",
-            help="Where the broker reaches this process, such as tcp://10.0.0.5:*. [default: ipc, or loopback TCP]",
-        ),
+        typer.Option(metavar="ENDPOINT", help="Where the broker reaches this process. [default: ipc, or loopback TCP]"),
     ] = "",
-    sandbox: Annotated[
-        str,
-        typer.Option(parser=sandbox_kind, metavar="KIND", help="What tools act in; `process` is no isolation at all."),
-    ] = "bubblewrap",
-    image: Annotated[
-        str,
-        typer.Option(
-            metavar="PATH",
-            help="Root filesystem of sandboxes whose task names none: a directory, or a SIF file for apptainer.",
-        ),
-    ] = "",
-    image_folder: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Where jobs may name images, beside those of `prorl image build`; may be repeated. Jobs see all that "
-            "is in it.",
-        ),
-    ] = None,
+    sandbox: Sandbox = None,
+    image: Image = None,
+    image_folder: ImageFolder = None,
     task: Annotated[
         list[str] | None, typer.Option(help="Serve only this task; may be repeated. [default: all installed]")
     ] = None,
@@ -74,8 +52,8 @@ def stage(
         node=node,
         run_dir=folder,
         bind=bind,
-        sandbox=sandbox,
-        image=image,
+        sandbox=sandbox or SandboxSettings().kind,
+        image=image or "",
         image_folders=tuple(image_folder or ()),
         insecure=insecure,
         keys=keys,

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ..errors import ConfigError, InvalidJob, InvalidRecord, ProrlError
 from ..system.logs import one_line
-from .images import Images, image_store
+from .images import image_store
 from .make_swe import make_swe
-from .options import console
+from .options import Images, RowFormatName, TaskName, columns, console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,38 +32,33 @@ commands.command("make-swe")(make_swe)
 
 File = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="Rows of one or more forms: .jsonl, .parquet, .csv, or .json with a list."),
-]
-Task = Annotated[str, typer.Option(metavar="NAME", help="Take forms of this task only.")]
-FormName = Annotated[
-    str, typer.Option("--form", metavar="NAME", help="Take all rows to have this form. [default: see which each has]")
+    typer.Argument(metavar="FILE", help="Rows of known formats: .jsonl, .parquet, .csv, or .json with a list."),
 ]
 SHOWN = 20
 """How many wrong rows are shown, unless all are asked for."""
 
 
 @commands.command("list")
-def list_forms() -> None:
-    """List the tasks that are installed, and the forms of data that become jobs of them.
+def list_row_formats() -> None:
+    """List the tasks that are installed, and the row formats that become jobs of them.
 
-    A row of a file has the first form all of whose columns are there. `task` and `instance` make a row a whole job, as
-    `prorl submit` takes it.
+    A row has the first of these formats all of whose columns are there. `task` and `instance` make a row a whole job,
+    as `prorl submit` takes it.
     """
     from ..stages.known_row_formats import known_row_formats
 
-    table = Table(title="forms, the first that fits is taken", title_justify="left")
-    for column in ("task", "form", "data sets", "told by its columns"):
-        table.add_column(column, overflow="fold")
-    for form in known_row_formats():
-        table.add_row(form.task, form.name, form.about, ", ".join(sorted(form.required)))
+    headers = columns("task", "row format", "data sets", "recognised by its columns", overflow="fold")
+    table = Table(*headers, title="row formats, the first that fits is taken", title_justify="left")
+    for each in known_row_formats():
+        table.add_row(each.task, each.name, each.about, ", ".join(sorted(each.required)))
     console().print(table)
 
 
 @commands.command()
 def validate(
     file: File,
-    task: Task = "",
-    form: FormName = "",
+    task: TaskName = "",
+    row_format: RowFormatName = "",
     every: Annotated[bool, typer.Option("--all", help=f"Show all wrong rows, not only the first {SHOWN}.")] = False,
 ) -> None:
     """Say what is wrong with a data file, by line; the exit code is 1 if anything is.
@@ -74,7 +69,7 @@ def validate(
     names: dict[str, int] = {}
     named_again: list[str] = []
     wrong = 0
-    for number, problem, row in _checked(file, task, form):
+    for number, problem, row in _checked(file, task, row_format):
         if problem:
             wrong += 1
             if every or wrong <= SHOWN:
@@ -86,17 +81,15 @@ def validate(
                 named_again.append(f"{one_line(row.name)} in lines {before} and {number}")
     if wrong > SHOWN and not every:
         print(f"… and {wrong - SHOWN} more wrong rows: --all shows them")
-    table = Table(title=one_line(str(file)), title_justify="left")
-    for column in ("task", "form"):
-        table.add_column(column)
-    table.add_column("rows", justify="right")
-    for (task_name, form_name), count in sorted(counts.items()):
-        table.add_row(task_name, form_name, str(count))
+    rows = Column("rows", justify="right")
+    table = Table("task", "row format", rows, title=one_line(str(file)), title_justify="left")
+    for (task_name, format_name), count in sorted(counts.items()):
+        table.add_row(task_name, format_name, str(count))
     if wrong:
         table.add_row("", "wrong", str(wrong))
     console().print(table)
     if len({task_name for task_name, _ in counts}) > 1:
-        console().print(Text("no error: the rows are of several tasks; --task or --form says which all are to be"))
+        console().print(Text("no error: the rows are of several tasks; --task or --row-format chooses one"))
     if named_again:
         again = f"no error: {len(named_again)} rows have a name that is there already, such as {named_again[0]}"
         console().print(Text(again))
@@ -108,7 +101,7 @@ def validate(
 def images_of(
     file: File,
     build: Annotated[bool, typer.Option("--build", help="Build those that are missing, one after the other.")] = False,
-    form: FormName = "",
+    row_format: RowFormatName = "",
     images: Images = None,
 ) -> None:
     """List the images that the swe rows of a file need, and whether they are there; --build makes the missing ones.
@@ -118,7 +111,7 @@ def images_of(
     store = image_store(images)
     needed: dict[str, str] = {}
     wrong = 0
-    for _, problem, row in _checked(file, "", form):
+    for _, problem, row in _checked(file, "", row_format):
         wrong += bool(problem)
         if row is not None and row.job.task == "swe" and (name := row.job.instance.get("image")):
             needed.setdefault(str(name), str(row.job.instance.get("image_source", "")))
@@ -126,9 +119,8 @@ def images_of(
         print(f"{wrong} rows are wrong, and their images are left out: prorl tasks validate {file}")
     if not needed and not wrong:
         raise ConfigError(f"{file} has no rows of the swe task", key="file")
-    table = Table(title=f"images of {one_line(str(file))}", title_justify="left")
-    for column in ("image", "state", "source"):
-        table.add_column(column, overflow="fold")
+    headers = columns("image", "state", "source", overflow="fold")
+    table = Table(*headers, title=f"images of {one_line(str(file))}", title_justify="left")
     missing = 0
     for name, source in sorted(needed.items()):
         state = _state(store, name)
@@ -152,14 +144,14 @@ def _state(store: Any, name: str) -> str:
     return "there" if any(store.find(each) is not None for each in (name, f"{name}.sif")) else "missing"
 
 
-def _checked(file: Path, task: str, form: str) -> Iterator[tuple[int, str, Row | None]]:
+def _checked(file: Path, task: str, row_format: str) -> Iterator[tuple[int, str, Row | None]]:
     """Return each row's number, what is wrong with it, and what it is, if nothing."""
     from ..stages.handler import load_handlers
     from ..stages.known_row_formats import known_row_formats
     from ..tasks.loading import load_rows
 
     handlers: Mapping[str, AgentHandler[Any]] = load_handlers()
-    for row in load_rows(file, task=task, row_format=form, row_formats=known_row_formats()):
+    for row in load_rows(file, task=task, row_format=row_format, row_formats=known_row_formats()):
         if isinstance(row, InvalidRecord):
             yield int(row.fields.get("line") or 0), row.message.partition(": ")[2] or row.message, None
             continue

@@ -14,6 +14,8 @@ from rich.text import Text
 from ..wire.messages.jobs import Phase
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..client.blocking.client import RolloutClient
     from .grpo import StepStats
 
@@ -22,8 +24,6 @@ PLOT_ROWS = 12
 
 
 class Display:
-    """The demo's face on the terminal."""
-
     def __init__(self, steps: int, console: Console) -> None:
         self._steps = steps
         self._console = console
@@ -44,15 +44,14 @@ class Display:
         """Print a line above the live part."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
-    def collected(self, client: RolloutClient, step: int, groups_done: int, groups: int) -> None:
+    def collected(self, client: RolloutClient, groups_done: int, groups: int) -> None:
         """Draw the state of the service between two trajectories, now and then."""
         if self._live is None or time.monotonic() - self._drawn_at < REFRESH_S:
             return
         self._drawn_at = time.monotonic()
-        self._live.update(self._picture(client, step, groups_done, groups), refresh=True)
+        self._live.update(self._picture(client, groups_done, groups), refresh=True)
 
     def stepped(self, step: int, stats: StepStats, seconds: float) -> None:
-        """Note the end of a training step."""
         self._rewards.append(stats.reward)
         if self._live is None:
             self.say(
@@ -60,9 +59,9 @@ class Display:
                 f"rollouts completed, {stats.informative_groups}/{stats.groups} groups informative, {seconds:.1f} s"
             )
 
-    def _picture(self, client: RolloutClient, step: int, groups_done: int, groups: int) -> Group:
+    def _picture(self, client: RolloutClient, groups_done: int, groups: int) -> Group:
         status = client.status()
-        table = Table(title=f"step {step + 1} of {self._steps}", title_justify="left")
+        table = Table(title=f"step {len(self._rewards) + 1} of {self._steps}", title_justify="left")
         for column in ("", "busy", "slots", "queued"):
             table.add_column(column, justify="left" if not column else "right")
         for phase in Phase:
@@ -77,7 +76,6 @@ class Display:
 
 
 def reward_curve(rewards: list[float], steps: int, width: int) -> str:
-    """Draw the mean reward per step for a terminal."""
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plotsize(min(width, 80), PLOT_ROWS)
@@ -88,3 +86,17 @@ def reward_curve(rewards: list[float], steps: int, width: int) -> str:
     if rewards:
         plotext.plot(list(range(1, len(rewards) + 1)), rewards, marker="braille")
     return str(plotext.build())
+
+
+def draw_rewards(rewards: list[float], path: Path) -> None:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(range(1, len(rewards) + 1), rewards, marker="o", markersize=4)
+    axes.set(xlabel="training step", ylabel="mean reward", ylim=(-0.02, 1.02), title="prorl demo: reward per step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)

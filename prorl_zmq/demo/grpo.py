@@ -20,6 +20,7 @@ from ..inference.policy import Adam, log_softmax, logprob_slopes, one_blas_threa
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -55,8 +56,6 @@ class GrpoSettings:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What one training step saw and did."""
-
     rollouts: int
     """All trajectories given."""
     completed: int
@@ -89,15 +88,12 @@ class _Tokens(NamedTuple):
     advantages: NDArray[np.float32]
 
     def take(self, rows: NDArray[np.intp]) -> _Tokens:
-        """Return some of the tokens."""
         return _Tokens(
             self.contexts[rows], self.token_ids[rows], self.logprobs[rows], self.versions[rows], self.advantages[rows]
         )
 
 
 class Grpo:
-    """Trains a policy in place, one batch of trajectories at a time."""
-
     def __init__(self, policy: Policy, settings: GrpoSettings, seed: int = 0) -> None:
         self.policy = policy
         self.settings = settings
@@ -106,6 +102,11 @@ class Grpo:
         self._reference = policy.copy()
         self._adam = Adam(policy, settings.learning_rate, settings.max_gradient_norm)
         self._random = np.random.default_rng(seed)
+
+    def save(self, folder: Path) -> Path:
+        path = folder / f"{self.weight_version}.npz"
+        self.policy.save(path)
+        return path
 
     def step(self, trajectories: Sequence[Trajectory]) -> StepStats:
         """Learn from one batch of rollouts, of any weight versions and in any order."""

@@ -1,4 +1,4 @@
-"""The demo's own service: a child process with the embedded engine, in a run folder of its own."""
+"""A trainer's own service: a child process in a run folder of its own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOPOLOGY = """\
+backends = [{backends}]
+
 [rollout_broker]
-ready_limit = 16
+ready_limit = {ready_limit}
+journal = "{journal}"
 
 [sandbox]
 kind = "{sandbox}"
@@ -22,18 +25,24 @@ slots = 4
 
 [[stage]]
 role = "run"
-slots = 16
+slots = {slots}
 
 [[stage]]
 role = "eval"
 slots = 4
-
-[[backends]]
-kind = "embedded"
-model = "{model}"
 """
 
 
-def demo_service(out: Path, model: Path, sandbox: str) -> ChildService:
-    """Return a service for the demo; it starts and ends as a context."""
-    return ChildService(out, TOPOLOGY.format(sandbox=sandbox, model=model.absolute()))
+def trainer_service(
+    out: Path,
+    sandbox: str,
+    *,
+    slots: int = 16,
+    ready_limit: int = 16,
+    backends: str = "",
+    journal: str = "{run_dir}/rollout.journal",
+    nice: int = 0,
+) -> ChildService:
+    """Return a service with its logs in `out`; it starts and ends as a context. `backends`: inline tables of TOML."""
+    given = {"slots": slots, "ready_limit": ready_limit, "backends": backends, "journal": journal, "sandbox": sandbox}
+    return ChildService(out, TOPOLOGY.format(**given), nice)

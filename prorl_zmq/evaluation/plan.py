@@ -54,6 +54,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tokenizer: str = ""
     tool_calls: str = ""
     arguments: tuple[str, ...] = ()
+    engine_options: dict[str, Any] = {}
+    """Of an engine kind of another package."""
     connect: str = ""
     sandbox: str = ""
     image: str = ""
@@ -62,10 +64,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 OPTIONS = {
     "data_sha256": "the data file's checksum",
     "model_sha256": "the model file's checksum",
-    "row_format": "--form",
     "options": "--set",
     "urls": "--url",
     "arguments": "the flags behind --",
+    "engine_options": "--option",
     "connect": "the service (--connect, --config)",
 }
 """How fields are called in errors, where that is not their option."""

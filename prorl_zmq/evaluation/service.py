@@ -195,5 +195,9 @@ def _last_line(log: Path) -> str:
 
 
 def _toml(value: object) -> str:
-    """Return a string, number, or list of them as TOML, which JSON's own forms are, but for DEL."""
+    """Return plain data as TOML, which JSON's texts and numbers are, but for DEL."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_toml(name)} = {_toml(each)}' for name, each in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

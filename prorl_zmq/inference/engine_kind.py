@@ -28,7 +28,8 @@ class EngineKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     A field without a default must be given; the description of its `msgspec.Meta` says in errors what is missing.
     Fields named as a key of `[[backends]]` (`model`, `arguments`, `tokenizer` …) are set by that key and by the flag
     of `prorl-engine`; `url` is one of `urls`, with one engine for each. Fields of other names are set by
-    `options = { NAME = VALUE }`, and by `--option NAME=VALUE`. `__post_init__` may refuse values with `ConfigError`.
+    `options = { NAME = VALUE }`, and by `--option NAME=VALUE` of `prorl-engine` and `prorl eval`. `__post_init__` may
+    refuse values with `ConfigError`.
 
     The class is imported wherever a topology is read, so its module imports what is heavy only in its methods.
     """

@@ -53,8 +53,6 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class Base(msgspec.Struct, frozen=True):
-    """A base image that will do."""
-
     image: Path
     identity: str
     """Digest of what it was built from."""
@@ -65,13 +63,7 @@ class Base(msgspec.Struct, frozen=True):
 
 
 def find_base(store: ImageStore, base: str, say: Callable[[str], None], heard: Callable[[str], None]) -> Image:
-    """Return the base image, built if it is not there. Blocks: up to minutes if it is built.
-
-    Raises:
-        ConfigError: there is no such image and no such source.
-        SandboxUnavailable: this machine cannot build it.
-        SandboxFailed: the build failed.
-    """
+    """Return the base image, built if it is not there. Blocks: up to minutes if it is built."""
     if base and _is_source(base):
         return store.build(base, f"swe-base-{digest(base.encode())[:8]}", say=say, heard=heard).image
     if base or store.find(DEFAULT_BASE) is not None:
@@ -85,12 +77,6 @@ def find_base(store: ImageStore, base: str, say: Callable[[str], None], heard: C
 
 
 async def ask_base(image: Image, sandboxes: Sandboxes) -> Base:
-    """Look at a base image in a sandbox.
-
-    Raises:
-        ConfigError: it has no Python, an old one, or no git.
-        SandboxFailed: the sandbox does not start.
-    """
     sandbox = await sandboxes.create("base", SandboxSpec(image=str(image.path)))
     try:
         result = await sandbox.exec(["python3", "-I", "-B", "-c", QUESTION], ASK_LIMIT_S)

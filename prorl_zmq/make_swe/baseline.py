@@ -36,8 +36,6 @@ COMMAND_LIMIT = 100_000
 
 @dataclass(frozen=True)
 class Baseline:
-    """The tests of a project that can be relied on."""
-
     tests: frozenset[str]
     """Node ids that pass each time."""
     paths: tuple[str, ...]
@@ -58,12 +56,6 @@ class Baseline:
 async def measure(
     sandbox: Sandbox, project: Project, paths: Sequence[str], options: Sequence[str], limit_s: float
 ) -> Baseline:
-    """Run a project's tests before any change.
-
-    Raises:
-        ConfigError: there are no tests, or too many of them fail or hang.
-        SandboxFailed: the image is not what was built.
-    """
     label = project.label
     check = "git rev-parse HEAD && git status --porcelain"
     state = await sandbox.exec(["bash", "-c", check], GIT_LIMIT_S, directory=TESTBED)

@@ -27,8 +27,6 @@ COMMON = frozenset({"wrong_variable"})
 
 @dataclass(frozen=True)
 class Candidate:
-    """A mutation that tests may notice."""
-
     path: str
     """Relative to the repository."""
     mutation: Mutation
@@ -37,8 +35,6 @@ class Candidate:
 
 
 class Candidates:
-    """The mutations of a project, handed out one by one."""
-
     def __init__(self, sources: Mapping[str, SourceText], report: Report, tests: Iterable[str], seed: str) -> None:
         self._random = random.Random(seed)  # noqa: S311 - chosen, not secret
         self._sources = sources
@@ -68,7 +64,6 @@ class Candidates:
 
     @property
     def functions(self) -> int:
-        """How many functions they are of."""
         return len(self._order)
 
     def next(self) -> Candidate | None:

@@ -59,13 +59,7 @@ def build_image(
     say: Callable[[str], None],
     heard: Callable[[str], None],
 ) -> Image:
-    """Build a project's image, or give the one that is there. Blocks: about 20 s.
-
-    Raises:
-        ConfigError: the requirements do not exist, bring the project along, or the base image has a copy of it.
-        SandboxFailed: pip or the build failed.
-        SandboxUnavailable: pip or Apptainer is not installed.
-    """
+    """Build a project's image, or return the one that is there. Blocks: about 20 s."""
     inputs = (project.commit, project.import_paths, sorted(requirements), base.identity, base.python, base.site, LAYOUT)
     name = f"swe-{project.label}-{digest(repr((*inputs, project.metadata.entry_points)).encode())[:10]}"
     if (there := store.find(name)) is not None:
@@ -179,7 +173,6 @@ def _check_copies(project: Project, places: Sequence[Path]) -> None:
 
 
 def _files(image: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Return all regular files of an image."""
     for folder, folders, names in os.walk(image):
         if Path(folder) == image:
             folders[:] = [each for each in folders if each not in NOT_PART]

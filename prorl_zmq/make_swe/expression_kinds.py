@@ -1,4 +1,4 @@
-"""Kinds of bugs in expressions, such as a comparison that is off by one. Each gives its edits at a place."""
+"""Kinds of bugs in expressions, such as a comparison that is off by one. Each yields its edits at a place."""
 
 from __future__ import annotations
 
@@ -16,115 +16,74 @@ if TYPE_CHECKING:
 
     Edit = tuple[Span, bytes]
 
-COMPARISONS: dict[type[ast.cmpop], tuple[bytes, tuple[bytes, ...]]] = {
-    ast.Lt: (rb"<", (b"<=", b">")),
-    ast.LtE: (rb"<=", (b"<", b">=")),
-    ast.Gt: (rb">", (b">=", b"<")),
-    ast.GtE: (rb">=", (b">", b"<=")),
-    ast.Eq: (rb"==", (b"!=",)),
-    ast.NotEq: (rb"!=", (b"==",)),
-    ast.In: (rb"\bin\b", (b"not in",)),
-    ast.NotIn: (rb"\bnot\s+in\b", (b"in",)),
-    ast.Is: (rb"\bis\b", (b"is not",)),
-    ast.IsNot: (rb"\bis\s+not\b", (b"is",)),
+OPERATOR = re.compile(rb"not\s+in\b|is\s+not\b|[^\s()\\]+")
+OTHER_OPERATORS = {
+    operator: others
+    for operator, *others in (
+        *((b"<", b"<=", b">"), (b"<=", b"<", b">="), (b">", b">=", b"<"), (b">=", b">", b"<=")),
+        *((b"==", b"!="), (b"!=", b"=="), (b"in", b"not in"), (b"not in", b"in"), (b"is", b"is not")),
+        *((b"is not", b"is"), (b"and", b"or"), (b"or", b"and"), (b"&", b"|"), (b"|", b"&")),
+        *((b"+", b"-"), (b"-", b"+"), (b"*", b"//", b"+"), (b"/", b"//", b"*"), (b"//", b"/", b"%")),
+        *((b"%", b"//"), (b"**", b"*"), (b"<<", b">>"), (b">>", b"<<")),
+    )
 }
-ARITHMETIC: dict[type[ast.operator], tuple[bytes, tuple[bytes, ...]]] = {
-    ast.Add: (rb"\+", (b"-",)),
-    ast.Sub: (rb"-", (b"+",)),
-    ast.Mult: (rb"\*", (b"//", b"+")),
-    ast.Div: (rb"/", (b"//", b"*")),
-    ast.FloorDiv: (rb"//", (b"/", b"%")),
-    ast.Mod: (rb"%", (b"//",)),
-    ast.Pow: (rb"\*\*", (b"*",)),
-    ast.LShift: (rb"<<", (b">>",)),
-    ast.RShift: (rb">>", (b"<<",)),
-    ast.BitAnd: (rb"&", (b"|",)),
-    ast.BitOr: (rb"\|", (b"&",)),
-}
-TWINS = (
+
+
+def both_ways(*pairs: tuple[str, str]) -> dict[str, str]:
+    return {one: other for pair in pairs for one, other in (pair, pair[::-1])}
+
+
+OTHER_FUNCTION = both_ways(
     *(("min", "max"), ("any", "all"), ("startswith", "endswith"), ("lstrip", "rstrip"), ("find", "rfind")),
     *(("split", "rsplit"), ("partition", "rpartition"), ("lower", "upper"), ("ljust", "rjust"), ("floor", "ceil")),
     *(("keys", "values"), ("append", "extend"), ("popleft", "pop"), ("removeprefix", "removesuffix")),
     *(("isdigit", "isalpha"), ("islower", "isupper"), ("match", "search"), ("union", "intersection")),
 )
 """Functions that are taken for each other."""
-OTHER_FUNCTION = {one: other for pair in TWINS for one, other in (pair, pair[::-1])}
 WRAPPERS = frozenset({"str", "int", "float", "list", "tuple", "set", "sorted", "reversed", "abs", "round", "dict"})
 CLEANERS = frozenset({"strip", "lstrip", "rstrip", "lower", "upper", "casefold", "copy", "title", "capitalize"})
 ORDERED = frozenset({"isinstance", "issubclass", "getattr", "hasattr", "setattr", "range", "super"})
 """Functions whose arguments nobody swaps without noticing at once."""
-STRINGS = {
-    "": " ",
-    " ": "",
-    ",": ", ",
-    ", ": ",",
-    "-": "_",
-    "_": "-",
-    ".": ",",
-    "/": "\\\\",
-    ":": ";",
-    "0": "1",
-    "\n": " ",
-    "true": "false",
-    "false": "true",
-    "left": "right",
-    "right": "left",
-    "start": "end",
-    "end": "start",
-    "key": "value",
-    "value": "key",
-    "yes": "no",
-    "no": "yes",
-    "r": "rb",
-    "utf-8": "ascii",
-}
+STRINGS = both_ways(
+    *(("", " "), (",", ", "), ("-", "_"), ("true", "false"), ("left", "right"), ("start", "end"), ("key", "value")),
+    ("yes", "no"),
+) | {".": ",", "/": "\\\\", ":": ";", "0": "1", "\n": " ", "r": "rb", "utf-8": "ascii"}
 SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant)
 
 
-def between(source: SourceText, left: ast.AST, right: ast.AST, pattern: bytes) -> Span | None:
-    """Return where an operator stands between its operands; None if a comment makes that unclear."""
+def other_operators(source: SourceText, left: ast.AST, right: ast.AST, behind: bytes = b"") -> Iterator[Edit]:
+    """Replace the operator between two operands; not where a comment makes it unclear which text that is."""
     start, end = source.span(left)[1], source.span(right)[0]
     gap = source.data[start:end]
-    found = re.search(pattern, gap)
+    found = OPERATOR.search(gap)
     if found is None or b"#" in gap:
-        return None
-    return start + found.start(), start + found.end()
+        return
+    operator = b" ".join(found[0].split()).removesuffix(behind)
+    for other in OTHER_OPERATORS.get(operator, ()):
+        yield (start + found.start(), start + found.end()), other + behind
 
 
 def comparison(source: SourceText, place: Place) -> Iterator[Edit]:
     """A comparison that is flipped, or off by one."""
-    node = place.node
-    if not isinstance(node, ast.Compare):
-        return
-    for left, operator, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
-        pattern, others = COMPARISONS[type(operator)]
-        if span := between(source, left, right, pattern):
-            yield from ((span, other) for other in others)
+    if isinstance(place.node, ast.Compare):
+        for left, right in pairwise([place.node.left, *place.node.comparators]):
+            yield from other_operators(source, left, right)
 
 
 def boolean_operator(source: SourceText, place: Place) -> Iterator[Edit]:
     """An `and` for an `or`, or the other way round."""
-    node = place.node
-    if isinstance(node, ast.BoolOp) and len(node.values) == 2:
-        word, other = (rb"\band\b", b"or") if isinstance(node.op, ast.And) else (rb"\bor\b", b"and")
-        if span := between(source, node.values[0], node.values[1], word):
-            yield span, other
+    if isinstance(place.node, ast.BoolOp) and len(place.node.values) == 2:
+        left, right = place.node.values
+        yield from other_operators(source, left, right)
 
 
 def arithmetic(source: SourceText, place: Place) -> Iterator[Edit]:
     """Another arithmetic operator."""
     node = place.node
-    if isinstance(node, ast.BinOp):
-        left, right, equals = node.left, node.right, b""
-    elif isinstance(node, ast.AugAssign):
-        left, right, equals = node.target, node.value, b"="
-    else:
-        return
-    if any(_is_text(each) for each in (left, right)) or type(node.op) not in ARITHMETIC:
-        return
-    pattern, others = ARITHMETIC[type(node.op)]
-    if span := between(source, left, right, pattern + equals):
-        yield from ((span, other + equals) for other in others)
+    if isinstance(node, ast.BinOp) and not _is_text(node.left) and not _is_text(node.right):
+        yield from other_operators(source, node.left, node.right)
+    elif isinstance(node, ast.AugAssign) and not _is_text(node.value):
+        yield from other_operators(source, node.target, node.value, b"=")
 
 
 def negated_condition(source: SourceText, place: Place) -> Iterator[Edit]:

@@ -28,7 +28,7 @@ from ..tools.sandbox.specification import SandboxSpec
 from .base import ask_base, find_base
 from .environment import build_image
 from .project import fetch
-from .project_maker import Made, ProjectMaker, side_by_side
+from .project_maker import Made, make_instances, side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -47,8 +47,6 @@ DEFAULT_REQUIREMENTS = ("pytest",)
 
 
 class Maker:
-    """Makes instances; `make` may be called once."""
-
     def __init__(
         self, store: ImageStore, settings: Settings, say: Callable[[str], None], heard: Callable[[str], None]
     ) -> None:
@@ -63,13 +61,7 @@ class Maker:
         """There is one project: what fails is said by whoever called."""
 
     async def make(self, orders: Sequence[Order], parts: Path) -> list[Made | ProrlError]:
-        """Make what was ordered; return for each project what it came to, or why nothing could be made of it.
-
-        Raises:
-            ConfigError: the base image will not do, or the folder cannot be made.
-            SandboxUnavailable: Apptainer is not installed.
-            SandboxFailed: the base image cannot be built.
-        """
+        """Make what was ordered; return for each project what it came to, or why nothing could be made of it."""
         work = Path(tempfile.mkdtemp(prefix="prorl-make-swe-"))
         sandboxes = Sandboxes("apptainer", work / "sandboxes")
         try:
@@ -121,14 +113,13 @@ class Maker:
                     await sandbox.close()
                     busy_s += time.monotonic() - started
 
-        made = await ProjectMaker(project, image, order, self._settings, opened, self._say).make()
+        made = await make_instances(project, image, order, self._settings, opened, self._say)
         made = msgspec.structs.replace(made, busy_s=round(busy_s, 1))
         await asyncio.to_thread(write_atomically, part, msgspec.json.encode(made))
         self._say(f"{made.label}: {len(made.instances)} instances in {made.busy_s:.0f} s of work")
         return made
 
     def _prepare(self, order: Order, work: Path, base: Base) -> tuple[Project, Image]:
-        """Fetch a project and build its image."""
         work.mkdir()
         project = fetch(order.source, work, sha256=order.sha256, path=order.path)
         metadata = project.metadata
@@ -164,11 +155,7 @@ def _remove(work: Path, parts: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that it is there with all its content, or not at all.
-
-    Raises:
-        OSError: the disk refuses it.
-    """
+    """Write a file so that it is there with all its content, or not at all."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with partial.open("wb") as file:

@@ -33,8 +33,6 @@ NATIVE_SETUP = re.compile(r"\b(ext_modules|cffi_modules|rust_extensions|cythoniz
 
 @dataclass(frozen=True)
 class Metadata:
-    """What is known of a project."""
-
     name: str
     version: str
     license: str
@@ -46,7 +44,7 @@ class Metadata:
 
     @property
     def permissive(self) -> bool:
-        """Whether its license lets anybody use, change and pass on its code."""
+        """Whether everyone may use, change and pass on its code."""
         return PERMISSIVE.search(self.license) is not None and RESTRICTED.search(self.license) is None
 
     def requirements_for(self, python: str) -> tuple[str, ...]:
@@ -68,11 +66,7 @@ class Metadata:
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Read the metadata of a project's folder; what is said nowhere is empty, the name that of the folder.
-
-    Raises:
-        AttributeError, TypeError, ValueError, configparser.Error: a file has something else than it should.
-    """
+    """Read the metadata of a project's folder; what is said nowhere is empty, the name that of the folder."""
     if (folder / "PKG-INFO").is_file():
         return _from_archive(folder)
     table = _toml(folder / "pyproject.toml")

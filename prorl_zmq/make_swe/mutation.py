@@ -45,7 +45,6 @@ class Mutation:
     replacement: bytes
 
     def apply(self, data: bytes) -> bytes:
-        """Return the file's content with the change."""
         return data[: self.start] + self.replacement + data[self.end :]
 
     def lines(self, data: bytes) -> tuple[str, ...]:

@@ -33,10 +33,6 @@ class Patches:
             except ValueError:
                 continue
 
-    def source(self, path: str) -> SourceText:
-        """Return one of the files."""
-        return self.sources[path]
-
     def read(self, path: str) -> str:
         """Return the text of any file of the repository; empty if there is none."""
         file = (self._repository / path).resolve()
@@ -45,11 +41,7 @@ class Patches:
         return file.read_text("utf-8", "replace")
 
     def of(self, path: str, mutation: Mutation) -> tuple[str, str]:
-        """Return the patch that makes a mutation, and the one that takes it back.
-
-        Raises:
-            ConfigError: git fails.
-        """
+        """Return the patch that makes a mutation, and the one that takes it back."""
         file, source = self._repository / path, self.sources[path]
         file.write_bytes(mutation.apply(source.data))
         try:

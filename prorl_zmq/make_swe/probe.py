@@ -28,8 +28,6 @@ VARIABLES = 40
 
 
 class Probe:
-    """What is asked for, and what was seen so far."""
-
     def __init__(self, order: dict[str, Any]) -> None:
         self.root = order["root"].rstrip("/") + "/"
         self.keep = None if order["keep"] is None else set(order["keep"])
@@ -44,7 +42,6 @@ class Probe:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Run only the tests that are asked for."""
         if self.keep is not None:
             left_out = [item for item in items if item.nodeid not in self.keep]
             items[:] = [item for item in items if item.nodeid in self.keep]
@@ -79,7 +76,6 @@ class Probe:
         return self.line if unseen else None
 
     def line(self, frame: FrameType, event: str, argument: object) -> Any:
-        """Note a line."""
         del event, argument
         entry = self.known[frame.f_code]
         if entry is None:
@@ -101,7 +97,6 @@ class Probe:
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-        """Note why a test failed."""
         outcome: Any = yield
         if outcome.get_result().failed and call.excinfo is not None and item.nodeid not in self.failures:
             self.failures[item.nodeid] = self.describe(item, call.excinfo)
@@ -129,7 +124,6 @@ class Probe:
         }
 
     def pytest_sessionfinish(self) -> None:
-        """Write the report."""
         calls = {path: {line: sorted(tests) for line, tests in by.items()} for path, by in self.calls.items()}
         lines = {path: sorted(numbers) for path, numbers in self.lines.items()}
         found = {"tests": self.tests, "calls": calls, "lines": lines, "failures": self.failures}
@@ -152,7 +146,6 @@ def simple_variables(frame: FrameType) -> dict[str, str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the probe, if there is an order."""
     path = os.environ.get("PRORL_PROBE")
     if path:
         config.pluginmanager.register(Probe(json.loads(Path(path).read_text(encoding="utf-8"))), "prorl-probe")

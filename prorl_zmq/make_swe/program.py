@@ -36,12 +36,7 @@ GIT_ENVIRONMENT = {
 
 
 def git(*arguments: str, folder: Path, problem: str) -> str:
-    """Run git; return what it says.
-
-    Raises:
-        SandboxUnavailable: git is not installed.
-        ConfigError: it fails; the message has its last words.
-    """
+    """Run git; return what it says."""
     if shutil.which("git") is None:
         raise SandboxUnavailable("git is not installed; install its package", kind="git")
     # What a surrounding git command has set would lead to another repository.
@@ -54,12 +49,7 @@ def git(*arguments: str, folder: Path, problem: str) -> str:
 
 
 def pip(*arguments: str, folder: Path, problem: str) -> None:
-    """Run pip with this machine's settings.
-
-    Raises:
-        ConfigError: what was asked for does not exist, or its checksum is another.
-        SandboxFailed: it fails in another way, such as without a network; the message has its last words.
-    """
+    """Run pip with this machine's settings."""
     argv = [sys.executable, *ISOLATED, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
     code, output = _run(argv, folder, PIP_LIMIT_S, {**os.environ, "LC_ALL": "C.UTF-8"})
     if code == 0:

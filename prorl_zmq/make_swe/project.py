@@ -18,7 +18,7 @@ import shutil
 import stat
 import tarfile
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,6 @@ EXTRACTION: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter
 
 @dataclass(frozen=True)
 class Project:
-    """A project that is there."""
-
     folder: Path
     """The git repository; changed only for as long as a patch is made."""
     metadata: Metadata
@@ -71,13 +69,7 @@ class Project:
 
 
 def fetch(source: str, work: Path, *, sha256: str = "", path: str = "") -> Project:
-    """Fetch a project and make its repository in `work`. Blocks: seconds.
-
-    Raises:
-        ConfigError: there is no such project, it has another checksum, or is not pure Python.
-        SandboxFailed: it cannot be fetched, such as without a network.
-        SandboxUnavailable: git or pip is not installed.
-    """
+    """Fetch a project and make its repository in `work`. Blocks: seconds."""
     raw = work / "raw"
     raw.mkdir()
     if release := RELEASE.fullmatch(source):
@@ -85,17 +77,8 @@ def fetch(source: str, work: Path, *, sha256: str = "", path: str = "") -> Proje
     elif Path(source).is_dir() and not _is_bare(Path(source)):
         found = Path(source).resolve()
     elif GIT_URL.match(source) or Path(source).is_dir():
-        address = source.removeprefix("git+")
-        git(
-            "clone",
-            "--quiet",
-            "--depth=1",
-            "--",
-            address,
-            str(raw / "clone"),
-            folder=raw,
-            problem=f"{source} cannot be cloned",
-        )
+        clone = ("clone", "--quiet", "--depth=1", "--", source.removeprefix("git+"), str(raw / "clone"))
+        git(*clone, folder=raw, problem=f"{source} cannot be cloned")
         found = raw / "clone"
     else:
         raise ConfigError(f"{source}: there is no such folder; give a folder, a git URL or NAME==VERSION", key="repo")
@@ -229,4 +212,4 @@ def _named_after(metadata: Metadata, address: str) -> Metadata:
     if metadata.name != "clone":
         return metadata
     name = re.sub(r"[^A-Za-z0-9._-]", "", address.rstrip("/").removesuffix(".git").rsplit("/", 1)[-1]) or "project"
-    return Metadata(name, metadata.version, metadata.license, metadata.requirements, metadata.entry_points)
+    return replace(metadata, name=name)

@@ -27,8 +27,6 @@ OWN = ("swe-mini",)
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to make of one project."""
-
     source: str
     """A folder, a git URL, or `NAME==VERSION`."""
     instances: Annotated[int, Meta(ge=1, le=1000)] = 4
@@ -45,23 +43,17 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str = ""
     """Where modules are imported from; empty: found out."""
     permissive_only: bool = False
-    """Refuse a project whose license does not let anybody pass its code on."""
+    """Refuse a project whose license is not permissive."""
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to make of several projects."""
-
     project: tuple[Order, ...]
     name: str = ""
     seed: int = 0
 
 
 def load_recipe(name: str) -> Recipe:
-    """Read a recipe: one of this package by name, or a file.
-
-    Raises:
-        ConfigError: there is none, or it is malformed; or a project of it has no checksum.
-    """
+    """Read a recipe: one of this package by name, or a file."""
     try:
         if name in OWN:
             text = files(__package__).joinpath(f"{name.replace('-', '_')}.toml").read_text("utf-8")

@@ -1,6 +1,6 @@
 """Tries mutations one after the other in one sandbox, until enough of them make some tests fail and leave most alone.
 
-Only the tests that reach the changed function run here, with the probe, which also tells what the statement needs. A
+Only the tests that reach the changed function run here, with the probe, which also reports what the statement needs. A
 mutant that hangs or uses too much memory is killed with its sandbox.
 """
 
@@ -34,8 +34,6 @@ GIT_LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Found:
-    """A mutation that tests notice."""
-
     candidate: Candidate
     bug_patch: str
     gold_patch: str
@@ -44,8 +42,6 @@ class Found:
 
 
 class Search:
-    """Looks for mutations of one project."""
-
     def __init__(
         self,
         project: Project,
@@ -62,41 +58,30 @@ class Search:
         self._candidates = candidates
         self._patches = patches
         self._most_failing = most_failing
-        self._options = tuple(options)
+        self._options = options
         self._opened = opened
         self.dropped: Counter[str] = Counter()
         """Why mutations were not taken."""
         self.tried = 0
 
     async def find(self, number: int) -> list[Found]:
-        """Return the next mutations that will do: as many as are asked for, fewer only if there are no more.
-
-        Raises:
-            SandboxFailed: a sandbox does not start.
-        """
+        """Return the next mutations that will do: as many as are asked for, fewer only if there are no more."""
         results: list[Found] = []
-        usable = True
-        while usable and len(results) < number:
-            async with self._opened() as sandbox:
-                usable = await self._use(sandbox, number, results)
-        return results
-
-    async def _use(self, sandbox: Sandbox, number: int, results: list[Found]) -> bool:
-        """Try mutations until there are enough, or the sandbox is spent; return whether there may be more."""
         while len(results) < number:
-            candidate = self._candidates.next()
-            if candidate is None:
-                return False
-            self.tried += 1
-            outcome, spent = await self._try(sandbox, candidate)
-            if isinstance(outcome, Found):
-                self._candidates.accept(candidate)
-                results.append(outcome)
-            else:
-                self.dropped[outcome] += 1
-            if spent:
-                break
-        return True
+            async with self._opened() as sandbox:
+                spent = False
+                while not spent and len(results) < number:
+                    candidate = self._candidates.next()
+                    if candidate is None:
+                        return results
+                    self.tried += 1
+                    outcome, spent = await self._try(sandbox, candidate)
+                    if isinstance(outcome, Found):
+                        self._candidates.accept(candidate)
+                        results.append(outcome)
+                    else:
+                        self.dropped[outcome] += 1
+        return results
 
     async def _try(self, sandbox: Sandbox, candidate: Candidate) -> tuple[Found | str, bool]:
         """Run the tests that reach a mutation; return what it is good for, and whether the sandbox is spent."""
@@ -123,7 +108,7 @@ class Search:
             return "no test notices it"
         if len(failing) > self._most_failing:
             return "too many tests fail"
-        lines = candidate.mutation.lines(self._patches.source(candidate.path).data)
+        lines = candidate.mutation.lines(self._patches.sources[candidate.path].data)
         told = [report.failures[test] for test in sorted(failing) if test in report.failures]
         metadata = self._project.metadata
         shown = examples(told, self._patches.read, self._project.modules)
@@ -141,11 +126,7 @@ async def reset(sandbox: Sandbox) -> bool:
 
 
 async def apply(sandbox: Sandbox, patch: str) -> None:
-    """Apply a patch to the sandbox's repository.
-
-    Raises:
-        SandboxFailed: it does not apply.
-    """
+    """Apply a patch to the sandbox's repository."""
     argv = ["git", "apply", "--whitespace=nowarn", "-"]
     result = await sandbox.exec(argv, GIT_LIMIT_S, patch.encode(), directory=TESTBED)
     if result.exit_code:

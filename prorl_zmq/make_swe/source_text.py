@@ -36,11 +36,7 @@ class Place:
 
 
 class SourceText:
-    """One file.
-
-    Raises:
-        ValueError: it is not what is changed here: no Python, not UTF-8, or with carriage returns.
-    """
+    """One file."""
 
     def __init__(self, data: bytes) -> None:
         if b"\r" in data or data.startswith(b"\xef\xbb\xbf"):
@@ -56,13 +52,11 @@ class SourceText:
             self._starts.append(self._starts[-1] + len(line) + 1)
 
     def span(self, node: ast.AST) -> Span:
-        """Return where a node is."""
         start = self._starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
         end = self._starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
         return start, end
 
     def of(self, node: ast.AST) -> bytes:
-        """Return the text of a node."""
         start, end = self.span(node)
         return self.data[start:end]
 

@@ -29,8 +29,6 @@ NOISE = re.compile(r"^\s*(\.\.\.)?\s*(Full diff truncated|Use -v to get|\(.*hidd
 
 @dataclass(frozen=True)
 class Example:
-    """What one failing test shows."""
-
     code: str
     """The test's lines up to the one that failed."""
     statement: str
@@ -49,7 +47,6 @@ class Example:
 
     @property
     def summary(self) -> str:
-        """What happens, in a line."""
         name = f"`{self.called}`" if self.called else "The library"
         missed = re.match(r"(?:Failed: )?DID NOT RAISE (?:any of )?(.*)|AssertionError: (\w+) not raised", self.message)
         if missed:
@@ -108,12 +105,9 @@ def _full(example: Example) -> str:
 
 def _example(failure: Failure, read: Callable[[str], str], modules: Collection[str]) -> Example | None:
     text = read(failure.path)
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return None
-    function = _function_at(tree, failure.function_line)
-    if function is None:
+    tree = _parsed(text)
+    function = _function_at(tree, failure.function_line) if tree is not None else None
+    if tree is None or function is None:
         return None
     statement = _statement_at(function, failure.line)
     body = [each for each in function.body if each.lineno <= failure.line]
@@ -124,7 +118,7 @@ def _example(failure: Failure, read: Callable[[str], str], modules: Collection[s
     lines = text.splitlines()
     end = statement.end_lineno
     code = textwrap.dedent("\n".join(lines[body[0].lineno - 1 : end])).strip("\n")
-    if len(code.splitlines()) > CODE_LINES or not _parses(code):
+    if len(code.splitlines()) > CODE_LINES or _parsed(code) is None:  # such as the beginning of a `try`
         code = textwrap.dedent("\n".join(lines[statement.lineno - 1 : end])).strip("\n")
     if len(code.splitlines()) > CODE_LINES:
         return None
@@ -182,21 +176,16 @@ def _called(statements: Iterable[ast.AST], imported: Collection[str]) -> str:
     return ""
 
 
-def _parses(code: str) -> bool:
-    """Return whether code stands for itself: not the beginning of a `try` or a `with`."""
+def _parsed(code: str) -> ast.Module | None:
     try:
-        ast.parse(code)
+        return ast.parse(code)
     except SyntaxError:
-        return False
-    return True
+        return None
 
 
 def _values(code: str, variables: Mapping[str, str]) -> dict[str, str]:
-    try:
-        tree = ast.parse(code)
-    except SyntaxError:
-        return {}
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    tree = _parsed(code)
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)] if tree is not None else []
     set_here = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     used = dict.fromkeys(node.id for node in names if isinstance(node.ctx, ast.Load))
     return {name: _stable(variables[name]) for name in used if name in variables and name not in set_here}

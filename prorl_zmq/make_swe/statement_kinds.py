@@ -1,10 +1,11 @@
-"""Kinds of bugs in statements, such as one that is missing. Each gives the edits that it has at a place."""
+"""Kinds of bugs in statements, such as one that is missing. Each yields its edits at a place."""
 
 from __future__ import annotations
 
 import ast
 from typing import TYPE_CHECKING
 
+from .expression_kinds import both_ways
 from .source_text import own_nodes
 
 if TYPE_CHECKING:
@@ -14,15 +15,11 @@ if TYPE_CHECKING:
 
     Edit = tuple[Span, bytes]
 
-OTHER_EXCEPTION = {
-    "ValueError": "TypeError",
-    "TypeError": "ValueError",
-    "KeyError": "IndexError",
-    "IndexError": "KeyError",
+OTHER_EXCEPTION = both_ways(
+    ("ValueError", "TypeError"), ("KeyError", "IndexError"), ("OverflowError", "ZeroDivisionError")
+) | {
     "AttributeError": "KeyError",
     "StopIteration": "IndexError",
-    "OverflowError": "ZeroDivisionError",
-    "ZeroDivisionError": "OverflowError",
     "NotImplementedError": "TypeError",
     "UnicodeDecodeError": "UnicodeEncodeError",
     "OSError": "ValueError",

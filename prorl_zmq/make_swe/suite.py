@@ -23,7 +23,6 @@ from .environment import TESTBED
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from ..tools.execution.command import ExecResult
     from ..tools.sandbox.sandbox import Sandbox
 
 LOG_PARSER = "parse_log_pytest"
@@ -39,8 +38,6 @@ FAILING = ("FAILED", "ERROR")
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """What a failing test said."""
-
     line: int
     """Of the test's file, counted from 1; 0 if no line of it was on the way to the exception."""
     function_line: int
@@ -54,8 +51,6 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What the probe saw."""
-
     tests: list[str]
     """Node ids; the numbers in `calls` are places in this list."""
     calls: dict[str, dict[int, list[int]]]
@@ -68,8 +63,6 @@ class Report(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """What became of a run of tests."""
-
     statuses: Mapping[str, str]
     """By node id as swebench reads it from the log: PASSED, FAILED, ERROR, SKIPPED, XFAIL."""
     unclear: frozenset[str]
@@ -96,20 +89,24 @@ class SuiteRun:
 
 
 def suite_command(paths: Sequence[str], options: Sequence[str] = ()) -> str:
-    """Return the bash line that runs the tests in `/testbed`."""
     return shlex.join(["python3", "-I", "-B", "-m", "pytest", *OPTIONS, *options, *paths])
 
 
-async def run_suite(sandbox: Sandbox, command: str, timeout_s: float) -> SuiteRun:
-    """Run the tests as an instance's evaluation does.
-
-    Raises:
-        SandboxFailed: the sandbox is gone.
-        SandboxLimitExceeded: the tests used more than a sandbox may.
-    """
+async def run_suite(
+    sandbox: Sandbox, command: str, timeout_s: float, environment: Mapping[str, str] | None = None
+) -> SuiteRun:
     started = time.monotonic()
-    result = await sandbox.exec(["bash", "-c", f"{command} 2>&1"], timeout_s, b"", OUTPUT_BYTES, directory=TESTBED)
-    return _read(result, time.monotonic() - started)
+    argv = ["bash", "-c", f"{command} 2>&1"]
+    result = await sandbox.exec(argv, timeout_s, b"", OUTPUT_BYTES, environment, TESTBED)
+    log = result.stdout.decode(errors="replace")
+    return SuiteRun(
+        statuses=parse_log(log),
+        unclear=unclear_ids(log),
+        exit_code=result.exit_code,
+        timed_out=result.timed_out,
+        took_s=time.monotonic() - started,
+        tail=log[-2000:],
+    )
 
 
 async def probe_suite(
@@ -121,43 +118,18 @@ async def probe_suite(
     keep: Collection[str] | None = None,
     reach: bool = False,
 ) -> tuple[SuiteRun, Report | None]:
-    """Run tests with the probe; the report is None if the run did not come to its end.
-
-    Raises:
-        SandboxFailed: the sandbox is gone.
-        SandboxLimitExceeded: the tests used more than a sandbox may.
-    """
+    """Run tests with the probe; the report is None if the run did not come to its end."""
     kept = None if keep is None else sorted(keep)
     order = msgspec.json.encode({"root": TESTBED, "keep": kept, "reach": reach, "report": REPORT})
     plugin = files(__package__).joinpath("probe.py").read_bytes()
     await sandbox.write_files({ORDER: order, f"/workspace/plugin/{PLUGIN}.py": plugin, REPORT: b""})
-    argv = ["python3", "-B", "-m", "pytest", "-p", PLUGIN, *OPTIONS, *options, *paths]
-    started = time.monotonic()
-    result = await sandbox.exec(
-        ["bash", "-c", f"{shlex.join(argv)} 2>&1"],
-        timeout_s,
-        b"",
-        OUTPUT_BYTES,
-        {"PYTHONPATH": "/workspace/plugin", "PRORL_PROBE": ORDER},
-        TESTBED,
-    )
-    run = _read(result, time.monotonic() - started)
+    command = shlex.join(["python3", "-B", "-m", "pytest", "-p", PLUGIN, *OPTIONS, *options, *paths])
+    environment = {"PYTHONPATH": "/workspace/plugin", "PRORL_PROBE": ORDER}
+    run = await run_suite(sandbox, command, timeout_s, environment)
     try:
         return run, msgspec.json.decode(await sandbox.read_file(REPORT, OUTPUT_BYTES), type=Report)
     except msgspec.MsgspecError:
         return run, None
-
-
-def _read(result: ExecResult, took_s: float) -> SuiteRun:
-    log = result.stdout.decode(errors="replace")
-    return SuiteRun(
-        statuses=parse_log(log),
-        unclear=unclear_ids(log),
-        exit_code=result.exit_code,
-        timed_out=result.timed_out,
-        took_s=took_s,
-        tail=log[-2000:],
-    )
 
 
 def parse_log(log: str) -> dict[str, str]:

@@ -22,13 +22,11 @@ if TYPE_CHECKING:
 
 REPEATS = 2
 LEAST_KEPT = 0.9
-"""Share of the reliable tests that must give the same answer each time; below that the instance is no good."""
+"""Share of the reliable tests that must give the same answer each time; below that the instance is dropped."""
 
 
 @dataclass(frozen=True)
 class Verified:
-    """An instance whose tests are known."""
-
     found: Found
     fail_to_pass: tuple[str, ...]
     """Node ids, sorted."""
@@ -47,11 +45,6 @@ async def verify(
     most_failing: int,
     limit_s: float,
 ) -> Verified | str:
-    """Verify an instance; return it, or why it is dropped.
-
-    Raises:
-        SandboxFailed: the sandbox is gone, or a patch does not apply.
-    """
     try:
         await apply(sandbox, found.bug_patch)
         bugged = [await run_suite(sandbox, command, limit_s) for _ in range(REPEATS)]
@@ -61,7 +54,7 @@ async def verify(
     except SandboxLimitExceeded:
         return "uses too much memory or too many processes"
     if clean.exit_code:
-        return "the gold patch does not give back what was there"
+        return "the gold patch does not restore what was there"
     return judge(found, baseline, bugged, fixed, most_failing)
 
 

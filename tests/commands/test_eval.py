@@ -101,7 +101,7 @@ def test_killed_stopped_and_gone_on_with_it_repeats_nothing(tmp_path: Path) -> N
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130, said
-    assert "the same command goes on with them" in said.splitlines()[-1]
+    assert "the same command continues with them" in said.splitlines()[-1]
     assert not left.exists()
     second = lines(out)
     assert second[: len(first)] == first
@@ -194,8 +194,8 @@ def test_a_service_that_runs_already_keeps_what_an_evaluation_that_was_killed_ga
         (("{file}", "--engine", "vllm"), "--engine vllm needs --model"),
         (("{file}", "--engine", "http", "--url", "here:80"), "here:80 is not of the form http://HOST:PORT"),
         (("{file}", "--model", "nowhere.npz"), "there is no such file"),
-        (("{file}", "--set", "tools"), "it is NAME=JSON"),
-        (("{file}", "--form", "chess"), "chess"),
+        (("{file}", "--set", "tools"), "write NAME=JSON"),
+        (("{file}", "--row-format", "chess"), "chess"),
         (("{wrong}",), "line 2"),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_resumed_run_keeps_its_seed_and_needs_steps_to_make(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from prorl_zmq.examples.train_torch.checkpoint import Checkpoint
+    from prorl_zmq.examples.train_torch.weights import Checkpoint
 
     Checkpoint(7, "session", 3, 0, {}).save(tmp_path / "checkpoint.pt")
     for arguments, problem in ((["--seed", "4"], "has seed 3"), (["--steps", "7"], "give more --steps")):
@@ -123,7 +123,7 @@ def test_two_steps_through_the_service_a_stop_and_a_resumed_one(tmp_path: Path) 
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert "going on after step" in done.stdout
+    assert "continuing after step" in done.stdout
     records = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == list(range(steps))
     for record in records:

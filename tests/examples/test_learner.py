@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch", reason="the example needs torch: pip instal
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.examples.train_torch import learner as learner_module
-from prorl_zmq.examples.train_torch.checkpoint import Checkpoint
 from prorl_zmq.examples.train_torch.learner import Interrupted, Learner, LearnerSettings
 from prorl_zmq.examples.train_torch.model import Model, ModelShape
+from prorl_zmq.examples.train_torch.weights import Checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path

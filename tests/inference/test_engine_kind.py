@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -100,15 +101,19 @@ def test_a_job_is_answered_by_an_engine_of_another_package(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("--engine", "scripted"), 2, "--engine scripted needs --answer: what it says"),
+        (("--engine", "scripted"), 2, "--engine scripted needs --option answer: what it says"),
         (
             ("--engine", "scripted", "--option", "answer=7"),
             2,
-            "Expected `str`, got `int` in --answer",
+            "Expected `str`, got `int` in --option answer",
         ),
-        (("--engine", "scripted", "--option", "answer"), 2, "--option answer: it is NAME=JSON"),
+        (("--engine", "scripted", "--option", "answer"), 2, "--option answer: write NAME=JSON"),
         (("--engine", "scripted", "--model", "m"), 2, "takes no --model; embedded and vllm would"),
-        (("--engine", "embedded", "--option", "times=2"), 2, "--engine embedded takes no --times; scripted would"),
+        (
+            ("--engine", "embedded", "--option", "times=2"),
+            2,
+            "--engine embedded takes no --option times; scripted would",
+        ),
         (("--engine", "torn"), 2, "the engine kind torn (scripted_engines:Missing) cannot be imported"),
         (("--engine", "gpt"), 2, "'gpt' is not an engine kind that an installed package offers; there are embedded, "),
         (("--engine", "embedded", "--", "--max-model-len", "5"), 2, "takes no flags behind --; vllm would"),
@@ -135,9 +140,41 @@ def test_doctor_init_and_eval_know_the_kind(tmp_path: Path, environment: dict[st
     assert "# Further kinds of engines are installed: scripted, torn." in (tmp_path / "new.toml").read_text()
     file = tmp_path / "sums.jsonl"
     file.write_text('{"problem": "1 + 1?", "ground_truth": "2"}\n')
-    done = run(environment, "prorl", "eval", str(file), "--engine", "scripted", "--out", str(tmp_path / "run"))
+    out = ("--out", str(tmp_path / "run"))
+    done = run(environment, "prorl", "eval", str(file), "--engine", "scripted", *out)
     assert done.returncode == 2
-    assert "--engine scripted needs --answer: what it says" in done.stderr.splitlines()[-1]
+    assert "--engine scripted needs --option answer: what it says" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--option", "answer"), "--option answer: write NAME=JSON"),
+        (("--option", "answer=x", "--option", "tims=2"), "takes no --option tims; it takes --option answer, --option "),
+        (("--option", "answer=x", "--option", "times=two"), "Expected `int`, got `str` in --option times"),
+        (("--option", "answer=x", "--connect", "ipc:///x"), "--connect and --config name a service that has its"),
+    ],
+)
+def test_eval_says_which_option_is_wrong(
+    tmp_path: Path, environment: dict[str, str], options: tuple[str, ...], said: str
+) -> None:
+    file = tmp_path / "sums.jsonl"
+    file.write_text('{"problem": "1 + 1?", "ground_truth": "2"}\n')
+    done = run(environment, "prorl", "eval", str(file), "--engine", "scripted", *options, "--sandbox", "process")
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
+
+
+def test_eval_hands_options_to_an_engine_of_another_package(tmp_path: Path, environment: dict[str, str]) -> None:
+    file, out = tmp_path / "sums.jsonl", tmp_path / "run"
+    file.write_text('{"problem": "1 + 1?", "ground_truth": "2222"}\n')
+    options = ("--engine", "scripted", "--option", "answer=\\boxed{2222} ", "--option", "times=2")
+    done = run(environment, "prorl", "eval", str(file), *options, "--sandbox", "process", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((out / "results.jsonl").read_text())["result"]
+    assert result["reward"] == 1.0
+    settings = json.loads((out / "plan.json").read_text())["settings"]
+    assert settings["engine_options"] == {"answer": "\\boxed{2222} ", "times": 2}
 
 
 @pytest.mark.parametrize(

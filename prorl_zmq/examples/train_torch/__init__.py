@@ -2,5 +2,5 @@
 
 `python -m prorl_zmq.examples.train_torch` starts the service, an engine of its own, and trains; `training` is where to
 begin reading. Nothing is downloaded: `tokenizer` makes a tokenizer and chat template, `model` is the policy, `script`
-warms it up by imitation, `engine` serves it, `grpo` learns.
+warms it up by imitation, `engine` serves it, `learner` learns.
 """

@@ -12,7 +12,6 @@ PROGRAM = "python -m prorl_zmq.examples.train_torch"
 
 
 def main(arguments: list[str]) -> int:
-    """Run the example; return its exit code."""
     missing = [name for name in ("torch", *NEEDED) if find_spec(name) is None]
     if missing:
         print(f"train_torch needs {', '.join(missing)}: pip install 'prorl-zmq[train]'", file=sys.stderr)

@@ -6,28 +6,28 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
 import typer
 
+from ...commands.demo import TrainingSandbox, begin_training
 from ...commands.options import console
+from ...demo.trainer import SUMMARY, write_summary
 from ...errors import ConfigError
-from ...tools.sandbox.sandboxes import Sandboxes
 from ...wire.messages.base import new_id
-from .checkpoint import Checkpoint
 from .display import Display
 from .learner import Learner, LearnerSettings
 from .model import Model
 from .plot import draw
-from .records import StepRecord, Summary, measure_overlap, read_steps
+from .records import Summary, measure_overlap, read_steps
 from .script import STEPS as IMITATION_STEPS
 from .script import imitate, texts
 from .service import JOURNAL
 from .tokenizer import load_chat, make_tokenizer
 from .training import CHECKPOINT, RunSettings, Training
-from .weights import read_weights, save_weights
+from .weights import Checkpoint, read_weights, save_weights
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,27 +46,17 @@ def _finite(value: float) -> float:
 
 
 def train(
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for the picture, figures, checkpoint, logs and journal.")
-    ] = Path("train_torch"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="For picture, checkpoint and logs.")] = Path("train_torch"),
     steps: Annotated[int, typer.Option(min=1, max=100_000, help="Training steps in all.")] = DEFAULTS.steps,
     groups: Annotated[
         int, typer.Option(min=1, max=1024, help="Groups in a batch; the service keeps those whose rewards differ.")
     ] = DEFAULTS.groups,
     group_size: Annotated[int, typer.Option(min=2, max=256, help="Rollouts of each prompt.")] = DEFAULTS.group_size,
     seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=2**32, help="Of the weights, the tasks and the sampling. [default: 0]", show_default=False
-        ),
+        int | None, typer.Option(min=0, max=2**32, help="Of the weights, the tasks and the sampling. [default: 0]")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the checkpoint in --out, as far as --steps.")
-    ] = False,
-    sandbox: Annotated[
-        Literal["bubblewrap", "process"],
-        typer.Option(help="What the agent's bash runs in; `process` is no isolation at all."),
-    ] = "bubblewrap",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in --out.")] = False,
+    sandbox: TrainingSandbox = "bubblewrap",
     max_staleness: Annotated[
         int, typer.Option(min=0, max=1000, help="Drop rollouts with tokens of weights so many versions old, and older.")
     ] = DEFAULTS.max_staleness,
@@ -84,8 +74,7 @@ def train(
         int, typer.Option(min=0, help="Steps between two tests at temperature 0 on other prompts; 0: none.")
     ] = DEFAULTS.test_every,
     measure: Annotated[
-        int,
-        typer.Option(min=0, max=100, help="In so many of the last steps, also measure how long each side takes alone."),
+        int, typer.Option(min=0, max=100, help="How many of the last steps also measure each side alone.")
     ] = DEFAULTS.measure,
 ) -> None:
     """Train a small transformer with GRPO and DAPO sampling through the whole service: five minutes on two cores.
@@ -113,10 +102,11 @@ def train(
         measure=measure,
         learner=replace(LearnerSettings(), learning_rate=learning_rate, epochs=epochs),
     )
-    _check_out(out, resume=resume)
-    Sandboxes(sandbox, out / "sandboxes").check()
-    if sandbox == "process":
-        screen.print("Sandboxes are plain processes: what the policy runs is not isolated from this machine.")
+    if not resume and (out / CHECKPOINT).exists():
+        raise ConfigError(
+            f"{out} holds a run already: --resume continues it; or name another --out, or delete the folder", key="out"
+        )
+    begin_training(out, sandbox, screen)
     with Display(screen) as display:
         try:
             if resume:
@@ -130,28 +120,7 @@ def train(
     _conclude(screen, summary, out)
 
 
-def _check_out(out: Path, *, resume: bool) -> None:
-    """Make the folder.
-
-    Raises:
-        ConfigError: it cannot be written to, or holds a run already.
-    """
-    checkpoint = out / CHECKPOINT
-    if not resume and checkpoint.exists():
-        raise ConfigError(
-            f"{out} holds a run already: --resume continues it; or name another --out, or delete the folder",
-            key="out",
-        )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "logs").mkdir(exist_ok=True)
-    except OSError as error:
-        reason = "it is not a folder" if out.exists() and not out.is_dir() else error.strerror
-        raise ConfigError(f"--out {out}: {reason}", key="out") from error
-
-
 def _begin(out: Path, seed: int, settings: RunSettings, warm_steps: int, display: Display) -> Summary:
-    """Warm a policy up and train it."""
     began = time.monotonic()
     for left in out.glob(f"{JOURNAL}*"):
         left.unlink()  # of a run that ended before its first checkpoint
@@ -159,13 +128,11 @@ def _begin(out: Path, seed: int, settings: RunSettings, warm_steps: int, display
     model = Model(seed=seed)
     display.say(f"warm start: {sum(p.numel() for p in model.parameters())} parameters learn to write as a script does")
     display.begin("warm start", warm_steps)
-    imitate(
-        model,
-        load_chat(out / TOKENIZER),
-        seed,
-        lambda step, loss: display.advance(step, f"{loss:.3f} nats per token"),
-        warm_steps,
-    )
+
+    def on_step(step: int, loss: float) -> None:
+        display.advance(step, f"{loss:.3f} nats per token")
+
+    imitate(model, load_chat(out / TOKENIZER), seed, on_step, warm_steps)
     save_weights(model, out / WARM)
     learner = Learner(model, model, settings.learner, seed)
     start = Checkpoint(0, new_id(), seed, 0, learner.state())
@@ -174,12 +141,6 @@ def _begin(out: Path, seed: int, settings: RunSettings, warm_steps: int, display
 
 
 def _resume(out: Path, seed: int | None, settings: RunSettings, display: Display) -> Summary:
-    """Go on from a checkpoint.
-
-    Raises:
-        ConfigError: there is none, or it is not of such a run.
-        InvalidWeights: the warm start is missing or broken.
-    """
     start = Checkpoint.load(out / CHECKPOINT)
     if seed is not None and seed != start.seed:
         raise ConfigError(f"the run in {out} has seed {start.seed}, not {seed}; leave out --seed", key="seed")
@@ -189,7 +150,7 @@ def _resume(out: Path, seed: int | None, settings: RunSettings, display: Display
     warm.load_state_dict(read_weights(out / WARM, warm))
     learner = Learner(Model(), warm, settings.learner, start.seed)
     learner.load_state(start.learner)
-    display.say(f"going on after step {start.step}")
+    display.say(f"continuing after step {start.step}")
     return _train(out, settings, start, learner, display, 0.0)
 
 
@@ -201,17 +162,8 @@ def _train(
     training = Training(out, out / TOKENIZER, settings, start, learner, display)
     training.run()
     steps = [*history, *training.steps]
-    summary = _summarise(training, steps, settings, start, warm_start_s)
-    summary.save(out)
-    draw(steps, training.tests, len(training.steps), out / PICTURE)
-    return summary
-
-
-def _summarise(
-    training: Training, steps: list[StepRecord], settings: RunSettings, start: Checkpoint, warm_start_s: float
-) -> Summary:
     rewards = [step.batch.reward for step in steps]
-    return Summary(
+    summary = Summary(
         seed=start.seed,
         sandbox=settings.sandbox,
         steps=len(steps),
@@ -225,6 +177,9 @@ def _summarise(
         overlap=measure_overlap(training.steps, training.alone, training.learn_alone_s),
         rewards=rewards,
     )
+    write_summary(out, summary)
+    draw(steps, training.tests, len(training.steps), out / PICTURE)
+    return summary
 
 
 def _conclude(screen: Console, summary: Summary, out: Path) -> None:
@@ -240,6 +195,5 @@ def _conclude(screen: Console, summary: Summary, out: Path) -> None:
             f"({overlap.rollout_alone_s:.1f} s) and its learning alone ({overlap.learn_alone_s:.1f} s); "
             f"one after the other it would be {overlap.serial_ratio:.2f}."
         )
-    lines.append(f"Picture: {out / PICTURE}; figures: {out / 'summary.json'}, {out / 'steps.jsonl'}.")
-    for line in lines:
-        screen.print(line, highlight=False, soft_wrap=True)
+    lines.append(f"Picture: {out / PICTURE}; figures: {out / SUMMARY}, {out / 'steps.jsonl'}.")
+    screen.print("\n".join(lines), highlight=False, soft_wrap=True)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 
 class Display:
-    """The run's face on the terminal."""
-
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(
@@ -39,26 +37,21 @@ class Display:
         self._progress.stop()
 
     def say(self, text: str) -> None:
-        """Print a line above the bar."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def begin(self, what: str, total: int, completed: int = 0) -> None:
-        """Begin a bar in the place of the one before."""
         self._progress.reset(self._task, description=what, total=total, completed=completed, note="")
 
     def advance(self, completed: int, note: str = "") -> None:
-        """Move the bar."""
         self._progress.update(self._task, completed=completed, note=note)
 
     def collecting(self, status: BatchStatus | None) -> None:
-        """Show how far a batch is."""
         if status is not None:
             self._progress.update(
                 self._task, note=f"{status.kept} of {status.target_groups} groups kept, {status.in_flight} jobs run"
             )
 
     def stepped(self, record: StepRecord, steps: int) -> None:
-        """Note the end of a training step."""
         batch, stats = record.batch, record.stats
         self.advance(record.step + 1)
         self.say(
@@ -68,5 +61,4 @@ class Display:
         )
 
     def tested(self, record: Exam) -> None:
-        """Note the result of a test."""
         self.say(f"test after {record.step} steps: " + ", ".join(f"{t} {r:.2f}" for t, r in record.reward.items()))

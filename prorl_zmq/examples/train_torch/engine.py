@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from ...inference.engine import EngineDescription
 from ...inference.local_engine import LocalEngine, Running
@@ -99,20 +100,13 @@ class TorchEngine(LocalEngine):
         if not conversations:
             return np.zeros((0, self._model.shape.vocabulary), np.float32)
         lengths = [len(running.tokens) for running in conversations]
-        token_ids = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
-        for row, running in enumerate(conversations):
-            token_ids[row, : lengths[row]] = torch.tensor(running.tokens)
+        token_ids = pad_sequence([torch.tensor(running.tokens) for running in conversations], batch_first=True)
         with torch.inference_mode():
             scores = self._model.prefill(token_ids, torch.tensor(lengths), self._cache, first)
         return np.asarray(scores.numpy())
 
 
 async def load_engine(weights: Path, tokenizer: Path, weight_version: int) -> TorchEngine:
-    """Return an engine with the weights of a file.
-
-    Raises:
-        InvalidWeights: they cannot be used.
-    """
     model = Model()
     model.load_state_dict(read_weights(weights, model))
     return TorchEngine(model, chat_settings(tokenizer), weight_version)

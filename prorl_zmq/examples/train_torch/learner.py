@@ -16,9 +16,11 @@ import torch
 
 from ...data.collation import collate
 from .loss import divergence, group_advantages, importance_weights, token_loss
+from .weights import save_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -53,8 +55,6 @@ class LearnerSettings:
 
 @dataclass(frozen=True, slots=True)
 class LearnStats:
-    """What one step saw and did. Means are over the generated tokens."""
-
     tokens: int
     """Tokens of all rows."""
     generated_tokens: int
@@ -148,8 +148,6 @@ class _Before(NamedTuple):
 
 
 class Learner:
-    """Trains a model in place."""
-
     def __init__(self, model: Model, warm: Model, settings: LearnerSettings, seed: int) -> None:
         self.model = model
         self.settings = settings
@@ -161,6 +159,11 @@ class Learner:
         )
         self._random = np.random.default_rng(seed)
 
+    def save(self, folder: Path) -> Path:
+        path = folder / f"{self.weight_version}.safetensors"
+        save_weights(self.model, path)
+        return path
+
     def state(self) -> dict[str, Any]:
         """Return all that a later learner needs to continue as this one would: tensors and plain data."""
         return {
@@ -171,7 +174,7 @@ class Learner:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave; the learning rate is that of these settings."""
+        """Continue from what `state` returned; the learning rate is that of these settings."""
         self.weight_version = state["weight_version"]
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
@@ -180,11 +183,7 @@ class Learner:
         self._random.bit_generator.state = state["random"]
 
     def learn(self, groups: Sequence[Group], check: Callable[[], None] = lambda: None) -> LearnStats:
-        """Learn from one batch; afterwards `weight_version` is one higher.
-
-        Raises:
-            NotTrainable: something in the groups cannot be learned from; nothing has changed.
-        """
+        """Learn from one batch; afterwards `weight_version` is one higher."""
         rows = _Rows.of(groups, self.weight_version)
         before = self._look(rows, check)
         behaviour, staleness = rows.behaviour[rows.mask], rows.staleness[rows.mask]

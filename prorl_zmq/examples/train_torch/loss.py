@@ -24,13 +24,11 @@ if TYPE_CHECKING:
 
 LOG_RATIO_LIMIT = 20.0
 """Beyond it a ratio's logarithm is cut off: its exponential would overflow."""
-SPREAD_FLOOR = 1e-6
+DEVIATION_FLOOR = 1e-6
 """Added to a group's standard deviation, as verl does."""
 
 
 class TokenLoss(NamedTuple):
-    """The loss of N tokens, and what was cut off of them."""
-
     total: Tensor
     """Sum over the tokens; divide it by the number of tokens in the whole optimiser's batch."""
     clipped_low: Tensor
@@ -72,8 +70,8 @@ def group_advantages(groups: Sequence[Group]) -> NDArray[np.float32]:
     parts = [np.zeros(0)]
     for group in groups:
         rewards = group.rewards
-        spread = rewards.std(ddof=1) if len(rewards) > 1 else 0.0
-        parts.append((rewards - rewards.mean()) / (spread + SPREAD_FLOOR))
+        deviation = rewards.std(ddof=1) if len(rewards) > 1 else 0.0
+        parts.append((rewards - rewards.mean()) / (deviation + DEVIATION_FLOOR))
     return np.concatenate(parts).astype(np.float32)
 
 

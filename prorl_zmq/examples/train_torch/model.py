@@ -51,12 +51,10 @@ class KeyValueCache:
 
     @classmethod
     def empty(cls, shape: ModelShape, rows: int) -> Self:
-        """Return a cache with room for so many conversations."""
         size = (shape.layers, rows, shape.heads, shape.context, shape.width // shape.heads)
         return cls(torch.zeros(size), torch.zeros(size))
 
     def move(self, source: int, target: int) -> None:
-        """Put the conversation of one row into another."""
         for part in (self.keys, self.values):
             part[:, target] = part[:, source]
 
@@ -91,8 +89,6 @@ class _Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The transformer."""
-
     def __init__(self, shape: ModelShape | None = None, seed: int = 0) -> None:
         super().__init__()
         self.shape = shape = shape or ModelShape()

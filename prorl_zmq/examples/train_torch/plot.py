@@ -15,7 +15,6 @@ TIMELINE_STEPS = 12
 
 
 def draw(steps: Sequence[StepRecord], tests: Sequence[Exam], process_steps: int, path: Path) -> None:
-    """Write the picture as PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 7), layout="constrained")

@@ -14,13 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-STEPS, SUMMARY = "steps.jsonl", "summary.json"
+STEPS = "steps.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRecord:
-    """One batch as the service reported it."""
-
     reward: float
     """Mean over all rollouts of whole groups, kept or not; over those of kept groups alone it would say little."""
     rollouts: int
@@ -37,8 +35,6 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step of training."""
-
     step: int
     batch: BatchRecord
     learn_from_s: float
@@ -108,13 +104,8 @@ class Summary:
     rewards: list[float] = field(default_factory=list)
     """By step."""
 
-    def save(self, out: Path) -> None:
-        """Write it."""
-        (out / SUMMARY).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-
 
 def append_step(out: Path, record: StepRecord) -> None:
-    """Add a line to `steps.jsonl`."""
     with (out / STEPS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(record)) + "\n")
 

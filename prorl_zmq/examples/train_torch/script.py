@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from ...data.trajectory import Role
 from ...demo.tasks import DESTINATION
@@ -52,8 +53,6 @@ HEARD_WEIGHT = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """One conversation of the script."""
-
     token_ids: NDArray[np.int32]
     """int32 [T]"""
     mask: NDArray[np.bool_]
@@ -61,7 +60,6 @@ class Transcript:
 
 
 def transcript(chat: TransformersChatFormat, random: np.random.Generator) -> Transcript:
-    """Let the script work on one random prompt."""
     if random.random() < 0.5:
         return _conversation(chat, *_work(random))
     return _conversation(chat, *_answer(random))
@@ -116,7 +114,6 @@ def _conversation(
 def imitate(
     model: Model, chat: TransformersChatFormat, seed: int, on_step: Callable[[int, float], None], steps: int = STEPS
 ) -> None:
-    """Train a model on the script, in place."""
     random = np.random.default_rng(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
     for step in range(steps):
@@ -133,13 +130,14 @@ def imitate(
 
 def _losses(model: Model, batch: list[Transcript]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mean loss of what the script says, and of what it hears."""
-    longest = max(len(one.token_ids) for one in batch)
-    token_ids = torch.zeros(len(batch), longest, dtype=torch.int64)
-    mask, there = (torch.zeros(len(batch), longest, dtype=torch.bool) for _ in range(2))
-    for row, one in enumerate(batch):
-        token_ids[row, : len(one.token_ids)] = torch.from_numpy(one.token_ids)
-        mask[row, : len(one.mask)] = torch.from_numpy(one.mask)
-        there[row, : len(one.mask)] = True
+    token_ids, mask, there = (
+        pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True)
+        for rows in (
+            [one.token_ids.astype(np.int64) for one in batch],
+            [one.mask for one in batch],
+            [np.ones_like(one.mask) for one in batch],
+        )
+    )
     hidden, targets = model.hidden(token_ids[:, :-1]), token_ids[:, 1:]
     heard = there[:, 1:] & ~mask[:, 1:]
     spoken_loss, heard_loss = (

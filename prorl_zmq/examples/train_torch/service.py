@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from ...demo.service import trainer_service
 from ...errors import ConfigError
-from ...service.child import ChildProcess, ChildService
+from ...service.child import ChildProcess
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,28 +20,6 @@ if TYPE_CHECKING:
 JOURNAL = "rollout.journal"
 NICE = 10
 """The learner is one thread, and rollouts are many processes: it goes first, so that all cores are busy to the end."""
-TOPOLOGY = """\
-backends = []
-
-[rollout_broker]
-ready_limit = 8
-journal = "{journal}"
-
-[sandbox]
-kind = "{sandbox}"
-
-[[stage]]
-role = "init"
-slots = 4
-
-[[stage]]
-role = "run"
-slots = {slots}
-
-[[stage]]
-role = "eval"
-slots = 4
-"""
 
 
 class Processes:
@@ -49,22 +28,18 @@ class Processes:
     def __init__(
         self, out: Path, weights: Path, weight_version: int, tokenizer: Path, sandbox: str, slots: int
     ) -> None:
-        journal = out.absolute() / JOURNAL
-        self._service = ChildService(out, TOPOLOGY.format(journal=journal, sandbox=sandbox, slots=slots), NICE)
+        journal = str(out.absolute() / JOURNAL)
+        self._service = trainer_service(out, sandbox, slots=slots, ready_limit=8, journal=journal, nice=NICE)
+        self.front_door = self._service.front_door
         self._engine = ChildProcess(
             [
                 "prorl_zmq.examples.train_torch.engine",
                 *("--weights", str(weights), "--weight-version", str(weight_version)),
                 *("--tokenizer", str(tokenizer), "--run-dir", self._service.run_dir),
             ],
-            out / "logs" / "engine.log",
+            self._service.logs / "engine.log",
             NICE,
         )
-
-    @property
-    def front_door(self) -> str:
-        """The service's endpoint."""
-        return self._service.front_door
 
     def __enter__(self) -> Self:
         self._engine.__enter__()
@@ -78,22 +53,12 @@ class Processes:
             self._engine.__exit__()
 
     def wait_ready(self, client: RolloutClient) -> None:
-        """Wait until all stages and the engine have reported.
-
-        Raises:
-            ConfigError: one of them ended.
-            RequestTimeout: they were not ready in time.
-        """
         self._service.wait_ready(client)
         self.check()
 
     def check(self) -> None:
-        """Return if both are running.
-
-        Raises:
-            ConfigError: one of them has ended.
-        """
+        """Raise `ConfigError` if one of them has ended."""
         if not self._engine.is_running:
             raise ConfigError(f"the engine has ended; {self._engine.log} says why")
         if not self._service.is_running:
-            raise ConfigError(f"the service has ended; see the logs in {self._engine.log.parent}")
+            raise ConfigError(f"the service has ended; see the logs in {self._service.logs}")

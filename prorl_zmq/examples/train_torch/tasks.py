@@ -36,8 +36,6 @@ _TRAINING, _TESTING = 0, 1
 
 
 class PromptStream:
-    """The prompts of a run, in order, as templates of jobs."""
-
     def __init__(self, seed: int, position: int = 0) -> None:
         self._seed = seed
         self.position = position
@@ -46,7 +44,6 @@ class PromptStream:
         return self
 
     def __next__(self) -> Job:
-        """Return the next prompt; there always is one."""
         number = self.position
         self.position += 1
         return _make_prompt((self._seed, _TRAINING, number), f"p{number}", number, TEMPERATURE)
@@ -77,5 +74,4 @@ def _make_prompt(seed: tuple[int, ...], job_id: str, index: int, temperature: fl
 
 
 def math_problem(shape: str, random: np.random.Generator) -> str:
-    """Ask about a shape in one of the ways."""
     return MATH_QUESTIONS[random.integers(len(MATH_QUESTIONS))].format(shape)

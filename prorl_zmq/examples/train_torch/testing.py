@@ -19,8 +19,6 @@ WAIT_S = 60.0
 
 
 class Tester:
-    """Submits and collects the tests of a run."""
-
     def __init__(self, client: RolloutClient, seed: int, prompts: int) -> None:
         self._client = client
         self._seed = seed
@@ -30,7 +28,6 @@ class Tester:
         self._ended: defaultdict[str, list[Trajectory]] = defaultdict(list)
 
     def start(self, step: int) -> None:
-        """Submit the jobs of a test."""
         name = f"test-{new_id()[:12]}"
         self._steps[name] = step
         self._client.submit(held_out_jobs(self._seed, self._prompts, name))

@@ -76,10 +76,8 @@ def make_tokenizer(folder: Path, texts: Iterable[str]) -> ChatSettings:
 
 
 def chat_settings(folder: Path) -> ChatSettings:
-    """Return what names the chat format of a folder that `make_tokenizer` wrote."""
     return ChatSettings("transformers", str(folder.absolute()))
 
 
 def load_chat(folder: Path) -> TransformersChatFormat:
-    """Load the chat format from a folder that `make_tokenizer` wrote."""
     return TransformersChatFormat.load(chat_settings(folder))

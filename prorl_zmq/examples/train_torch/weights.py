@@ -1,17 +1,20 @@
-"""Weights on disk: safetensors files, which the trainer writes and the engine reads, checked before they are used."""
+"""What a run has on disk: weights, as safetensors files that are checked before they are used, and its checkpoint."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ...errors import InvalidWeights
+from ...errors import ConfigError, InvalidWeights
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -19,22 +22,55 @@ if TYPE_CHECKING:
     from .model import Model
 
 
-def save_weights(model: Model, path: Path) -> None:
-    """Write a model's parameters; a reader sees no file, the old one, or the whole new one."""
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield the name for a new file, which takes the old one's place as a whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        save_file({name: value.contiguous() for name, value in model.state_dict().items()}, temporary)
+        yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def read_weights(path: Path, model: Model) -> dict[str, Tensor]:
-    """Read parameters that `model` can take; it is not changed.
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    step: int
+    """Steps that were made."""
+    session: str
+    """The run's name at the service, which keeps under it what unfinished batches left."""
+    seed: int
+    position: int
+    """The number of the next prompt: those before it were learned from, or are at the service."""
+    learner: dict[str, Any]
+    """`Learner.state`: weights, optimiser, random numbers."""
 
-    Raises:
-        InvalidWeights: the file is missing or broken, or holds other names, shapes, types, or numbers not finite.
-    """
+    def save(self, path: Path) -> None:
+        """Write it; a reader, and a run that is killed, has the old file or the whole new one."""
+        with _replacing(path) as temporary, temporary.open("wb") as file:
+            torch.save({field.name: getattr(self, field.name) for field in fields(self)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read one; only tensors and plain data are taken from the file."""
+        if not path.is_file():
+            raise ConfigError(f"there is no checkpoint at {path}: leave out --resume to begin there", key="resume")
+        try:
+            return cls(**torch.load(path, weights_only=True))
+        except Exception as error:  # of many kinds, since torch reads it
+            raise ConfigError(f"{path} is not a checkpoint of this program: {error}", key="resume") from error
+
+
+def save_weights(model: Model, path: Path) -> None:
+    """Write a model's parameters; a reader sees no file, the old one, or the whole new one."""
+    with _replacing(path) as temporary:
+        save_file({name: value.contiguous() for name, value in model.state_dict().items()}, temporary)
+
+
+def read_weights(path: Path, model: Model) -> dict[str, Tensor]:
+    """Read parameters that `model` can take; it is not changed."""
     try:
         if not path.is_file():
             raise OSError("there is no such file")
