@@ -23,7 +23,7 @@ from .environment import TESTBED
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from ..tools.execution.command import ExecResult
+    from ..tools.execution.messages import ExecResult
     from ..tools.sandbox.sandbox import Sandbox
 
 LOG_PARSER = "parse_log_pytest"

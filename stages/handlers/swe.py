@@ -31,7 +31,7 @@ from .swe_report import Report, official_script, r2e_report, report
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ...tools.execution.command import ExecResult
+    from ...tools.execution.messages import ExecResult
     from ...tools.sandbox.sandbox import Sandbox
     from ...wire.messages.jobs import Job
 
