@@ -37,8 +37,6 @@ END_LIMIT_S = 10.0
 
 
 class CellOutcome(NamedTuple):
-    """What an interpreter said at a cell's end."""
-
     error: str
     """The exception's name, or nothing."""
     directory: str
@@ -46,8 +44,6 @@ class CellOutcome(NamedTuple):
 
 
 class CellProcess(SessionProcess[CellOutcome]):
-    """One interpreter."""
-
     def __init__(self, container: Container, output: HeadTail, images: Images) -> None:
         super().__init__(container, output)
         self.fault = ""
@@ -69,8 +65,7 @@ class CellProcess(SessionProcess[CellOutcome]):
         self._run(code)
 
     @abstractmethod
-    def _forget(self) -> None:
-        """Forget what is left of the cell before."""
+    def _forget(self) -> None: ...
 
     @abstractmethod
     def _run(self, code: str) -> None: ...

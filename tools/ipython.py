@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 
 class IPythonArguments(Arguments, frozen=True):
-    """What the ipython tool takes."""
-
     code: Annotated[str, Meta(description="Python code; it may have several lines.")]
 
 
@@ -28,8 +26,6 @@ class Cells(Protocol):
 
 
 class IPythonTool(Tool[IPythonArguments]):
-    """Runs cells in a session, and owns that session."""
-
     name = "ipython"
     description = (
         "Runs Python code in a session that stays open: variables, imports and functions are kept from one call to "

@@ -13,9 +13,8 @@ from ...data.trajectory import Role
 from ...errors import HandlerFailed
 from ...inference.chat import ChatMessage
 from ...tasks.math import ROW_FORMATS, MathInstance
-from ...tools.finish import FinishTool
 from ...tools.sandbox.specification import SandboxSpec
-from ...tools.think import ThinkTool
+from ...tools.think_and_finish import FinishTool, ThinkTool
 from ...tools.toolbox import Toolbox
 from ..handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 from .math_answers import answer_of, right_answer, usable

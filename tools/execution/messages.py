@@ -55,8 +55,6 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class ExecResult(msgspec.Struct, frozen=True):
-    """What became of one command."""
-
     exit_code: int
     """0 to 255; 128 + the signal's number if one ended it; 127 if there is no such program, 126 if it cannot run."""
     stdout: bytes
@@ -102,8 +100,6 @@ class ReadFile(Request, frozen=True):
 
 
 class WriteFiles(Request, frozen=True):
-    """Write regular files, with the folders that lead to them."""
-
     files: dict[str, bytes]
     mode: int
 

@@ -29,8 +29,6 @@ LOCAL_AGENTS = frozenset({"localimage", "oci", "oci-archive", "docker-archive"})
 
 @dataclass(frozen=True)
 class Definition:
-    """A definition that is ready for Apptainer."""
-
     path: Path
     text: str
     """The file's content, or the template filled in."""

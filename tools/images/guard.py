@@ -61,7 +61,6 @@ def main(namespaces: Namespaces, inherited: list[int], argv: list[str]) -> int:
 
 
 def end_all(pid: int) -> None:
-    """Kill all processes below this one and wait for their end."""
     while True:
         kill(*descendants(pid))
         try:

@@ -69,8 +69,6 @@ class DefinitionSource:
 
 @dataclass(frozen=True)
 class RegistrySource:
-    """An image of a registry, which Apptainer fetches."""
-
     reference: str
 
     def __str__(self) -> str:
@@ -83,8 +81,6 @@ class RegistrySource:
 
 @dataclass(frozen=True)
 class DebootstrapSource:
-    """A Debian or Ubuntu, installed from its packages."""
-
     suite: str
     include: tuple[str, ...] = ()
     variant: str = "minbase"
