@@ -12,6 +12,7 @@ with its own number spoils its own result, and for what is no frame the interpre
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import socket
 import struct
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from .cell import Images
     from .output import HeadTail
     from .sandbox.container import Container
+
+log = logging.getLogger("prorl.sandbox")
 
 IPythonChoice = Literal["fallback", "require"]
 HEADER = struct.Struct("!IIc")
@@ -61,6 +64,8 @@ class Done(msgspec.Struct, frozen=True):
 class Ready(msgspec.Struct, frozen=True):
     python: str
     ipython: str
+    problem: str
+    """Why the image's IPython is not used; empty if it is."""
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -232,6 +237,8 @@ class PythonProcess(CellProcess):
                 self._done.set_result(CellOutcome(done.error, done.directory))
             elif kind == READY:
                 self.ready = msgspec.json.decode(content, type=Ready)
+                if self.ready.problem:
+                    log.info("plain Python runs instead of IPython: %s", self.ready.problem)
                 self._done.set_result(CellOutcome("", ""))
             else:
                 self._failed = msgspec.json.decode(content, type=Failed).words

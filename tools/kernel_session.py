@@ -228,8 +228,8 @@ class KernelProcess(CellProcess):
                 message = await channel.get_msg()
                 if message["parent_header"].get("msg_id") in self._messages and not self._done.done():
                     self._take(message["msg_type"], message["content"])
-            except Exception:  # noqa: BLE001 - a cell can send what it likes, and jupyter_client checks little of it
-                self._spoil("it sent what is no message of Jupyter's")
+            except Exception as error:  # noqa: BLE001 - a cell can send anything, and jupyter_client checks little of it
+                self._spoil(f"it sent what is no message of Jupyter's ({type(error).__name__})")
                 return
 
     def _take(self, kind: str, content: dict[str, Any]) -> None:

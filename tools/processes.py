@@ -1,7 +1,7 @@
 """Processes as the host sees them: a direct child whose end is an event, and the tree below a process.
 
-A `Child` is told of its end by a pidfd on the event loop, so nobody polls and no signal handler is shared. It is reaped
-by its owner, and not before what it left behind was killed: until then the system cannot give its number away.
+A `Child` learns of its end from a pidfd on the event loop, so nothing polls and no signal handler is shared. Its
+owner reaps it, and not before what it left behind was killed: until then the system cannot give its number away.
 """
 
 from __future__ import annotations

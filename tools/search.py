@@ -1,6 +1,6 @@
 """The search tool, and the providers that it asks.
 
-A search that fails is not the service's fault nor the agent's: the model is told what happened and may go on without.
+A search that fails is not the service's fault nor the agent's: the model reads what happened and may go on without.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .text_file import Match, TextFile
 
 MATCH_LIMIT = 20
-"""Most places of a text that is not unique that are told."""
+"""Most places of a text that is not unique that the model sees."""
 
 
 def apply(arguments: EditorArguments, undo: Undo | None, root: str, directory: str) -> EditOutcome:

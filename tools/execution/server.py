@@ -224,7 +224,7 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._received = bytearray()
         self._last: bytes = b""
-        """What it is told when all is done."""
+        """The reply to send when all is done."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance

@@ -40,7 +40,7 @@ class Definition:
 
 
 def load_definition(path: Path, variables: Mapping[str, str], lock_file: Path | None = None) -> Definition:
-    """Read a definition, and fill it in if it is a template, which knows the path of the lock file as `lock_file`."""
+    """Read a definition, and fill it in if it is a template, with the path of the lock file as `lock_file`."""
     text = _read(path)
     if path.name.endswith(TEMPLATE_SUFFIX):
         given = {"lock_file": str(lock_file.absolute())} if lock_file is not None else {}

@@ -33,23 +33,19 @@ MIRROR_PATTERN = re.compile(r"(https?|file|ftp)://?\S+")
 
 
 @dataclass(frozen=True)
-class DirectorySource:
+class _PathSource:
     path: Path
 
     def __str__(self) -> str:
         return str(self.path)
 
+
+class DirectorySource(_PathSource):
     def base(self) -> str:
         return tree_digest(self.path)
 
 
-@dataclass(frozen=True)
-class SifSource:
-    path: Path
-
-    def __str__(self) -> str:
-        return str(self.path)
-
+class SifSource(_PathSource):
     def base(self) -> str:
         return file_digest(self.path)
 
