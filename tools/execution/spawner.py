@@ -63,8 +63,8 @@ class Spawner:
             order = msgspec.msgpack.decode(packed, type=ServerOrder)
             container_class(order.kind)  # imported before the fork, for all servers
         except (msgspec.MsgspecError, ConfigError) as error:
-            known = isinstance(error, ConfigError)
-            _tell(descriptors[0], (error if known else InternalError(f"an order cannot be read: {error}")).info())
+            failure = error if isinstance(error, ConfigError) else InternalError(f"an order cannot be read: {error}")
+            _tell(descriptors[0], failure.info())
             os.close(descriptors[0])
             return True
         pid = os.fork()
