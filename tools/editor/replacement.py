@@ -47,7 +47,7 @@ def replace(file: TextFile, offset: int, old: bytes, new: bytes) -> Undo:
         named = os.stat(entry.name, dir_fd=entry.folder, follow_symlinks=False)
         if stamp_of(named) != file.stamp or not os.path.samestat(named, file.status):
             raise Refused(f"{entry.path} was changed by another process during the edit; view it and try again.")
-        if not _is_named(target):
+        if os.fstat(target).st_nlink == 0:
             os.link(f"/proc/self/fd/{target}", name, dst_dir_fd=entry.folder)
         os.rename(name, entry.name, src_dir_fd=entry.folder, dst_dir_fd=entry.folder)
         return Undo(offset, old, len(new), file.stamp, stamp_of(os.fstat(target)))
@@ -108,10 +108,6 @@ def _sibling(folder: int) -> Iterator[tuple[int, str]]:
         os.close(target)
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
-
-
-def _is_named(file: int) -> bool:
-    return os.fstat(file).st_nlink > 0
 
 
 def _copy(source: int, target: int, start: int, end: int) -> None:
