@@ -24,8 +24,7 @@ from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.inference.base_policy import build_base_policy
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.system.processes import ISOLATED, die_with_parent
-from prorl_zmq.tools.processes import descendants
-from prorl_zmq.tools.sandbox import namespaces
+from prorl_zmq.tools.processes import become_subreaper, descendants
 from prorl_zmq.wire.messages.base import KeyRole
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ class Pipeline:
     """
 
     def __init__(self, sandbox: str, image: str, link: str) -> None:
-        namespaces.become_subreaper()
+        become_subreaper()
         self._sandbox = sandbox
         self._image = image
         self._link = link

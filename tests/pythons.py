@@ -14,7 +14,7 @@ from needed import usable
 from rootfs import root_filesystem
 
 from prorl_zmq.tools.ipython_session import IPythonSession
-from prorl_zmq.tools.sandbox.kinds import make_container
+from prorl_zmq.tools.sandbox.kinds import container_class
 from prorl_zmq.tools.sandbox.specification import Bind, SandboxSpec
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ async def live(place: str, folder: Path) -> AsyncIterator[Container]:
     path = folder / "container"
     for name in ("workspace", "tmp", "shm"):
         (path / name).mkdir(parents=True, exist_ok=True)
-    container = make_container(kind, path, spec)
+    container = container_class(kind)(path, spec)
     await container.start()
     try:
         yield container

@@ -85,7 +85,7 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
         ("[[stage]]\nslots = 1", "stage[0].role", "missing required field `role` in stage[0]"),
         ("[[stage]]\nrole = 'walk'", "stage[0].role", "Invalid enum value 'walk' in stage[0].role"),
         ("[[stage]]\nrole = 'run'\nslots = 0", "stage[0].slots", "Expected `int` >= 1"),
-        ("[[backends]]\nkind = 'steam'", "backends[0].kind", "'steam' is not an engine kind"),
+        ("[[backends]]\nkind = 'steam'", "backends[0].kind", "'steam' is not a kind of engine"),
         ("[backends]\nkind = 'vllm'", "backends[0].model", "needs model: a directory"),
         ("[backends]\nkind = 'http'", "backends[0].urls", "needs urls: the server's address"),
         ("[backends]\nurls = ['http://a:1']", "backends[0].urls", "takes no urls; http would"),

@@ -27,8 +27,6 @@ class Shell(Protocol):
 
 
 class BashArguments(Arguments, frozen=True):
-    """What the bash tool takes."""
-
     command: Annotated[str | None, Meta(description="The bash command; it may have several lines.")] = None
     input: Annotated[
         str | None,
@@ -53,8 +51,6 @@ class BashArguments(Arguments, frozen=True):
 
 
 class BashTool(Tool[BashArguments]):
-    """Runs commands in a bash session, and owns that session."""
-
     name = "bash"
     description = (
         "Runs a command in a bash session that stays open: the working directory, variables and functions are kept "

@@ -131,9 +131,8 @@ class BashSession(ToolSession[ShellProcess, BashResult]):
                 shell.type(data)
             return await self._wait(shell, timeout_s, wait_s, not_sent=not_sent)
 
-    async def _started(self) -> ShellProcess:
-        self._output.clear()
-        return await ShellProcess.start(self._container, self._output, self._directory)
+    def _new_process(self) -> ShellProcess:
+        return ShellProcess(self._container, self._output, self._directory)
 
     async def _wait(
         self, shell: ShellProcess, timeout_s: float, wait_s: float | None, *, not_sent: bool = False
@@ -163,7 +162,7 @@ class BashSession(ToolSession[ShellProcess, BashResult]):
             if not stopped:
                 process.kill_new(interrupt=interrupt)
                 stopped = await process.wait(KILL_LIMIT_S)
-        status = process.status() if stopped else None
+        status = process.outcome() if stopped else None
         if status is not None:
             # What ignored the interrupt, or was in the background or a session of its own, may run on.
             process.kill_new(interrupt=False)
@@ -180,7 +179,7 @@ class BashSession(ToolSession[ShellProcess, BashResult]):
             await process.wait(END_LIMIT_S)
 
     async def _result(self, process: ShellProcess, *, timed_out: bool, not_sent: bool = False) -> BashResult:
-        status = process.status()
+        status = process.outcome()
         exit_word = False
         if status is None:
             exit_word = process.is_bash

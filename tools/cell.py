@@ -16,8 +16,6 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 class CellResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What became of one cell."""
-
     text: str
     """What it wrote and what its last expression gave, in the order they came; tracebacks are in it. The head and tail
     of it if it was longer than the limit, with a note between them; bytes that are not UTF-8 are replaced."""
@@ -43,8 +41,6 @@ class CellResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Images:
-    """The images of one cell, bounded."""
-
     def __init__(self) -> None:
         self._kept: list[bytes] = []
         self._size = 0

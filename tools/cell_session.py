@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,13 +18,10 @@ from ..errors import ToolSessionLost
 from .cell import CODE_LIMIT_BYTES, CellResult, Images
 from .output import OUTPUT_LIMIT_BYTES
 from .processes import descendants, kill, to_the_end
-from .tool_session import ToolSession
+from .tool_session import SessionProcess, ToolSession
 
 if TYPE_CHECKING:
-    from contextlib import ExitStack
-
     from .output import HeadTail
-    from .processes import Child
     from .sandbox.container import Container
 
 START_LIMIT_S = 60.0
@@ -40,33 +37,20 @@ END_LIMIT_S = 10.0
 
 
 class CellOutcome(NamedTuple):
-    """What an interpreter said at a cell's end."""
-
     error: str
     """The exception's name, or nothing."""
     directory: str
     """Its working directory; empty if it has none, or did not say."""
 
 
-class CellProcess(ABC):
-    """One interpreter: owns its process and the ways to it. Started by its session, ended by `close`."""
-
+class CellProcess(SessionProcess[CellOutcome]):
     def __init__(self, container: Container, output: HeadTail, images: Images) -> None:
+        super().__init__(container, output)
         self.fault = ""
         """Why it was ended from this side, if it was: it did what it must not."""
-        self._container = container
-        self._output = output
         self._images = images
-        self._child: Child
-        self._resources: ExitStack
-        """Its descriptors."""
-        self._loop = asyncio.get_running_loop()
         self._before: frozenset[int] = frozenset()
         """The processes below it before the cell began."""
-        self._done: asyncio.Future[CellOutcome | None] = self._loop.create_future()
-        """The cell is done; None if the process ended."""
-        self._freed = False
-        """Its descriptors are closed; others may have their numbers by now."""
 
     def begin(self, code: str) -> None:
         """Start one cell; `wait` for it. The one before must be done."""
@@ -81,35 +65,10 @@ class CellProcess(ABC):
         self._run(code)
 
     @abstractmethod
-    def _forget(self) -> None:
-        """Forget what is left of the cell before."""
+    def _forget(self) -> None: ...
 
     @abstractmethod
     def _run(self, code: str) -> None: ...
-
-    async def close(self) -> int:
-        """Kill what still runs, wait for its end, free the descriptors; return the exit code.
-
-        Raises:
-            SandboxFailed: it did not end.
-        """
-        try:
-            return await self._container.end(self._child)
-        finally:
-            self._freed = True
-            self._resources.close()
-
-    async def wait(self, timeout_s: float) -> bool:
-        """Wait at most so long for the cell's end; return whether it came."""
-        await asyncio.wait((self._done,), timeout=timeout_s)
-        return self._done.done()
-
-    @property
-    def ended(self) -> bool:
-        return self._child.ended
-
-    def outcome(self) -> CellOutcome | None:
-        return self._done.result()
 
     def interrupt(self) -> None:
         """Do what ^C does: interrupt the interpreter and what the cell has started, but nothing older."""
@@ -121,11 +80,6 @@ class CellProcess(ABC):
         if not self._child.ended:
             kill(*self._new())
             kill(self._child.pid, number=signal.SIGINT)
-
-    def kill(self) -> None:
-        """Kill the interpreter and all that it started, at once; `close` waits for their end."""
-        if not self._child.reaped:
-            self._container.kill(self._child.pid)
 
     def _new(self) -> list[int]:
         return [pid for pid in descendants(self._child.pid) if pid not in self._before]

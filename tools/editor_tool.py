@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 
 class Editor(Protocol):
-    """Does edits in a sandbox."""
-
     async def edit(self, arguments: EditorArguments, timeout_s: float) -> EditOutcome:
         """Do one call of the editor.
 
@@ -23,8 +21,6 @@ class Editor(Protocol):
 
 
 class EditorTool(Tool[EditorArguments]):
-    """Views and edits files."""
-
     name = "str_replace_editor"
     description = (
         "Views, creates and edits text files. view shows a file with numbered lines, or what is in a directory two "

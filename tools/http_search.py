@@ -33,12 +33,14 @@ RETRY_AFTER_LIMIT_S = 10.0
 """Longest wait before another try; a service that asks for more is not tried again."""
 TRIES = 3
 
-KEY_REFUSED = frozenset({401, 403})
-PLAN_USED_UP = frozenset({432, 433})
-"""Tavily's own codes for the limits of a plan."""
-QUERY_REFUSED = frozenset({400, 422})
 NO_MORE = "Searching will not work in this session; go on without it."
 LATER = "Try again later, or go on without it."
+REFUSALS = {
+    **dict.fromkeys((401, 403), f"The search service does not let us in. {NO_MORE}"),
+    # Tavily's own codes for the limits of a plan.
+    **dict.fromkeys((432, 433), f"The search service's limit for us is used up. {NO_MORE}"),
+    **dict.fromkeys((400, 422), "The search service does not take this query. Try other or fewer words."),
+}
 
 
 class HttpSearchProvider(SearchProvider):
@@ -116,7 +118,9 @@ class HttpSearchProvider(SearchProvider):
             if response.status == 429:
                 return _retry_after_s(response)
             if response.status != 200:
-                raise self._failed(response.status)
+                log.warning("search at %s failed: status %d", self._url, response.status)
+                failed = f"The search service failed (status {response.status}). {LATER}"
+                raise SearchFailed(REFUSALS.get(response.status, failed))
             data = bytearray()
             async for chunk in response.content.iter_any():
                 data += chunk
@@ -127,16 +131,6 @@ class HttpSearchProvider(SearchProvider):
         except (msgspec.MsgspecError, UnicodeError):
             log.warning("search at %s gave an answer that is not of the form of Tavily's", self._url)
             raise SearchFailed(f"The search service's answer cannot be read. {LATER}") from None
-
-    def _failed(self, status: int) -> SearchFailed:
-        log.warning("search at %s failed: status %d", self._url, status)
-        if status in KEY_REFUSED:
-            return SearchFailed(f"The search service does not let us in. {NO_MORE}")
-        if status in PLAN_USED_UP:
-            return SearchFailed(f"The search service's limit for us is used up. {NO_MORE}")
-        if status in QUERY_REFUSED:
-            return SearchFailed("The search service does not take this query. Try other or fewer words.")
-        return SearchFailed(f"The search service failed (status {status}). {LATER}")
 
 
 def _retry_after_s(response: aiohttp.ClientResponse) -> float:

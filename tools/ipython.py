@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 
 class IPythonArguments(Arguments, frozen=True):
-    """What the ipython tool takes."""
-
     code: Annotated[str, Meta(description="Python code; it may have several lines.")]
 
 
@@ -28,8 +26,6 @@ class Cells(Protocol):
 
 
 class IPythonTool(Tool[IPythonArguments]):
-    """Runs cells in a session, and owns that session."""
-
     name = "ipython"
     description = (
         "Runs Python code in a session that stays open: variables, imports and functions are kept from one call to "
@@ -54,7 +50,10 @@ class IPythonTool(Tool[IPythonArguments]):
 
 def render(result: CellResult, timeout_s: float) -> str:
     """Return a result as the model reads it: the text, then a line in brackets for each thing to know."""
-    notes = [f"[image: PNG, {_dimensions(image)}, {_size(len(image))}]" for image in result.images]
+    notes = []
+    for image in result.images:
+        width, height = png_dimensions(image) or (0, 0)
+        notes.append(f"[image: PNG, {width}x{height}, {max(1, round(len(image) / 1000))} kB]")
     if result.dropped_images:
         notes.append(f"[images left out: {result.dropped_images}]")
     if result.timed_out:
@@ -69,12 +68,3 @@ def render(result: CellResult, timeout_s: float) -> str:
     if notes and text and not text.endswith("\n"):
         text += "\n"
     return text + "\n".join(notes)
-
-
-def _dimensions(image: bytes) -> str:
-    width, height = png_dimensions(image) or (0, 0)
-    return f"{width}x{height}"
-
-
-def _size(size_bytes: int) -> str:
-    return f"{max(1, round(size_bytes / 1000))} kB"

@@ -121,18 +121,18 @@ class Driver:
         self._prepare()
         try:
             self._shell = ipython_shell(self)
-            version = self._shell.version
+            version, problem = self._shell.version, ""
         except Exception as error:  # noqa: BLE001 - an IPython that cannot be imported may raise anything
             if need_ipython:
                 self._control.send(0, FAILED, {"words": f"{type(error).__name__}: {error}"})
                 return
-            self._shell, version = PlainShell(self), ""
+            self._shell, version, problem = PlainShell(self), "", f"{type(error).__name__}: {error}"
         self._snapshot.update(vars(builtins))
         self._shell.warm()
         self._clean_up()
         sys.argv[:] = [""]
         sys.path.insert(0, "")
-        self._control.send(0, READY, {"python": sys.version.split()[0], "ipython": version})
+        self._control.send(0, READY, {"python": sys.version.split()[0], "ipython": version, "problem": problem})
         while True:
             frame = self._control.receive()
             if frame is None:
@@ -422,7 +422,7 @@ def _c_flush() -> Callable[[], Any]:
         libc = ctypes.CDLL(None)
         stdout = ctypes.c_void_p.in_dll(libc, "stdout")
         libc.setvbuf(stdout, None, 1, 0)  # _IOLBF
-    except Exception:  # noqa: BLE001 - an interpreter without ctypes, or a libc without that name
+    except (ImportError, AttributeError, OSError, ValueError):  # no ctypes, or a libc without that name
         return lambda: None
     return lambda: libc.fflush(stdout)
 

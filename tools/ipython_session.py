@@ -12,6 +12,7 @@ with its own number spoils its own result, and for what is no frame the interpre
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import socket
 import struct
@@ -27,12 +28,13 @@ import msgspec
 from ..errors import SandboxFailed
 from .cell_session import START_LIMIT_S, CellOutcome, CellProcess, CellSession
 from .output import OUTPUT_LIMIT_BYTES
-from .processes import to_the_end
 
 if TYPE_CHECKING:
     from .cell import Images
     from .output import HeadTail
     from .sandbox.container import Container
+
+log = logging.getLogger("prorl.sandbox")
 
 IPythonChoice = Literal["fallback", "require"]
 HEADER = struct.Struct("!IIc")
@@ -62,6 +64,8 @@ class Done(msgspec.Struct, frozen=True):
 class Ready(msgspec.Struct, frozen=True):
     python: str
     ipython: str
+    problem: str
+    """Why the image's IPython is not used; empty if it is."""
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -71,7 +75,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class PythonProcess(CellProcess):
-    """One Python with our driver in it. Made by `start`."""
+    """One Python with our driver in it."""
 
     def __init__(
         self,
@@ -83,16 +87,17 @@ class PythonProcess(CellProcess):
         directory: str,
     ) -> None:
         super().__init__(container, output, images)
+        self._python = python
         self.ready: Ready | None = None
         self._number = 0
         self._received = bytearray()
         self._unsent = memoryview(b"")
         self._failed = ""
         with ExitStack() as resources:
-            self._open(resources, python, ipython, directory)
+            self._open(resources, ipython, directory)
             self._resources = resources.pop_all()
 
-    def _open(self, resources: ExitStack, python: str, ipython: IPythonChoice, directory: str) -> None:
+    def _open(self, resources: ExitStack, ipython: IPythonChoice, directory: str) -> None:
         self._control, theirs = socket.socketpair()
         resources.enter_context(self._control)
         self._pipe, written = os.pipe()
@@ -106,7 +111,7 @@ class PythonProcess(CellProcess):
             for_child.callback(os.close, source)
             os.write(source, _driver_source())
             os.lseek(source, 0, os.SEEK_SET)
-            argv = (python, "-c", _BOOTSTRAP, str(source), str(theirs.fileno()), ipython)
+            argv = (self._python, "-c", _BOOTSTRAP, str(source), str(theirs.fileno()), ipython)
             try:
                 self._child = self._container.spawn(
                     argv,
@@ -118,8 +123,8 @@ class PythonProcess(CellProcess):
                 )
             except OSError as error:
                 raise SandboxFailed(
-                    f"the sandbox has no Python: {python} cannot be started ({error.strerror}); use an image with "
-                    "Python 3.8 or newer, or name its interpreter",
+                    f"the sandbox has no Python: {self._python} cannot be started ({error.strerror}); use an image "
+                    "with Python 3.8 or newer, or name its interpreter",
                     reason="python",
                 ) from error
         self._control.setblocking(False)
@@ -131,39 +136,23 @@ class PythonProcess(CellProcess):
         self._loop.add_reader(self._pipe, self._on_pipe)
         resources.callback(self._loop.remove_reader, self._pipe)
 
-    @classmethod
-    async def start(
-        cls,
-        container: Container,
-        output: HeadTail,
-        images: Images,
-        python: str,
-        ipython: IPythonChoice,
-        directory: str,
-    ) -> PythonProcess:
-        """Start Python, and wait until its shell is ready and warm; what is written before is forgotten.
+    async def _get_ready(self) -> None:
+        """Wait until the shell is ready and warm.
 
         Raises:
             SandboxFailed: there is no Python, or it is too old, or IPython is required and missing (`reason`).
         """
-        output.clear()
-        process = cls(container, output, images, python, ipython, directory)
-        try:
-            if not await process.wait(START_LIMIT_S):
-                raise SandboxFailed(f"{python} did not get ready within {START_LIMIT_S:g} s", reason="time")
-            if process._failed:
-                raise SandboxFailed(
-                    f"IPython cannot be used in the sandbox ({process._failed}); install it in the image "
-                    '(pip install ipython), or allow plain Python with ipython="fallback"',
-                    reason="ipython",
-                )
-            if process.ready is None:
-                words = output.content().decode("utf-8", "replace").strip()
-                raise SandboxFailed(f"{python} ended as it started: {words or 'it said nothing'}", reason="python")
-        except BaseException:
-            await to_the_end(process.close())
-            raise
-        return process
+        if not await self.wait(START_LIMIT_S):
+            raise SandboxFailed(f"{self._python} did not get ready within {START_LIMIT_S:g} s", reason="time")
+        if self._failed:
+            raise SandboxFailed(
+                f"IPython cannot be used in the sandbox ({self._failed}); install it in the image "
+                '(pip install ipython), or allow plain Python with ipython="fallback"',
+                reason="ipython",
+            )
+        if self.ready is None:
+            words = self._output.content().decode("utf-8", "replace").strip()
+            raise SandboxFailed(f"{self._python} ended as it started: {words or 'it said nothing'}", reason="python")
 
     def _forget(self) -> None:
         self._drain()
@@ -248,6 +237,8 @@ class PythonProcess(CellProcess):
                 self._done.set_result(CellOutcome(done.error, done.directory))
             elif kind == READY:
                 self.ready = msgspec.json.decode(content, type=Ready)
+                if self.ready.problem:
+                    log.info("plain Python runs instead of IPython: %s", self.ready.problem)
                 self._done.set_result(CellOutcome("", ""))
             else:
                 self._failed = msgspec.json.decode(content, type=Failed).words
@@ -278,16 +269,14 @@ class IPythonSession(CellSession):
         super().__init__(container, output_limit_bytes)
         self._python = python or ("python3" if container.isolated else sys.executable)
         self._ipython: IPythonChoice = ipython
-        self.ipython_version = ""
-        """Known once it has started; empty if the image has no IPython."""
 
-    async def _started(self) -> CellProcess:
-        process = await PythonProcess.start(
-            self._container, self._output, self._images, self._python, self._ipython, self._directory
-        )
-        assert process.ready is not None
-        self.ipython_version = process.ready.ipython
-        return process
+    def _new_process(self) -> CellProcess:
+        return PythonProcess(self._container, self._output, self._images, self._python, self._ipython, self._directory)
+
+    @property
+    def ipython_version(self) -> str:
+        """Known once it has started; empty if the image has no IPython."""
+        return self._process.ready.ipython if isinstance(self._process, PythonProcess) and self._process.ready else ""
 
 
 @cache

@@ -35,7 +35,6 @@ from .cell import IMAGES_LIMIT_BYTES
 from .cell_session import START_LIMIT_S, CellOutcome, CellProcess, CellSession
 from .ipython_driver import best_text, png_bytes
 from .output import OUTPUT_LIMIT_BYTES, HeadTail
-from .processes import to_the_end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -167,35 +166,26 @@ class KernelProcess(CellProcess):
         self._loop.add_reader(self._inotify, self._on_created)
         resources.callback(self._loop.remove_reader, self._inotify)
 
-    @classmethod
-    async def start(
-        cls, container: Container, output: HeadTail, images: Images, argv: Sequence[str], directory: str
-    ) -> KernelProcess:
-        """Start a kernel, and wait until it has run an empty cell.
+    async def _get_ready(self) -> None:
+        """Wait until it has run an empty cell.
 
         Raises:
             SandboxFailed: there is no such kernel, or it did not get ready in time (`reason`).
         """
-        process = cls(container, output, images, argv, directory)
         try:
             async with asyncio.timeout(START_LIMIT_S):
-                await process._get_ready()
-            if process._done.result() is None:
-                words = process._words.content().decode("utf-8", "replace").strip()
-                raise SandboxFailed(
-                    f"the kernel ended as it started: {words or 'it said nothing'}; install it in the image "
-                    "(pip install ipykernel), or name another one",
-                    reason="kernel",
-                )
+                await self._run_first_cell()
         except TimeoutError:
-            await to_the_end(process.close())
             raise SandboxFailed(f"the kernel did not get ready within {START_LIMIT_S:g} s", reason="time") from None
-        except BaseException:
-            await to_the_end(process.close())
-            raise
-        return process
+        if self.outcome() is None:
+            words = self._words.content().decode("utf-8", "replace").strip()
+            raise SandboxFailed(
+                f"the kernel ended as it started: {words or 'it said nothing'}; install it in the image "
+                "(pip install ipykernel), or name another one",
+                reason="kernel",
+            )
 
-    async def _get_ready(self) -> None:
+    async def _run_first_cell(self) -> None:
         await self._bound
         if self._child.ended:
             return
@@ -238,8 +228,8 @@ class KernelProcess(CellProcess):
                 message = await channel.get_msg()
                 if message["parent_header"].get("msg_id") in self._messages and not self._done.done():
                     self._take(message["msg_type"], message["content"])
-            except Exception:  # noqa: BLE001 - a cell can send what it likes, and jupyter_client checks little of it
-                self._spoil("it sent what is no message of Jupyter's")
+            except Exception as error:  # noqa: BLE001 - a cell can send anything, and jupyter_client checks little of it
+                self._spoil(f"it sent what is no message of Jupyter's ({type(error).__name__})")
                 return
 
     def _take(self, kind: str, content: dict[str, Any]) -> None:
@@ -322,5 +312,5 @@ class KernelSession(CellSession):
         super().__init__(container, output_limit_bytes)
         self._argv = tuple(argv)
 
-    async def _started(self) -> CellProcess:
-        return await KernelProcess.start(self._container, self._output, self._images, self._argv, self._directory)
+    def _new_process(self) -> CellProcess:
+        return KernelProcess(self._container, self._output, self._images, self._argv, self._directory)

@@ -1,12 +1,13 @@
 """Processes as the host sees them: a direct child whose end is an event, and the tree below a process.
 
-A `Child` is told of its end by a pidfd on the event loop, so nobody polls and no signal handler is shared. It is reaped
-by its owner, and not before what it left behind was killed: until then the system cannot give its number away.
+A `Child` learns of its end from a pidfd on the event loop, so nothing polls and no signal handler is shared. Its
+owner reaps it, and not before what it left behind was killed: until then the system cannot give its number away.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import math
 import os
 import signal
@@ -24,6 +25,7 @@ PROC = Path("/proc")
 READ_BYTES = 4096
 """Of a list of children at a time."""
 FIRST_LINE_LIMIT_S = 10.0
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Child:
@@ -156,6 +158,13 @@ def _is_below(pid: int) -> bool:
             if pid == me:
                 return True
     return False
+
+
+def become_subreaper() -> None:
+    """Adopt all orphans below this process, so that nothing it started can escape it."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def first_line(command: list[str]) -> str:

@@ -1,6 +1,6 @@
 """The search tool, and the providers that it asks.
 
-A search that fails is not the service's fault nor the agent's: the model is told what happened and may go on without.
+A search that fails is not the service's fault nor the agent's: the model reads what happened and may go on without.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ URL_LIMIT = 1000
 
 
 class SearchArguments(Arguments, frozen=True):
-    """What the search tool takes."""
-
     query: Annotated[str, Meta(description="What to search for, in a few words.", min_length=1, max_length=400)]
     max_results: Annotated[int, Meta(description="Most results to give.", ge=1, le=20)] = 5
     topic: Annotated[Literal["general", "news", "finance"], Meta(description="Where to look.")] = "general"
@@ -64,8 +62,6 @@ class SearchProvider(ABC):
 
 
 class SearchTool(Tool[SearchArguments]):
-    """Searches the web."""
-
     name = "search"
     description = "Searches the web and gives the title, address and relevant content of the best pages."
     takes = SearchArguments
@@ -81,7 +77,6 @@ class SearchTool(Tool[SearchArguments]):
 
 
 def render(answer: SearchAnswer, max_results: int) -> str:
-    """Return what was found as the model reads it."""
     parts = [f"Answer: {_shortened(answer.answer, CONTENT_LIMIT)}\n"] if answer.answer else []
     for number, result in enumerate(answer.results[:max_results], 1):
         title = _shortened(result.title, TITLE_LIMIT)

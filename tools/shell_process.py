@@ -36,7 +36,6 @@ and an error in an expansion ends bash).
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 import resource
@@ -51,8 +50,9 @@ from typing import TYPE_CHECKING
 
 from ..errors import SandboxFailed
 from .new_processes import NewProcesses
-from .processes import PROC, kill, to_the_end
+from .processes import PROC, kill
 from .shell_text import PrivateFiles, action_line, command_file, evaluated, opening_line
+from .tool_session import SessionProcess
 
 if TYPE_CHECKING:
     from .output import HeadTail
@@ -85,13 +85,12 @@ class Status:
     directory: str
 
 
-class ShellProcess:
-    """One bash: owns its process, terminal, control socket and command file. Made by `start`, ended by `close`."""
+class ShellProcess(SessionProcess[Status]):
+    """One bash: owns its process, terminal, control socket and command file."""
 
-    def __init__(self, container: Container, output: HeadTail) -> None:
-        self._container = container
-        self._output = output
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, container: Container, output: HeadTail, directory: str) -> None:
+        super().__init__(container, output)
+        self._directory = directory
         self._action = 0
         self._interrupted: set[tuple[int, bytes]] = set()
         """The foreground groups that were interrupted in this action, and what their leaders ran."""
@@ -104,7 +103,6 @@ class ShellProcess:
         """Waits for room in the terminal."""
         self._typed = False
         """The terminal may hold input that nobody has read."""
-        self._done: asyncio.Future[Status | None] = self._loop.create_future()
         with ExitStack() as resources:
             self._open(resources)
             self._resources = resources.pop_all()
@@ -143,34 +141,19 @@ class ShellProcess:
         self._loop.add_reader(self._terminal, self._on_terminal)
         resources.callback(self._close_terminal)
 
-    @classmethod
-    async def start(cls, container: Container, output: HeadTail, directory: str) -> ShellProcess:
-        """Start bash in `directory`, or in the workspace if that is gone; what it says before is forgotten.
-
-        Raises:
-            SandboxFailed: it did not come to its prompt; the message has its words.
-        """
-        shell = cls(container, output)
-        try:
-            shell._write_command_file(directory.encode("utf-8", "surrogateescape") + b"\0")
-            with suppress(OSError):  # it has ended already: that is an event of its own
-                os.write(shell._terminal, shell._opening)
-            if not await shell.wait(START_LIMIT_S):
-                raise SandboxFailed(f"bash did not come to its prompt within {START_LIMIT_S:g} s")
-            if shell._done.result() is None:
-                words = output.content().decode("utf-8", "replace").strip()
-                if shell._child.reap() == NOT_FOUND:
-                    raise SandboxFailed(f"the image has no bash: {words}", reason="image")
-                raise SandboxFailed(f"bash ended before its first prompt: {words or 'it said nothing'}")
-        except BaseException:
-            await to_the_end(shell.close())
-            raise
-        output.clear()
-        return shell
-
-    @property
-    def ended(self) -> bool:
-        return self._child.ended
+    async def _get_ready(self) -> None:
+        """Start bash in its directory, or in the workspace if that is gone; what it says before is forgotten."""
+        self._write_command_file(self._directory.encode("utf-8", "surrogateescape") + b"\0")
+        with suppress(OSError):  # it has ended already: that is an event of its own
+            os.write(self._terminal, self._opening)
+        if not await self.wait(START_LIMIT_S):
+            raise SandboxFailed(f"bash did not come to its prompt within {START_LIMIT_S:g} s")
+        if self.outcome() is None:
+            words = self._output.content().decode("utf-8", "replace").strip()
+            if self._child.reap() == NOT_FOUND:
+                raise SandboxFailed(f"the image has no bash: {words}", reason="image")
+            raise SandboxFailed(f"bash ended before its first prompt: {words or 'it said nothing'}")
+        self._output.clear()
 
     @property
     def done(self) -> bool:
@@ -208,13 +191,6 @@ class ShellProcess:
             self._loop.add_writer(self._terminal, self._on_room)
         self._input += data
 
-    async def wait(self, timeout_s: float) -> bool:
-        await asyncio.wait((self._done,), timeout=timeout_s)
-        return self._done.done()
-
-    def status(self) -> Status | None:
-        return self._done.result()
-
     def read(self) -> None:
         self._on_terminal(DRAIN_READS)
 
@@ -251,23 +227,6 @@ class ShellProcess:
         if interrupt:
             kill(self._child.pid, number=signal.SIGCONT)
             kill(self._child.pid, number=signal.SIGINT)
-
-    def kill(self) -> None:
-        """Kill bash and all that it started, at once; `close` waits for their end."""
-        if not self._child.reaped:
-            self._container.kill(self._child.pid)
-
-    async def close(self) -> int:
-        """Kill what still runs, wait for its end, free the descriptors; return bash's exit code.
-
-        Raises:
-            SandboxFailed: it did not end (see `Container.end`).
-        """
-        self.kill()
-        try:
-            return await self._container.end(self._child)
-        finally:
-            self._resources.close()
 
     def _write_command_file(self, content: bytes) -> None:
         os.ftruncate(self._command_file, 0)

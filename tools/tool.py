@@ -34,7 +34,7 @@ class Tool(ABC, Generic[A]):
     name: ClassVar[str]
     """What the model calls."""
     description: ClassVar[str]
-    """What the model is told."""
+    """What the model reads of it."""
     takes: type[A]
     """The arguments."""
     ends_episode: ClassVar[bool] = False

@@ -9,23 +9,17 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..errors import ProrlError, ToolSessionLost
 from .output import HeadTail
 from .processes import to_the_end
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from .processes import Child
     from .sandbox.container import Container
-
-
-class SessionProcess(Protocol):
-    @property
-    def ended(self) -> bool: ...
-
-    def kill(self) -> None: ...
-
-    async def close(self) -> int: ...
 
 
 class SessionResult(Protocol):
@@ -33,7 +27,71 @@ class SessionResult(Protocol):
     def restarted(self) -> bool: ...
 
 
-P = TypeVar("P", bound=SessionProcess)
+Outcome = TypeVar("Outcome")
+
+
+class SessionProcess(ABC, Generic[Outcome]):
+    """One bash or interpreter: owns its process and the descriptors to it. Made by its session, ended by `close`."""
+
+    def __init__(self, container: Container, output: HeadTail) -> None:
+        self._container = container
+        self._output = output
+        self._child: Child
+        self._resources: ExitStack
+        """Its descriptors."""
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[Outcome | None] = self._loop.create_future()
+        """What it said at the end of what it runs; None if the process ended."""
+        self._freed = False
+        """Its descriptors are closed; others may have their numbers by now."""
+
+    @abstractmethod
+    async def _get_ready(self) -> None:
+        """Wait for its first prompt.
+
+        Raises:
+            SandboxFailed: it did not come; the message says what to do.
+        """
+
+    async def get_ready(self) -> None:
+        """Wait until it can run something; end it if it cannot."""
+        try:
+            await self._get_ready()
+        except BaseException:
+            await to_the_end(self.close())
+            raise
+
+    @property
+    def ended(self) -> bool:
+        return self._child.ended
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait at most so long for the end of what it runs; return whether that came."""
+        await asyncio.wait((self._done,), timeout=timeout_s)
+        return self._done.done()
+
+    def outcome(self) -> Outcome | None:
+        return self._done.result()
+
+    def kill(self) -> None:
+        """Kill it and all that it started, at once; `close` waits for their end."""
+        if not self._child.reaped:
+            self._container.kill(self._child.pid)
+
+    async def close(self) -> int:
+        """Kill what still runs, wait for its end, free the descriptors; return the exit code.
+
+        Raises:
+            SandboxFailed: it did not end (see `Container.end`).
+        """
+        try:
+            return await self._container.end(self._child)
+        finally:
+            self._freed = True
+            self._resources.close()
+
+
+P = TypeVar("P", bound=SessionProcess[Any])
 R = TypeVar("R", bound=SessionResult)
 
 
@@ -54,8 +112,8 @@ class ToolSession(ABC, Generic[P, R]):
         self._one_at_a_time = asyncio.Lock()
 
     @abstractmethod
-    async def _started(self) -> P:
-        """Start a process in `self._directory`, ready for its first command.
+    def _new_process(self) -> P:
+        """Start a process in `self._directory`.
 
         Raises:
             SandboxFailed: it could not; the message says what to do.
@@ -108,6 +166,12 @@ class ToolSession(ABC, Generic[P, R]):
         if self._process is None:
             self._process = await self._container.begin(self._started)
         return self._process
+
+    async def _started(self) -> P:
+        self._output.clear()
+        process = self._new_process()
+        await process.get_ready()
+        return process
 
     async def _abandon(self, process: P) -> None:
         """Stop what a cancelled call ran, and keep for the next result whether the process was lost with it."""

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from ..errors import SandboxFailed
 from .bash import BashTool
 from .editor_tool import EditorTool
-from .finish import FinishTool
 from .ipython import IPythonTool
-from .think import ThinkTool
+from .think_and_finish import FinishTool, ThinkTool
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

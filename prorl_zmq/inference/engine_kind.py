@@ -68,7 +68,7 @@ def examine_kinds() -> Iterator[tuple[str, str, str]]:
     """Return each installed engine kind: name, what keeps it from running here (empty: nothing), and summary."""
     for name in offered(ENGINE_KINDS):
         try:
-            kind: type[EngineKind] = load_plugin(ENGINE_KINDS, name, "engine kind")
+            kind: type[EngineKind] = load_plugin(ENGINE_KINDS, name, "engine")
             yield name, kind.problem(), kind.summary()
         except ConfigError as error:
             yield name, error.message, ""

@@ -15,20 +15,19 @@ def offered(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in sorted(entry_points(group=group))}
 
 
-def load_plugin(group: str, name: str, what: str) -> Any:
-    """Load one entry point; `what` it is, such as `engine kind`, is for errors.
+def load_plugin(group: str, name: str, what: str, *, key: str = "kind") -> Any:
+    """Load one entry point; `what` it is a kind of, such as `engine`, and `key`, the option, are for errors.
 
     Raises:
         ConfigError: no installed package offers the name, or what it names cannot be imported.
     """
     points = offered(group)
     if name not in points:
-        raise ConfigError(
-            f"{name!r} is not an {what} that an installed package offers; there are {', '.join(points)}", key="kind"
-        )
+        raise ConfigError(f"{name!r} is not a kind of {what}; installed are: {', '.join(points)}", key=key)
     try:
         return points[name].load()
     except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"the {what} {name} ({points[name].value}) cannot be imported: {type(error).__name__}: {error}", key="kind"
+            f"the {what} kind {name} ({points[name].value}) cannot be imported: {problem}", key=key
         ) from error

@@ -20,14 +20,14 @@ AUTOGROUP = Path("/proc/self/autogroup")
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when the thread that started it ends, however that ends.
+def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends, however that ends.
 
     With the parent's pid known, a parent that is gone already ends this process at once.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 
 def begin_session(parent: int, nice: int = 0) -> None:

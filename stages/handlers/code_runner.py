@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...tasks.code import CodeInstance, CodeTest
-    from ...tools.execution.command import ExecResult
+    from ...tools.execution.messages import ExecResult
     from ...tools.sandbox.sandbox import Sandbox
     from ..handler import EvalPhase
 

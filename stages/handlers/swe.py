@@ -30,7 +30,7 @@ from .tool_episode import run_episode
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ...tools.execution.command import ExecResult
+    from ...tools.execution.messages import ExecResult
     from ...tools.sandbox.sandbox import Sandbox
     from ...wire.messages.jobs import Job
 

@@ -15,7 +15,7 @@ from ...errors import HandlerFailed
 
 if TYPE_CHECKING:
     from ...tasks.swe import SweInstance
-    from ...tools.execution.command import ExecResult
+    from ...tools.execution.messages import ExecResult
     from ...tools.sandbox.sandbox import Sandbox
 
 GIT_S = 600.0

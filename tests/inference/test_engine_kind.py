@@ -115,7 +115,7 @@ def test_a_job_is_answered_by_an_engine_of_another_package(
             "--engine embedded takes no --option times; scripted would",
         ),
         (("--engine", "torn"), 2, "the engine kind torn (scripted_engines:Missing) cannot be imported"),
-        (("--engine", "gpt"), 2, "'gpt' is not an engine kind that an installed package offers; there are embedded, "),
+        (("--engine", "gpt"), 2, "'gpt' is not a kind of engine; installed are: embedded, "),
         (("--engine", "embedded", "--", "--max-model-len", "5"), 2, "takes no flags behind --; vllm would"),
         (("--engine", "scripted", "--option", "answer=none"), 3, "cannot start: the script has no answer; write one"),
         (("--engine", "scripted", "--option", "answer=fault"), 3, "cannot start: LookupError: no page 7"),

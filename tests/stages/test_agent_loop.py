@@ -18,7 +18,7 @@ from prorl_zmq.inference.chat import ChatMessage, Prompt
 from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.inference.engine import Generation
 from prorl_zmq.stages.agent_loop import AgentLoop, Episode, StopReason
-from prorl_zmq.tools.finish import FinishTool
+from prorl_zmq.tools.think_and_finish import FinishTool
 from prorl_zmq.tools.tool import Arguments, Tool
 from prorl_zmq.wire.messages.engines import VersionSpan
 from prorl_zmq.wire.messages.jobs import EpisodeLimits, Outcome, Result, Sampling

@@ -12,7 +12,7 @@ import pytest
 import rootfs
 from needed import usable
 
-from prorl_zmq.tools.sandbox.kinds import make_container
+from prorl_zmq.tools.sandbox.kinds import container_class
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
@@ -79,7 +79,7 @@ def live_container(
         path = tmp_path / "container"
         for name in ("workspace", "tmp", "shm"):
             (path / name).mkdir(parents=True, exist_ok=True)
-        container = make_container(kind, path, SandboxSpec(image=image))
+        container = container_class(kind)(path, SandboxSpec(image=image))
         await container.start()
         try:
             yield container

@@ -14,7 +14,7 @@ from rootfs import tiny_root_filesystem
 
 from prorl_zmq.errors import SandboxFailed, ToolSessionLost
 from prorl_zmq.tools.bash_session import COMMAND_LIMIT_BYTES, BashResult, BashSession
-from prorl_zmq.tools.sandbox.kinds import make_container
+from prorl_zmq.tools.sandbox.kinds import container_class
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 if TYPE_CHECKING:
@@ -477,7 +477,7 @@ def test_an_image_without_bash_is_told(kind: SandboxKind, tmp_path: Path) -> Non
         (tmp_path / name).mkdir()
 
     async def main() -> None:
-        container = make_container(kind, tmp_path, SandboxSpec(image=str(image)))
+        container = container_class(kind)(tmp_path, SandboxSpec(image=str(image)))
         await container.start()
         session = BashSession(container)
         with pytest.raises(SandboxFailed, match="the image has no bash") as caught:

@@ -1,4 +1,4 @@
-"""What the editor takes: one Struct for all its commands, which knows what each of them needs."""
+"""What the editor takes: one Struct for all its commands, with what each of them needs."""
 
 from __future__ import annotations
 

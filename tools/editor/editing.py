@@ -11,67 +11,64 @@ import stat
 from typing import TYPE_CHECKING
 
 from . import replacement
-from .excerpt import snippet, view
+from .entry import find_entry
+from .excerpt import near_miss, snippet, view
 from .listing import listing
-from .near_miss import near_miss
-from .outcome import EditOutcome
-from .place import find_place
-from .refusal import Refused, explain
+from .outcome import EditOutcome, Refused, explain
 from .text_file import open_text
 
 if TYPE_CHECKING:
     from .arguments import EditorArguments
+    from .entry import DirectoryEntry
     from .outcome import Undo
-    from .place import Place
     from .text_file import Match, TextFile
 
 MATCH_LIMIT = 20
-"""Most places of a text that is not unique that are told."""
+"""Most places of a text that is not unique that the model sees."""
 
 
 def apply(arguments: EditorArguments, undo: Undo | None, root: str, directory: str) -> EditOutcome:
-    """Do one call of the editor."""
     try:
-        with find_place(arguments.path, root, directory, create=arguments.command == "create") as place:
-            return _apply(place, arguments, undo)
+        with find_entry(arguments.path, root, directory, create=arguments.command == "create") as entry:
+            return _apply(entry, arguments, undo)
     except Refused as refused:
         return EditOutcome(arguments.path, str(refused), ok=False)
     except OSError as error:
         return EditOutcome(arguments.path, explain(arguments.path, error), ok=False)
 
 
-def _apply(place: Place, arguments: EditorArguments, undo: Undo | None) -> EditOutcome:
+def _apply(entry: DirectoryEntry, arguments: EditorArguments, undo: Undo | None) -> EditOutcome:
     match arguments.command:
         case "view":
-            return _view(place, arguments)
+            return _view(entry, arguments)
         case "create":
-            return _create(place, arguments.file_text or "")
+            return _create(entry, arguments.file_text or "")
         case "str_replace":
-            with open_text(place, write=True) as file:
+            with open_text(entry, write=True) as file:
                 return _str_replace(file, arguments.old_str or "", arguments.new_str or "")
         case "insert":
-            with open_text(place, write=True) as file:
+            with open_text(entry, write=True) as file:
                 return _insert(file, arguments.insert_line or 0, arguments.new_str or "")
         case "undo_edit":
             if undo is None:
-                raise Refused(f"There is no edit of {place.path} with this tool that could be undone.")
-            with open_text(place, write=True) as file:
+                raise Refused(f"There is no edit of {entry.path} with this tool that could be undone.")
+            with open_text(entry, write=True) as file:
                 return _undo_edit(file, undo)
 
 
-def _view(place: Place, arguments: EditorArguments) -> EditOutcome:
-    mode = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False).st_mode
+def _view(entry: DirectoryEntry, arguments: EditorArguments) -> EditOutcome:
+    mode = os.stat(entry.name, dir_fd=entry.folder, follow_symlinks=False).st_mode
     if not stat.S_ISDIR(mode):
-        with open_text(place) as file:
-            return EditOutcome(place.path, view(file, arguments.view_range))
+        with open_text(entry) as file:
+            return EditOutcome(entry.path, view(file, arguments.view_range))
     if arguments.view_range is not None:
-        raise Refused(f"{place.path} is a directory, which has no lines; leave view_range out.")
-    return EditOutcome(place.path, listing(place.path, place.folder, place.name))
+        raise Refused(f"{entry.path} is a directory, which has no lines; leave view_range out.")
+    return EditOutcome(entry.path, listing(entry.path, entry.folder, entry.name))
 
 
-def _create(place: Place, content: str) -> EditOutcome:
-    done = replacement.create(place, content.encode())
-    return EditOutcome(place.path, f"{place.path} is created.", undo=done)
+def _create(entry: DirectoryEntry, content: str) -> EditOutcome:
+    done = replacement.create(entry, content.encode())
+    return EditOutcome(entry.path, f"{entry.path} is created.", undo=done)
 
 
 def _str_replace(file: TextFile, wanted: str, instead: str) -> EditOutcome:
@@ -79,7 +76,7 @@ def _str_replace(file: TextFile, wanted: str, instead: str) -> EditOutcome:
         file.settle_encoding()
     match, old, new = _unique(file, wanted, instead)
     done = replacement.replace(file, match.offset, old, new)
-    return EditOutcome(file.place.path, _edited(file, match.offset, match.line, old, new), undo=done)
+    return EditOutcome(file.entry.path, _edited(file, match.offset, match.line, old, new), undo=done)
 
 
 def _unique(file: TextFile, wanted: str, instead: str) -> tuple[Match, bytes, bytes]:
@@ -96,13 +93,13 @@ def _unique(file: TextFile, wanted: str, instead: str) -> tuple[Match, bytes, by
             lines = ", ".join(str(line) for line in dict.fromkeys(match.line for match in matches))
             more = " and maybe more" if len(matches) == MATCH_LIMIT else ""
             raise Refused(
-                f"Nothing was replaced: old_str is in {file.place.path} more than once, in lines {lines}{more}. "
+                f"Nothing was replaced: old_str is in {file.entry.path} more than once, in lines {lines}{more}. "
                 "Take in more of the lines around the one that is meant."
             )
         if matches:
             return matches[0], old, new
     raise Refused(
-        f"Nothing was replaced: old_str is not in {file.place.path}; it must be the same to each character."
+        f"Nothing was replaced: old_str is not in {file.entry.path}; it must be the same to each character."
         + near_miss(file, wanted)
     )
 
@@ -119,11 +116,11 @@ def _insert(file: TextFile, after_line: int, text: str) -> EditOutcome:
     else:
         new += newline
     done = replacement.replace(file, offset, b"", new)
-    return EditOutcome(file.place.path, _edited(file, offset, line, b"", new), undo=done)
+    return EditOutcome(file.entry.path, _edited(file, offset, line, b"", new), undo=done)
 
 
 def _undo_edit(file: TextFile, undo: Undo) -> EditOutcome:
-    path = file.place.path
+    path = file.entry.path
     now = replacement.take_back(file, undo)
     if now is None:
         return EditOutcome(path, f"{path}, which the last edit created, is removed again.", undone=True)
@@ -134,4 +131,4 @@ def _undo_edit(file: TextFile, undo: Undo) -> EditOutcome:
 
 
 def _edited(file: TextFile, offset: int, line: int, old: bytes, new: bytes) -> str:
-    return f"{file.place.path} is edited. It reads now:\n{snippet(file, offset, line, old, new)}"
+    return f"{file.entry.path} is edited. It reads now:\n{snippet(file, offset, line, old, new)}"

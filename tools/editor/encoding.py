@@ -6,7 +6,7 @@ import codecs
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .refusal import Refused
+from .outcome import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from .encoding import LATIN_1, UTF_8, is_latin_1
@@ -20,6 +21,12 @@ SNIPPET_LINES = 4
 """Lines before and after an edit that are shown with it."""
 COUNT_LIMIT_BYTES = 16 * 2**20
 """Largest file whose lines are counted for the model."""
+
+SEARCH_LIMIT_BYTES = 2**20
+"""Largest file that is searched for near misses."""
+WORD_LIMIT = 2000
+"""Most words of a text that is searched for with other whitespace."""
+NUMBERED = re.compile(r"^ *\d+\t", re.MULTILINE)
 
 
 class Rows(NamedTuple):
@@ -51,7 +58,7 @@ def view(file: TextFile, view_range: Sequence[int] | None) -> str:
         Refused: the range begins after the end of the file, or there is something in it that is no text.
     """
     first, last = view_range or (1, -1)
-    path = file.place.path
+    path = file.entry.path
     offset = file.line_start(first)
     limit_bytes = VIEW_LIMIT * file.encoding.unit
     data = file.read(offset, limit_bytes + file.encoding.unit)
@@ -100,6 +107,26 @@ def snippet(file: TextFile, offset: int, line: int, old: bytes, new: bytes) -> s
     last = len(head) + changed.count("\n") + SNIPPET_LINES
     rows = number(lines[:last], line - len(head) + 1, SNIPPET_LIMIT)
     return rows.text if not rows.cut and rows.following > line + changed.count("\n") else f"{rows.text}[cut here]\n"
+
+
+def near_miss(file: TextFile, wanted: str) -> str:
+    """Say what is nearly a text that is not in a file: one without view's line numbers, or with other whitespace."""
+    if file.stamp.size > SEARCH_LIMIT_BYTES:
+        return ""
+    text = file.encoding.decode(file.read(file.start, SEARCH_LIMIT_BYTES)).replace("\r\n", "\n")
+    plain = NUMBERED.sub("", wanted)
+    if plain.strip() and plain != wanted and plain in text:
+        return " It is there without the line numbers that view puts before each line: leave them out."
+    words = wanted.split()
+    if not 0 < len(words) <= WORD_LIMIT:
+        return ""
+    match = re.search(r"\s+".join(map(re.escape, words)), text)
+    if match is None:
+        return ""
+    first = text.count("\n", 0, match.start()) + 1
+    last = text.count("\n", 0, match.end()) + 1
+    rows = number(text.split("\n")[first - 1 : last], first, SNIPPET_LIMIT)
+    return f" This differs from it in whitespace only:\n{rows.text}"
 
 
 def _shown_as(file: TextFile, data: bytes, *, at_end: bool) -> Encoding:

@@ -1,8 +1,26 @@
-"""What comes of an edit: the text for the model, and the little that is needed to undo it."""
+"""What comes of an edit: the text for the model, and the little that is needed to undo it; or why it is refused."""
 
 from __future__ import annotations
 
+import errno
+
 import msgspec
+
+ADVICE: dict[int, str] = {
+    errno.ENOENT: "it does not exist; view its directory to see what is there",
+    errno.ENOTDIR: "a part of the path is a file, not a directory",
+    errno.EACCES: "you have no permission for this; look at it with ls -l",
+    errno.EPERM: "you have no permission for this; look at it with ls -l",
+    errno.EROFS: "it is on a file system that cannot be written; work on a copy elsewhere",
+    errno.ENOSPC: "the disk is full; remove what is not needed and try again",
+    errno.EDQUOT: "the disk quota is used up; remove what is not needed and try again",
+    errno.EFBIG: "the file would become larger than is allowed here",
+    errno.EEXIST: "it exists already; change it with str_replace or insert",
+    errno.ENAMETOOLONG: "the path is too long",
+    errno.ELOOP: "it leads through too many symbolic links, perhaps in a circle",
+    errno.EBUSY: "it is a mount point and cannot be replaced; write it with a bash command",
+    errno.ETXTBSY: "it is a program that is running",
+}
 
 
 class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,8 +46,6 @@ class Undo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EditOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What came of one call of the editor."""
-
     path: str
     """As the model gave it."""
     text: str
@@ -42,3 +58,13 @@ class EditOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The last edit of the path was taken back."""
     now: Stamp | None = None
     """The file after an edit was taken back; None if that removed it."""
+
+
+class Refused(Exception):
+    """Nothing was done; the text is for the model."""
+
+
+def explain(path: str, error: OSError) -> str:
+    """Say for the model what the system has against an edit, which changed nothing."""
+    about = ADVICE.get(error.errno or 0) or error.strerror or type(error).__name__
+    return f"{path}: {about}."

@@ -13,14 +13,13 @@ import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from .outcome import Stamp, Undo
-from .refusal import Refused
+from .outcome import Refused, Stamp, Undo
 from .text_file import stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .place import Place
+    from .entry import DirectoryEntry
     from .text_file import TextFile
 
 COPY_BYTES = 2**26
@@ -36,8 +35,8 @@ def replace(file: TextFile, offset: int, old: bytes, new: bytes) -> Undo:
         Refused: another process changed the file meanwhile.
         OSError: the disk refuses it. The file is as it was in both cases.
     """
-    place, source = file.place, file.descriptor
-    with _sibling(place.folder) as (target, name):
+    entry, source = file.entry, file.descriptor
+    with _sibling(entry.folder) as (target, name):
         _copy(source, target, 0, offset)
         _write(target, new)
         _copy(source, target, offset + len(old), file.stamp.size)
@@ -45,28 +44,28 @@ def replace(file: TextFile, offset: int, old: bytes, new: bytes) -> Undo:
             with suppress(PermissionError):
                 os.fchown(target, file.status.st_uid, file.status.st_gid)
         os.fchmod(target, stat.S_IMODE(file.status.st_mode))
-        named = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
+        named = os.stat(entry.name, dir_fd=entry.folder, follow_symlinks=False)
         if stamp_of(named) != file.stamp or not os.path.samestat(named, file.status):
-            raise Refused(f"{place.path} was changed by another process during the edit; view it and try again.")
-        if not _is_named(target):
-            os.link(f"/proc/self/fd/{target}", name, dst_dir_fd=place.folder)
-        os.rename(name, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+            raise Refused(f"{entry.path} was changed by another process during the edit; view it and try again.")
+        if os.fstat(target).st_nlink == 0:
+            os.link(f"/proc/self/fd/{target}", name, dst_dir_fd=entry.folder)
+        os.rename(name, entry.name, src_dir_fd=entry.folder, dst_dir_fd=entry.folder)
         return Undo(offset, old, len(new), file.stamp, stamp_of(os.fstat(target)))
 
 
-def create(place: Place, content: bytes) -> Undo:
+def create(entry: DirectoryEntry, content: bytes) -> Undo:
     """Make a new file.
 
     Raises:
         OSError: it exists, or the disk refuses it; then there is none.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    target = os.open(place.name, flags, 0o666, dir_fd=place.folder)
+    target = os.open(entry.name, flags, 0o666, dir_fd=entry.folder)
     try:
         _write(target, content)
         return Undo(0, b"", len(content), None, stamp_of(os.fstat(target)))
     except OSError:
-        os.unlink(place.name, dir_fd=place.folder)
+        os.unlink(entry.name, dir_fd=entry.folder)
         raise
     finally:
         os.close(target)
@@ -84,11 +83,11 @@ def take_back(file: TextFile, undo: Undo) -> Stamp | None:
     """
     if file.stamp != undo.after:
         raise Refused(
-            f"{file.place.path} was changed after its last edit with this tool, so that cannot be undone; "
+            f"{file.entry.path} was changed after its last edit with this tool, so that cannot be undone; "
             "view the file and edit it."
         )
     if undo.before is None:
-        os.unlink(file.place.name, dir_fd=file.place.folder)
+        os.unlink(file.entry.name, dir_fd=file.entry.folder)
         return None
     return replace(file, undo.offset, file.read(undo.offset, undo.new_bytes), undo.old).after
 
@@ -109,10 +108,6 @@ def _sibling(folder: int) -> Iterator[tuple[int, str]]:
         os.close(target)
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
-
-
-def _is_named(file: int) -> bool:
-    return os.fstat(file).st_nlink > 0
 
 
 def _copy(source: int, target: int, start: int, end: int) -> None:

@@ -15,13 +15,12 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from .encoding import LATIN_1, UTF_8, encoding_of_bom, is_latin_1
-from .outcome import Stamp
-from .refusal import Refused
+from .outcome import Refused, Stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .place import Place
+    from .entry import DirectoryEntry
 
 CHUNK_BYTES = 2**20
 HEAD_BYTES = 2**16
@@ -37,20 +36,20 @@ class Match:
 
 
 @contextmanager
-def open_text(place: Place, *, write: bool = False) -> Iterator[TextFile]:
-    """Open the text file at a place, and close it at the end.
+def open_text(entry: DirectoryEntry, *, write: bool = False) -> Iterator[TextFile]:
+    """Open the text file that an entry is, and close it at the end.
 
     Raises:
         Refused: it is no regular file, or no text.
         OSError: it is not there, or may not be opened.
     """
     # Looked at first: to open a device can do things.
-    _check_kind(os.stat(place.name, dir_fd=place.folder, follow_symlinks=False).st_mode, place.path)
-    descriptor = os.open(place.name, OPEN_FLAGS | (os.O_RDWR if write else os.O_RDONLY), dir_fd=place.folder)
+    _check_kind(os.stat(entry.name, dir_fd=entry.folder, follow_symlinks=False).st_mode, entry.path)
+    descriptor = os.open(entry.name, OPEN_FLAGS | (os.O_RDWR if write else os.O_RDONLY), dir_fd=entry.folder)
     try:
         status = os.fstat(descriptor)
-        _check_kind(status.st_mode, place.path)
-        yield TextFile(place, descriptor, status)
+        _check_kind(status.st_mode, entry.path)
+        yield TextFile(entry, descriptor, status)
     finally:
         os.close(descriptor)
 
@@ -58,8 +57,8 @@ def open_text(place: Place, *, write: bool = False) -> Iterator[TextFile]:
 class TextFile:
     """An open text file. Offsets are in bytes from the start of the file, and so count its BOM."""
 
-    def __init__(self, place: Place, descriptor: int, status: os.stat_result) -> None:
-        self.place = place
+    def __init__(self, entry: DirectoryEntry, descriptor: int, status: os.stat_result) -> None:
+        self.entry = entry
         self.descriptor = descriptor
         self.status = status
         self._head = os.pread(descriptor, HEAD_BYTES, 0)
@@ -171,7 +170,7 @@ class TextFile:
         return count + (not ended)
 
     def no_line_after(self, last: int) -> Refused:
-        return Refused(f"{self.place.path} has no line after line {last}.")
+        return Refused(f"{self.entry.path} has no line after line {last}.")
 
     def _check_text(self, chunk: bytes) -> None:
         if self.encoding.unit == 1 and b"\0" in chunk:
@@ -179,12 +178,11 @@ class TextFile:
 
     def _binary(self) -> Refused:
         return Refused(
-            f"{self.place.path} is not a text file: it has NUL bytes or half characters in it. Look at it with bash."
+            f"{self.entry.path} is not a text file: it has NUL bytes or half characters in it. Look at it with bash."
         )
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    """Return what tells this state of a file from others."""
     return Stamp(status.st_size, status.st_mtime_ns)
 
 

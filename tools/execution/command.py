@@ -8,66 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import os
-from abc import ABC, abstractmethod
 from typing import IO, TYPE_CHECKING
-
-import msgspec
 
 from ...errors import SandboxFailed
 from ..output import HeadTail
 from ..processes import to_the_end
+from .messages import ExecResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ..processes import Child
     from ..sandbox.container import Container
+    from .messages import Exec
 
 READ_BYTES = 64 * 1024
 DRAIN_BYTES = 2 * 2**20
 """More than a pipe ever holds: a background job that writes for ever must not keep us reading for ever."""
 
 
-class ExecResult(msgspec.Struct, frozen=True):
-    """What became of one command."""
-
-    exit_code: int
-    """0 to 255; 128 + the signal's number if one ended it; 127 if there is no such program, 126 if it cannot run."""
-    stdout: bytes
-    """Its head and tail, with a note between them if it was longer than the limit."""
-    stderr: bytes
-    timed_out: bool
-    """It was killed at the time limit."""
-    dropped_bytes: int = 0
-    """Bytes of both outputs that were left out."""
-
-
-async def execute(
-    container: Container,
-    argv: tuple[str, ...],
-    timeout_s: float,
-    *,
-    stdin: bytes,
-    output_limit_bytes: int,
-    environment: Mapping[str, str],
-    directory: str,
-) -> ExecResult:
+async def execute(container: Container, request: Exec) -> ExecResult:
     """Run a command inside, in a process session of its own; see `Sandbox.exec`.
 
     Raises:
         SandboxFailed: it could not be started, or did not end when killed.
     """
-    stdin_end, writer = _pipe("w") if stdin else (os.open(os.devnull, os.O_RDONLY), None)
+    stdin_end, writer = _pipe("w") if request.stdin else (os.open(os.devnull, os.O_RDONLY), None)
     stdout_end, stdout = _pipe("r")
     stderr_end, stderr = _pipe("r")
     try:
         child = container.spawn(
-            argv,
+            request.command,
             stdin=stdin_end,
             stdout=stdout_end,
             stderr=stderr_end,
-            environment=environment,
-            directory=directory,
+            environment=request.environment,
+            directory=request.directory,
         )
     except (OSError, SandboxFailed) as error:
         for pipe in (writer, stdout, stderr):
@@ -76,15 +50,15 @@ async def execute(
         if isinstance(error, SandboxFailed):
             raise
         missing = isinstance(error, FileNotFoundError)
-        problem = f"{argv[0]}: {'no such program' if missing else error.strerror}\n"
+        problem = f"{request.command[0]}: {'no such program' if missing else error.strerror}\n"
         return ExecResult(127 if missing else 126, b"", problem.encode(), timed_out=False)
     finally:
         for descriptor in (stdin_end, stdout_end, stderr_end):
             os.close(descriptor)
-    readers = tuple(_Reader(pipe, output_limit_bytes) for pipe in (stdout, stderr))
-    pipes = [*readers, *([_Writer(writer, stdin)] if writer is not None else [])]
+    readers = tuple(_Reader(pipe, request.output_limit_bytes) for pipe in (stdout, stderr))
+    pipes = [*readers, *([_Writer(writer, request.stdin)] if writer is not None else [])]
     try:
-        timed_out, code = await _run(container, child, timeout_s)
+        timed_out, code = await _run(container, child, request.timeout_s)
         for reader in readers:
             reader.drain()
     finally:
@@ -111,7 +85,7 @@ def _pipe(ours: str) -> tuple[int, IO[bytes]]:
     return theirs, os.fdopen(mine, f"{ours}b", buffering=0)
 
 
-class _Pipe(ABC):
+class _Pipe:
     """One pipe to the command: owns it, and is called when it is ready."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
@@ -121,11 +95,9 @@ class _Pipe(ABC):
 
     def close(self) -> None:
         if not self._pipe.closed:
-            self._unwatch()
+            self._loop.remove_reader(self._descriptor)
+            self._loop.remove_writer(self._descriptor)
             self._pipe.close()
-
-    @abstractmethod
-    def _unwatch(self) -> None: ...
 
 
 class _Reader(_Pipe):
@@ -138,9 +110,6 @@ class _Reader(_Pipe):
         left = DRAIN_BYTES
         while left > 0 and not self._pipe.closed and (count := self._read()):
             left -= count
-
-    def _unwatch(self) -> None:
-        self._loop.remove_reader(self._descriptor)
 
     def _read(self) -> int:
         try:
@@ -160,9 +129,6 @@ class _Writer(_Pipe):
         super().__init__(pipe)
         self._data = memoryview(data)
         self._loop.add_writer(self._descriptor, self._write)
-
-    def _unwatch(self) -> None:
-        self._loop.remove_writer(self._descriptor)
 
     def _write(self) -> None:
         try:

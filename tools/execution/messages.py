@@ -22,7 +22,6 @@ from ..editor.arguments import EditorArguments
 from ..editor.outcome import EditOutcome
 from ..ipython_session import IPythonChoice
 from ..sandbox.specification import SandboxSpec
-from .command import ExecResult
 
 FRAME = struct.Struct("<IQ")
 UPLOAD_LIMIT_BYTES = 256 * 2**20
@@ -35,10 +34,6 @@ class ServerOrder(msgspec.Struct, frozen=True):
     path: str
     kind: SandboxKind
     spec: SandboxSpec
-
-
-class Request(msgspec.Struct, frozen=True, tag=True):
-    answer: ClassVar[type[Any]]
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -59,18 +54,31 @@ class Opened(msgspec.Struct, frozen=True):
     session: int
 
 
+class ExecResult(msgspec.Struct, frozen=True):
+    exit_code: int
+    """0 to 255; 128 + the signal's number if one ended it; 127 if there is no such program, 126 if it cannot run."""
+    stdout: bytes
+    """Its head and tail, with a note between them if it was longer than the limit."""
+    stderr: bytes
+    timed_out: bool
+    """It was killed at the time limit."""
+    dropped_bytes: int = 0
+    """Bytes of both outputs that were left out."""
+
+
+class Request(msgspec.Struct, frozen=True, tag=True):
+    answer: ClassVar[type[Any]] = Done
+
+
 class Take(Request, frozen=True):
     """Hold the sandbox from now on; whoever held it before is cut off."""
 
-    answer = Done
     lease_s: float
     """The server ends the sandbox if nothing is heard for so long."""
 
 
 class Renew(Request, frozen=True):
     """Go on holding the sandbox."""
-
-    answer = Done
 
 
 class Exec(Request, frozen=True):
@@ -92,9 +100,6 @@ class ReadFile(Request, frozen=True):
 
 
 class WriteFiles(Request, frozen=True):
-    """Write regular files, with the folders that lead to them."""
-
-    answer = Done
     files: dict[str, bytes]
     mode: int
 
@@ -102,7 +107,6 @@ class WriteFiles(Request, frozen=True):
 class Upload(Request, frozen=True):
     """Unpack a tar archive below a folder."""
 
-    answer = Done
     path: str
     archive: bytes
 
@@ -155,18 +159,15 @@ class Edit(Request, frozen=True):
 
 
 class CloseSession(Request, frozen=True):
-    answer = Done
     session: int
 
 
 class Close(Request, frozen=True):
-    answer = Done
+    """End the sandbox; the reply comes when all of it is gone."""
 
 
 class Cancel(Request, frozen=True):
     """End the request of the same number."""
-
-    answer = Done
 
 
 AnyRequest = (
@@ -189,7 +190,7 @@ AnyRequest = (
 )
 
 _encoder = msgspec.msgpack.Encoder()
-_requests: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
+requests: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
 
 
 def frame(number: int, content: msgspec.Struct) -> bytes:
@@ -201,15 +202,6 @@ def reply_frame(number: int, reply: msgspec.Struct) -> bytes:
     """Pack a reply into a frame; its first byte tells `Failed` from an answer."""
     packed = (b"E" if isinstance(reply, Failed) else b"V") + _encoder.encode(reply)
     return FRAME.pack(len(packed), number) + packed
-
-
-def request_of(packed: bytes) -> AnyRequest:
-    """Unpack a request.
-
-    Raises:
-        msgspec.MsgspecError: it is none.
-    """
-    return _requests.decode(packed)
 
 
 def reply_of(packed: bytes, answer: type[Any]) -> Any:

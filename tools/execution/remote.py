@@ -37,12 +37,10 @@ class RemoteBash(RemoteSession):
     """A bash (see `bash_session.BashSession`)."""
 
     async def run(self, command: str, timeout_s: float, wait_s: float | None = None) -> BashResult:
-        """Run one command (see `BashSession.run`)."""
         result: BashResult = await self._ask(messages.RunBash(self.number, command, timeout_s, wait_s))
         return result
 
     async def send(self, data: bytes, timeout_s: float, wait_s: float | None = None) -> BashResult:
-        """Type on the running command's terminal (see `BashSession.send`)."""
         result: BashResult = await self._ask(messages.SendBash(self.number, data, timeout_s, wait_s))
         return result
 
@@ -51,6 +49,5 @@ class RemoteCells(RemoteSession):
     """A Python, or another kernel (see `cell_session.CellSession`)."""
 
     async def run(self, code: str, timeout_s: float) -> CellResult:
-        """Run one cell (see `CellSession.run`)."""
         result: CellResult = await self._ask(messages.RunCell(self.number, code, timeout_s))
         return result

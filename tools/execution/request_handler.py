@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import SandboxFailed, ToolSessionLost
 from ..bash_session import BashSession
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import msgspec
 
     from ..sandbox.container import Container
+
+S = TypeVar("S", BashSession, CellSession)
 
 FILE_LIMIT_S = 60.0
 """How long a file call may take."""
@@ -53,25 +55,16 @@ class SandboxRequestHandler:
             case messages.Edit():
                 return await self._edit(request)
             case messages.Exec():
-                run = partial(
-                    execute,
-                    self._container,
-                    request.command,
-                    request.timeout_s,
-                    stdin=request.stdin,
-                    output_limit_bytes=request.output_limit_bytes,
-                    environment=request.environment,
-                    directory=request.directory,
-                )
-                return await self._container.begin(run)
+                return await self._container.begin(partial(execute, self._container, request))
             case messages.StartBash() | messages.StartIPython() | messages.StartKernel():
                 return await self._open(self._new_session(request))
-            case messages.RunBash():
-                return await self._bash(request.session).run(request.command, request.timeout_s, request.wait_s)
-            case messages.SendBash():
-                return await self._bash(request.session).send(request.data, request.timeout_s, request.wait_s)
-            case messages.RunCell():
-                return await self._cells(request.session).run(request.code, request.timeout_s)
+            case messages.RunBash(session, command, timeout_s, wait_s):
+                return await self._session(session, BashSession).run(command, timeout_s, wait_s)
+            case messages.SendBash(session, data, timeout_s, wait_s):
+                return await self._session(session, BashSession).send(data, timeout_s, wait_s)
+            case messages.RunCell(session, code, timeout_s):
+                cells = self._session(session, CellSession)  # type: ignore[type-abstract]
+                return await cells.run(code, timeout_s)
             case messages.CloseSession():
                 if (closing := self._sessions.pop(request.session, None)) is not None:
                     await closing.close()
@@ -135,14 +128,8 @@ class SandboxRequestHandler:
             raise
         return messages.Opened(number)
 
-    def _bash(self, number: int) -> BashSession:
+    def _session(self, number: int, kind: type[S]) -> S:
         session = self._sessions.get(number)
-        if not isinstance(session, BashSession):
-            raise ToolSessionLost("this bash session is closed")
-        return session
-
-    def _cells(self, number: int) -> CellSession:
-        session = self._sessions.get(number)
-        if not isinstance(session, CellSession):
-            raise ToolSessionLost("this Python session is closed")
+        if not isinstance(session, kind):
+            raise ToolSessionLost(f"this {kind.name} is closed")
         return session

@@ -28,7 +28,7 @@ import msgspec
 
 from ...errors import Cancelled, EndpointInUse, InternalError, InvalidToolCall, ProrlError
 from ..sandbox import tree
-from ..sandbox.kinds import make_container
+from ..sandbox.kinds import container_class
 from . import messages
 from .request_handler import SandboxRequestHandler
 from .watch import Watch
@@ -55,7 +55,7 @@ class ExecutionServer:
 
     def __init__(self, path: Path, kind: SandboxKind, spec: SandboxSpec) -> None:
         self._path = path
-        self._container = make_container(kind, path, spec)
+        self._container = container_class(kind)(path, spec)
         self._handler = SandboxRequestHandler(self._container)
         self._tasks: dict[tuple[_Connection, int], asyncio.Task[None]] = {}
         self._holder: _Connection | None = None
@@ -154,7 +154,7 @@ class ExecutionServer:
 
     def requested(self, connection: _Connection, number: int, packed: bytes) -> None:
         try:
-            request = messages.request_of(packed)
+            request = messages.requests.decode(packed)
         except msgspec.MsgspecError as error:
             failure = InternalError(f"the execution server cannot read a request: {error}")
             connection.reply(number, messages.Failed(failure.info()))
@@ -224,7 +224,7 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._received = bytearray()
         self._last: bytes = b""
-        """What it is told when all is done."""
+        """The reply to send when all is done."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance

@@ -1,6 +1,6 @@
 """Starts execution servers by forking a process that has everything imported: 3 ms instead of 200, and shared memory.
 
-    SEQPACKET socket, inherited    ← a stage process: what to serve, and a pipe that is told when it is ready
+    SEQPACKET socket, inherited    ← a stage process: what to serve, and a pipe for the report that it is ready
 
 A server outlives the stage process that asked for it until its lease expires; this process outlives its last server.
 It adopts the processes that a killed server leaves behind, kills them and removes the folder.
@@ -62,12 +62,9 @@ class Spawner:
         try:
             order = msgspec.msgpack.decode(packed, type=ServerOrder)
             container_class(order.kind)  # imported before the fork, for all servers
-        except msgspec.MsgspecError as error:
-            _tell(descriptors[0], InternalError(f"an order cannot be read: {error}").info())
-            os.close(descriptors[0])
-            return True
-        except ConfigError as error:
-            _tell(descriptors[0], error.info())
+        except (msgspec.MsgspecError, ConfigError) as error:
+            failure = error if isinstance(error, ConfigError) else InternalError(f"an order cannot be read: {error}")
+            _tell(descriptors[0], failure.info())
             os.close(descriptors[0])
             return True
         pid = os.fork()
@@ -97,9 +94,12 @@ class Spawner:
             log.warning(said, path.name, os.WTERMSIG(status), extra=of_job(*job_of_sandbox(path.name)))
         pid = os.fork()
         if pid == 0:
-            with contextlib.suppress(BaseException):
+            try:
                 tree.remove_tree(path, REMOVE_LIMIT_S)
-            os._exit(0)
+            except BaseException as error:  # noqa: BLE001 - nothing may get out of a forked child
+                log.warning("%s", error, extra=of_job(*job_of_sandbox(path.name)))
+            finally:
+                os._exit(0)
         self._cleaners.add(pid)
 
 

@@ -1,4 +1,4 @@
-"""Builds a source into a folder or a SIF file, by the programs that know how: apptainer, debootstrap, cp.
+"""Builds a source into a folder or a SIF file, by other programs: apptainer, debootstrap, cp.
 
 A folder or a debootstrap first becomes a raw root filesystem, without what is in /dev, /proc and /sys: an unprivileged
 user may not copy device nodes, and every container brings its own. Then Apptainer puts its own files into a copy of it

@@ -29,8 +29,6 @@ LOCAL_AGENTS = frozenset({"localimage", "oci", "oci-archive", "docker-archive"})
 
 @dataclass(frozen=True)
 class Definition:
-    """A definition that is ready for Apptainer."""
-
     path: Path
     text: str
     """The file's content, or the template filled in."""
@@ -42,7 +40,7 @@ class Definition:
 
 
 def load_definition(path: Path, variables: Mapping[str, str], lock_file: Path | None = None) -> Definition:
-    """Read a definition, and fill it in if it is a template, which knows the path of the lock file as `lock_file`."""
+    """Read a definition, and fill it in if it is a template, with the path of the lock file as `lock_file`."""
     text = _read(path)
     if path.name.endswith(TEMPLATE_SUFFIX):
         given = {"lock_file": str(lock_file.absolute())} if lock_file is not None else {}

@@ -11,7 +11,6 @@ inherited, so that no other builder touches the folder they write to until they 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import subprocess
@@ -19,18 +18,17 @@ import sys
 from typing import TYPE_CHECKING, cast
 
 from ...system.processes import die_with_parent
-from ..processes import descendants, kill
+from ..processes import become_subreaper, descendants, kill
 from .private_namespaces import enter
 
 if TYPE_CHECKING:
     from .private_namespaces import Namespaces
 
-PR_SET_CHILD_SUBREAPER = 36
 NOT_STARTED = 127
 
 
 def main(namespaces: Namespaces, inherited: list[int], argv: list[str]) -> int:
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    become_subreaper()
     own_pid = os.getpid()
 
     def prepare() -> None:
@@ -63,7 +61,6 @@ def main(namespaces: Namespaces, inherited: list[int], argv: list[str]) -> int:
 
 
 def end_all(pid: int) -> None:
-    """Kill all processes below this one and wait for their end."""
     while True:
         kill(*descendants(pid))
         try:

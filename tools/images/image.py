@@ -59,8 +59,6 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is written beside an image."""
-
     name: str
     mode: Mode
     recipe: Recipe
@@ -76,7 +74,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def default_root() -> Path:
-    """Return where images are kept by default: in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if Path(cache).is_absolute() else Path("~/.cache").expanduser()) / "prorl" / "images"
 

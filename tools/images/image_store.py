@@ -166,12 +166,9 @@ class ImageStore:
     def _clear(self, name: str, folder: BuildFolder) -> bool:
         """Remove leftovers, and unlocked images without the name; return whether none is left."""
         folder.clear()
+        current = None
         with suppress(OSError):
             current = (self.root / name).resolve(strict=True).parent
-            return self._clear_all_but(current, folder)
-        return self._clear_all_but(None, folder)
-
-    def _clear_all_but(self, current: Path | None, folder: BuildFolder) -> bool:
         all_gone = True
         for build in list(folder.path.iterdir()):
             if build.name == LOCK or build.name.startswith((BUILDING, TRASH)) or build == current:

@@ -33,23 +33,19 @@ MIRROR_PATTERN = re.compile(r"(https?|file|ftp)://?\S+")
 
 
 @dataclass(frozen=True)
-class DirectorySource:
+class _PathSource:
     path: Path
 
     def __str__(self) -> str:
         return str(self.path)
 
+
+class DirectorySource(_PathSource):
     def base(self) -> str:
         return tree_digest(self.path)
 
 
-@dataclass(frozen=True)
-class SifSource:
-    path: Path
-
-    def __str__(self) -> str:
-        return str(self.path)
-
+class SifSource(_PathSource):
     def base(self) -> str:
         return file_digest(self.path)
 
@@ -69,8 +65,6 @@ class DefinitionSource:
 
 @dataclass(frozen=True)
 class RegistrySource:
-    """An image of a registry, which Apptainer fetches."""
-
     reference: str
 
     def __str__(self) -> str:
@@ -83,8 +77,6 @@ class RegistrySource:
 
 @dataclass(frozen=True)
 class DebootstrapSource:
-    """A Debian or Ubuntu, installed from its packages."""
-
     suite: str
     include: tuple[str, ...] = ()
     variant: str = "minbase"

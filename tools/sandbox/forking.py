@@ -42,8 +42,6 @@ RESET_SIGNALS = (
 
 
 class Report(NamedTuple):
-    """What a forked child reported."""
-
     inner: int
     """The process that it became, if it had to fork again to join; else 0."""
     errno: int
@@ -52,8 +50,7 @@ class Report(NamedTuple):
     """What went wrong; empty if nothing did."""
 
 
-class ExecFailed(OSError):
-    """The program could not be executed."""
+class ExecFailed(OSError): ...
 
 
 def child(run: Callable[[], None], report: int, kept: Iterable[int]) -> NoReturn:

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from ...errors import SandboxFailed
+from ...system.processes import die_with_parent
 from ..images.image import lock_image
-from ..processes import PROC, Child, children, descendants, kill
+from ..processes import PROC, Child, become_subreaper, children, descendants, kill
 from . import forking, namespaces, seccomp
 from .container import KILL_LIMIT_S, SEARCH_PATH, Container
 from .pids_cgroup import make_pids_cgroup
@@ -88,7 +89,7 @@ class NamespacedContainer(Container):
             await self._start()
 
     async def _start(self) -> None:
-        namespaces.become_subreaper()
+        become_subreaper()
         self.starts += 1
         if self.spec.image and self._image is None:
             self._image = lock_image(Path(self.spec.image))
@@ -110,7 +111,7 @@ class NamespacedContainer(Container):
                     env={name: value for name, value in os.environ.items() if name in RUNTIME_VARIABLES},
                     start_new_session=True,
                     pass_fds=passed,
-                    preexec_fn=lambda: namespaces.die_with_parent(number, parent),  # noqa: PLW1509 - there are no threads
+                    preexec_fn=lambda: die_with_parent(parent, number),  # noqa: PLW1509 - there are no threads
                 )
         except OSError as error:
             os.close(ready)

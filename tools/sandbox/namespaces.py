@@ -29,10 +29,8 @@ KINDS = {
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 """What every container has of the host's own devices."""
 _NS_GET_USERNS = 0xB701
-_PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
-_PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITY_VERSION_3 = 0x20080522
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND = 1, 32, 4096
@@ -103,18 +101,6 @@ class Namespaces:
                 self._opened.append((os.dup(inner), USER))
         finally:
             os.close(inner)
-
-
-def become_subreaper() -> None:
-    """Adopt all orphans below this process, so that nothing it started can escape it."""
-    _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
-
-
-def die_with_parent(number: int, parent: int) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends."""
-    _check(_libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0))
-    if os.getppid() != parent:
-        os.kill(os.getpid(), number)
 
 
 def hide() -> None:

@@ -11,8 +11,7 @@ import math
 import os
 
 from ...errors import SandboxFailed
-from ..processes import Child, children, descendants, kill
-from . import namespaces
+from ..processes import Child, become_subreaper, children, descendants, kill
 from .container import KILL_LIMIT_S, KILL_ROUNDS, Container
 
 
@@ -30,7 +29,7 @@ class ProcessContainer(Container):
         return "works, without any isolation"
 
     async def start(self) -> None:
-        namespaces.become_subreaper()
+        become_subreaper()
 
     async def close(self) -> None:
         for _ in range(KILL_ROUNDS):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..editor.arguments import EditorArguments
     from ..editor.outcome import EditOutcome
     from ..execution.client import ExecutionClient
-    from ..execution.command import ExecResult
+    from ..execution.messages import ExecResult
     from ..ipython_session import IPythonChoice
     from .container import Container
     from .specification import SandboxSpec

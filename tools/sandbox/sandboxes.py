@@ -288,7 +288,7 @@ class Sandboxes:
 
 
 def _reap(pid: int) -> None:
-    with contextlib.suppress(ChildProcessError):  # somebody else in this process has waited for all children
+    with contextlib.suppress(ChildProcessError):  # other code of this process has waited for all children
         os.waitpid(pid, 0)
 
 

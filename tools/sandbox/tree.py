@@ -173,8 +173,6 @@ class _TreeRefused(Exception):
 
 @dataclass(slots=True)
 class _Budget:
-    """What a copy may still take."""
-
     deadline: float
     bytes: int
     entries: int

@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -123,6 +123,27 @@ def test_a_replaced_image_stays_while_it_is_held(store: ImageStore, tiny: Path) 
     assert store.remove("tiny")
     assert not held.path.exists()
     assert list(store.root.iterdir()) == []
+
+
+def test_the_image_of_a_name_stays_where_an_older_one_cannot_be_removed(
+    store: ImageStore, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = store.build(str(tiny), "tiny").image.path
+    with lock_image(first):
+        second = store.build(str(tiny), "tiny", mode="scratch").image.path
+    failures = iter([OSError(errno.EIO, "the disk fails")])
+    lock_alone = image_store.lock_alone
+
+    def failing_once(path: Path) -> Any:
+        for error in failures:
+            raise error
+        return lock_alone(path)
+
+    monkeypatch.setattr(image_store, "lock_alone", failing_once)
+    with pytest.raises(SandboxFailed, match="the disk fails"):
+        store.build(str(tiny), "tiny", mode="scratch")
+    assert store.show("tiny").path == second
+    assert second.exists()
 
 
 def test_a_hold_is_let_go_of_by_the_kernel(store: ImageStore, tiny: Path) -> None:

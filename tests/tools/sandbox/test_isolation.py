@@ -15,7 +15,7 @@ import pytest
 from prorl_zmq.tools.sandbox.specification import Limits, SandboxSpec
 
 if TYPE_CHECKING:
-    from prorl_zmq.tools.execution.command import ExecResult
+    from prorl_zmq.tools.execution.messages import ExecResult
     from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
     from prorl_zmq.wire.messages.jobs import SandboxKind
 

@@ -1,4 +1,4 @@
-"""`Place`: where a path leads, found without ever leaving a root directory.
+"""`find_entry`: the directory entry that a path leads to, found without ever leaving a root directory.
 
 The path is walked component by component, each opened relative to the one before without following links; a symbolic
 link is read, and the walk restarts from the root with what it says. So a link planted between a check and its use
@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .refusal import Refused
+from .outcome import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ FOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DirectoryEntry:
     """An entry of a directory that may not be there yet, and is no symbolic link."""
 
     path: str
@@ -38,7 +38,7 @@ class Place:
 
 
 @contextmanager
-def find_place(path: str, root: str, directory: str, *, create: bool = False) -> Iterator[Place]:
+def find_entry(path: str, root: str, directory: str, *, create: bool = False) -> Iterator[DirectoryEntry]:
     """Find where a path leads; what is opened for it is closed at the end.
 
     Raises:
@@ -52,7 +52,7 @@ def find_place(path: str, root: str, directory: str, *, create: bool = False) ->
         try:
             instead = walk.step_down(folder, parts)
             if instead is None:
-                yield Place(path, folder, parts[-1] if parts else b".")
+                yield DirectoryEntry(path, folder, parts[-1] if parts else b".")
                 return
             parts = instead
         finally:

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.tools.editor.place import find_place
-from prorl_zmq.tools.editor.refusal import Refused
+from prorl_zmq.tools.editor.entry import find_entry
+from prorl_zmq.tools.editor.outcome import Refused
 
 NAMES = ["a", "b", "c"]
 TARGET = st.lists(st.sampled_from([*NAMES, "..", "."]), min_size=1, max_size=4).map("/".join)
 
 
 def found(path: str, root: Path) -> tuple[int, int]:
-    with find_place(path, str(root), str(root)) as place:
-        status = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
+    with find_entry(path, str(root), str(root)) as entry:
+        status = os.stat(entry.name, dir_fd=entry.folder, follow_symlinks=False)
         return status.st_dev, status.st_ino
 
 
@@ -54,8 +54,8 @@ def test_links_inside_are_followed(workspace: Any) -> None:
         assert workspace.done("view", path).endswith("\tfound\n")
     other = root.parent / "other"
     other.symlink_to(root)
-    with find_place(str(root / "x"), str(other), str(other)) as place:
-        assert place.name == b"x"
+    with find_entry(str(root / "x"), str(other), str(other)) as entry:
+        assert entry.name == b"x"
 
 
 def test_links_in_a_circle(workspace: Any) -> None:
@@ -102,10 +102,10 @@ def test_the_walk_agrees_with_the_kernel(
 def test_the_whole_machine_as_root(workspace: Any) -> None:
     workspace.write(b"found")
     (workspace.root / "link").symlink_to("../" * 50 + str(workspace.root)[1:] + "/file")
-    with find_place("link", "/", str(workspace.root)) as place:
-        assert place.name == b"file"
-    with find_place("/", "/", "/") as place:
-        assert place.name == b"."
+    with find_entry("link", "/", str(workspace.root)) as entry:
+        assert entry.name == b"file"
+    with find_entry("/", "/", "/") as entry:
+        assert entry.name == b"."
 
 
 def test_no_descriptor_stays_open(workspace: Any) -> None:
