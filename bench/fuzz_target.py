@@ -276,7 +276,7 @@ REPORT = msgspec.to_builtins(REPORT_OF_I)
 TEMPLATES: list[Any] = [
     REPORT_OF_I,
     StageLeaving("i"),
-    *(PhaseDone(**BY_STAGE, phase=phase, reward=1.0, carry={"a": 1}) for phase in Phase),
+    *(PhaseDone(**BY_STAGE, phase=phase, reward=1.0, phase_data={"a": 1}) for phase in Phase),
     *(
         PhaseFailed(**BY_STAGE, phase=phase, outcome=Outcome.FAILED, error=InternalError("x").info(), retry=retry)
         for phase in Phase
@@ -307,7 +307,7 @@ def seeds() -> list[bytes]:
         [codec.encode(Cancel("r", ("one", "two")))],
         [codec.encode(Status("r"))],
     ]
-    done = PhaseDone(stage_id="i", job_id="one", attempt=1, phase=Phase.INIT, carry={"a": [1, {"b": 2.0}]})
+    done = PhaseDone(stage_id="i", job_id="one", attempt=1, phase=Phase.INIT, phase_data={"a": [1, {"b": 2.0}]})
     error = InternalError("x").info()
     failed = PhaseFailed(
         stage_id="i", job_id="one", attempt=1, phase=Phase.RUN, outcome=Outcome.FAILED, error=error, metrics={"a": 1.0}

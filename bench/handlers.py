@@ -66,7 +66,7 @@ class SleepHandler(AgentHandler[SleepInstance]):
     async def eval(self, phase: EvalPhase[SleepInstance]) -> Evaluation:
         """Sleep."""
         await asyncio.sleep(phase.instance.eval_s)
-        return Evaluation(1.0, {"started": float(phase.carry["started"])})
+        return Evaluation(1.0, {"started": float(phase.data["started"])})
 
 
 class ConverseHandler(AgentHandler[NothingInstance]):
@@ -116,7 +116,7 @@ class GradedHandler(AgentHandler[GradedInstance]):
 
     async def eval(self, phase: EvalPhase[GradedInstance]) -> Evaluation:
         """Give what RUN came to."""
-        return Evaluation(phase.carry["reward"])
+        return Evaluation(phase.data["reward"])
 
 
 def _note(path: str, ran: Ran) -> None:
@@ -152,7 +152,7 @@ class HoldHandler(AgentHandler[HoldInstance]):
         if within == "generation":  # the engine rings
             await phase.converse([ChatMessage(Role.USER, "Go on.")], [])
             return {}
-        bash = phase.sandbox.bash_session(phase.carry["bash"]) if phase.sandbox is not None else None
+        bash = phase.sandbox.bash_session(phase.data["bash"]) if phase.sandbox is not None else None
         if bash is not None:
             await bash.run("true", phase.job.limits.run_s)
         async with rung(phase.instance.bell, within, phase.job.job_id) as go:

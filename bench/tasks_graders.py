@@ -125,6 +125,6 @@ async def _rate(work: Any, count: int) -> Rate:
     return Rate(count / wall_s, stall[0])
 
 
-def _phase(pool: GraderPool, instance: Any, carry: dict[str, Any], create: Any = None) -> EvalPhase[Any]:
+def _phase(pool: GraderPool, instance: Any, data: dict[str, Any], create: Any = None) -> EvalPhase[Any]:
     job = Job(task="bench", instance={}, limits=PhaseLimits(eval_s=600))
-    return EvalPhase(job, instance, carry, None, create, pool.call)
+    return EvalPhase(job, instance, data, None, create, pool.call)

@@ -59,7 +59,7 @@ class StopReason(StrEnum):
 
 @dataclass(slots=True)
 class Episode:
-    """What an episode is so far; of one that was interrupted, all that there is."""
+    """An episode as far as it has come, or as far as it came before it was interrupted."""
 
     trajectory: TrajectoryBuilder = field(default_factory=TrajectoryBuilder)
     stop_reason: StopReason | None = None
@@ -87,59 +87,51 @@ class _Budget(NamedTuple):
     limit: StopReason
 
 
+@dataclass
 class AgentLoop:
-    """Runs one episode."""
+    generate: Generator
+    chat: ChatFormat
+    context_tokens: int
+    """0: not known."""
+    tools: Sequence[Tool[Any]]
+    sampling: Sampling
+    limits: EpisodeLimits
+    episode: Episode
 
-    def __init__(
-        self,
-        generate: Generator,
-        chat: ChatFormat,
-        context_tokens: int,
-        tools: Sequence[Tool[Any]],
-        sampling: Sampling,
-        limits: EpisodeLimits,
-        episode: Episode,
-    ) -> None:
-        self._generate = generate
-        self._chat = chat
-        self._context_tokens = context_tokens or UNLIMITED
-        self._tools = {tool.name: tool for tool in tools}
-        self._sampling = sampling
-        self._limits = limits
-        self._episode = episode
-        self._trajectory = episode.trajectory
-        self._stop_token_ids = tuple(dict.fromkeys((*chat.stop_token_ids, *sampling.stop_token_ids)))
+    def __post_init__(self) -> None:
+        self.context_tokens = self.context_tokens or UNLIMITED
+        self._tools = {tool.name: tool for tool in self.tools}
+        self._trajectory = self.episode.trajectory
+        self._stop_token_ids = tuple(dict.fromkeys((*self.chat.stop_token_ids, *self.sampling.stop_token_ids)))
 
     async def run(self, messages: Sequence[ChatMessage]) -> StopReason:
-        """Run the episode from its opening messages to its end."""
-        conversation = self._chat.conversation(messages, [tool.schema() for tool in self._tools.values()])
-        for turn in range(self._limits.max_turns):
+        self.episode.stop_reason = await self._turns(messages)
+        return self.episode.stop_reason
+
+    async def _turns(self, messages: Sequence[ChatMessage]) -> StopReason:
+        conversation = self.chat.conversation(messages, [tool.schema() for tool in self._tools.values()])
+        for turn in range(self.limits.max_turns):
             started = time.monotonic()
             prompt = conversation.prompt()
             room = self._add(prompt)
-            self._episode.spent("chat", started)
+            self.episode.spent("chat", started)
             if room.tokens < 1:
                 if not turn:
                     raise self._no_room(prompt, room)
-                self._episode.stop_reason = room.limit
-                break
+                return room.limit
             generation = await self._policy_turn(room, turn)
             started = time.monotonic()
             said = conversation.add_turn(generation.token_ids)
-            self._episode.last_text = said.text
-            self._episode.spent("chat", started)
+            self.episode.last_text = said.text
+            self.episode.spent("chat", started)
             stop_reason = self._stop_reason(generation, room, said)
             if stop_reason is not None:
-                self._episode.stop_reason = stop_reason
-                break
+                return stop_reason
             results = await self._results(said)
             if results is None:
-                self._episode.stop_reason = StopReason.FINISHED
-                break
+                return StopReason.FINISHED
             conversation.add_tool_results(results)
-        else:
-            self._episode.stop_reason = StopReason.MAX_TURNS
-        return self._episode.stop_reason
+        return StopReason.MAX_TURNS
 
     def _add(self, prompt: Prompt) -> _Budget:
         """Append a prompt, if that leaves room for a token of the policy; return that budget."""
@@ -156,23 +148,23 @@ class AgentLoop:
 
     def _budget(self, tokens: int) -> _Budget:
         """Return what still fits behind so many tokens of a segment."""
-        if self._limits.max_tokens <= self._context_tokens:
-            return _Budget(self._limits.max_tokens - tokens, StopReason.MAX_TOKENS)
-        return _Budget(self._context_tokens - tokens, StopReason.CONTEXT_LENGTH)
+        if self.limits.max_tokens <= self.context_tokens:
+            return _Budget(self.limits.max_tokens - tokens, StopReason.MAX_TOKENS)
+        return _Budget(self.context_tokens - tokens, StopReason.CONTEXT_LENGTH)
 
     def _no_room(self, prompt: Prompt, room: _Budget) -> InvalidJob:
         tokens = sum(len(piece.token_ids) for piece in prompt.pieces)
         if room.limit == StopReason.MAX_TOKENS:
-            what, name = f"episode.max_tokens ({self._limits.max_tokens})", "episode.max_tokens"
+            what, name = f"episode.max_tokens ({self.limits.max_tokens})", "episode.max_tokens"
         else:
-            what, name = f"the engine's context ({self._context_tokens} tokens)", "messages"
+            what, name = f"the engine's context ({self.context_tokens} tokens)", "messages"
         return InvalidJob(f"the opening messages, {tokens} tokens, leave no room in {what}", field=name)
 
     async def _policy_turn(self, room: _Budget, turn: int) -> Generation:
-        """Have the engine generate one turn, which new weights may interrupt, and append it as it comes."""
-        seed = turn_seed(self._sampling.seed, turn)
-        wanted = min(room.tokens, self._sampling.max_tokens)
-        self._episode.metrics["turns"] += 1
+        """Generate one turn, which new weights may interrupt, and append it as it comes."""
+        seed = turn_seed(self.sampling.seed, turn)
+        wanted = min(room.tokens, self.sampling.max_tokens)
+        self.episode.metrics["turns"] += 1
         turn_so_far = await self._generated(wanted, seed)
         self._append(turn_so_far, 0)
         empty = 0
@@ -181,25 +173,25 @@ class AgentLoop:
             empty = 0 if done else empty + 1
             if empty > EMPTY_ABORTS:
                 raise EngineFailed(f"the engine ended {empty} generations before their first token", unreachable=True)
-            self._episode.metrics["continued_turns"] += 1
-            part = await self._generated(wanted - done, turn_seed(seed, self._episode.metrics["continued_turns"]))
+            self.episode.metrics["continued_turns"] += 1
+            part = await self._generated(wanted - done, turn_seed(seed, self.episode.metrics["continued_turns"]))
             turn_so_far = self._ended(joined(turn_so_far, part), wanted)
             self._append(turn_so_far, done)
         return turn_so_far
 
     async def _generated(self, max_tokens: int, seed: int | None) -> Generation:
         prompt = self._trajectory.prompt()
-        sampling = msgspec.structs.replace(self._sampling, max_tokens=max_tokens, seed=seed)
+        sampling = msgspec.structs.replace(self.sampling, max_tokens=max_tokens, seed=seed)
         started = time.monotonic()
-        generation = await self._generate(prompt, sampling, self._stop_token_ids)
-        self._episode.spent("engine", started)
-        self._episode.metrics["prompt_tokens"] += len(prompt)
-        self._episode.metrics["cached_tokens"] += generation.cached_tokens
+        generation = await self.generate(prompt, sampling, self._stop_token_ids)
+        self.episode.spent("engine", started)
+        self.episode.metrics["prompt_tokens"] += len(prompt)
+        self.episode.metrics["cached_tokens"] += generation.cached_tokens
         return self._ended(generation, max_tokens)
 
     def _ended(self, generation: Generation, wanted: int) -> Generation:
         """Cut a turn at a stop text; one with all `wanted` tokens is complete, even if new weights ended it."""
-        cut = cut_at(generation, self._sampling.stop, self._chat.decode)
+        cut = cut_at(generation, self.sampling.stop, self.chat.decode)
         if cut.finish_reason == "abort" and len(cut.token_ids) >= wanted:
             return replace(cut, finish_reason="length")
         return cut
@@ -207,15 +199,15 @@ class AgentLoop:
     def _append(self, generation: Generation, start: int) -> None:
         versions = version_per_token(generation)
         self._trajectory.add_generated(generation.token_ids[start:], generation.logprobs[start:], versions[start:])
-        self._episode.metrics["generated_tokens"] += len(generation.token_ids) - start
+        self.episode.metrics["generated_tokens"] += len(generation.token_ids) - start
 
     def _stop_reason(self, generation: Generation, room: _Budget, said: PolicyTurn) -> StopReason | None:
-        """Say why the episode stops behind this turn; None: it goes on with tool calls."""
+        """Return why the episode stops after this turn; None: it continues with tool calls."""
         if generation.finish_reason != "length":
             return None if said.calls else StopReason.DONE
         if len(generation.token_ids) >= room.tokens:
             return room.limit
-        full = len(generation.token_ids) >= self._sampling.max_tokens
+        full = len(generation.token_ids) >= self.sampling.max_tokens
         return StopReason.TURN_LENGTH if full else StopReason.CONTEXT_LENGTH
 
     async def _results(self, said: PolicyTurn) -> list[str] | None:
@@ -223,29 +215,29 @@ class AgentLoop:
         results: list[str] = []
         for call in said.calls:
             results.append(await self._answer(call))
-            if self._episode.final_message is not None:
+            if self.episode.final_message is not None:
                 return None
         return results
 
     async def _answer(self, call: ToolCall | MalformedCall) -> str:
         if isinstance(call, MalformedCall):
-            self._episode.metrics["malformed_tool_calls"] += 1
+            self.episode.metrics["malformed_tool_calls"] += 1
             return call.feedback
-        self._episode.metrics["tool_calls"] += 1
+        self.episode.metrics["tool_calls"] += 1
         tool = self._tools.get(call.name)
         if tool is None:
-            self._episode.metrics["malformed_tool_calls"] += 1
+            self.episode.metrics["malformed_tool_calls"] += 1
             return f"There is no tool {call.name!r}. The tools are: {', '.join(self._tools) or 'none'}."
         started = time.monotonic()
         try:
-            text = await tool(call.arguments, self._limits.tool_call_s)
+            text = await tool(call.arguments, self.limits.tool_call_s)
         except ToolArgumentsInvalid as error:
-            self._episode.metrics["invalid_tool_arguments"] += 1
+            self.episode.metrics["invalid_tool_arguments"] += 1
             return str(error)
         finally:
-            self._episode.spent(f"tool.{call.name}", started)
+            self.episode.spent(f"tool.{call.name}", started)
         if tool.ends_episode:
-            self._episode.final_message = text
+            self.episode.final_message = text
         return text
 
 

@@ -43,12 +43,9 @@ RESEND_S = 5.0
 REPLY_SLACK_S = 5.0
 """How much later than the wait that a job allows the broker's answer may come."""
 PROBLEM_LIMIT = 1000
-"""Characters of a failure that are told."""
 
 
 class BackendClient:
-    """Asks the backend broker on behalf of one stage process."""
-
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
@@ -71,47 +68,13 @@ class BackendClient:
         """For each request without a reply: what a `WaitLonger` does."""
         self._held: dict[str, HeldAssignment] = {}
 
-    async def assign(self, job: Job, attempt: int, on_starting: Callable[[], None] = lambda: None) -> Backend:
-        """Return the job's backend, waiting for one as long as the job allows, from when no backend is starting."""
-        return await self._assign(job, attempt, "", on_starting)
+    async def assign(
+        self, job: Job, attempt: int, on_starting: Callable[[], None] = lambda: None, *, leaving: str = ""
+    ) -> Backend:
+        """Return the job's backend, waiting for one as long as the job allows, from when no backend is starting.
 
-    async def reassign(self, job: Job, attempt: int, leaving: str) -> Backend:
-        """Return the job another backend than `leaving`, which it has; the same, when it may be tried, if it is alone.
-
-        Waits as `assign` does.
+        A job that is `leaving` its backend gets another one; the same, when it may be tried, if it is alone.
         """
-        return await self._assign(job, attempt, leaving, lambda: None)
-
-    def report_failure(self, job_id: str, backend_id: str, problem: str) -> None:
-        """Say that a backend could not be reached, or failed a generation: other jobs will avoid it for a while."""
-        self._send(GenerationFailed(new_id(), job_id, backend_id, problem[:PROBLEM_LIMIT]))
-
-    def note_served(self, job_id: str, attempt: int) -> None:
-        """Count a generation that the job's backend has served; the next message tells the broker."""
-        held = self._held.get(job_id)
-        if held is not None and held.attempt == attempt:
-            self._held[job_id] = msgspec.structs.replace(held, served=held.served + 1)
-
-    def release(self, job_id: str, attempt: int) -> None:
-        """End the job's assignment, or stop waiting for it; that of a newer attempt stays."""
-        held = self._held.get(job_id)
-        if held is not None and held.attempt <= attempt:
-            del self._held[job_id]
-            self._send(Release(new_id(), job_id, attempt, held.served))
-
-    def backends(self) -> dict[str, str]:
-        """Return the backend of each job that has one."""
-        return {job_id: held.backend_id for job_id, held in self._held.items() if held.backend_id}
-
-    def keep_alive(self) -> None:
-        """Renew the lease on the assignments of this process."""
-        self._send(OwnerAlive(new_id(), self._owner, dict(self._held)))
-
-    def close(self) -> None:
-        """Close the socket; what waits for an answer is cancelled."""
-        self._socket.close()
-
-    async def _assign(self, job: Job, attempt: int, leaving: str, on_starting: Callable[[], None]) -> Backend:
         self._held[job.job_id] = HeldAssignment(attempt)
         request = Assign(
             new_id(),
@@ -131,6 +94,33 @@ class BackendClient:
         if self._held.get(job.job_id) == HeldAssignment(attempt):  # it may have been released while it waited
             self._held[job.job_id] = HeldAssignment(attempt, reply.backend.backend_id)
         return reply.backend
+
+    def report_failure(self, job_id: str, backend_id: str, problem: str) -> None:
+        """Report a failed generation: other jobs will avoid the backend for a while."""
+        self._send(GenerationFailed(new_id(), job_id, backend_id, problem[:PROBLEM_LIMIT]))
+
+    def note_served(self, job_id: str, attempt: int) -> None:
+        """Count a generation that the job's backend has served; the next message tells the broker."""
+        held = self._held.get(job_id)
+        if held is not None and held.attempt == attempt:
+            self._held[job_id] = msgspec.structs.replace(held, served=held.served + 1)
+
+    def release(self, job_id: str, attempt: int) -> None:
+        """End the job's assignment, or stop waiting for it; that of a newer attempt stays."""
+        held = self._held.get(job_id)
+        if held is not None and held.attempt <= attempt:
+            del self._held[job_id]
+            self._send(Release(new_id(), job_id, attempt, held.served))
+
+    def backends(self) -> dict[str, str]:
+        return {job_id: held.backend_id for job_id, held in self._held.items() if held.backend_id}
+
+    def keep_alive(self) -> None:
+        self._send(OwnerAlive(new_id(), self._owner, dict(self._held)))
+
+    def close(self) -> None:
+        """Close the socket; what waits for an answer is cancelled."""
+        self._socket.close()
 
     async def _ask(self, request: Assign, limit_s: float, on_starting: Callable[[], None]) -> AnyBackendReply:
         until = time.monotonic() + limit_s

@@ -50,7 +50,7 @@ class EventOutbox:
 
     @property
     def ended(self) -> dict[str, int]:
-        """The jobs that these events are about, with their last attempts."""
+        """The last attempts of the jobs that the events are about."""
         return {event.job_id: event.attempt for event in self._events.values()}
 
     def add(self, event: PhaseDone | PhaseFailed, block: Any, now: float) -> list[Frame]:
@@ -67,8 +67,7 @@ class EventOutbox:
 
     def started(self, job_id: str, attempt: int) -> None:
         """Forget the events of an earlier job that had this id: those of the same job have lower attempts."""
-        gone = [key for key, event in self._events.items() if event.job_id == job_id and event.attempt >= attempt]
-        self.noted(gone)
+        self.noted([key for key, one in self._events.items() if one.job_id == job_id and one.attempt >= attempt])
 
     def due(self, now: float) -> list[list[Frame]]:
         """Return the frames of the events to resend now."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from inspect import formatannotation
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -58,10 +59,12 @@ if TYPE_CHECKING:
     from .agent_loop import Episode
 
 ENTRY_POINT_GROUP = "prorl_zmq.handlers"
+NAMED_TYPES = (str, int, float, bool, list[str], dict[str, str])
+"""Types of fields that the front door checks by name."""
 
 Instance = TypeVar("Instance", bound=msgspec.Struct)
 PhaseData = dict[str, Any]
-"""What one phase returns for the next one, as its `carry`: plain data, with texts as keys."""
+"""What one phase returns for the next one: plain data, with texts as keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class RunPhase(Generic[Instance]):
 
     job: Job
     instance: Instance
-    carry: PhaseData
+    data: PhaseData
     """What INIT returned."""
     sandbox: Sandbox | None
     """The sandbox that INIT made."""
@@ -95,7 +98,7 @@ class EvalPhase(Generic[Instance]):
 
     job: Job
     instance: Instance
-    carry: PhaseData
+    data: PhaseData
     """What RUN returned."""
     sandbox: Sandbox | None
     """The job's sandbox as RUN left it, if `eval_in_sandbox`."""
@@ -137,8 +140,6 @@ INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
     SandboxUnavailable: False,
 }
 """The errors of the infrastructure around the agent and the task, and whether a retry may help."""
-
-
 TASKS_OWN_REASONS = frozenset({"image", "path", "specification"})
 """The reasons of a `SandboxFailed` for which a retry cannot help: the task asks for what does not exist."""
 
@@ -260,19 +261,15 @@ def load_handlers(names: Iterable[str] = ()) -> dict[str, AgentHandler[Any]]:
     offered = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     wanted = set(names) or set(offered)
     if missing := wanted - set(offered):
-        known = ", ".join(sorted(offered))
-        raise ConfigError(
-            f"no installed package offers task {', '.join(sorted(missing))}; offered: {known}", key="task"
-        )
+        named, known = ", ".join(sorted(missing)), ", ".join(sorted(offered))
+        raise ConfigError(f"no installed package offers task {named}; offered: {known}", key="task")
     handlers: dict[str, AgentHandler[Any]] = {}
     for name in sorted(wanted):
         try:
             handler = offered[name].load()()
         except Exception as error:
-            message = (
-                f"the handler of task {name} ({offered[name].value}) cannot be made: {type(error).__name__}: {error}"
-            )
-            raise ConfigError(message, key="task") from error
+            what = f"the handler of task {name} ({offered[name].value})"
+            raise ConfigError(f"{what} cannot be made: {type(error).__name__}: {error}", key="task") from error
         if not isinstance(handler, AgentHandler) or handler.task != name:
             raise ConfigError(f"{offered[name].value} is not an AgentHandler with task = {name!r}", key="task")
         handlers[name] = handler
@@ -282,12 +279,4 @@ def load_handlers(names: Iterable[str] = ()) -> dict[str, AgentHandler[Any]]:
 def _type_name(hint: Any) -> str:
     if get_origin(hint) is tuple and get_origin(get_args(hint)[0]) is Literal:
         hint = list[str]
-    names = {
-        str: "str",
-        int: "int",
-        float: "float",
-        bool: "bool",
-        list[str]: "list[str]",
-        dict[str, str]: "dict[str, str]",
-    }
-    return names.get(hint, "any")
+    return formatannotation(hint) if hint in NAMED_TYPES else "any"

@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -60,55 +61,39 @@ if TYPE_CHECKING:
     from .sandbox_handoff import SandboxHandoff
 
 log = logging.getLogger("prorl.stage")
-
 EVENT_LIMIT_BYTES = codec.HEADER_LIMIT_BYTES // 2
-"""Largest event: what a handler hands on (`carry`), its metrics and the rest. Bulk data goes into the sandbox."""
-
-
+"""Largest event: the phase data of a handler, its metrics and the rest. Bulk data goes into the sandbox."""
 MOVE_LIMIT = 4
 """How often a phase goes on with another backend after one has failed its generation; then the attempt has failed."""
 
 
+@dataclass(slots=True)
 class PhaseRunner:
-    """Runs one phase."""
-
-    def __init__(
-        self,
-        stage_id: str,
-        command: StartPhase,
-        job: Job,
-        handler: AgentHandler[Any],
-        sandboxes: Sandboxes,
-        backends: BackendClient,
-        engines: EngineClient,
-        handoff: SandboxHandoff,
-        graders: GraderPool,
-    ) -> None:
-        self._handoff = handoff
-        self._graders = graders
-        self._stage_id = stage_id
-        self._command = command
-        self._job = job
-        self._handler = handler
-        self._sandboxes = sandboxes
-        self._backends = backends
-        self._engines = engines
-        self._sandbox: Sandbox | None = None
-        self._fresh: list[Sandbox] = []
-        """Made for EVAL."""
-        self._backend: Backend | None = None
-        self._episode: Episode | None = None
-        self._moves = 0
-        self._reported: EngineFailed | None = None
-        self._started = time.monotonic()
-        self._timer = asyncio.timeout(None)
+    stage_id: str
+    command: StartPhase
+    job: Job
+    handler: AgentHandler[Any]
+    sandboxes: Sandboxes
+    backends: BackendClient
+    engines: EngineClient
+    handoff: SandboxHandoff
+    graders: GraderPool
+    _sandbox: Sandbox | None = field(default=None, init=False)
+    _fresh: list[Sandbox] = field(default_factory=list, init=False)
+    """Those that end with the phase."""
+    _backend: Backend | None = field(default=None, init=False)
+    _episode: Episode | None = field(default=None, init=False)
+    _moves: int = field(default=0, init=False)
+    _reported: EngineFailed | None = field(default=None, init=False)
+    _started: float = field(default_factory=time.monotonic, init=False)
+    _timer: asyncio.Timeout = field(init=False)
 
     async def run(self) -> tuple[PhaseDone | PhaseFailed, NDArray[np.uint8] | None]:
         """Return the event that ends the phase, and the trajectory's block if it has one. Never raises.
 
         Cancelling the call, once, ends the phase with outcome `cancelled`.
         """
-        limit_s = self._job.limits.of(self._command.phase)
+        limit_s = self.job.limits.of(self.command.phase)
         event: PhaseDone | PhaseFailed
         try:
             async with asyncio.timeout(limit_s) as timer:
@@ -118,68 +103,55 @@ class PhaseRunner:
         except BaseException as error:  # noqa: BLE001 - the boundary between the task's code and the service
             event = readable(self._failed(self._failure_of(error, limit_s, timed_out=timer.expired())))
             closing = True
-        for sandbox in self._fresh:
-            with suppress(asyncio.CancelledError):  # as below
-                await to_the_end(self._close_sandbox(sandbox))
         if self._sandbox is not None:
-            if closing and self._command.phase != Phase.EVAL:
-                with suppress(asyncio.CancelledError):  # too late: the phase has ended, and its event says how
-                    await to_the_end(self._close_sandbox(self._sandbox))
+            if closing and self.command.phase != Phase.EVAL:
+                self._fresh.append(self._sandbox)
             else:
-                self._handoff.hold(self._sandbox)
-        return event, self._block() if event.tokens else None
-
-    # The three phases -------------------------------------------------------------------------------------------------
+                self.handoff.hold(self._sandbox)
+        for sandbox in self._fresh:
+            with suppress(asyncio.CancelledError):  # too late: the phase has ended, and its event says how
+                await to_the_end(self._close_sandbox(sandbox))
+        block = self._episode.trajectory.block() if self._episode is not None and event.tokens else None
+        return event, block
 
     async def _phase(self) -> PhaseDone:
-        instance = self._handler.parse_instance(self._job)
-        if self._command.sandbox is not None:
-            self._sandbox = await self._sandboxes.attach(self._command.sandbox)
-        match self._command.phase:
+        instance = self.handler.parse_instance(self.job)
+        if self.command.sandbox is not None:
+            self._sandbox = await self.sandboxes.attach(self.command.sandbox)
+        match self.command.phase:
             case Phase.INIT:
-                carry = await self._handler.init(InitPhase(self._job, instance, self._create_sandbox))
-                return self._done(carry)
+                return self._done(await self.handler.init(InitPhase(self.job, instance, self._create_sandbox)))
             case Phase.RUN:
+                phase = RunPhase(self.job, instance, self.command.phase_data, self._sandbox, self._converse)
                 try:
-                    carry = await self._handler.run(
-                        RunPhase(
-                            self._job,
-                            instance,
-                            self._command.carry,
-                            self._sandbox,
-                            self._converse,
-                        )
-                    )
+                    return self._done(await self.handler.run(phase))
                 except EngineFailed as error:  # also of what the agent loop could make nothing of
                     if not error.fields.get("refused"):
                         self._report(error)
                     raise
                 finally:
-                    self._backends.release(self._job.job_id, self._command.attempt)
-                return self._done(carry)
+                    self.backends.release(self.job.job_id, self.command.attempt)
             case Phase.EVAL:
-                evaluation = await self._handler.eval(
+                evaluation = await self.handler.eval(
                     EvalPhase(
-                        self._job,
+                        self.job,
                         instance,
-                        self._command.carry,
+                        self.command.phase_data,
                         self._sandbox,
                         self._create_fresh_sandbox,
-                        self._graders.call,
+                        self.graders.call,
                     )
                 )
-                return self._done({}, self._handler.final_result(self._job, evaluation))
+                return self._done({}, self.handler.final_result(self.job, evaluation))
 
     async def _create_sandbox(self, spec: SandboxSpec) -> Sandbox:
         if self._sandbox is None:
-            self._sandbox = await self._sandboxes.create(f"{self._job.job_id}.{self._command.attempt}", spec)
+            self._sandbox = await self.sandboxes.create(f"{self.job.job_id}.{self.command.attempt}", spec)
         return self._sandbox
 
     async def _create_fresh_sandbox(self, spec: SandboxSpec) -> Sandbox:
-        name = f"{self._job.job_id}.eval-{new_id()[:8]}"
-        sandbox = await self._sandboxes.create(name, spec)
-        self._fresh.append(sandbox)
-        return sandbox
+        self._fresh.append(await self.sandboxes.create(f"{self.job.job_id}.eval-{new_id()[:8]}", spec))
+        return self._fresh[-1]
 
     async def _assigned(self) -> Backend:
         if self._backend is None:
@@ -193,12 +165,10 @@ class PhaseRunner:
                     timer.reschedule(None)
 
             try:
-                self._backend = await self._backends.assign(self._job, self._command.attempt, pause)
+                self._backend = await self.backends.assign(self.job, self.command.attempt, pause)
             finally:
-                if (
-                    paused and deadline is not None and not timer.expired()
-                ):  # the start of a backend is no time of the job's
-                    timer.reschedule(deadline + loop.time() - paused)
+                if paused and deadline is not None and not timer.expired():
+                    timer.reschedule(deadline + loop.time() - paused)  # the start of a backend is no time of the job's
         return self._backend
 
     async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:
@@ -206,7 +176,7 @@ class PhaseRunner:
         chat = await chat_format(backend.chat)
         self._episode = Episode()
         loop = AgentLoop(
-            self._generate, chat, backend.context_tokens, tools, self._job.sampling, self._job.episode, self._episode
+            self._generate, chat, backend.context_tokens, tools, self.job.sampling, self.job.episode, self._episode
         )
         await loop.run(messages)
         return self._episode
@@ -214,16 +184,16 @@ class PhaseRunner:
     async def _generate(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
     ) -> Generation:
-        """Have the job's backend generate; if it fails, another one of the same policy, or itself when it is well.
+        """Generate on the job's backend; if it fails, on another one of the same policy, or on it when it is well.
 
-        An attempt is not lost to that: the tokens are all that an engine needs.
+        The attempt goes on: the tokens are all that an engine needs.
         """
         backend = await self._assigned()
-        job, limit_s = self._job, self._job.episode.generation_s
+        job, limit_s = self.job, self.job.episode.generation_s
         give_up: float | None = None
         while True:
             try:
-                done = await self._engines.generate(
+                done = await self.engines.generate(
                     backend, job.job_id, token_ids, sampling, stop_token_ids, timeout_s=limit_s
                 )
             except EngineFailed as error:
@@ -238,26 +208,24 @@ class PhaseRunner:
                     last = self._moves > MOVE_LIMIT
                 if last:
                     raise
-                other = await self._backends.reassign(job, self._command.attempt, backend.backend_id)
+                other = await self.backends.assign(job, self.command.attempt, leaving=backend.backend_id)
                 if not _interchangeable(backend, other):
                     raise
                 log.info("the job goes on with backend %s: %s", other.backend_id, error.message)
                 self._backend = backend = other
             else:
-                self._backends.note_served(job.job_id, self._command.attempt)
+                self.backends.note_served(job.job_id, self.command.attempt)
                 return done
 
     def _report(self, error: EngineFailed) -> None:
-        """Tell the broker of a failed generation, once."""
+        """Report a failed generation to the broker, once."""
         if self._backend is not None and error is not self._reported:
             self._reported = error
-            self._backends.report_failure(self._job.job_id, self._backend.backend_id, error.message)
-
-    # How it ends ------------------------------------------------------------------------------------------------------
+            self.backends.report_failure(self.job.job_id, self._backend.backend_id, error.message)
 
     def _hands_on_sandbox(self) -> bool:
-        phase = self._command.phase
-        return phase == Phase.INIT or (phase == Phase.RUN and self._handler.eval_in_sandbox)
+        phase = self.command.phase
+        return phase == Phase.INIT or (phase == Phase.RUN and self.handler.eval_in_sandbox)
 
     async def _close_sandbox(self, sandbox: Sandbox) -> None:
         try:
@@ -265,58 +233,48 @@ class PhaseRunner:
         except (ProrlError, OSError) as error:
             log.warning("the job's sandbox could not be closed: %s", error)
 
-    def _done(self, carry: PhaseData, evaluation: Evaluation | None = None) -> PhaseDone:
-        metrics = evaluation.metrics if evaluation is not None else {}
+    def _done(self, phase_data: PhaseData, evaluation: Evaluation | None = None) -> PhaseDone:
         return PhaseDone(
-            stage_id=self._stage_id,
-            job_id=self._job.job_id,
-            attempt=self._command.attempt,
-            phase=self._command.phase,
             sandbox=self._sandbox.handle if self._sandbox is not None and self._hands_on_sandbox() else None,
-            carry=carry,
+            phase_data=phase_data,
             reward=reward_of(evaluation) if evaluation is not None else None,
             notes=notes_of(evaluation) if evaluation is not None else {},
-            **self._record(metrics),
+            **self._record(evaluation.metrics if evaluation is not None else {}),
         )
 
     def _failed(self, failure: Failure) -> PhaseFailed:
         if failure.outcome == Outcome.INFRASTRUCTURE_ERROR:
-            log.warning("%s failed: %s: %s", self._command.phase, failure.error.code, failure.error.message)
+            log.warning("%s failed: %s: %s", self.command.phase, failure.error.code, failure.error.message)
         return PhaseFailed(
-            stage_id=self._stage_id,
-            job_id=self._job.job_id,
-            attempt=self._command.attempt,
-            phase=self._command.phase,
             outcome=failure.outcome,
             error=failure.error,
             retry=failure.retry,
-            sandbox_gone=self._command.sandbox is not None and (self._sandbox is None or not self._sandbox.held),
+            sandbox_gone=self.command.sandbox is not None and (self._sandbox is None or not self._sandbox.held),
             **self._record({}),
         )
 
     def _record(self, metrics: dict[str, float]) -> dict[str, Any]:
-        """Return what both kinds of event say of how the phase went."""
+        """Return the fields that both kinds of event have."""
         episode = self._episode if self._episode is not None else Episode()
         trajectory = episode.trajectory
         return {
+            "stage_id": self.stage_id,
+            "job_id": self.job.job_id,
+            "attempt": self.command.attempt,
+            "phase": self.command.phase,
             "stop_reason": episode.stop_reason or "",
             "backend": self._backend.backend_id if self._backend is not None else "",
             "metrics": {key: float(value) for key, value in (episode.metrics | metrics).items()},
-            "timings": {self._command.phase.value: time.monotonic() - self._started, **episode.timings},
+            "timings": {self.command.phase.value: time.monotonic() - self._started, **episode.timings},
             "tokens": trajectory.tokens,
             "turns": trajectory.turns if trajectory.tokens else 0,
             "segments": trajectory.segments,
             "logprobs_mode": self._backend.logprobs_mode if self._backend and episode.metrics["turns"] else "",
         }
 
-    def _block(self) -> NDArray[np.uint8] | None:
-        return (
-            self._episode.trajectory.block() if self._episode is not None and self._episode.trajectory.tokens else None
-        )
-
     def _failure_of(self, error: BaseException, limit_s: float, *, timed_out: bool) -> Failure:
-        """Say how the job ends, asking the handler where the error may be the task's own."""
-        phase = self._command.phase
+        """Return how the job ends, asking the handler where the error may be the task's own."""
+        phase = self.command.phase
         if isinstance(error, asyncio.CancelledError):
             return Failure(Outcome.CANCELLED, Cancelled("the phase was stopped").info())
         if timed_out and isinstance(error, TimeoutError):
@@ -326,22 +284,21 @@ class PhaseRunner:
             return Failure(Outcome.FAILED, HandlerFailed(f"{phase} raised {error!r}").info())
         if not isinstance(error, ProrlError):
             log.warning("%s raised", phase, exc_info=error)
-        hook = getattr(self._handler, f"{phase}_exception")
+        hook = getattr(self.handler, f"{phase}_exception")
         try:
-            failure: Failure = hook(self._job, error)
+            failure: Failure = hook(self.job, error)
         except Exception as second:  # noqa: BLE001 - as above
             return failure_of(second)
         return failure
 
 
 def _interchangeable(one: Backend, other: Backend) -> bool:
-    """Say whether a conversation can go on with another backend: the same policy, tokens, log-probs, and room."""
+    """Return whether a conversation can go on with another backend: the same policy, tokens, log-probs, and room."""
     fields = ("model", "chat", "logprobs_mode", "context_tokens")
     return all(getattr(one, name) == getattr(other, name) for name in fields)
 
 
 def reward_of(evaluation: Evaluation) -> float:
-    """Return a reward that is a finite number."""
     reward: Any = evaluation.reward
     try:
         number = float(reward) if not isinstance(reward, str | bytes) else math.nan
@@ -353,7 +310,7 @@ def reward_of(evaluation: Evaluation) -> float:
 
 
 def notes_of(evaluation: Evaluation) -> dict[str, str]:
-    """Return notes as they can be passed on: of long ones the beginning and the end, which has a judge's verdict."""
+    """Return notes within their limit: of long ones the beginning and the end, which has a judge's verdict."""
     return {name: cut_text(note, NOTE_LIMIT) for name, note in evaluation.notes.items()}
 
 

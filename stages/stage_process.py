@@ -84,8 +84,6 @@ log = logging.getLogger("prorl.stage")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOptions:
-    """What a stage process is started with."""
-
     role: Phase
     slots: int
     connect: str
@@ -108,8 +106,6 @@ class StageOptions:
 
 @dataclass(slots=True)
 class _Running:
-    """A phase under way."""
-
     attempt: int
     task: asyncio.Task[None] = field(init=False)
 
@@ -141,7 +137,7 @@ class StageProcess:
         self._handoff = SandboxHandoff()
         self._graders = GraderPool()
         self._running: dict[str, _Running] = {}
-        self._unnoted = EventOutbox()
+        self._event_outbox = EventOutbox()
         self._background: set[asyncio.Task[None]] = set()
         self._heartbeat_s = FIRST_REPORT_S
         self._backends: BackendClient | None = None
@@ -149,14 +145,7 @@ class StageProcess:
         self._warned = False
 
     async def run(self) -> None:
-        """Serve until stopped.
-
-        Raises:
-            EndpointInUse, InvalidEndpoint: a socket could not be bound or connected.
-            ConfigError: the key folder is not private, or lacks a key.
-            VersionMismatch: the broker speaks another protocol version.
-            Exception: the last of `MAX_REPORT_FAILURES` reports in a row failed with it.
-        """
+        """Serve until stopped; raise why the process cannot start or go on, such as `VersionMismatch`."""
         self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         give_memory_back()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -176,7 +165,6 @@ class StageProcess:
             context.destroy(linger=1000)
 
     def stop(self) -> None:
-        """End `run` in good order."""
         if not self._stopping.done():
             self._stopping.set_result(None)
 
@@ -227,11 +215,11 @@ class StageProcess:
             tasks=self._tasks,
             welcomed=self._backends is not None,
             running={job_id: running.attempt for job_id, running in self._running.items()},
-            ended=self._unnoted.ended,
+            ended=self._event_outbox.ended,
             backends=self._backends.backends() if self._backends is not None else {},
         )
         self._send(report)
-        self._resend(self._unnoted.due(time.monotonic()))
+        self._resend(self._event_outbox.due(time.monotonic()))
         if self._backends is not None and self._options.role == Phase.RUN:
             self._backends.keep_alive()
 
@@ -275,8 +263,6 @@ class StageProcess:
             with _logged(f"closing the {name}"):
                 close()
 
-    # What the broker sends --------------------------------------------------------------------------------------------
-
     def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
         try:
             command = codec.decode(frames[0], StageCommand)  # type: ignore[arg-type]
@@ -295,7 +281,7 @@ class StageProcess:
                 if running is not None and running.attempt == command.attempt:
                     running.stop()
             case EventsNoted():
-                self._unnoted.noted(command.numbers)
+                self._event_outbox.noted(command.numbers)
             case CloseSandbox():
                 self._in_background(self._close_sandbox(command))
             case StageWelcome():
@@ -306,7 +292,7 @@ class StageProcess:
                     )
                     log.info("%s process %s joined %s", self._options.role, self.stage_id, self._options.connect)
                     self._report_now.set()  # the broker starts no phases here before a report says `welcomed`
-                self._resend(self._unnoted.all(time.monotonic()))
+                self._resend(self._event_outbox.all(time.monotonic()))
             case StageRefused():
                 if not self._stopping.done():
                     self._stopping.set_exception(from_info(command.error))
@@ -316,19 +302,17 @@ class StageProcess:
         before = self._running.get(command.job_id)
         if before is not None:
             before.stop()  # the broker has given up that attempt, or it would not have started this one
-        self._unnoted.started(command.job_id, command.attempt)
+        self._event_outbox.started(command.job_id, command.attempt)
         running = self._running[command.job_id] = _Running(command.attempt)
         running.task = asyncio.create_task(self._run_phase(command, job, running))
 
     async def _run_phase(self, command: StartPhase, job: Job, running: _Running) -> None:
-        if self._backends is None:
-            raise AssertionError("a phase came before the broker's welcome")
-        handler = self._handlers[job.task]
+        assert self._backends is not None, "a phase came before the broker's welcome"
         runner = PhaseRunner(
             self.stage_id,
             command,
             job,
-            handler,
+            self._handlers[job.task],
             self._sandboxes,
             self._backends,
             self._engines,
@@ -346,7 +330,7 @@ class StageProcess:
             log.debug("%s %s", command.phase, "is done" if isinstance(event, PhaseDone) else "failed")
         if is_wanted:
             data = None if block is None else block.data
-            self._broker.send(self._unnoted.add(event, data, time.monotonic()))
+            self._broker.send(self._event_outbox.add(event, data, time.monotonic()))
 
     async def _close_sandbox(self, command: CloseSandbox) -> None:
         try:

@@ -7,6 +7,7 @@ its end.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,13 +30,7 @@ def cut_at(generation: Generation, texts: Sequence[str], decode: Callable[[NDArr
 
     if not texts or not ended(len(generation.token_ids)):
         return generation
-    too_few, enough = 0, len(generation.token_ids)
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        if ended(middle):
-            enough = middle
-        else:
-            too_few = middle
+    enough = bisect_left(range(len(generation.token_ids)), True, lo=1, key=ended)
     return Generation(
         generation.token_ids[:enough],
         generation.logprobs[:enough],

@@ -12,7 +12,7 @@ from textwrap import dedent
 
 from prorl_zmq.stages.handlers.code_source import SOURCE_LIMIT_BYTES
 
-NUMBERS = (2, 3, 5, 7)
+NUMBERS = (2, 3, 5, 4321)
 RIGHT_LINE = "print(int(input()) ** 2 + 1)\n"
 RIGHT_FUNCTION = "def f(n):\n    return n * n + 1\n"
 WRONG, RUNTIME, TIME, MEMORY, OUTPUT = "wrong answer", "runtime error", "time limit", "memory limit", "output limit"
@@ -48,7 +48,7 @@ ENDING = [
     program("nothing", 0.0, "", " \n"),
     program("nul-in-the-source", 0.0, "", RIGHT_LINE + "\0"),
     program("source-too-large", 0.0, "", RIGHT_LINE + "#" * SOURCE_LIMIT_BYTES),
-    program("becomes-another-program", 0.0, WRONG, "import os; os.execv('/bin/echo', ['echo', '5 10 26 50'])"),
+    program("becomes-another-program", 0.0, WRONG, "import os; os.execv('/bin/echo', ['echo', '5 10 26 18671042'])"),
     function("exits-in-the-module", 0.0, WRONG, "import sys; sys.exit(0)\n" + RIGHT_FUNCTION),
     function("exits-in-the-function", 0.0, WRONG, "def f(n): raise SystemExit(0)"),
     function("exits-in-the-function-at-once", 0.0, WRONG, "import os\ndef f(n): os._exit(0)"),
@@ -70,7 +70,7 @@ LOOKING = [
                         found.append(open(os.path.join(folder, name), errors="replace").read(10000))
                     except OSError:
                         pass
-        wanted = [word for word in " ".join(found).split() if word in ("5", "10", "26", "50")]
+        wanted = [word for word in " ".join(found).split() if word in ("5", "10", "26", "18671042")]
         print(wanted[0] if wanted else "none")
         """,
     ),
@@ -355,7 +355,7 @@ CHANNEL = [
 ]
 
 EARLIER = [
-    program("says-all-answers", 0.0, WRONG, "print(5, 10, 26, 50)"),
+    program("says-all-answers", 0.0, WRONG, "print(5, 10, 26, 18671042)"),
     program("says-the-first-answer", 0.0, WRONG, "print(5)"),
     program(
         "right-unless-an-earlier-tests-answer-is-there",

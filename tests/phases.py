@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 async def eval_phase(
     job: Job,
     instance: Any,
-    carry: dict[str, Any],
+    data: dict[str, Any],
     sandboxes: Sandboxes | None = None,
     sandbox: Sandbox | None = None,
     pool: GraderPool | None = None,
@@ -32,7 +32,7 @@ async def eval_phase(
     Args:
         job: what is judged.
         instance: the job's, parsed.
-        carry: what RUN returned.
+        data: what RUN returned.
         sandboxes: makes the fresh ones.
         sandbox: what RUN left, if the handler evaluates in it.
         pool: the grader processes; None: some of its own.
@@ -46,7 +46,7 @@ async def eval_phase(
 
     graders = pool or GraderPool(1)
     try:
-        yield EvalPhase(job, instance, carry, sandbox, create, graders.call)
+        yield EvalPhase(job, instance, data, sandbox, create, graders.call)
     finally:
         if pool is None:
             graders.close()

@@ -260,7 +260,7 @@ def _packed_rows(pack: Callable[[Any], Row], items: Iterable[JobState | Finished
 
 
 def _state_row(state: JobState) -> Row:
-    progress = Progress(state.sandbox, state.carry, state.run, state.metrics, state.timings)
+    progress = Progress(state.sandbox, state.phase_data, state.run, state.metrics, state.timings)
     packed = b"" if progress == NOTHING else _encode(progress)
     place = (state.phase.value, state.stage_id, state.attempt, state.attempts_given_back)
     return (state.sequence, *place, packed, state.history)

@@ -41,7 +41,7 @@ class Progress(NamedTuple):
     """What earlier phases left, in one column."""
 
     sandbox: SandboxHandle | None = None
-    carry: dict[str, Any] = {}  # noqa: RUF012 - never written to
+    phase_data: dict[str, Any] = {}  # noqa: RUF012 - never written to
     run: PhaseDone | PhaseFailed | None = None
     metrics: dict[str, float] = {}  # noqa: RUF012 - never written to
     timings: dict[str, float] = {}  # noqa: RUF012 - never written to
@@ -129,13 +129,13 @@ def read_notes(connection: sqlite3.Connection) -> dict[str, bytes]:
 
 
 def _job(row: _JobRow, seen: set[str]) -> JobState:
-    sandbox, carry, run, metrics, timings = _progress(row.progress) if row.progress else NOTHING
+    sandbox, phase_data, run, metrics, timings = _progress(row.progress) if row.progress else NOTHING
     _structure(row.packed)
     _note(row.job_id, seen)
     place = (row.phase, row.stage_id, row.attempt, row.attempts_given_back)
     job = (row.sequence, row.session, row.job_id, row.task, row.stage_wait_s, row.packed)
     block = _block(row.sequence, row.block_bytes)
-    return JobState(*job, *place, sandbox, carry, run, block, metrics, timings, row.history, bool(row.in_batch))
+    return JobState(*job, *place, sandbox, phase_data, run, block, metrics, timings, row.history, bool(row.in_batch))
 
 
 def _finished(row: _ResultRow, seen: set[str]) -> Finished:

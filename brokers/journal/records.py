@@ -34,7 +34,7 @@ class JobState(NamedTuple):
     attempt: int = 1
     attempts_given_back: int = 0
     sandbox: SandboxHandle | None = None
-    carry: dict[str, Any] = {}  # noqa: RUF012 - never written to
+    phase_data: dict[str, Any] = {}  # noqa: RUF012 - never written to
     run: PhaseDone | PhaseFailed | None = None
     """RUN's event, once it has come."""
     block: Any = None

@@ -58,7 +58,7 @@ class JobRecord:
     """When it was queued, or held."""
     lease_until: float = 0.0
     sandbox: SandboxHandle | None = None
-    carry: dict[str, Any] = field(default_factory=dict)
+    phase_data: dict[str, Any] = field(default_factory=dict)
     run: PhaseDone | PhaseFailed | None = None
     block: Any = None
     metrics: dict[str, float] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class JobRecord:
             attempt=state.attempt,
             attempts_given_back=state.attempts_given_back,
             sandbox=state.sandbox,
-            carry=state.carry,
+            phase_data=state.phase_data,
             run=state.run,
             block=state.block,
             metrics=dict(state.metrics),
@@ -128,7 +128,7 @@ class JobRecord:
             self.attempt,
             self.attempts_given_back,
             self.sandbox,
-            self.carry,
+            self.phase_data,
             self.run,
             self.block,
             dict(self.metrics),
@@ -139,7 +139,7 @@ class JobRecord:
     def forget_phases(self) -> None:
         """Forget what its phases brought: it starts over."""
         self.sandbox = self.run = self.block = None
-        self.carry, self.metrics = {}, {}
+        self.phase_data, self.metrics = {}, {}
         self.timings = {name: value for name, value in self.timings.items() if name in QUEUE_TIMINGS}
 
     def result(self, outcome: Outcome, error: ErrorInfo | None, evaluated: PhaseDone | None) -> Result:

@@ -254,7 +254,7 @@ class JobTable:
             if done.phase == Phase.EVAL:
                 self._end(record, Outcome.COMPLETED, None, done)
             else:
-                record.sandbox, record.carry = done.sandbox, done.carry
+                record.sandbox, record.phase_data = done.sandbox, done.phase_data
                 self._leave(record)
                 record.phase = NEXT_PHASE[done.phase]
                 self._queue(record, now)
@@ -403,7 +403,7 @@ class JobTable:
             attempt=record.attempt,
             phase=record.phase,
             sandbox=record.sandbox,
-            carry=record.carry,
+            phase_data=record.phase_data,
         )
         self._actions.append(Start(stage_id, command, record.packed))
 

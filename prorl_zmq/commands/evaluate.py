@@ -155,7 +155,9 @@ def evaluate(
     sandbox = sandbox or SandboxSettings().kind
     own = None if running else _own_service(backend, slots, sandbox, image or "", image_folder or [])
     named_fields = options.named_values("--set", fields)
-    problems = load_problems(file, known_row_formats(), form=row_format, task=task, limit=limit, options=named_fields)
+    problems = load_problems(
+        file, known_row_formats(), row_format=row_format, task=task, limit=limit, options=named_fields
+    )
     lacking = check_instances(problems, load_handlers(), file)
     for what, count in lacking.items() if own is not None else ():
         say("prorl eval", f"{count} of {len(problems)} problems: {what}")
@@ -163,7 +165,7 @@ def evaluate(
         backend,
         options.front_door_of(connect, config) if running else "",
         data_sha256=data_sha256,
-        form=row_format,
+        row_format=row_format,
         task=task,
         options=named_fields,
         limit=limit,

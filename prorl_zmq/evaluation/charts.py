@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import io
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, MultipleLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, MultipleLocator, NullLocator, PercentFormatter
 
-from ..system.logs import one_line
+from .display import short
 from .run_folder import is_solved
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from matplotlib.axes import Axes
 
@@ -37,7 +38,6 @@ VARIABLES = {
     BAD: "var(--bad)",
     FAINT: "var(--faint)",
 }
-"""What becomes of the marker colours."""
 COLOURS = """\
 :root {
   --page: #fbfbfa; --card: #ffffff; --text: #1c2430; --quiet: #5b6675; --line: #e1e4e8;
@@ -66,19 +66,21 @@ STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
 }
 REASONS, LABEL_LIMIT = 10, 48
-"""How many reasons have bars of their own, and how long their names may be."""
 BINS = 20
+BAR_HEIGHT = 0.62
 
 
-def charts_of(summary: Summary, samples: Sequence[Sample]) -> dict[str, str]:
-    drawn = {
-        "passes": _passes(summary.passes),
-        "rewards": _rewards(summary),
-        "times": _times(summary.times),
-        "tokens": _tokens(samples, summary.threshold),
-        "failures": _failures(summary.failures),
-    }
-    return {name: svg for name, svg in drawn.items() if svg}
+Charts = dict[str, str]
+
+
+def charts_of(summary: Summary, samples: Sequence[Sample]) -> Charts:
+    charts: Charts = {}
+    _draw_passes(charts, summary.passes)
+    _draw_rewards(charts, [row.reward for row in summary.problems if row.reward is not None])
+    _draw_times(charts, summary.times)
+    _draw_tokens(charts, samples, summary.threshold)
+    _draw_failures(charts, summary.failures)
+    return charts
 
 
 def standing_alone(svg: str) -> str:
@@ -86,14 +88,13 @@ def standing_alone(svg: str) -> str:
     return svg.replace(">", f">\n<style>\n{style}\n</style>", 1)
 
 
-def _passes(rows: Sequence[PassRow]) -> str:
+def _draw_passes(charts: Charts, rows: Sequence[PassRow]) -> None:
     known = [(row.k, row.estimate) for row in rows if row.estimate is not None]
     if not known:
-        return ""
+        return
     ks = [k for k, _ in known]
     values, lows, highs = ([getattr(one, name) for _, one in known] for name in ("value", "low", "high"))
-    with mpl.rc_context({**STYLE, "svg.hashsalt": "passes"}):
-        figure, axes = _axes()
+    with _chart(charts, "passes") as axes:
         if len(ks) > 1:
             axes.set_xscale("log", base=2)
             axes.fill_between(ks, lows, highs, color=MAIN, alpha=0.18, linewidth=0)
@@ -105,53 +106,40 @@ def _passes(rows: Sequence[PassRow]) -> str:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{k:g}"))
         axes.margins(x=0.1)
-        axes.set_xlabel("k")
-        axes.set_ylabel("pass@k")
-        axes.set_ylim(0, 1.12)
+        axes.set(xlabel="k", ylabel="pass@k", ylim=(0, 1.12))
         axes.yaxis.set_major_locator(MultipleLocator(0.2))
-        _percent(axes)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.grid(axis="y")
-        return _svg(figure)
 
 
-def _rewards(summary: Summary) -> str:
-    rewards = [row.reward for row in summary.problems if row.reward is not None]
+def _draw_rewards(charts: Charts, rewards: Sequence[float]) -> None:
     if not rewards:
-        return ""
+        return
     low, high = min(0.0, *rewards), max(1.0, *rewards)
-    with mpl.rc_context({**STYLE, "svg.hashsalt": "rewards"}):
-        figure, axes = _axes()
+    margin = 0.02 * (high - low)
+    with _chart(charts, "rewards") as axes:
         axes.hist(rewards, np.linspace(low, high, BINS + 1).tolist(), color=MAIN, rwidth=0.88)
-        axes.set_xlim(low - 0.02 * (high - low), high + 0.02 * (high - low))
-        axes.set_xlabel("mean reward of a problem")
-        axes.set_ylabel("problems")
+        axes.set(xlabel="mean reward of a problem", ylabel="problems", xlim=(low - margin, high + margin))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
         axes.grid(axis="y")
-        return _svg(figure)
 
 
-def _times(rows: Sequence[Distribution]) -> str:
+def _draw_times(charts: Charts, rows: Sequence[Distribution]) -> None:
     if not rows:
-        return ""
-    with mpl.rc_context({**STYLE, "svg.hashsalt": "times"}):
-        figure, axes = _axes(rows=len(rows))
-        places = np.arange(len(rows))[::-1]
-        for place, row in zip(places, rows, strict=True):
+        return
+    labels = [("– " if row.within else "") + short(row.name.replace("_", " "), LABEL_LIMIT) for row in rows]
+    with _bar_chart(charts, "times", labels) as axes:
+        for y, row in zip(_bar_places(labels), rows, strict=True):
             colour = SECOND if row.within else FAINT if row.name.endswith("_queue") else MAIN
-            axes.barh(place, row.p50, 0.62, color=colour)
-            axes.plot([row.p50, row.p95], [place, place], color=TEXT, linewidth=1.2)
-            axes.plot([row.p95, row.p95], [place - 0.18, place + 0.18], color=TEXT, linewidth=1.2)
+            axes.barh(y, row.p50, BAR_HEIGHT, color=colour)
+            axes.plot([row.p50, row.p95], [y, y], color=TEXT, linewidth=1.2)
+            axes.plot([row.p95, row.p95], [y - 0.18, y + 0.18], color=TEXT, linewidth=1.2)
             label = f"{row.p50:.3g} / {row.p95:.3g}"
-            axes.annotate(label, (row.p95, place), (6, 0), textcoords="offset points", va="center", fontsize=9)
-        axes.set_yticks(places, [("– " if row.within else "") + _label(row.name.replace("_", " ")) for row in rows])
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlim(0, max(row.p95 for row in rows) * 1.22 or 1.0)
-        axes.set_xlabel("seconds per rollout: bar p50, line to p95")
-        axes.grid(axis="x")
-        return _svg(figure)
+            axes.annotate(label, (row.p95, y), (6, 0), textcoords="offset points", va="center", fontsize=9)
+        axes.set(xlabel="seconds per rollout: bar p50, line to p95", xlim=(0, max(row.p95 for row in rows) * 1.22 or 1))
 
 
-def _tokens(samples: Sequence[Sample], threshold: float) -> str:
+def _draw_tokens(charts: Charts, samples: Sequence[Sample], threshold: float) -> None:
     """Draw how many tokens the policy generated, in rollouts that solved their problem and in others."""
     solved: list[float] = []
     others: list[float] = []
@@ -160,54 +148,56 @@ def _tokens(samples: Sequence[Sample], threshold: float) -> str:
         if tokens is not None:
             (solved if is_solved(sample.result, threshold) else others).append(tokens)
     if not solved and not others:
-        return ""
-    with mpl.rc_context({**STYLE, "svg.hashsalt": "tokens"}):
-        figure, axes = _axes()
-        most = max(*solved, *others, 1.0)
-        bins = np.linspace(0, most * 1.0001, min(BINS, int(most)) + 1).tolist()
+        return
+    most = max(*solved, *others, 1.0)
+    bins = np.linspace(0, most * 1.0001, min(BINS, int(most)) + 1).tolist()
+    with _chart(charts, "tokens") as axes:
         axes.hist([solved, others], bins, stacked=True, color=[MAIN, FAINT], rwidth=0.9, label=["solved", "not solved"])
-        axes.set_xlabel("tokens generated in a rollout")
-        axes.set_ylabel("rollouts")
+        axes.set(xlabel="tokens generated in a rollout", ylabel="rollouts")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
         axes.legend(frameon=False, loc="upper right", bbox_to_anchor=(1.0, 1.16), ncols=2)
         axes.grid(axis="y")
-        return _svg(figure)
 
 
-def _failures(rows: Sequence[FailureRow]) -> str:
+def _draw_failures(charts: Charts, rows: Sequence[FailureRow]) -> None:
     if not rows:
-        return ""
-    bars = [(_label(row.reason), row.count, row.outcome == "infrastructure_error") for row in rows[:REASONS]]
+        return
+    bars = [
+        (short(row.reason, LABEL_LIMIT), row.count, row.outcome == "infrastructure_error") for row in rows[:REASONS]
+    ]
     if len(rows) > REASONS:
         bars.append((f"{len(rows) - REASONS} other reasons", sum(row.count for row in rows[REASONS:]), False))
-    with mpl.rc_context({**STYLE, "svg.hashsalt": "failures"}):
-        figure, axes = _axes(rows=len(bars))
-        places = np.arange(len(bars))[::-1]
-        axes.barh(places, [bar[1] for bar in bars], 0.62, color=[BAD if bar[2] else MAIN for bar in bars])
-        for place, (_, count, _) in zip(places, bars, strict=True):
-            axes.annotate(str(count), (count, place), (5, 0), textcoords="offset points", va="center", fontsize=9)
-        axes.set_yticks(places, [bar[0] for bar in bars])
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlim(0, max(bar[1] for bar in bars) * 1.12)
+    labels, counts, are_errors = zip(*bars, strict=True)
+    with _bar_chart(charts, "failures", labels) as axes:
+        colours = [BAD if is_error else MAIN for is_error in are_errors]
+        axes.bar_label(
+            axes.barh(_bar_places(labels), counts, BAR_HEIGHT, color=colours), fmt="%d", padding=5, fontsize=9
+        )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        axes.set_xlabel("rollouts")
+        axes.set(xlabel="rollouts", xlim=(0, max(counts) * 1.12))
+
+
+@contextmanager
+def _chart(charts: Charts, name: str, height: float = HEIGHT) -> Iterator[Axes]:
+    """Add the chart that the block draws."""
+    with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        yield figure.add_subplot()
+        charts[name] = _svg(figure)
+
+
+@contextmanager
+def _bar_chart(charts: Charts, name: str, labels: Sequence[str]) -> Iterator[Axes]:
+    """Add the chart of which the block draws the horizontal bars, at `_bar_places`."""
+    with _chart(charts, name, max(1.5, 0.34 * len(labels) + 0.8)) as axes:
+        axes.set_yticks(_bar_places(labels), labels)
+        axes.tick_params(axis="y", length=0)
         axes.grid(axis="x")
-        return _svg(figure)
+        yield axes
 
 
-def _axes(rows: int = 0) -> tuple[Figure, Axes]:
-    height = max(1.5, 0.34 * rows + 0.8) if rows else HEIGHT
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    return figure, figure.add_subplot()
-
-
-def _percent(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-
-
-def _label(text: str) -> str:
-    clean = one_line(text)
-    return clean if len(clean) <= LABEL_LIMIT else clean[: LABEL_LIMIT - 1] + "…"
+def _bar_places(labels: Sequence[str]) -> list[int]:
+    return list(range(len(labels)))[::-1]
 
 
 def _svg(figure: Figure) -> str:

@@ -24,6 +24,7 @@ from .transcript import Transcript, make_transcript
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .plan import RolloutIndex
     from .transcript import TextReader
 
 SUBMITTED = "arrays"
@@ -36,15 +37,8 @@ DTYPES = {
     "turns": np.int32,
 }
 DAMAGES = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    EOFError,
-    RuntimeError,
-    MemoryError,
-    zipfile.BadZipFile,
-    zlib.error,
+    *(OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error),
 )
 """What numpy raises of a file that is no archive of arrays, or a damaged one."""
 
@@ -69,23 +63,23 @@ class Rollout:
         return is_solved(self.result)
 
 
+@dataclass(frozen=True, slots=True)
 class Collection:
-    def __init__(self, path: Path, rollouts: list[Rollout], reader: TextReader | None = None) -> None:
-        self.path = path
-        self.rollouts = rollouts
-        self._reader = reader
+    path: Path
+    rollouts: list[Rollout]
+    reader: TextReader | None = None
 
     def transcript(self, rollout: Rollout) -> Transcript:
         """Read what a rollout says; an empty one if it ended before its first token."""
         written = self.path / TRAJECTORIES / f"{rollout.job_id}.json"
         if written.exists():
             transcript = _read_transcript(written)
-            if transcript.tokens is not None or self._reader is None:
+            if transcript.tokens is not None or self.reader is None:
                 return transcript
         for folder in (TRAJECTORIES, SUBMITTED):
             arrays = self.path / folder / f"{rollout.job_id}.npz"
             if arrays.exists():
-                return make_transcript(rollout.job_id, read_arrays(arrays), self._reader)
+                return make_transcript(rollout.job_id, read_arrays(arrays), self.reader)
         if rollout.result.tokens:
             raise ConfigError(f"{self.path} has no trajectory of job {rollout.job_id}", key="folder")
         return Transcript(job_id=rollout.job_id)
@@ -107,16 +101,10 @@ def open_collection(path: Path, reader: TextReader | None = None) -> Collection:
     """Read the list of a folder's rollouts; their trajectories are read when they are asked for."""
     if (path / PLAN).exists():
         plan = read_plan(path)
-        several = plan.settings.samples > 1
+        samples = sorted(read_samples(path / RESULTS), key=lambda one: one.index)
         rollouts = [
-            Rollout(
-                one.result,
-                one.problem,
-                (f"{one.place.sample}" if several or one.place.trial else "")
-                + (f".{one.place.trial}" if one.place.trial else ""),
-                one.model,
-            )
-            for one in sorted(read_samples(path / RESULTS), key=lambda one: one.place)
+            Rollout(one.result, one.problem, _sample_name(one.index, plan.settings.samples), one.model)
+            for one in samples
         ]
     elif (path / RESULTS).exists():
         rollouts = [Rollout(result, result.group_id) for result in read_lines(path / RESULTS, Result)]
@@ -128,6 +116,12 @@ def open_collection(path: Path, reader: TextReader | None = None) -> Collection:
     if not rollouts:
         raise ConfigError(f"{path} has no rollouts yet", key="folder")
     return Collection(path, rollouts, reader)
+
+
+def _sample_name(index: RolloutIndex, samples: int) -> str:
+    if index.trial:
+        return f"{index.sample}.{index.trial}"
+    return str(index.sample) if samples > 1 else ""
 
 
 def read_arrays(file: Path) -> TokenArrays:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..system.duration import duration
 from ..system.logs import one_line
-from .summary import STAYS
+from .summary import seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 SHOWN_TEXT = 40_000
 """Most characters of one turn or note that are shown; the files have all."""
 SHOWN_LINE = 4_000
-"""Most characters of one of its lines."""
 PAGE_TOKENS = 1_000
-"""Tokens on one page."""
 SHOWN_NAME = 40
-"""Most characters of a problem's name in a list."""
 TAB = "    "
 NOTHING = "–"
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
@@ -103,8 +100,7 @@ def head(rollout: Rollout) -> Text:
     parts += [f"reward {result.reward:g}"] if result.reward is not None else []
     parts += [f"stopped by {result.stop_reason}"] if result.stop_reason else []
     parts += [f"{result.tokens} tokens", f"{result.metrics.get('turns', 0):g} turns of the model"]
-    spent = sum(result.timings.get(name, 0.0) for name in STAYS)
-    parts += [duration(spent)]
+    parts += [duration(seconds_of(result))]
     parts += [f"model {rollout.model}"] if rollout.model else []
     lines.append(", ".join(parts))
     text = Text("\n".join(one_line(line) for line in lines))
@@ -191,7 +187,6 @@ def token_style(transcript: Transcript, index: int) -> str:
 
 
 def notes_text(rollout: Rollout) -> Text:
-    """Return what EVAL noted, the metrics and the timings."""
     result = rollout.result
     text = Text()
     for name, note in result.notes.items():

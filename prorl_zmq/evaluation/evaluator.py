@@ -7,6 +7,7 @@ the run in good order: what runs is cancelled, what has ended stays; a second si
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from ..client.asynchronous.client import AsyncRolloutClient
@@ -33,40 +34,29 @@ END_S = 5.0
 
 
 class Watcher(Protocol):
-    """Follows how an evaluation goes."""
-
     def waits(self, what: str) -> None:
-        """The service is not ready yet: it lacks something."""
+        """The service is not ready yet: it lacks `what`."""
 
     def starts(self) -> None:
         """The service is ready, and gets the jobs."""
 
-    def ended(self, sample: Sample) -> None:
-        """A rollout has ended."""
+    def ended(self, sample: Sample) -> None: ...
 
     def troubled(self, message: str) -> None:
         """Something is wrong, and the evaluation continues."""
 
 
+@dataclass(slots=True)
 class Evaluator:
-    def __init__(
-        self,
-        folder: RunFolder,
-        problems: Sequence[Problem],
-        service: OwnService | Callable[[str], AsyncRolloutClient],
-        watcher: Watcher,
-        start_s: float,
-    ) -> None:
-        self._folder = folder
-        self._problems = problems
-        self._names = [(problem.name, problem.line, problem.form) for problem in problems]
-        self._service = service
-        self._watcher = watcher
-        self._start_s = start_s
-        self._readers: Readers | None = None
-        self._stopping = Stopping()
-        self._ending = False
-        """What is cancelled now, we have cancelled."""
+    folder: RunFolder
+    problems: Sequence[Problem]
+    service: OwnService | Callable[[str], AsyncRolloutClient]
+    watcher: Watcher
+    start_s: float
+    _readers: Readers | None = field(default=None, init=False)
+    _stopping: Stopping = field(default_factory=Stopping, init=False)
+    _ending: bool = field(default=False, init=False)
+    """From now on a cancelled job is one that this process has cancelled."""
 
     def run(self) -> bool:
         """Run until each rollout has a result; false: a signal has stopped it."""
@@ -78,25 +68,25 @@ class Evaluator:
         return not self._stopping.stopped
 
     async def _with_service(self) -> None:
-        service, session = self._service, self._folder.plan.session
+        service, session = self.service, self.folder.plan.session
         if not isinstance(service, OwnService):
             async with service(session) as client:
                 await self._with_client(client, None)
             return
         # It starts before the client has threads, and blocks this loop, which has nothing else to do, when it ends.
-        with own_service(self._folder.path / SERVICE, service) as running:
+        with own_service(self.folder.path / SERVICE, service) as running:
             async with AsyncRolloutClient(running.front_door, session=session) as client:
                 await self._with_client(client, running)
 
     async def _with_client(self, client: AsyncRolloutClient, running: ChildService | None) -> None:
-        backends = await wait_ready(client, running, self._start_s, self._watcher.waits)
-        self._readers = Readers(backends, self._watcher.troubled)
+        backends = await wait_ready(client, running, self.start_s, self.watcher.waits)
+        self._readers = Readers(backends, self.watcher.troubled)
         await self._readers.load()
-        self._watcher.starts()
+        self.watcher.starts()
         await self._submit(client)
 
     async def _submit(self, client: AsyncRolloutClient) -> None:
-        jobs = jobs_of(self._folder.plan, self._problems, self._folder.missing())
+        jobs = jobs_of(self.folder.plan, self.problems, self.folder.missing())
         submission = Submission(client, jobs, self._take)
         try:
             await submission.run()
@@ -111,14 +101,14 @@ class Evaluator:
             raise error from None
 
     def _take(self, trajectory: Trajectory) -> None:
-        """Keep a result; a job that we have cancelled, or that is here already, is none."""
+        """Keep a result, unless the job is here already or this process has cancelled it."""
         assert self._readers is not None, "the tokenizers are loaded before anything is submitted"
         backend = trajectory.result.backend
         model = self._readers.model(backend) if backend else ""
-        sample = sample_of(self._folder.plan, self._names, trajectory, model)
-        if sample is None or self._folder.has(sample.job_id):
+        sample = sample_of(self.folder.plan, self.problems, trajectory, model)
+        if sample is None or self.folder.has(sample.job_id):
             return
         if self._ending and sample.result.outcome == Outcome.CANCELLED:
             return
-        self._folder.add(sample, trajectory, make_transcript(trajectory.job_id, trajectory, self._readers.of(backend)))
-        self._watcher.ended(sample)
+        self.folder.add(sample, trajectory, make_transcript(trajectory.job_id, trajectory, self._readers.of(backend)))
+        self.watcher.ended(sample)

@@ -37,7 +37,6 @@ class Estimate:
     low: float
     high: float
     problems: int
-    """How many problems it is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,7 @@ class Tally:
     """The samples of one problem."""
 
     samples: int
-    """n."""
     solved: int
-    """c, 0 to n."""
 
 
 def pass_at_k(samples: int, solved: int, k: int) -> float:
@@ -67,7 +64,7 @@ def pass_estimate(tallies: Sequence[Tally], k: int) -> Estimate | None:
         return None
     values = [pass_at_k(tally.samples, tally.solved, k) for tally in used]
     if k == 1 and len(used) > 1 and all(tally.samples == 1 for tally in used):
-        return _wilson(sum(tally.solved for tally in used), len(used))
+        return _interval(sum(tally.solved for tally in used) / len(used), len(used), len(used))
     return _clustered_share(values, sum(tally.samples for tally in used))
 
 
@@ -81,10 +78,6 @@ def mean_estimate(means: Sequence[float]) -> Estimate | None:
     error = float(np.std(means, ddof=1)) / math.sqrt(len(means))
     reach = _student(len(means) - 1) * error
     return Estimate(value, value - reach, value + reach, len(means))
-
-
-def _wilson(solved: int, problems: int) -> Estimate:
-    return _interval(solved / problems, float(problems), problems)
 
 
 def _clustered_share(values: Sequence[float], samples: int) -> Estimate:

@@ -32,8 +32,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """What results depend on. None: the data file or the default says."""
 
     data_sha256: str
-    """Of the data file."""
-    form: str = ""
+    row_format: str = ""
     task: str = ""
     options: dict[str, Any] = {}
     """Fields of all instances."""
@@ -65,7 +64,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 OPTIONS = {
     "data_sha256": "the data file's checksum",
     "model_sha256": "the model file's checksum",
-    "form": "--row-format",
     "options": "--set",
     "urls": "--url",
     "arguments": "the flags behind --",
@@ -82,14 +80,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     file: str
     """The data file, as it was named; its checksum counts."""
     problems: int
-    """How many there are."""
     format: int = FORMAT
     run_id: str = msgspec.field(default_factory=lambda: new_id()[:RUN_ID_DIGITS])
     """Begins the ids of its jobs, and names their session."""
     version: str = ""
-    """The package's."""
     created: str = ""
-    """When it began: ISO 8601, for people."""
 
     @property
     def session(self) -> str:
@@ -101,8 +96,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class RolloutIndex(msgspec.Struct, frozen=True, order=True):
-    """One of a plan's rollouts."""
-
     problem: int
     """Its index among the problems, from 0."""
     sample: int
@@ -112,7 +105,7 @@ class RolloutIndex(msgspec.Struct, frozen=True, order=True):
 
 
 def differences(before: Plan, now: Plan) -> list[str]:
-    """Say why a plan cannot take up what there is of one before, for people; nothing: it is the same, or has more."""
+    """Return in words why a plan cannot continue an earlier one; nothing: it is the same, or has more."""
     lines = []
     for name in Settings.__struct_fields__:
         there, here = getattr(before.settings, name), getattr(now.settings, name)
@@ -125,8 +118,8 @@ def differences(before: Plan, now: Plan) -> list[str]:
     return lines
 
 
-def job_id(plan: Plan, place: RolloutIndex) -> str:
-    return f"{plan.run_id}-{place.problem}-{place.sample}.{place.trial}"
+def job_id(plan: Plan, index: RolloutIndex) -> str:
+    return f"{plan.run_id}-{index.problem}-{index.sample}.{index.trial}"
 
 
 def index_of(plan: Plan, name: str) -> RolloutIndex | None:
@@ -134,24 +127,24 @@ def index_of(plan: Plan, name: str) -> RolloutIndex | None:
     match = _JOB_ID.match(name)
     if match is None or match["run"] != plan.run_id:
         return None
-    place = RolloutIndex(int(match["problem"]), int(match["sample"]), int(match["trial"]))
-    return place if place.problem < plan.problems and place.sample < plan.settings.samples else None
+    index = RolloutIndex(int(match["problem"]), int(match["sample"]), int(match["trial"]))
+    return index if index.problem < plan.problems and index.sample < plan.settings.samples else None
 
 
-def jobs_of(plan: Plan, problems: Sequence[Problem], places: Iterable[RolloutIndex]) -> list[Job]:
-    return [_job(plan, problems[place.problem].job, place) for place in places]
+def jobs_of(plan: Plan, problems: Sequence[Problem], indices: Iterable[RolloutIndex]) -> list[Job]:
+    return [_job(plan, problems[index.problem].job, index) for index in indices]
 
 
-def _job(plan: Plan, template: Job, place: RolloutIndex) -> Job:
+def _job(plan: Plan, template: Job, index: RolloutIndex) -> Job:
     settings = plan.settings
     sampling = {"temperature": settings.temperature, "top_p": settings.top_p, "max_tokens": settings.max_tokens}
     episode = {"max_turns": settings.max_turns, "max_tokens": settings.context}
     return msgspec.structs.replace(
         template,
-        job_id=job_id(plan, place),
-        group_id=f"{plan.run_id}-{place.problem}",
+        job_id=job_id(plan, index),
+        group_id=f"{plan.run_id}-{index.problem}",
         sampling=msgspec.structs.replace(
-            template.sampling, **_given(sampling), seed=sample_seed(settings.seed, place.problem, place.sample)
+            template.sampling, **_given(sampling), seed=sample_seed(settings.seed, index.problem, index.sample)
         ),
         episode=msgspec.structs.replace(template.episode, **_given(episode)),
     )

@@ -1,7 +1,7 @@
 """The problems of an evaluation: the rows of a data file, each with the job that one sample of it is.
 
 Rows become jobs in `tasks.loading`; here they get names of their own. A row may be a whole job, as `prorl submit` takes
-them: what it says of sampling and limits holds where no option says otherwise.
+them: its sampling and limits hold where no option says otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, InvalidJob, InvalidRecord
-from ..tasks.loading import Row, load_rows
+from ..tasks.loading import load_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from ..wire.messages.jobs import Job
 
 NAME_LIMIT = 120
-"""Most characters of a problem's name."""
 SHOWN_ERRORS = 3
-"""How many wrong rows an error quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +31,28 @@ class Problem:
     name: str
     """What the row calls itself, or its number. Text of the file: clean it before it is shown."""
     line: int
-    """Its number in the file, from 1."""
-    form: str
+    row_format: str
     job: Job
     """What its samples are, but for ids and sampling."""
 
 
 def load_problems(
     path: Path,
-    forms: Sequence[RowFormat],
+    row_formats: Sequence[RowFormat],
     *,
-    form: str = "",
+    row_format: str = "",
     task: str = "",
     limit: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> list[Problem]:
     problems: list[Problem] = []
     wrong: list[str] = []
-    for row in load_rows(path, task=task, row_format=form, row_formats=forms, options=options):
+    for row in load_rows(path, task=task, row_format=row_format, row_formats=row_formats, options=options):
         if isinstance(row, InvalidRecord):
             wrong.append(row.message)
             continue
-        problems.append(_problem(row))
+        name = " ".join(row.name.split())[:NAME_LIMIT] or str(row.number)
+        problems.append(Problem(name, row.number, row.row_format, row.job))
         if len(problems) == limit:
             break
     if wrong:
@@ -87,17 +85,12 @@ def checksum(path: Path) -> str:
         raise ConfigError(f"{path}: {error.strerror}", key="file") from error
 
 
-def _problem(row: Row) -> Problem:
-    name = " ".join(row.name.split())[:NAME_LIMIT] or str(row.number)
-    return Problem(name, row.number, row.row_format, row.job)
-
-
 def _with_own_names(problems: list[Problem]) -> list[Problem]:
-    """Tell those by their lines that have the name of an earlier one, which keeps it: more rows change no name."""
+    """Add their lines to the names that an earlier problem has, which keeps its own: more rows change no name."""
     names: set[str] = set()
     own = []
     for problem in problems:
-        again = problem.name in names
+        taken = problem.name in names
         names.add(problem.name)
-        own.append(replace(problem, name=f"{problem.name} (line {problem.line})") if again else problem)
+        own.append(replace(problem, name=f"{problem.name} (line {problem.line})") if taken else problem)
     return own

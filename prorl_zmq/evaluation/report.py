@@ -17,18 +17,17 @@ from markupsafe import Markup
 
 from ..system.logs import one_line
 from .charts import COLOURS, charts_of, standing_alone
+from .passes import Estimate
 from .run_folder import CHARTS, REPORT_HTML, REPORT_MD, SUMMARY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .passes import Estimate
     from .plan import Plan
     from .run_folder import RunFolder, Sample
-    from .summary import ProblemRow, Summary
+    from .summary import Summary
 
 SHOWN_PROBLEMS = 500
-"""Problems in a report; `summary.json` has all."""
 NOTHING = "–"
 TITLES = {
     "passes": "pass@k with 95 % intervals",
@@ -48,8 +47,7 @@ def write_reports(folder: RunFolder, summary: Summary) -> None:
 
 
 def reports_of(plan: Plan, summary: Summary, samples: Sequence[Sample], folder: str) -> dict[str, str]:
-    """Return the texts of the reports by the names of their files."""
-    shown = _hardest_first(summary.problems)
+    hardest_first = sorted(summary.problems, key=lambda row: (-1.0 if row.reward is None else row.reward, row.line))
     charts = charts_of(summary, samples)
     files = {name: f"{CHARTS}/{name}.svg" for name in charts}
     context: dict[str, Any] = {
@@ -59,11 +57,11 @@ def reports_of(plan: Plan, summary: Summary, samples: Sequence[Sample], folder: 
         "models": ", ".join(map(one_line, summary.models)) or "no model yet",
         "remarks": remarks(summary),
         "counting": counting_text(summary.threshold),
-        "groups": [("task", summary.tasks), ("form", summary.forms)],
+        "groups": [("task", summary.tasks), ("row format", summary.row_formats)],
         "most": max((row.k for row in summary.passes), default=1),
         "problem_count": max(1, len(summary.problems)),
-        "shown": shown[:SHOWN_PROBLEMS],
-        "left_out": max(0, len(shown) - SHOWN_PROBLEMS),
+        "shown": hardest_first[:SHOWN_PROBLEMS],
+        "left_out": max(0, len(hardest_first) - SHOWN_PROBLEMS),
         "folder": one_line(folder),
         # matplotlib's own XML, in which it escapes what it draws
         "charts": [(TITLES[name], files[name], Markup(svg)) for name, svg in charts.items()],  # noqa: S704
@@ -110,33 +108,28 @@ def counting_text(threshold: float) -> str:
     )
 
 
-# How values look ------------------------------------------------------------------------------------------------------
+def percent(value: Estimate | float | None) -> str:
+    return _formatted(value, ".1%")
 
 
-def percent(estimate: Estimate | None) -> str:
-    return NOTHING if estimate is None else f"{estimate.value:.1%}"
+def mean(value: Estimate | float | None) -> str:
+    return _formatted(value, ".3f")
+
+
+def _formatted(value: Estimate | float | None, spec: str) -> str:
+    if value is None:
+        return NOTHING
+    return format(value.value if isinstance(value, Estimate) else value, spec)
 
 
 def interval(estimate: Estimate | None) -> str:
     return NOTHING if estimate is None else f"{estimate.low:.1%} to {estimate.high:.1%}"
 
 
-def mean(estimate: Estimate | None) -> str:
-    return NOTHING if estimate is None else f"{estimate.value:.3f}"
-
-
 def mean_interval(estimate: Estimate | None) -> str:
     if estimate is None or not math.isfinite(estimate.low):
         return NOTHING
     return f"{estimate.low:.3f} to {estimate.high:.3f}"
-
-
-def plain_mean(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.3f}"
-
-
-def share(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.1%}"
 
 
 def seconds(value: float) -> str:
@@ -174,14 +167,9 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    filters = (percent, interval, mean, mean_interval, plain_mean, share, seconds, number, money, cell, shown)
+    filters = (percent, interval, mean, mean_interval, seconds, number, money, cell, shown)
     environment.filters.update({function.__name__: function for function in filters})
     return environment
-
-
-def _hardest_first(problems: Sequence[ProblemRow]) -> list[ProblemRow]:
-    """Sort problems by their mean reward; those without one first."""
-    return sorted(problems, key=lambda row: (-1.0 if row.reward is None else row.reward, row.line))
 
 
 def _settings(plan: Plan) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from itertools import product
+from itertools import chain, count, product
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
@@ -34,23 +34,16 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ..data.trajectory import Trajectory
+    from .problems import Problem
     from .transcript import Transcript
 
-PLAN, RESULTS, TRAJECTORIES, SERVICE, LOCK, EARLIER = (
-    "plan.json",
-    "results.jsonl",
-    "trajectories",
-    "service",
-    "lock",
-    "earlier",
-)
+PLAN, RESULTS, TRAJECTORIES = "plan.json", "results.jsonl", "trajectories"
+SERVICE, LOCK, EARLIER = "service", "lock", "earlier"
 SUMMARY, REPORT_MD, REPORT_HTML, CHARTS = "summary.json", "report.md", "report.html", "charts"
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "weight_versions", "turns")
-AGAIN = frozenset({Outcome.INFRASTRUCTURE_ERROR, Outcome.CANCELLED})
+NO_OUTCOMES = frozenset({Outcome.INFRASTRUCTURE_ERROR, Outcome.CANCELLED})
 TASKS_FAULTS = frozenset({"handler_failed", "invalid_job", "sandbox_failed", "unknown_task"})
 """Errors of `failed` rollouts that the task's code, its instance or its image made, and not the model."""
-
-
 Line = TypeVar("Line")
 ROUNDING = 1e-9
 """By how much a reward may miss the threshold: a sum of fractions may come out a little below 1."""
@@ -61,7 +54,7 @@ def says_nothing(result: Result) -> bool:
     error = result.error
     faulty = result.outcome == Outcome.FAILED and error is not None and error.code in TASKS_FAULTS
     unbegun = result.outcome == Outcome.TIMEOUT and error is not None and error.fields.get("phase") == Phase.INIT
-    return faulty or unbegun or result.outcome in AGAIN
+    return faulty or unbegun or result.outcome in NO_OUTCOMES
 
 
 def is_solved(result: Result, threshold: float = 1.0) -> bool:
@@ -73,11 +66,9 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """What came of one rollout: a line of `results.jsonl`."""
 
     problem: str
-    """Its name."""
     line: int
-    """Of the data file."""
-    form: str
-    place: RolloutIndex
+    row_format: str
+    index: RolloutIndex
     result: Result
     model: str = ""
     """What the engine said that it serves; empty: no engine was asked."""
@@ -107,27 +98,27 @@ class RunFolder:
         return [self._latest[key] for key in sorted(self._latest)]
 
     def missing(self) -> list[RolloutIndex]:
-        """Return the rollouts that are to be run: those without a result, and those that an infrastructure error ended.
+        """Return the rollouts to run: those without a result, and those that an infrastructure error ended.
 
-        First the first sample of each problem, so that an evaluation that is stopped early has seen all problems.
+        First comes the first sample of each problem, so that an evaluation that is stopped early has seen all problems.
         """
-        places = []
+        missing = []
         for sample, problem in product(range(self.plan.settings.samples), range(self.plan.problems)):
             found = self._latest.get((problem, sample))
             if found is None:
-                places.append(RolloutIndex(problem, sample))
+                missing.append(RolloutIndex(problem, sample))
             elif says_nothing(found.result):
-                places.append(RolloutIndex(problem, sample, found.place.trial + 1))
-        return places
+                missing.append(RolloutIndex(problem, sample, found.index.trial + 1))
+        return missing
 
     def has(self, job_id: str) -> bool:
         return job_id in self._job_ids
 
     def add(self, sample: Sample, trajectory: Trajectory, transcript: Transcript) -> None:
-        place = self.path / TRAJECTORIES
+        folder = self.path / TRAJECTORIES
         try:
-            np.savez(place / f"{sample.job_id}.npz", **{name: getattr(trajectory, name) for name in ARRAYS})
-            (place / f"{sample.job_id}.json").write_bytes(msgspec.json.encode(transcript))
+            np.savez(folder / f"{sample.job_id}.npz", **{name: getattr(trajectory, name) for name in ARRAYS})
+            (folder / f"{sample.job_id}.json").write_bytes(msgspec.json.encode(transcript))
             assert self._results is not None, "the folder is not open"
             _append(self._results, msgspec.json.encode(sample) + b"\n")
         except OSError as error:
@@ -146,7 +137,7 @@ class RunFolder:
     def __enter__(self) -> Self:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._check_its_ours()
+            self._check_contents()
             self._take_lock()
             try:
                 self._open()
@@ -166,8 +157,8 @@ class RunFolder:
                 os.close(descriptor)
         self._results = self._lock = None
 
-    def _check_its_ours(self) -> None:
-        names = {one.name for one in self.path.iterdir()}
+    def _check_contents(self) -> None:
+        names = {each.name for each in self.path.iterdir()}
         if PLAN not in names and names - {LOCK, EARLIER, f"{PLAN}.new"}:
             raise ConfigError(
                 f"--out {self.path} has other things in it and is no folder of an evaluation; name a new one", key="out"
@@ -187,7 +178,7 @@ class RunFolder:
             if self._fresh:
                 self._put_aside()
             else:
-                self._go_on(read_plan(self.path))
+                self._continue(read_plan(self.path))
         if not file.exists():
             self._write_plan()
         for name in (TRAJECTORIES, CHARTS, SERVICE):
@@ -198,8 +189,8 @@ class RunFolder:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._results = os.open(self.path / RESULTS, flags, 0o644)
 
-    def _go_on(self, before: Plan) -> None:
-        """Take up the folder's plan, which this one may only add to."""
+    def _continue(self, before: Plan) -> None:
+        """Continue the folder's plan, which this one may only add to."""
         differing = differences(before, self.plan)
         if differing and not ((self.path / RESULTS).exists() and (self.path / RESULTS).stat().st_size):
             self._write_plan()  # nothing has come of the other
@@ -223,22 +214,19 @@ class RunFolder:
             name = read_plan(self.path).run_id
         except ConfigError:
             name = "unknown"
-        place = self.path / EARLIER / name
-        number = 1
-        while place.exists():
-            number += 1
-            place = self.path / EARLIER / f"{name}-{number}"
-        place.mkdir(parents=True)
+        folders = chain([self.path / EARLIER / name], (self.path / EARLIER / f"{name}-{n}" for n in count(2)))
+        folder = next(each for each in folders if not each.exists())
+        folder.mkdir(parents=True)
         sweep(self.path / SERVICE)  # of an evaluation that was killed
         for name in (RESULTS, TRAJECTORIES, SUMMARY, REPORT_MD, REPORT_HTML, CHARTS, SERVICE, PLAN):  # the plan last
             with contextlib.suppress(FileNotFoundError):
-                (self.path / name).rename(place / name)
+                (self.path / name).rename(folder / name)
 
     def _note(self, sample: Sample) -> None:
         self._job_ids.add(sample.job_id)
-        key = sample.place.problem, sample.place.sample
+        key = sample.index.problem, sample.index.sample
         before = self._latest.get(key)
-        if before is None or before.place.trial < sample.place.trial:
+        if before is None or before.index.trial < sample.index.trial:
             self._latest[key] = sample
 
 
@@ -293,19 +281,17 @@ def repair(file: Path) -> int:
     return len(content) - end
 
 
-def sample_of(
-    plan: Plan, names: Sequence[tuple[str, int, str]], trajectory: Trajectory, model: str = ""
-) -> Sample | None:
+def sample_of(plan: Plan, problems: Sequence[Problem], trajectory: Trajectory, model: str) -> Sample | None:
     """Return what came of a job; None if it is none of the plan's."""
-    place = index_of(plan, trajectory.job_id)
-    if place is None:
+    index = index_of(plan, trajectory.job_id)
+    if index is None:
         return None
-    name, line, form = names[place.problem]
+    problem = problems[index.problem]
     return Sample(
-        problem=name,
-        line=line,
-        form=form,
-        place=place,
+        problem=problem.name,
+        line=problem.line,
+        row_format=problem.row_format,
+        index=index,
         result=trajectory.result,
         model=model,
         versions=trajectory.versions,

@@ -40,14 +40,13 @@ ASK_S = 2.0
 """How long the service may take to answer one question while it starts."""
 RUNNING_ASK_S = 4.0
 """How long one that runs already may take to answer at all."""
-LOOK_S = 0.3
-"""Pause between two looks at a service that starts."""
+PAUSE_S = 0.3
 RUN_DIR = "run_dir"
 """File in the service's folder that names its temporary one."""
 ENGINE_LOG = "engine-0.log"
 LOG_TAIL_BYTES = 16_384
 SHOWN_LINE = 160
-"""Most characters of a log's line beside the progress: its end, which has the reason."""
+"""Most characters of a log's line beside the progress: the end of the line has the reason."""
 _BLAMED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]*) cannot work with its settings")
 """What the supervisor says of a process whose settings are wrong."""
 
@@ -55,17 +54,17 @@ _BLAMED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]*) cannot work with its setting
 class OwnService(msgspec.Struct, frozen=True, kw_only=True):
     backend: BackendSettings
     slots: int
-    """Rollouts at a time."""
     sandbox: str
     image: str = ""
     image_folders: tuple[str, ...] = ()
 
     def topology(self) -> str:
         stages = [f'[[stage]]\nrole = "{role}"\nslots = {self.slots}\n' for role in ROLES]
+        defaults = msgspec.to_builtins(BackendSettings())
         backend = {
             name: value
             for name, value in msgspec.to_builtins(self.backend).items()
-            if value != msgspec.to_builtins(getattr(BackendSettings(), name))
+            if name == "kind" or value != defaults[name]
         }
         text = "\n".join(
             [
@@ -76,8 +75,7 @@ class OwnService(msgspec.Struct, frozen=True, kw_only=True):
                 f"image_folders = {_toml(list(self.image_folders))}\n",
                 *stages,
                 "[[backends]]",
-                f"kind = {_toml(self.backend.kind)}",
-                *(f"{name} = {_toml(value)}" for name, value in backend.items() if name != "kind"),
+                *(f"{name} = {_toml(value)}" for name, value in backend.items()),
                 "",
             ]
         )
@@ -137,23 +135,20 @@ async def wait_ready(
             if not lacking:
                 return backends
             missing = " and ".join(lacking)
-            if child is not None and not backends:
-                missing += _said(child.logs / ENGINE_LOG)
-        await asyncio.sleep(LOOK_S)
+            if child is not None and not backends and (log := child.logs / ENGINE_LOG).exists():
+                missing += f" ({_last_line(log)[-SHOWN_LINE:]})"
+        await asyncio.sleep(PAUSE_S)
     where = f"; its logs are in {child.logs}" if child is not None else "; `prorl status` shows the service"
     raise RequestTimeout(f"waited {limit_s:g} s for {missing}{where}", timeout_s=limit_s)
 
 
 class Readers:
-    """What reads the tokens of each backend's model."""
-
     def __init__(self, backends: tuple[BackendStatus, ...], on_trouble: Callable[[str], None]) -> None:
         self._backends = {status.backend.backend_id: status.backend for status in backends}
         self._on_trouble = on_trouble
         self._readers: dict[tuple[ChatSettings, str], TextReader | None] = {}
 
     async def load(self) -> None:
-        """Load all tokenizers; a rollout whose tokenizer cannot be loaded is kept without texts."""
         for backend in self._backends.values():
             key = backend.chat, backend.model
             if key in self._readers:
@@ -182,16 +177,11 @@ class Readers:
 
 
 def _why(logs: Path) -> str:
-    """Return the last that the service said, and the process that it blames for its end."""
-    said = _last_line(logs / "serve.log")
-    blamed = _BLAMED.search(said)
-    log = logs / f"{blamed[1]}.log" if blamed is not None else logs / "serve.log"
-    return f"{_last_line(log) if blamed is not None else said} ({log})"
-
-
-def _said(log: Path) -> str:
-    """Return the last that the engine host said, in brackets."""
-    return f" ({_last_line(log)[-SHOWN_LINE:]})" if log.exists() else ""
+    """Return the last line of the service's log, or of the log of the process that it blames for its end."""
+    log = logs / "serve.log"
+    if blamed := _BLAMED.search(_last_line(log)):
+        log = logs / f"{blamed[1]}.log"
+    return f"{_last_line(log)} ({log})"
 
 
 def _last_line(log: Path) -> str:

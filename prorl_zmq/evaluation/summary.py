@@ -23,17 +23,17 @@ from .run_folder import is_solved, says_nothing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from ..wire.messages.jobs import Result
     from .plan import Plan
     from .run_folder import Sample
 
 STAYS = ("init_queue", "init", "run_queue", "run", "eval_queue", "eval")
-"""Where a rollout's time goes, one after the other."""
+"""The timings of a rollout that follow each other."""
 WITHIN_RUN = ("engine", "chat")
 """Parts of `run`, with `tool.NAME`."""
 SHOWN_MESSAGE = 300
-"""Characters of an error's message in the table of failures."""
 
-Key = TypeVar("Key", int, str)
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,7 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     """Of all rollouts that ended."""
     example: str
-    """The job id of one."""
     message: str
-    """Its error's; text from elsewhere."""
 
     @property
     def reason(self) -> str:
@@ -105,7 +103,7 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The problems of one task, or of one form."""
+    """The problems of one task, or of one row format."""
 
     name: str
     problems: int
@@ -125,7 +123,7 @@ class ProblemRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     line: int
     task: str
-    form: str
+    row_format: str
     samples: int
     """Those that count."""
     solved: int
@@ -160,7 +158,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     times: tuple[Distribution, ...]
     failures: tuple[FailureRow, ...]
     tasks: tuple[GroupRow, ...]
-    forms: tuple[GroupRow, ...]
+    row_formats: tuple[GroupRow, ...]
     problems: tuple[ProblemRow, ...]
     models: tuple[str, ...] = ()
     weight_versions: tuple[int, ...] = ()
@@ -169,7 +167,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 def summarise(plan: Plan, samples: Sequence[Sample], counting: Counting) -> Summary:
     """Return the figures of a plan from the newest result of each rollout."""
     ended = [sample for sample in samples if sample.result.outcome != Outcome.CANCELLED]
-    by_problem = _grouped(ended, lambda sample: sample.place.problem)
+    by_problem = _grouped(ended, lambda sample: sample.index.problem)
     problems = tuple(_problem_row(by_problem[index], counting) for index in sorted(by_problem))
     outcomes = _grouped(ended, lambda sample: str(sample.result.outcome))
     return Summary(
@@ -189,7 +187,7 @@ def summarise(plan: Plan, samples: Sequence[Sample], counting: Counting) -> Summ
         times=_times(ended),
         failures=_failures(ended, counting.threshold),
         tasks=_groups(ended, lambda sample: sample.result.task, counting),
-        forms=_groups(ended, lambda sample: sample.form, counting),
+        row_formats=_groups(ended, lambda sample: sample.row_format, counting),
         problems=problems,
         models=tuple(sorted({sample.model for sample in ended} - {""})),
         weight_versions=tuple(sorted({version for sample in ended for version in sample.versions})),
@@ -200,8 +198,8 @@ def counts(sample: Sample) -> bool:
     return not says_nothing(sample.result)
 
 
-def seconds_of(sample: Sample) -> float:
-    return sum(sample.result.timings.get(name, 0.0) for name in STAYS)
+def seconds_of(result: Result) -> float:
+    return sum(result.timings.get(name, 0.0) for name in STAYS)
 
 
 def default_ks(samples: int) -> tuple[int, ...]:
@@ -242,7 +240,7 @@ def _problem_row(samples: Sequence[Sample], counting: Counting) -> ProblemRow:
         name=first.problem,
         line=first.line,
         task=first.result.task,
-        form=first.form,
+        row_format=first.row_format,
         samples=len(counted),
         solved=sum(is_solved(sample.result, counting.threshold) for sample in counted),
         infrastructure_errors=len(samples) - len(counted),
@@ -250,7 +248,7 @@ def _problem_row(samples: Sequence[Sample], counting: Counting) -> ProblemRow:
         prompt_tokens=prompt,
         cached_tokens=cached,
         generated_tokens=generated,
-        seconds=float(np.mean([seconds_of(sample) for sample in samples])),
+        seconds=float(np.mean([seconds_of(sample.result) for sample in samples])),
         cost=_cost(prompt, cached, generated, counting),
     )
 
@@ -274,15 +272,12 @@ def _whole_cost(problems: Sequence[ProblemRow]) -> Cost | None:
 
 
 def _distribution(name: str, values: Sequence[float], whole: float | None = None, within: str = "") -> Distribution:
+    total = float(np.sum(values))
+    p50, p95 = np.percentile(values, (50, 95)).tolist()
+    share = None if whole is None else (total / whole if whole > 0 else 0.0)
+    mean = total / len(values)
     return Distribution(
-        name=name,
-        count=len(values),
-        mean=float(np.mean(values)),
-        p50=float(np.percentile(values, 50)),
-        p95=float(np.percentile(values, 95)),
-        total=float(np.sum(values)),
-        share=None if whole is None else (float(np.sum(values)) / whole if whole > 0 else 0.0),
-        within=within,
+        name=name, count=len(values), mean=mean, p50=p50, p95=p95, total=total, share=share, within=within
     )
 
 
@@ -299,7 +294,7 @@ def _tokens(samples: Sequence[Sample]) -> tuple[Distribution, ...]:
 
 def _times(samples: Sequence[Sample]) -> tuple[Distribution, ...]:
     """Return the seconds of each stay, and of its parts, as distributions over the rollouts that have them."""
-    whole = sum(seconds_of(sample) for sample in samples)
+    whole = sum(seconds_of(sample.result) for sample in samples)
     there = {name for sample in samples for name in sample.result.timings}
     tools = sorted(name for name in there if name.startswith("tool."))
     order = []
@@ -316,16 +311,7 @@ def _times(samples: Sequence[Sample]) -> tuple[Distribution, ...]:
 
 
 def _failures(samples: Sequence[Sample], threshold: float) -> tuple[FailureRow, ...]:
-    groups: defaultdict[tuple[str, str, str], list[Sample]] = defaultdict(list)
-    for sample in samples:
-        if not is_solved(sample.result, threshold):
-            result = sample.result
-            if result.error is None:
-                groups[str(result.outcome), "", result.stop_reason].append(sample)
-                continue
-            kind = result.error.fields.get("reason")  # such as `hung` of `grader_failed`
-            code = f"{result.error.code} ({kind})" if isinstance(kind, str) else result.error.code
-            groups[str(result.outcome), code, ""].append(sample)
+    groups = _grouped((sample for sample in samples if not is_solved(sample.result, threshold)), _kind_of_failure)
     rows = [
         FailureRow(
             outcome=outcome,
@@ -341,10 +327,20 @@ def _failures(samples: Sequence[Sample], threshold: float) -> tuple[FailureRow, 
     return tuple(sorted(rows, key=lambda row: (-row.count, row.reason)))
 
 
+def _kind_of_failure(sample: Sample) -> tuple[str, str, str]:
+    """Return the outcome, the error's code, and the stop reason where there is no error."""
+    result = sample.result
+    if result.error is None:
+        return str(result.outcome), "", result.stop_reason
+    reason = result.error.fields.get("reason")  # such as `hung` of `grader_failed`
+    code = f"{result.error.code} ({reason})" if isinstance(reason, str) else result.error.code
+    return str(result.outcome), code, ""
+
+
 def _groups(samples: Sequence[Sample], key: Callable[[Sample], str], counting: Counting) -> tuple[GroupRow, ...]:
     rows = []
     for name, group in sorted(_grouped(samples, key).items()):
-        by_problem = _grouped(group, lambda sample: sample.place.problem)
+        by_problem = _grouped(group, lambda sample: sample.index.problem)
         problems = [_problem_row(one, counting) for one in by_problem.values()]
         rows.append(
             GroupRow(
@@ -356,7 +352,7 @@ def _groups(samples: Sequence[Sample], key: Callable[[Sample], str], counting: C
                 best=_pass_row(problems, max(counting.ks)),
                 reward=_mean_reward(problems),
                 generated_tokens=float(np.mean([one.result.metrics.get("generated_tokens", 0.0) for one in group])),
-                seconds=float(np.mean([seconds_of(one) for one in group])),
+                seconds=float(np.mean([seconds_of(one.result) for one in group])),
             )
         )
     return tuple(rows)

@@ -2,7 +2,7 @@
 
 It is written when a result comes, so that reading it needs no tokenizer. A token's text is what it adds to the text
 before it: a token that is only part of a character has none, and the one that completes the character has it. Texts of
-models and tools stay as they are here; whoever shows them cleans them.
+models and tools are not cleaned here, but where they are shown.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
 class TurnText(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Literal["system", "user", "assistant", "tool"]
     start: int
-    """Its first token."""
     end: int
     """The token after its last."""
     text: str | None = None
@@ -81,7 +80,7 @@ class TextReader:
     def __init__(self, chat: ChatFormat, settings: ChatSettings, model: str = "") -> None:
         self.model = model
         self._chat = chat
-        self._form: ToolCallFormat = _form_of(chat, settings)
+        self._calls_format: ToolCallFormat = _calls_format(chat, settings)
         self._known: dict[int, str] = {}
 
     def text(self, token_ids: NDArray[np.int32]) -> str:
@@ -91,33 +90,32 @@ class TextReader:
         """Return the text of each id; that of a character in several tokens is at the one that completes it."""
         ids: list[int] = token_ids.tolist()
         texts = [self._one(token_id) for token_id in ids]
-        place = 0
+        start = 0
         for partial, run in itertools.groupby(REPLACEMENT in text for text in texts):
-            length = sum(1 for _ in run)
-            if partial and length > 1:
-                texts[place : place + length] = self._parts(token_ids[place : place + length])
-            place += length
+            end = start + sum(1 for _ in run)
+            if partial and end - start > 1:
+                texts[start:end] = self._parts(token_ids[start:end])
+            start = end
         return tuple(texts)
 
     def _parts(self, token_ids: NDArray[np.int32]) -> list[str]:
         """Return the texts of tokens none of which is text by itself; of a long run of such, all at its last."""
         count, begins = len(token_ids), 0
         texts = [""] * count
-        for place in range(0 if count <= RUN_LIMIT else count - 1, count):
-            together = self.text(token_ids[begins : place + 1])
-            if place == count - 1 or not together.endswith(REPLACEMENT):
-                texts[place], begins = together, place + 1
+        for index in range(0 if count <= RUN_LIMIT else count - 1, count):
+            together = self.text(token_ids[begins : index + 1])
+            if index == count - 1 or not together.endswith(REPLACEMENT):
+                texts[index], begins = together, index + 1
         return texts
 
     def calls(self, text: str) -> tuple[Call, ...]:
         """Return the tool calls of a policy's turn, none of them from its reasoning."""
-        found: list[Call] = []
-        for call in self._form.parse(_REASONING.sub("", text)):
-            if isinstance(call, MalformedCall):
-                found.append(Call(arguments=call.feedback))
-            else:
-                found.append(Call(call.name, json.dumps(call.arguments, ensure_ascii=False)))
-        return tuple(found)
+        return tuple(
+            Call(arguments=call.feedback)
+            if isinstance(call, MalformedCall)
+            else Call(call.name, json.dumps(call.arguments, ensure_ascii=False))
+            for call in self._calls_format.parse(_REASONING.sub("", text))
+        )
 
     def _one(self, token_id: int) -> str:
         """Return the text that a token adds behind another: many decoders take away the blank that begins a text."""
@@ -169,7 +167,7 @@ def _turn(arrays: TokenArrays | Trajectory, start: int, end: int, role: int, rea
     return TurnText(name, start, end, text, reader.calls(text))
 
 
-def _form_of(chat: ChatFormat, settings: ChatSettings) -> ToolCallFormat:
+def _calls_format(chat: ChatFormat, settings: ChatSettings) -> ToolCallFormat:
     if settings.tool_calls:
         return format_named(settings.tool_calls)
     from ..inference.transformers_chat import TransformersChatFormat

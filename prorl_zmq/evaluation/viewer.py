@@ -67,7 +67,6 @@ class RolloutList(Screen[None]):
         self._sorts = cycle([*list(SORTS)[1:], "order"])
         self.filter, self.sort, self.reverse = ALL, "order", False
         self.shown: list[Rollout] = []
-        """The rollouts in the table, in its order."""
 
     def compose(self) -> ComposeResult:
         yield Static(id="title")
@@ -120,8 +119,6 @@ class RolloutList(Screen[None]):
 
 
 class RolloutView(Screen[None]):
-    """One rollout: its turns, its tokens, and its result."""
-
     BINDINGS: ClassVar = [
         Binding("escape", "back", "list"),
         Binding("n", "move(1)", "next"),

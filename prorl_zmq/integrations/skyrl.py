@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,7 +24,7 @@ from ..wire.messages.base import new_id
 from .sampling import sampling_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..data.group import Group
     from ..data.rows import Row
@@ -134,9 +133,8 @@ class Generator:
         prompts, ids = batch["prompts"], batch.get("trajectory_ids")
         extras = batch.get("env_extras") or [{}] * len(prompts)
         size = max((tid.repetition_id + 1 for tid in ids), default=1) if ids else 1
-        expected: Iterator[int] = (index % size for index in count())
         repeats = [tid.repetition_id for tid in ids or ()]
-        if len(prompts) % size or any(have != want for have, want in zip(repeats, expected, strict=False)):
+        if len(prompts) % size or repeats != [index % size for index in range(len(repeats))]:
             names = Counter(tid.instance_id for tid in ids or ())
             raise InvalidJob(
                 f"prompts must be repeated {size} times each, one behind the other: {names.most_common(4)}"

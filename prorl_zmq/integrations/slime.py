@@ -126,7 +126,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
             f"the batch ended {batch.state} with {len(groups)} of {args.rollout_batch_size} groups: {batch.report}"
         )
     filled = fill_samples(groups, [prompts.take(group.prompt_id) for group in groups], size)
-    filled.sort(key=lambda group: _first(group).index)
+    filled.sort(key=lambda group: _segments(group)[0].index)
     if path := getattr(args, "rollout_sample_filter_path", None):
         _load(path)(args, filled)
     return RolloutFnTrainOutput(samples=filled, metrics=_metrics(batch.report))
@@ -210,7 +210,7 @@ def _evaluate(args: Any) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
                 batch.feed(jobs)
                 groups = list(batch)
             done = fill_samples(groups, [[by_prompt[group.prompt_id]] for group in groups], 1)
-            ended = sorted((_last(group) for group in done), key=lambda sample: sample.index)
+            ended = sorted((_segments(group)[-1] for group in done), key=lambda sample: sample.index)
             truncated = [sample.status == type(sample).Status.TRUNCATED for sample in ended]
             rewards = [sample.reward for sample in ended]
             data[name] = {"rewards": rewards, "truncated": truncated, "samples": ended}
@@ -287,12 +287,9 @@ def _load(path: str) -> Any:
         raise ConfigError(f"there is no {path}: {error}", key=path) from error
 
 
-def _first(group: list[Any]) -> Any:
-    return group[0][0] if isinstance(group[0], list) else group[0]
-
-
-def _last(group: list[Any]) -> Any:
-    return group[0][-1] if isinstance(group[0], list) else group[0]
+def _segments(group: list[Any]) -> list[Any]:
+    """Return the samples of a group's first trajectory."""
+    return group[0] if isinstance(group[0], list) else group[:1]
 
 
 def _metrics(report: Any) -> dict[str, float]:

@@ -6,7 +6,7 @@ import math
 import re
 
 from ..errors import InvalidRecord
-from .row_format import Record, filled, parsed_json
+from .row_format import Record, filled, mapping, parsed_json
 
 _MESSAGES = re.compile(r"\s*\[\s*\{")
 """How a list of messages begins that is written as JSON; an interval begins with a bracket, too."""
@@ -46,9 +46,7 @@ def chat_problem(record: Record) -> str:
 
 def rule_answer(record: Record) -> str:
     """Return the ground truth of a column `reward_model`."""
-    model = parsed_json(record, "reward_model")
-    if not isinstance(model, dict):
-        raise InvalidRecord("reward_model must be a map with ground_truth", field="reward_model")
+    model = mapping(record, "reward_model", "with ground_truth")
     try:
         return answer_text(model, "ground_truth")
     except InvalidRecord as error:

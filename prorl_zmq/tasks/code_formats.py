@@ -32,7 +32,7 @@ from .code import (
     CodeTest,
     chosen_tests,
 )
-from .row_format import RowFormat, filled, native, parsed_json, text
+from .row_format import filled, formats_of, mapping, native, parsed_json, text
 
 if TYPE_CHECKING:
     import msgspec
@@ -58,9 +58,6 @@ TEXT_OPERATIONS = frozenset({"BINUNICODE", "BINUNICODE8", "SHORT_BINUNICODE", "U
 HARMLESS_OPERATIONS = frozenset({"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"})
 """What the pickle of one text is made of."""
 DURATION = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(?:s|sec|secs|second|seconds)?\.?\s*", re.IGNORECASE)
-
-
-# How each set's rows become instances ---------------------------------------------------------------------------------
 
 
 def _deepcoder(record: Record) -> Any:
@@ -90,42 +87,18 @@ def _code_contests(record: Record) -> CodeInstance:
     tests: list[CodeTest] = []
     for column in ("public_tests", "private_tests", "generated_tests"):
         if record.get(column) is not None:
-            data = parsed_json(record, column)
-            if not isinstance(data, Mapping):
-                raise InvalidRecord(f"{column} must be a map of input and output", field=column)
+            data = mapping(record, column, "of input and output")
             tests += _found({"inputs": data.get("input"), "outputs": data.get("output")}, column).tests
-    limit = record.get("time_limit")
-    time_s = 0.0
-    if isinstance(limit, Mapping):
-        time_s = _number(limit.get("seconds") or 0, "time_limit") + _number(limit.get("nanos") or 0, "time_limit") / 1e9
-    elif limit is not None:
-        time_s = _number(limit, "time_limit")
-    return _instance(
-        record,
-        "private_tests",
-        _Found(tests),
-        filled(record, "description"),
-        time_s=_for_python(time_s),
-        comparison="any_case",
-    )
+    problem, time_s = filled(record, "description"), _time_s(record)
+    return _instance(record, "private_tests", _Found(tests), problem, time_s=time_s, comparison="any_case")
 
 
 def _apps(record: Record) -> CodeInstance:
     """Convert APPS and TACO: the latter has a limit on time."""
     if isinstance(record.get("input_output"), str):
         filled(record, "input_output")  # APPS has some problems without tests
-    data = parsed_json(record, "input_output")
-    if not isinstance(data, Mapping):
-        raise InvalidRecord("input_output must be a map of inputs and outputs", field="input_output")
-    found = _found(data, "input_output")
-    limit, time_s = record.get("time_limit"), 0.0
-    if isinstance(limit, str) and limit.strip():
-        if not (match := DURATION.fullmatch(limit)):
-            raise InvalidRecord(f"time_limit must be a number of seconds, and is {limit[:40]!r}", field="time_limit")
-        time_s = float(match[1])
-    elif limit is not None and not isinstance(limit, str):
-        time_s = _number(limit, "time_limit")
-    time_s = _for_python(time_s) or APPS_TIME_S
+    found = _found(mapping(record, "input_output", "of inputs and outputs"), "input_output")
+    time_s = _time_s(record) or APPS_TIME_S
     return _instance(record, "input_output", found, filled(record, "question"), time_s=time_s)
 
 
@@ -156,43 +129,37 @@ GENERIC = native("code", CodeInstance)
 NATIVE = dataclasses.replace(GENERIC, convert=_native)
 NATIVE_FIELDS = frozenset(CodeInstance.__struct_fields__)
 TEST_FIELDS = frozenset(CodeTest.__struct_fields__)
-ROW_FORMATS: tuple[RowFormat, ...] = (
-    RowFormat(
+_row_format = formats_of("code")
+ROW_FORMATS = (
+    _row_format(
         "livecodebench",
-        "code",
         "LiveCodeBench (livecodebench/code_generation and code_generation_lite)",
-        frozenset({"question_content", "public_test_cases", "private_test_cases"}),
+        {"question_content", "public_test_cases", "private_test_cases"},
         _live_code_bench,
     ),
-    RowFormat(
+    _row_format(
         "codecontests",
-        "code",
         "CodeContests (deepmind/code_contests)",
-        frozenset({"description", "public_tests", "private_tests"}),
+        {"description", "public_tests", "private_tests"},
         _code_contests,
     ),
-    RowFormat("taco", "code", "TACO (BAAI/TACO)", frozenset({"question", "input_output", "time_limit"}), _apps),
-    RowFormat("apps", "code", "APPS (codeparrot/apps)", frozenset({"question", "input_output"}), _apps),
-    RowFormat(
+    _row_format("taco", "TACO (BAAI/TACO)", {"question", "input_output", "time_limit"}, _apps),
+    _row_format("apps", "APPS (codeparrot/apps)", {"question", "input_output"}, _apps),
+    _row_format(
         "deepcoder",
-        "code",
         "DeepCoder (agentica-org/DeepCoder-Preview-Dataset, all four subsets)",
-        frozenset({"problem", "tests"}),
+        {"problem", "tests"},
         _deepcoder,
     ),
-    RowFormat(
+    _row_format(
         "code-chat",
-        "code",
         "programming problems in verl's format, such as those of Eurus-2: `ability` says so",
-        frozenset({"prompt", "reward_model", "ability"}),
+        {"prompt", "reward_model", "ability"},
         _chat,
         _is_code,
     ),
     NATIVE,
 )
-
-
-# What they share ------------------------------------------------------------------------------------------------------
 
 
 class _Found(NamedTuple):
@@ -272,10 +239,7 @@ def _named_by_test(test: Mapping[str, Any]) -> str:
 def _function(record: Record) -> str:
     if record.get("metadata") in (None, ""):
         return ""
-    metadata = parsed_json(record, "metadata")
-    if not isinstance(metadata, Mapping):
-        raise InvalidRecord("metadata must be a map", field="metadata")
-    return str(metadata.get("func_name") or "")
+    return str(mapping(record, "metadata", "with func_name").get("func_name") or "")
 
 
 def _program(given: Any, expected: Any, column: str, number: int) -> CodeTest:
@@ -346,12 +310,20 @@ _DAMAGE = (
 """What a damaged pack raises."""
 
 
-def _for_python(limit_s: float) -> float:
-    """Return the limit of a solution in Python for a judge's own; 0: it has none."""
+def _time_s(record: Record) -> float:
+    """Return the limit of a solution in Python for a judge's own in the column `time_limit`; 0: it has none."""
+    limit = record.get("time_limit")
+    if isinstance(limit, Mapping):
+        limit_s = _seconds(limit.get("seconds") or 0) + _seconds(limit.get("nanos") or 0) / 1e9
+    elif isinstance(limit, str):
+        limit_s = float(match[1]) if (match := DURATION.fullmatch(limit)) else _seconds(limit.strip() or 0)
+    else:
+        limit_s = 0.0 if limit is None else _seconds(limit)
     return min(max(limit_s * PYTHON_FACTOR, LEAST_TIME_S), MOST_TIME_S) if limit_s else 0.0
 
 
-def _number(value: Any, column: str) -> float:
+def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise InvalidRecord(f"{column} must be a number of seconds, and is {str(value)[:40]!r}", field=column)
+        message = f"time_limit must be a number of seconds, and is {str(value)[:40]!r}"
+        raise InvalidRecord(message, field="time_limit")
     return float(value)

@@ -79,11 +79,7 @@ def load_rows(
     row_formats: Sequence[RowFormat] = ROW_FORMATS,
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[Row | InvalidRecord]:
-    """Yield each row with its job, or the error that says what is wrong with it; the arguments are `load_jobs`'.
-
-    Raises:
-        ConfigError: the file cannot be read, is empty, or no row format has that name.
-    """
+    """Yield each row with its job, or the error that says what is wrong with it; arguments as of `load_jobs`."""
     path = Path(path)
     considered = chosen(row_formats, task, row_format)
     empty = True

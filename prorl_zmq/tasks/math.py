@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from ..errors import InvalidRecord
 from .answer_columns import answer_text, chat_problem, rule_answer
-from .row_format import Record, RowFormat, filled, native
+from .row_format import Record, filled, formats_of, native
 from .written_answers import boxed
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 ToolName = Literal["ipython", "bash", "think", "finish"]
-
-
 GSM8K_MARK = "####"
 
 
@@ -35,20 +36,8 @@ def _from_chat(record: Record) -> MathInstance:
     return MathInstance(chat_problem(record), rule_answer(record))
 
 
-def _from_answer(record: Record) -> MathInstance:
-    return MathInstance(filled(record, "problem"), answer_text(record, "answer"))
-
-
-def _from_capitals(record: Record) -> MathInstance:
-    return MathInstance(filled(record, "Problem"), answer_text(record, "Answer"))
-
-
-def _from_final_answer(record: Record) -> MathInstance:
-    return MathInstance(filled(record, "question"), answer_text(record, "final_answer"))
-
-
-def _from_question(record: Record) -> MathInstance:
-    return MathInstance(filled(record, "Question"), answer_text(record, "Answer"))
+def _from_columns(problem: str, answer: str) -> Callable[[Record], MathInstance]:
+    return lambda record: MathInstance(filled(record, problem), answer_text(record, answer))
 
 
 def _from_derivation(record: Record) -> MathInstance:
@@ -70,31 +59,23 @@ def _from_solution(record: Record) -> MathInstance:
     return MathInstance(filled(record, "problem"), answer)
 
 
+_row_format = formats_of("math")
+_from_answer = _from_columns("problem", "answer")
 ROW_FORMATS = (
-    RowFormat(
-        "dapo",
-        "math",
-        "DAPO-Math-17k, and others in verl's format",
-        frozenset({"prompt", "reward_model"}),
-        _from_chat,
+    _row_format("dapo", "DAPO-Math-17k, and others in verl's format", {"prompt", "reward_model"}, _from_chat),
+    _row_format("math-500", "MATH-500", {"problem", "answer", "subject", "unique_id"}, _from_answer),
+    _row_format("deepscaler", "DeepScaleR", {"problem", "answer", "solution"}, _from_answer),
+    _row_format("aime", "AIME and others with an answer", {"problem", "answer"}, _from_answer),
+    _row_format("aime-capitals", "AIME 2024 by Maxwell-Jia", {"Problem", "Answer"}, _from_columns("Problem", "Answer")),
+    _row_format(
+        "aime-question",
+        "AIME 1983 to 2024 by di-zhang-fdu",
+        {"Question", "Answer"},
+        _from_columns("Question", "Answer"),
     ),
-    RowFormat("math-500", "math", "MATH-500", frozenset({"problem", "answer", "subject", "unique_id"}), _from_answer),
-    RowFormat("deepscaler", "math", "DeepScaleR", frozenset({"problem", "answer", "solution"}), _from_answer),
-    RowFormat("aime", "math", "AIME and others with an answer", frozenset({"problem", "answer"}), _from_answer),
-    RowFormat("aime-capitals", "math", "AIME 2024 by Maxwell-Jia", frozenset({"Problem", "Answer"}), _from_capitals),
-    RowFormat(
-        "aime-question", "math", "AIME 1983 to 2024 by di-zhang-fdu", frozenset({"Question", "Answer"}), _from_question
-    ),
-    RowFormat(
-        "gsm8k",
-        "math",
-        "GSM8K: the answer is behind ####",
-        frozenset({"question", "answer"}),
-        _from_derivation,
-        _ends_in_answer,
-    ),
-    RowFormat("deepmath", "math", "DeepMath-103K", frozenset({"question", "final_answer"}), _from_final_answer),
-    RowFormat("hendrycks", "math", "MATH", frozenset({"problem", "solution", "level", "type"}), _from_solution),
+    _row_format("gsm8k", "GSM8K: the answer is behind ####", {"question", "answer"}, _from_derivation, _ends_in_answer),
+    _row_format("deepmath", "DeepMath-103K", {"question", "final_answer"}, _from_columns("question", "final_answer")),
+    _row_format("hendrycks", "MATH", {"problem", "solution", "level", "type"}, _from_solution),
     native("math", MathInstance),
 )
 """The special ones first."""

@@ -96,10 +96,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, Record | InvalidRecord]]:
         raise ConfigError("parquet needs pyarrow: pip install 'prorl-zmq[tasks]'", key="file") from error
     try:
         with parquet.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=BATCH_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
+            batches = file.iter_batches(batch_size=BATCH_ROWS)
+            yield from enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), start=1)
     except (pa.ArrowException, OverflowError, ValueError) as error:
         raise ConfigError(f"{path}: no parquet that can be read: {error}", key="file") from error

@@ -54,11 +54,7 @@ class RowFormat:
 
 
 def recognise(record: Record, row_formats: Iterable[RowFormat]) -> RowFormat:
-    """Return the first row format that fits a row.
-
-    Raises:
-        InvalidRecord: none fits; the message names the nearest, if the row has some of its columns.
-    """
+    """Return the first row format that fits a row; the error names the nearest, if the row has some of its columns."""
     row_formats = tuple(row_formats)
     for row_format in row_formats:
         if row_format.required <= record.keys() and (row_format.fits is None or row_format.fits(record)):
@@ -99,6 +95,21 @@ def unique(row_formats: Iterable[RowFormat]) -> tuple[RowFormat, ...]:
     return tuple(known.values())
 
 
+def formats_of(task: str, limits: PhaseLimits | None = None) -> Callable[..., RowFormat]:
+    """Return what makes the row formats of a task."""
+
+    def row_format(
+        name: str,
+        about: str,
+        required: Iterable[str],
+        convert: Callable[[Record], Any],
+        fits: Callable[[Record], bool] | None = None,
+    ) -> RowFormat:
+        return RowFormat(name, task, about, frozenset(required), convert, fits, limits)
+
+    return row_format
+
+
 def native(task: str, instance_type: type[msgspec.Struct]) -> RowFormat:
     """Return the row format of rows whose columns are the fields of a task's instances."""
     required = frozenset(field.encode_name for field in msgspec.structs.fields(instance_type) if field.required)
@@ -116,22 +127,11 @@ def native(task: str, instance_type: type[msgspec.Struct]) -> RowFormat:
 
 def unchecked(task: str) -> RowFormat:
     """Return the row format of instances of a task that is not known here; the service checks them."""
-
-    def convert(record: Record) -> Any:
-        return dict(record)
-
-    return RowFormat(task, task, f"instances of {task}, not checked", frozenset(), convert)
-
-
-# What converting functions share --------------------------------------------------------------------------------------
+    return RowFormat(task, task, f"instances of {task}, not checked", frozenset(), dict)
 
 
 def text(record: Record, name: str, default: str | None = None) -> str:
-    """Return a column of text.
-
-    Raises:
-        InvalidRecord: it is missing or null and there is no default, or it is not text.
-    """
+    """Return a column of text, which may be missing or null if there is a default."""
     value = record.get(name)
     if value is None:
         if default is None:
@@ -143,11 +143,7 @@ def text(record: Record, name: str, default: str | None = None) -> str:
 
 
 def filled(record: Record, name: str) -> str:
-    """Return a column of text that must not be empty.
-
-    Raises:
-        InvalidRecord: see `text`; or it is blank.
-    """
+    """Return a column of text that must not be blank."""
     value = text(record, name)
     if not value.strip():
         raise InvalidRecord(f"{name} is empty", field=name)
@@ -155,11 +151,7 @@ def filled(record: Record, name: str) -> str:
 
 
 def texts(record: Record, name: str, default: list[str] | None = None) -> list[str]:
-    """Return a column that is a list of texts, or JSON text of one.
-
-    Raises:
-        InvalidRecord: it is missing and there is no default, or it is something else.
-    """
+    """Return a column that is a list of texts, or JSON text of one."""
     value = record.get(name)
     if value is None and default is not None:
         return default
@@ -170,11 +162,7 @@ def texts(record: Record, name: str, default: list[str] | None = None) -> list[s
 
 
 def parsed_json(record: Record, name: str) -> Any:
-    """Return a column that is plain data, or JSON text of it.
-
-    Raises:
-        InvalidRecord: it is missing or null, or text that is not JSON.
-    """
+    """Return a column that is plain data, or JSON text of it; missing or null is an error."""
     value = record.get(name)
     if value is None:
         raise InvalidRecord(f"{name} is missing", field=name)
@@ -184,6 +172,14 @@ def parsed_json(record: Record, name: str) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise InvalidRecord(f"{name} is not JSON: {error}", field=name) from error
+
+
+def mapping(record: Record, name: str, content: str) -> Mapping[str, Any]:
+    """Return a column that is a map, or JSON text of one; `content` is what it should have, for the error."""
+    value = parsed_json(record, name)
+    if not isinstance(value, Mapping):
+        raise InvalidRecord(f"{name} must be a map {content}", field=name)
+    return value
 
 
 def _kind(value: Any) -> str:

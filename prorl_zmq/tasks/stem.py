@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidRecord
 from .answer_columns import answer_text, chat_problem, rule_answer
-from .row_format import Record, RowFormat, filled, native, text, texts
+from .row_format import Record, filled, formats_of, native, text, texts
 from .written_answers import boxed
 
 ToolName = Literal["search", "bash", "ipython", "think", "finish"]
@@ -130,13 +130,10 @@ _COMMANDS = re.compile(r"\\(?:math|text)[a-z]*\s*\{[^{}]*\}|\\[A-Za-z]+")
 """Units stand in `\\mathrm` and its kin; letters outside of them are quantities."""
 SCP_SOLUTIONS = ("matched_solution", "extract_solution", "extracted_solution")
 """The column with the solution, in the data set's versions."""
-GPQA = frozenset({"Question", "Correct Answer", *(f"Incorrect Answer {number}" for number in (1, 2, 3))})
+GPQA = {"Question", "Correct Answer", *(f"Incorrect Answer {number}" for number in (1, 2, 3))}
 
 
-def _row_format(name: str, about: str, required: set[str] | frozenset[str], convert: Any) -> RowFormat:
-    return RowFormat(name, "stem", about, frozenset(required), convert)
-
-
+_row_format = formats_of("stem")
 ROW_FORMATS = (
     *(
         _row_format(name, f"SCP-116K, with {column}", {"problem", column}, _from_scp)

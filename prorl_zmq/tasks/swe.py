@@ -78,7 +78,6 @@ class SweInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the agent may call."""
 
     def __post_init__(self) -> None:
-        """See that there is something to resolve."""
         if not (self.expected_output if self.grading == "r2e" else self.fail_to_pass):
             what = "expected_output" if self.grading == "r2e" else "fail_to_pass"
             raise ValueError(f"{what} names no test, so nothing could be resolved")

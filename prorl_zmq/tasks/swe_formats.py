@@ -13,14 +13,14 @@ import shlex
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from ..errors import InvalidRecord
 from ..wire.messages.jobs import PhaseLimits
-from .row_format import RowFormat, filled, native, parsed_json, text, texts
+from .row_format import filled, formats_of, mapping, native, parsed_json, text, texts
 from .swe import TESTBED, SweInstance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .row_format import Record
 
 START, END, EXIT_CODE = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Test Exit Code"
@@ -42,41 +42,17 @@ PYTEST_FILES = [":(glob)**/conftest.py", "pytest.ini", ".pytest.ini", "tox.ini",
 """What decides which tests run, and how; the last one holds metadata of packages, which may name plugins of pytest."""
 CONDA_REPOSITORIES = frozenset(
     {
-        "astropy/astropy",
-        "dbt-labs/dbt-core",
-        "django/django",
-        "marshmallow-code/marshmallow",
-        "matplotlib/matplotlib",
-        "mwaskom/seaborn",
-        "pallets/flask",
-        "psf/requests",
-        "pvlib/pvlib-python",
-        "pydata/xarray",
-        "pydicom/pydicom",
-        "pylint-dev/astroid",
-        "pylint-dev/pylint",
-        "pytest-dev/pytest",
-        "pyvista/pyvista",
-        "scikit-learn/scikit-learn",
-        "sphinx-doc/sphinx",
-        "sqlfluff/sqlfluff",
-        "sympy/sympy",
+        *("astropy/astropy", "dbt-labs/dbt-core", "django/django", "marshmallow-code/marshmallow"),
+        *("matplotlib/matplotlib", "mwaskom/seaborn", "pallets/flask", "psf/requests", "pvlib/pvlib-python"),
+        *("pydata/xarray", "pydicom/pydicom", "pylint-dev/astroid", "pylint-dev/pylint", "pytest-dev/pytest"),
+        *("pyvista/pyvista", "scikit-learn/scikit-learn", "sphinx-doc/sphinx", "sqlfluff/sqlfluff", "sympy/sympy"),
     }
 )
 """The repositories of SWE-bench in Python; images for other languages have their tools on a PATH of their own."""
 SWE_GYM_REPOSITORIES = frozenset(
     {
-        "bokeh/bokeh",
-        "conan-io/conan",
-        "dask/dask",
-        "facebookresearch/hydra",
-        "getmoto/moto",
-        "iterative/dvc",
-        "modin-project/modin",
-        "pandas-dev/pandas",
-        "Project-MONAI/MONAI",
-        "pydantic/pydantic",
-        "python/mypy",
+        *("bokeh/bokeh", "conan-io/conan", "dask/dask", "facebookresearch/hydra", "getmoto/moto", "iterative/dvc"),
+        *("modin-project/modin", "pandas-dev/pandas", "Project-MONAI/MONAI", "pydantic/pydantic", "python/mypy"),
     }
 )
 """By which its rows are told from those of SWE-bench, which have the same columns."""
@@ -101,24 +77,12 @@ class _Tests(NamedTuple):
         return sorted(f"{folder}/__init__.py" for folder in folders if folder.name.startswith("test"))
 
 
-# How each set's rows become instances ---------------------------------------------------------------------------------
-
-
 def _swe_bench(record: Record) -> SweInstance:
-    tests = _tests(record)
-    instance_id = filled(record, "instance_id")
     test_patch = text(record, "test_patch")
     test_images = _test_images(record)
-    image = text(record, "image", "") or f"swebench/sweb.eval.x86_64.{instance_id.replace('__', '_1776_')}".lower()
-    return SweInstance(
-        fail_to_pass=tests.fail_to_pass,
-        pass_to_pass=tests.pass_to_pass,
-        instance_id=instance_id,
-        problem_statement=filled(record, "problem_statement"),
-        image=image_name(image),
-        image_source=f"docker://{image}",
-        repo=filled(record, "repo"),
-        version=text(record, "version", ""),
+    image = f"swebench/sweb.eval.x86_64.{filled(record, 'instance_id').replace('__', '_1776_')}".lower()
+    return msgspec.structs.replace(
+        _issue(record, _tests(record), text(record, "image", "") or image),
         base_commit=_commit(record),
         test_patch=test_patch,
         test_images=test_images,
@@ -141,30 +105,19 @@ def _test_images(record: Record) -> dict[str, str]:
 
 
 def _swe_gym(record: Record) -> SweInstance:
-    tests = _tests(record)
-    instance_id = filled(record, "instance_id")
     test_patch = text(record, "test_patch")
-    files = changed_files(test_patch)
-    repo = filled(record, "repo")
-    image = f"xingyaoww/sweb.eval.x86_64.{instance_id.replace('__', '_s_')}".lower()
-    if repo == "python/mypy":  # its tests are cases of data files, which pytest knows by name
+    image = f"xingyaoww/sweb.eval.x86_64.{filled(record, 'instance_id').replace('__', '_s_')}".lower()
+    if filled(record, "repo") == "python/mypy":  # its tests are cases of data files, which pytest knows by name
         cases = " or ".join(re.findall(r"^[+ ]\[case ([^\]\s]+)\]", test_patch, re.MULTILINE))
         command = f"pytest -n0 -rA -k {shlex.quote(cases)}"
     else:
         there = changed_files(test_patch, after=True)
         command = " ".join((PYTEST, *(shlex.quote(each) for each in there if each.endswith(".py"))))
-    return SweInstance(
-        fail_to_pass=tests.fail_to_pass,
-        pass_to_pass=tests.pass_to_pass,
-        instance_id=instance_id,
-        problem_statement=filled(record, "problem_statement"),
-        image=image_name(image),
-        image_source=f"docker://{image}",
-        repo=repo,
-        version=text(record, "version", ""),
+    return msgspec.structs.replace(
+        _issue(record, _tests(record), image),
         base_commit=_commit(record),
         test_patch=test_patch,
-        test_files=files,
+        test_files=changed_files(test_patch),
         eval_script=eval_script(command, TESTBED, test_patch),
         log_parser="parse_log_pytest",
         environment=CONDA_ENVIRONMENT,
@@ -179,15 +132,13 @@ def _swe_smith(record: Record) -> SweInstance:
         raise InvalidRecord(
             "FAIL_TO_PASS has no test of a .py file: only SWE-smith's Python part", field="FAIL_TO_PASS"
         )
+    if not text(record, "problem_statement", ""):
+        message = "problem_statement is empty, as in many rows of SWE-smith: leave these rows out"
+        raise InvalidRecord(message, field="problem_statement")
     image = filled(record, "image_name").replace("__", "_1776_")
-    return SweInstance(
-        fail_to_pass=tests.fail_to_pass,
+    return msgspec.structs.replace(
+        _issue(record, tests, image if "/" in image else f"jyangballin/{image}"),
         pass_to_pass=[test for test in tests.pass_to_pass if test.partition("::")[0] in files],
-        instance_id=filled(record, "instance_id"),
-        problem_statement=text(record, "problem_statement", "") or _no_statement(),
-        image=image_name(image),
-        image_source=f"docker://{image if '/' in image else f'jyangballin/{image}'}",
-        repo=filled(record, "repo"),
         setup_patch=filled(record, "patch"),
         test_files=[*tests.files(), *tests.packages(), *PYTEST_FILES],
         eval_script=eval_script(" ".join((PYTEST, "--verbose", *map(shlex.quote, files))), TESTBED),
@@ -198,9 +149,6 @@ def _swe_smith(record: Record) -> SweInstance:
 
 def _r2e(record: Record) -> SweInstance:
     image = filled(record, "docker_image")
-    expected = parsed_json(record, "expected_output_json")
-    if not isinstance(expected, dict) or not all(isinstance(each, str) for each in expected.values()):
-        raise InvalidRecord("expected_output_json must be a map of texts", field="expected_output_json")
     return SweInstance(
         instance_id=text(record, "instance_id", "") or image_name(image),
         problem_statement=filled(record, "problem_statement"),
@@ -214,16 +162,13 @@ def _r2e(record: Record) -> SweInstance:
         eval_script=eval_script("ln -sfn /r2e_tests r2e_tests 2>/dev/null; bash run_tests.sh", TESTBED),
         environment={**ROOT, "PATH": R2E_PATH},
         grading="r2e",
-        expected_output=expected,
+        expected_output=_text_map(record, "expected_output_json"),
     )
 
 
 def _generic(record: Record) -> SweInstance:
     directory = text(record, "directory", TESTBED)
     test_patch = text(record, "test_patch", "")
-    environment = parsed_json(record, "environment") if record.get("environment") else {}
-    if not isinstance(environment, dict) or not all(isinstance(each, str) for each in environment.values()):
-        raise InvalidRecord("environment must be a map of texts", field="environment")
     tests = _tests(record)
     return SweInstance(
         fail_to_pass=tests.fail_to_pass,
@@ -244,7 +189,7 @@ def _generic(record: Record) -> SweInstance:
         ],
         eval_script=eval_script(filled(record, "test_command"), directory, test_patch),
         log_parser=text(record, "log_parser", "parse_log_pytest"),
-        environment=environment,
+        environment=_text_map(record, "environment") if record.get("environment") else {},
     )
 
 
@@ -252,53 +197,41 @@ def _is_of_swe_gym(record: Record) -> bool:
     return str(record["repo"]) in SWE_GYM_REPOSITORIES and "environment_setup_commit" not in record
 
 
-def _row_format(
-    name: str,
-    about: str,
-    required: str,
-    convert: Callable[[Record], SweInstance],
-    fits: Callable[[Record], bool] | None = None,
-) -> RowFormat:
-    return RowFormat(name, "swe", about, frozenset(required.split()), convert, fits, SWE_LIMITS)
-
-
+_row_format = formats_of("swe", SWE_LIMITS)
 ROW_FORMATS = (
     _row_format(
         "generic",
         "what `prorl tasks make-swe` writes: any image with a repository, and a command that runs its tests",
-        "instance_id problem_statement image_name test_command FAIL_TO_PASS PASS_TO_PASS",
+        {"instance_id", "problem_statement", "image_name", "test_command", "FAIL_TO_PASS", "PASS_TO_PASS"},
         _generic,
     ),
     _row_format(
         "swe-gym",
         "SWE-Gym and SWE-Gym Lite, told by their repositories",
-        "instance_id repo base_commit test_patch FAIL_TO_PASS PASS_TO_PASS",
+        {"instance_id", "repo", "base_commit", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS"},
         _swe_gym,
         _is_of_swe_gym,
     ),
     _row_format(
         "swe-bench",
         "SWE-bench, Lite, Verified, Multilingual, and the text of Multimodal (EVAL fetches pictures that tests want)",
-        "instance_id repo base_commit version test_patch FAIL_TO_PASS",
+        {"instance_id", "repo", "base_commit", "version", "test_patch", "FAIL_TO_PASS"},
         _swe_bench,
     ),
     _row_format(
         "swe-smith",
         "SWE-smith (its Python part): `patch` is the bug",
-        "instance_id repo patch image_name FAIL_TO_PASS PASS_TO_PASS",
+        {"instance_id", "repo", "patch", "image_name", "FAIL_TO_PASS", "PASS_TO_PASS"},
         _swe_smith,
     ),
     _row_format(
         "r2e-gym",
         "R2E-Gym (Lite, Subset, V1): graded by the expected output of its tests",
-        "repo_name docker_image expected_output_json problem_statement",
+        {"repo_name", "docker_image", "expected_output_json", "problem_statement"},
         _r2e,
     ),
     dataclasses.replace(native("swe", SweInstance), limits=SWE_LIMITS),
 )
-
-
-# What they share ------------------------------------------------------------------------------------------------------
 
 
 def image_name(reference: str) -> str:
@@ -331,6 +264,20 @@ def changed_files(patch: str, *, after: bool = False) -> list[str]:
     return list(dict.fromkeys(name for *pair, _ in found for name in pair))
 
 
+def _issue(record: Record, tests: _Tests, image: str) -> SweInstance:
+    """Return what all rows of SWE-bench's kin say in the same columns."""
+    return SweInstance(
+        fail_to_pass=tests.fail_to_pass,
+        pass_to_pass=tests.pass_to_pass,
+        instance_id=filled(record, "instance_id"),
+        problem_statement=filled(record, "problem_statement"),
+        image=image_name(image),
+        image_source=f"docker://{image}",
+        repo=filled(record, "repo"),
+        version=text(record, "version", ""),
+    )
+
+
 def _tests(record: Record) -> _Tests:
     fail_to_pass = texts(record, "FAIL_TO_PASS", [])
     pass_to_pass = texts(record, "PASS_TO_PASS", [])
@@ -339,14 +286,15 @@ def _tests(record: Record) -> _Tests:
     return _Tests(fail_to_pass, pass_to_pass)
 
 
+def _text_map(record: Record, name: str) -> dict[str, str]:
+    texts_by_name = dict(mapping(record, name, "of texts"))
+    if not all(isinstance(each, str) for each in texts_by_name.values()):
+        raise InvalidRecord(f"{name} must be a map of texts", field=name)
+    return texts_by_name
+
+
 def _commit(record: Record) -> str:
     commit = filled(record, "base_commit")
     if not re.fullmatch(r"[0-9a-fA-F]{7,64}", commit):
         raise InvalidRecord(f"base_commit is no commit: {commit[:80]!r}", field="base_commit")
     return commit
-
-
-def _no_statement() -> str:
-    raise InvalidRecord(
-        "problem_statement is empty, as in many rows of SWE-smith: leave these rows out", field="problem_statement"
-    )

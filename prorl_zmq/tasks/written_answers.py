@@ -107,9 +107,6 @@ class Quantity(NamedTuple):
     percent: bool = False
 
 
-# Text -----------------------------------------------------------------------------------------------------------------
-
-
 def boxed(text: str) -> str:
     r"""Return what is in a text's last `\boxed{}`: nothing if that has no end; the text itself if it has no box."""
     start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
@@ -141,13 +138,19 @@ def normal(text: str) -> str:
 
 
 def compact(text: str) -> str:
-    """Take away what never matters: spaces, but between digits, and braces around one character."""
+    """Remove what never matters: spaces, except between digits, and braces around one character."""
     return re.sub(r"(?<!\\)\{(\w)\}", r"\1", re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text))
 
 
 def unwrapped(text: str) -> str:
     r"""Return a normal text without `\text`."""
     return re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).strip()
+
+
+def words(text: str) -> str:
+    """Return a normal text's words, in lower case, without articles."""
+    plain = re.sub(r"[^\w+-]", " ", unwrapped(text).casefold())
+    return " ".join(word for word in plain.split() if word not in {"the", "a", "an"})
 
 
 def split(text: str, *separators: str) -> list[str]:
@@ -175,11 +178,8 @@ def inside(text: str, left: str, right: str) -> str | None:
     return text[len(left) : end].strip() if depth == 0 else None
 
 
-# Numbers --------------------------------------------------------------------------------------------------------------
-
-
 def close(one: Number, other: Number) -> bool:
-    """Tell whether two numbers are equal, but for what rounding and floats make of the digits that were written."""
+    """Return whether two numbers are equal, but for what rounding and floats make of the digits that were written."""
     difference = abs(one.value - other.value)
     rough, fine = (one, other) if one.last_place >= other.last_place else (other, one)
     from_floats = max(one.significant, other.significant) >= FLOAT_DIGITS
@@ -233,7 +233,7 @@ def _scaled(sign: str, digits: str, power: str, written: bool) -> Number | None:
 
 
 def quantity(text: str) -> Quantity:
-    """Take the unit, the percent sign and the currency away from a value."""
+    """Return a value apart from its unit, percent sign and currency."""
     text = re.sub(r"^([+-]?)\s*(?:\\\$|[$€£¥])\s*", r"\1", text.strip())
     if percent := _PERCENT.fullmatch(text):
         return Quantity(percent[1], percent=True)
@@ -255,9 +255,6 @@ def choice(text: str) -> tuple[str, str] | None:
     """Return the letter and the text, if any, of `B`, `(B)`, `B. 12` or `(B) 12`; None: it is no choice."""
     match = _CHOICE.fullmatch(unwrapped(text))
     return match and (match[1] or match[2], match[3].strip())
-
-
-# Names before values --------------------------------------------------------------------------------------------------
 
 
 def both_signs(text: str) -> str:

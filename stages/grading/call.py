@@ -10,14 +10,11 @@ import msgspec
 LENGTH = struct.Struct("<I")
 """In front of each packed message."""
 MESSAGE_LIMIT_BYTES = 64 * 2**20
-"""Largest call and largest answer."""
 OUTPUT_LIMIT_BYTES = 1 << 20
 """How much a grader may print in one call; beyond it, its writes fail."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """Call a function of a module."""
-
     module: str
     name: str
     """Within the module, with dots for what is in a class."""
@@ -25,10 +22,8 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What became of a call."""
-
     value: Any = None
     problem: str = ""
     """What it raised, or why its result cannot be passed on; empty: `value` is the result."""
     raised: bool = False
-    """It is the former."""
+    """The function raised the problem."""

@@ -1,7 +1,7 @@
 """A limit on the processor time of a part of a grader's work, so that a busy machine changes no reward.
 
-Of processor time, and within the process: what a hostile text makes take for ever is ended in a second, and its grader
-goes on with the next.
+The limit is within the process: what a hostile text makes take for ever is ended in a second, and its grader goes on
+with the next text.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-AGAIN_S = 0.05
-"""How often it is ended again, where something on the way swallows all exceptions."""
+RESIGNAL_S = 0.05
+"""Pause between signals, where code on the way swallows all exceptions."""
 
 
 class _OutOfTime(BaseException):
@@ -32,7 +32,7 @@ def cpu_limit(seconds: float) -> Iterator[None]:
         raise _OutOfTime
 
     before = signal.signal(signal.SIGVTALRM, end)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, AGAIN_S)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, RESIGNAL_S)
     try:
         with contextlib.suppress(_OutOfTime):
             yield

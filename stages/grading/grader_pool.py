@@ -33,17 +33,14 @@ GRADE_S = 60.0
 START_LIMIT_S = 60.0
 """Longest time to a grader that is ready: the first one imports what it needs."""
 END_LIMIT_S = 2.0
-"""How long the template may take to end what it started, once its line is closed."""
+"""How long the template may take to end what it started, once its control socket is closed."""
 MEMORY_BYTES = 4 * 2**30
 """Address space of one grader process."""
 SHOWN_OUTPUT = 2000
-"""How much of what a grader printed its error has."""
 
 
 @dataclass(slots=True)
 class _Grader:
-    """One grader process."""
-
     channel: socket.socket
     output: int
     """A memory file that has what it printed in its last call."""
@@ -53,13 +50,12 @@ class _Grader:
     calls: int = 0
 
     def printed(self) -> str:
-        """Return the end of what it printed."""
         size = os.fstat(self.output).st_size
         tail = os.pread(self.output, SHOWN_OUTPUT, max(0, size - SHOWN_OUTPUT))
         return tail.decode(errors="replace")
 
     def end(self) -> None:
-        """Kill it, if it has come to life, with all that it started."""
+        """Kill it, if it has started, with all that it started."""
         if self.pid:
             kill(self.pid, *descendants(self.pid))
         self.channel.close()
@@ -74,10 +70,10 @@ class GraderPool:
     """Calls functions in grader processes; `close` it, or use it as a context."""
 
     def __init__(self, processes: int = 0, memory_bytes: int = MEMORY_BYTES) -> None:
-        self._room = asyncio.Semaphore(processes or len(os.sched_getaffinity(0)))
+        self._slots = asyncio.Semaphore(processes or len(os.sched_getaffinity(0)))
         self._memory_bytes = memory_bytes
         self._idle: list[_Grader] = []
-        self._line: socket.socket | None = None
+        self._control: socket.socket | None = None
         self._template: subprocess.Popen[bytes] | None = None
 
     async def __aenter__(self) -> Self:
@@ -89,11 +85,10 @@ class GraderPool:
     async def call(
         self, function: Callable[..., Any], /, *arguments: Any, timeout_s: float = GRADE_S, returns: Any = float
     ) -> Any:
-        """Return what a function returned."""
         packed = msgspec.msgpack.encode(Call(*_name_of(function), arguments))
         if len(packed) > MESSAGE_LIMIT_BYTES:
             raise TypeError(f"the arguments take {len(packed)} bytes; at most {MESSAGE_LIMIT_BYTES} are passed on")
-        async with self._room:
+        async with self._slots:
             answer, printed = await self._answer(function, packed, timeout_s)
         name = f"the grader {function.__qualname__}"
         if answer.raised:
@@ -110,7 +105,7 @@ class GraderPool:
         self._end_template()
 
     async def _answer(self, function: Callable[..., Any], packed: bytes, timeout_s: float) -> tuple[Answer, str]:
-        """Have a grader answer; one that had answered others, or dies with its template, has not died of this call."""
+        """Ask a grader; one that has answered before, or dies with its template, has not died of this call."""
         fresh = False
         while True:
             grader = await self._start(function.__module__) if fresh or not self._idle else self._idle.pop()
@@ -137,13 +132,12 @@ class GraderPool:
             return answer, printed
 
     async def _start(self, module: str) -> _Grader:
-        """Have the template fork a grader for the functions of a module."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         grader = _Grader(ours, os.memfd_create("grader"))
         try:
             with theirs:
-                self._order(module, theirs.fileno(), grader.output)
+                self._request_grader(module, theirs.fileno(), grader.output)
             grader.template = self._template
             async with asyncio.timeout(START_LIMIT_S):
                 grader.pid = LENGTH.unpack(await _received(ours, LENGTH.size))[0]
@@ -158,11 +152,11 @@ class GraderPool:
             raise
         return grader
 
-    def _order(self, module: str, channel: int, output: int) -> None:
-        order, descriptors = [module.encode()], [channel, output]
-        if self._line is not None:
+    def _request_grader(self, module: str, channel: int, output: int) -> None:
+        request = [module.encode()], [channel, output]
+        if self._control is not None:
             with contextlib.suppress(OSError):
-                socket.send_fds(self._line, order, descriptors)
+                socket.send_fds(self._control, *request)
                 return
             self._end_template(within_s=0.0)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -177,14 +171,14 @@ class GraderPool:
                 env={"OPENBLAS_NUM_THREADS": "1", **os.environ},  # what forks should have no threads
                 start_new_session=True,
             )
-        self._line = ours
-        socket.send_fds(ours, order, descriptors)
+        self._control = ours
+        socket.send_fds(ours, *request)
 
     def _end_template(self, within_s: float = END_LIMIT_S) -> None:
-        """End the template and all below it: by its line, or after so long by a signal."""
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        """End the template and all below it: by its control socket, or after so long by a signal."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
         if self._template is not None:
             try:
                 self._template.wait(within_s)

@@ -4,8 +4,8 @@
     the channel                    ⇄ the pool: `Call`s and `Answer`s; first of all the grader's pid
 
 The template imports modules of this package before it forks, so that the next grader has them too; a user's module is
-imported by the grader, since it may start threads. When the pool closes the line, or is killed, the template kills all
-below it and ends; graders die with the template. What a grader leaves behind, the template adopts and kills.
+imported by the grader, since it may start threads. When the pool closes the socket, or is killed, the template kills
+all below it and ends; graders die with the template. What a grader leaves behind, the template adopts and kills.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import select
 import signal
 import socket
 import sys
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import msgspec
 
@@ -33,44 +33,43 @@ from .call import LENGTH, MESSAGE_LIMIT_BYTES, OUTPUT_LIMIT_BYTES, Answer, Call
 OWN_PACKAGE = (__package__ or "").partition(".")[0]  # not of __name__: the template is started as __main__
 PRELOADED = "PRELOADED"
 """The name by which a module of this package lists what its functions import: it takes a second, and has no threads."""
-ORDER_LIMIT_BYTES = 64 * 1024
+REQUEST_LIMIT_BYTES = 64 * 1024
 
 
 class Template:
-    """Forks graders until the pool closes the line."""
+    """Forks graders until the pool closes the control socket."""
 
-    def __init__(self, line: socket.socket, memory_bytes: int) -> None:
-        self._line = line
+    def __init__(self, control: socket.socket, memory_bytes: int) -> None:
+        self._control = control
         self._memory_bytes = memory_bytes
         self._graders: set[int] = set()
 
     def run(self) -> None:
-        """Serve orders."""
         watch = ForkWatch()
-        watched: list[ForkWatch | socket.socket] = [watch, self._line]
+        watched: list[ForkWatch | socket.socket] = [watch, self._control]
         while True:
             ready, _, _ = select.select(watched, (), ())
             if watch in ready:
                 watch.clear()
                 self._reap()
-            if self._line in ready and not self._take_order():
+            if self._control in ready and not self._serve_request():
                 break
         kill(*descendants(os.getpid()))
 
-    def _take_order(self) -> bool:
-        module, descriptors, _, _ = socket.recv_fds(self._line, ORDER_LIMIT_BYTES, 2)
+    def _serve_request(self) -> bool:
+        module, descriptors, _, _ = socket.recv_fds(self._control, REQUEST_LIMIT_BYTES, 2)
         if not module:
             return False
         channel, output = descriptors
         if module.decode().partition(".")[0] == OWN_PACKAGE:
-            with contextlib.suppress(Exception):  # the grader meets it again, and says so
+            with contextlib.suppress(Exception):  # the grader meets the error too, and reports it
                 for name in (module.decode(), *getattr(importlib.import_module(module.decode()), PRELOADED, ())):
                     importlib.import_module(name)
         gc.freeze()
         template = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._line.close()
+            self._control.close()
             _grade(channel, output, self._memory_bytes, template)
         os.close(channel)
         os.close(output)
@@ -102,16 +101,16 @@ def _grade(channel: int, output: int, memory_bytes: int, template: int) -> NoRet
         for standard in (1, 2):
             os.dup2(output, standard)
         faulthandler.enable()
-        with socket.socket(fileno=channel) as line:
-            line.sendall(LENGTH.pack(os.getpid()))
-            while (packed := _received(line)) is not None:
+        with socket.socket(fileno=channel) as pool, pool.makefile("rb") as calls:
+            pool.sendall(LENGTH.pack(os.getpid()))
+            while (packed := _received(calls)) is not None:
                 os.ftruncate(output, 0)
                 os.lseek(output, 0, os.SEEK_SET)
                 answer = _answer(packed)
                 for stream in (sys.stdout, sys.stderr):
                     with contextlib.suppress(OSError, ValueError):
                         stream.flush()
-                line.sendall(LENGTH.pack(len(answer)) + answer)
+                pool.sendall(LENGTH.pack(len(answer)) + answer)
         code = 0
     finally:
         os._exit(code)
@@ -140,26 +139,20 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be passed on")
 
 
-def _received(line: socket.socket) -> bytes | None:
-    head = _exactly(line, LENGTH.size)
-    return None if head is None else _exactly(line, LENGTH.unpack(head)[0])
-
-
-def _exactly(line: socket.socket, count: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < count:
-        part = line.recv(count - len(parts))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)
+def _received(calls: BinaryIO) -> bytes | None:
+    """Return the next packed call; None: the pool has closed the channel."""
+    if len(head := calls.read(LENGTH.size)) < LENGTH.size:
+        return None
+    size = LENGTH.unpack(head)[0]
+    packed = calls.read(size)
+    return packed if len(packed) == size else None
 
 
 def main() -> None:
-    """Serve the line whose descriptor is the first argument; the others are a grader's memory and Python's path."""
+    """Serve the control socket; the arguments are its descriptor, a grader's memory, and Python's path."""
     sys.path[:] = msgspec.json.decode(sys.argv[3], type=list[str])
-    with socket.socket(fileno=int(sys.argv[1])) as line:
-        Template(line, int(sys.argv[2])).run()
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        Template(control, int(sys.argv[2])).run()
 
 
 if __name__ == "__main__":

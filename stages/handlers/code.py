@@ -1,7 +1,7 @@
 """The `code` task: a programming problem, tools to work with if there are any, and hidden tests that give the reward.
 
 The answer is `solution.py` in the agent's workspace, or else the last code block of its last words. Only that text goes
-on to EVAL, where the tests run in fresh sandboxes and what they expect stays outside (`code_bench.py`). Each test is
+on to EVAL, where the tests run in fresh sandboxes and what they expect stays outside (`code_runner.py`). Each test is
 one process with limits on processor time, time on the clock, memory and output. A test has passed if that process ended
 with 0 and its answer is right by the rules of `code_output.py`.
 """
@@ -12,16 +12,15 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, ClassVar
 
-from ...data.trajectory import Role
 from ...errors import SandboxFailed
-from ...inference.chat import ChatMessage
 from ...tasks.code import CodeInstance, CodeTest, chosen_tests
 from ...tasks.code_formats import ROW_FORMATS
 from ...tools.sandbox.specification import SandboxSpec
 from ...tools.toolbox import Toolbox
 from ..handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
-from .code_bench import Bench, Verdict, shown
+from .code_runner import SolutionRunner, Verdict, shown
 from .code_source import SOURCE_LIMIT_BYTES, last_block
+from .tool_episode import run_episode
 
 if TYPE_CHECKING:
     from ...tasks.row_format import RowFormat
@@ -31,9 +30,9 @@ SYSTEM_MESSAGE = "You are an expert Python programmer. Solve the problem with a 
 SOLUTION = "solution.py"
 UNREADABLE = frozenset({"missing", "link", "kind", "size", "system"})
 """Reasons for which there is no answer in the file: the agent's own doing."""
-BENCHES = 2
+RUNNERS = 2
 """How many tests of one job run at one time, where there are enough of them."""
-TESTS_PER_BENCH = 4
+TESTS_PER_RUNNER = 4
 """For fewer, another sandbox costs more than it gains: about 35 ms on a slow core, where a test takes 25."""
 LEAST_S = 2.0
 """Less time is not worth a start."""
@@ -57,13 +56,8 @@ class CodeHandler(AgentHandler[CodeInstance]):
 
     async def run(self, phase: RunPhase[CodeInstance]) -> PhaseData:
         instance = phase.instance
-        tools = Toolbox(phase.sandbox, instance.tools).tools(phase.carry["sessions"]) if instance.tools else []
         home = phase.sandbox.directory if phase.sandbox is not None else ""
-        episode = await phase.converse(
-            [ChatMessage(Role.SYSTEM, SYSTEM_MESSAGE), ChatMessage(Role.USER, question(instance, home))], tools
-        )
-        for tool in tools:
-            await tool.close()
+        episode = await run_episode(phase, instance.tools, SYSTEM_MESSAGE, question(instance, home))
         source = await _written(phase.sandbox) if phase.sandbox is not None else None
         for text in (episode.final_message, episode.last_text):
             source = source or last_block(text or "")
@@ -74,19 +68,19 @@ class CodeHandler(AgentHandler[CodeInstance]):
         instance = phase.instance
         tests = chosen_tests(instance.tests, instance.max_tests)
         left_out = instance.left_out + len(instance.tests) - len(tests)
-        source = str(phase.carry.get("source", ""))
+        source = str(phase.data.get("source", ""))
         if problem := _unfit(source):
             metrics = _metrics(tests, {}, left_out)
             return Evaluation(0.0, metrics, {"tests": f"0 of {len(tests)} passed: {problem}"})
-        verdicts = await Judge(phase, source, tests).run()
+        verdicts = await SolutionTests(phase, source, tests).run()
         passed = sum(verdict.passed for verdict in verdicts.values())
         share = passed / len(tests)
         reward = share if instance.reward == "fraction" else float(passed == len(tests))
         return Evaluation(reward, _metrics(tests, verdicts, left_out), _notes(tests, verdicts))
 
 
-class Judge:
-    """Runs the tests of one solution on some benches; with reward `all`, until the first one that fails."""
+class SolutionTests:
+    """Runs the tests of one solution by some runners; with reward `all`, until the first one that fails."""
 
     def __init__(self, phase: EvalPhase[CodeInstance], source: str, tests: list[CodeTest]) -> None:
         self._phase = phase
@@ -99,29 +93,29 @@ class Judge:
     async def run(self) -> dict[int, Verdict]:
         """Return the verdicts by the tests' numbers, from 0; those of tests that were not run are missing."""
         self._until = asyncio.get_running_loop().time() + TESTS_SHARE * self._phase.job.limits.eval_s
-        # Most wrong solutions fail the first test, and need no second bench.
-        first = Bench(self._phase, self._source)
+        # Most wrong solutions fail the first test, and need no second runner.
+        first = SolutionRunner(self._phase, self._source)
         await self._next(first)
-        more = min(BENCHES, len(self._waiting) // TESTS_PER_BENCH) - 1
-        benches = [first, *(Bench(self._phase, self._source) for _ in range(more))]
+        more = min(RUNNERS, len(self._waiting) // TESTS_PER_RUNNER) - 1
+        runners = [first, *(SolutionRunner(self._phase, self._source) for _ in range(more))]
         try:
             async with asyncio.TaskGroup() as group:
-                self._running = [group.create_task(self._work(bench)) for bench in benches]
+                self._running = [group.create_task(self._work(runner)) for runner in runners]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return dict(sorted(self._verdicts.items()))
 
-    async def _work(self, bench: Bench) -> None:
+    async def _work(self, runner: SolutionRunner) -> None:
         while self._waiting:
-            await self._next(bench)
+            await self._next(runner)
 
-    async def _next(self, bench: Bench) -> None:
+    async def _next(self, runner: SolutionRunner) -> None:
         number, test = self._waiting.popleft()
         left_s = self._until - asyncio.get_running_loop().time()
         if left_s <= LEAST_S and not self._verdicts:
             limit_s = self._phase.job.limits.eval_s
             raise SandboxFailed(f"EVAL's {limit_s:g} s (limits.eval_s) are no time for tests", reason="start")
-        verdict = await bench.run(test, left_s) if left_s > LEAST_S else Verdict(False, "not run", OVER)
+        verdict = await runner.run(test, left_s) if left_s > LEAST_S else Verdict(False, "not run", OVER)
         self._verdicts[number] = verdict
         if self._stops and not verdict.passed:
             self._waiting.clear()
@@ -131,7 +125,6 @@ class Judge:
 
 
 def question(instance: CodeInstance, home: str) -> str:
-    """Return the user message: the problem, and what form the answer has."""
     parts = [instance.problem.strip()]
     if instance.starter_code:
         parts.append(f"Begin with this code:\n```python\n{instance.starter_code}\n```")
@@ -160,7 +153,7 @@ async def _written(sandbox: Sandbox) -> str | None:
 
 
 def _unfit(source: str) -> str:
-    """Say why a text cannot be a solution; empty: it can."""
+    """Return why a text cannot be a solution; empty: it can."""
     if not source.strip():
         return "there is no answer"
     if "\0" in source:

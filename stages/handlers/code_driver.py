@@ -42,7 +42,6 @@ DEPTH = 50_000
 
 
 def main() -> None:
-    """Run the test."""
     source, imports, function, seconds, memory, program, first = sys.argv[1:]
     if program:
         _have_no_children(bytes.fromhex(program))
@@ -97,7 +96,7 @@ def _files() -> int:
 
 
 def _younger_than(first: int) -> bool:
-    """Say whether there is another process that was started after the first run in this sandbox."""
+    """Return whether there is another process that was started after the first run in this sandbox."""
     names = os.listdir("/proc")  # noqa: PTH208 - pathlib takes as long to import as the interpreter to start
     numbers = (int(name) for name in names if name.isdigit())
     return any(number > first and number != os.getpid() for number in numbers)
@@ -111,7 +110,6 @@ def _limit(what: int, soft: int, more: int = 0) -> None:
 
 
 def _load(name: str, source: str, imports: str) -> ModuleType:
-    """Run the solution's module; return it."""
     module = type(sys)(name)
     sys.modules[name] = module
     for part in imports.split():

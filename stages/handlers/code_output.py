@@ -32,7 +32,7 @@ NUMBER = re.compile(r"[+-]?(?:[0-9]+(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]{1,6})
 
 
 def same_text(expected: str, got: str, comparison: str = "close") -> bool:
-    """Say whether a program's output is the expected one, by a `comparison` of `CodeInstance`."""
+    """Return whether a program's output is the expected one, by a `comparison` of `CodeInstance`."""
     if comparison == "exact":
         wanted, given = (text.strip().split("\n") for text in (expected, got))
         return len(wanted) == len(given) and all(map(_same_line, wanted, given))
@@ -47,7 +47,6 @@ def same_text(expected: str, got: str, comparison: str = "close") -> bool:
 
 
 def same_result(expected: str, got: str, wrapped: bool, comparison: str = "close") -> bool:
-    """Say whether a function's result, as JSON, is the expected one."""
     exact = comparison == "exact"
     with long_integers():
         wanted = json.loads(expected)

@@ -16,12 +16,6 @@ MODULE = re.compile(r"(?<!\w)([^\W\d]\w*)\s*\.")
 """From a name's beginning only: a long word would take the square of its length."""
 WORD = re.compile(r"(?<![\w.])[^\W\d]\w*")
 """A name of its own, no attribute."""
-MODULES = frozenset(
-    {
-        *("bisect", "collections", "copy", "datetime", "fractions", "functools", "heapq", "io", "itertools", "json"),
-        *("math", "operator", "os", "random", "re", "statistics", "string", "sys", "time", "typing"),
-    }
-)
 ALIASES = {"np": "numpy", "pd": "pandas"}
 """Imported under another name, where the sandbox has them."""
 NAMES = {
@@ -48,6 +42,7 @@ NAMES = {
     "Mapping NamedTuple Optional Sequence Set Tuple Type TypeVar Union",
 }
 """What solutions are used to find imported, by module. No builtin is among it."""
+MODULES = frozenset({*NAMES, "os", "time"})
 _HOMES = {name: module for module, names in NAMES.items() for name in names.split()}
 
 

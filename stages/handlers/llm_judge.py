@@ -4,10 +4,10 @@ r"""`LlmJudge`: asks a model behind an OpenAI-style endpoint whether an answer s
     {"model": PRORL_JUDGE_MODEL, "messages": […], "temperature": 0, "max_tokens": …}
     200 {"choices": [{"message": {"content": "…\nVERDICT: CORRECT"}}], …}
 
-Where and whom to ask is the service's to say, by its environment, never a job's: the key goes to that address only.
+The service's environment says where and whom to ask, never a job: the key goes to that address only.
 The answer was written by a policy that is paid for a good verdict. So it stands between two lines with a random word
 that it cannot know, nothing in it reads as a tag or as a chat template's mark, and only the reply's last line counts.
-A reply without a verdict is asked for once more. Without a verdict there is no reward: that is an error, never a 0.
+After a reply without a verdict the judge is asked once more. Without a verdict there is no reward: an error, not a 0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 URL, MODEL, KEY = "PRORL_JUDGE_URL", "PRORL_JUDGE_MODEL", "PRORL_JUDGE_KEY"
 CONNECTIONS = 32
-"""Most questions at one time from one stage process."""
 TRY_S = 120.0
 """Default of how long one reply may take; a model that thinks needs a minute."""
 RETRY_S = 60.0
@@ -44,7 +43,6 @@ LONGEST_BACKOFF_S = 10.0
 REPLY_TOKENS = 4096
 REPLY_LIMIT_BYTES = 2**20
 ASKED = 2
-"""How often a verdict is asked for."""
 PROBLEM_LIMIT = 16_000
 TRUTH_LIMIT = 16_000
 ANSWER_LIMIT = 4_000
@@ -71,8 +69,6 @@ _VERDICT = re.compile(r"\W*VERDICT:\W*(CORRECT|INCORRECT)\W*")
 _THOUGHT_END = "</think>"
 _IN_MARK = re.compile(r"(?<=<)(?=[|｜/!?<A-Za-z_])|(?<=[|｜>])(?=>)|(?<=\[)(?=/?[A-Za-z_]{3,}\])")
 """Places within what may be a mark or a tag."""
-
-
 UNSEEN = frozenset({"Cc", "Cf", "Co", "Cs"})
 """Unicode's categories of what nobody sees: controls, formats, private characters, halves of characters."""
 
@@ -91,36 +87,26 @@ class _Reply(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the judge said."""
-
     correct: bool
     prompt: str
-    """What it was asked: the system message and the user's."""
     reply: str
-    """All that it answered."""
     model: str
 
     def notes(self) -> dict[str, str]:
-        """Return it for `Evaluation.notes`."""
         return {"judge_model": self.model, "judge_prompt": self.prompt, "judge_verdict": self.reply}
 
 
 class LlmJudge:
-    """Asks one model. Made on a running loop, and closed by whoever made it.
-
-    Raises:
-        ConfigError: the address is none.
-    """
+    """Asks one model. Made on a running loop, and closed by its user; `ConfigError`: the address is none."""
 
     def __init__(self, url: str, model: str, key: str = "", *, try_s: float = TRY_S, retry_s: float = RETRY_S) -> None:
-        # Its own patience with busy servers is switched off: one loop decides on all retries.
+        # The connections do not retry by themselves: one loop decides on all retries.
         base = url.rstrip("/").removesuffix("/v1")
         self._connections = Connections(base, limit=CONNECTIONS, api_key=key or None, retry_s=0.0)
         self._model = model
         self._try_s, self._retry_s = try_s, retry_s
 
     async def judge(self, problem: str, truth: str, answer: str) -> Judgement:
-        """Ask whether an answer says what the ground truth says."""
         word = secrets.token_hex(8)
         system = SYSTEM.format(word=word)
         user = USER.format(
@@ -167,9 +153,7 @@ class LlmJudge:
         """Ask once; return the reply, or what failed and may be tried again."""
         try:
             async with asyncio.timeout(self._try_s):
-                answer = await self._connections.generate(
-                    "/v1/chat/completions", body, retry_s=0.0, limit_bytes=REPLY_LIMIT_BYTES
-                )
+                answer = await self._connections.generate("/v1/chat/completions", body, limit_bytes=REPLY_LIMIT_BYTES)
         except TimeoutError:
             return self._unreachable(f"did not answer within {self._try_s:g} s")
         except EngineFailed as error:
@@ -196,7 +180,6 @@ class LlmJudge:
 
 
 def judge_of(environment: Mapping[str, str] = os.environ) -> LlmJudge:
-    """Make the judge that the service's environment names."""
     if unset := unset_settings(environment):
         message = (
             f"rules cannot decide on this answer, and no judge is configured: set {unset} for the EVAL stage "
@@ -226,6 +209,6 @@ def read_verdict(reply: str) -> bool | None:
 
 
 def harmless(answer: str) -> str:
-    """Take from an answer what could be read as a tag or as a mark of a chat template, which some servers obey."""
+    """Blank what could be read as a tag or as a mark of a chat template, which some servers obey."""
     seen = "".join(one if one in "\n\t" or unicodedata.category(one) not in UNSEEN else " " for one in answer)
     return _IN_MARK.sub(" ", seen)

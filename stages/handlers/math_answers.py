@@ -1,7 +1,7 @@
 r"""Whether a mathematical answer is right: the functions that run in a grader process (`EvalPhase.grade`).
 
-A model wrote the answers, so they may be malformed, or made to cost hours: `10**10**10`. What can be told from the text
-alone is told here: choices, words, numbers, units, lists, tuples, intervals, matrices. Only single expressions and
+A model wrote the answers, so they may be malformed, or made to cost hours: `10**10**10`. What the text alone decides is
+decided here: choices, words, numbers, units, lists, tuples, intervals, matrices. Only single expressions and
 relations reach `math-verify`, which reads them, and sympy: those whose values are not too large, and for `CPU_S`.
 What `math-verify` alone gets wrong is in `tests/stages/answer_pairs.py`: `2x = 5` for 5, `silent` for `listen`, 1e-7
 for 2e-7, 5 m for 5 cm. An answer that cannot be read is wrong; a ground truth that cannot be read is compared as text.
@@ -9,7 +9,6 @@ for 2e-7, 5 m for 5 cm. An answer that cannot be read is wrong; a ground truth t
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,8 +29,9 @@ from ...tasks.written_answers import (
     spelled_out,
     split,
     unwrapped,
+    words,
 )
-from .math_expressions import answer_limit, constant, extracted, read_expression, same_expressions
+from .math_expressions import answer_limit, constant, errors_logged, extracted, read_expression, same_expressions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +68,6 @@ def answer_of(message: str | None, last_text: str) -> str:
 
 
 def usable(ground_truth: str) -> bool:
-    """Tell whether there is anything to compare with."""
     return bool(normal(boxed(ground_truth)[:TEXT_LIMIT]))
 
 
@@ -105,15 +104,12 @@ def same(truth: str, answer: str, depth: int = 0) -> bool:
 
 
 def readable(text: str, depth: int = 0) -> bool:
-    """Tell whether a `normal` text is an expression, or several, that can be compared. Runs in `answer_limit`."""
+    """Return whether a `normal` text is an expression, or several, that can be compared. Runs in `answer_limit`."""
     if (structure := _structure(text)) is not None:
         return depth < DEPTH_LIMIT and all(readable(part, depth + 1) for part in structure.parts[:PARTS_LIMIT])
-    with contextlib.suppress(Exception):
+    with errors_logged("reading a value"):
         return _same_words(text, "") is None and read_expression(quantity(named_value(text)[1]).text) is not None
     return False
-
-
-# Words and choices ----------------------------------------------------------------------------------------------------
 
 
 def _same_choice(truth: str, answer: str) -> bool | None:
@@ -130,15 +126,10 @@ def _same_words(truth: str, answer: str) -> bool | None:
     """Compare words as text: sympy would take `listen` for a product of six variables, and so `silent`."""
     plain = unwrapped(truth)
     is_text = _TEXT.fullmatch(truth) or (truth.isalpha() and len(truth) > 1 and _TEXT.fullmatch(answer))
-    words = [word for word in re.findall(r"(?<![A-Za-z\\])[A-Za-z]{4,}", plain) if word not in _FUNCTIONS]
-    if is_text or (words and not re.search(r"[\d=<>]|\\(?:frac|sqrt|leq|geq|in)(?![A-Za-z])", plain)):
-        return _words(truth) == _words(answer)
+    named = [word for word in re.findall(r"(?<![A-Za-z\\])[A-Za-z]{4,}", plain) if word not in _FUNCTIONS]
+    if is_text or (named and not re.search(r"[\d=<>]|\\(?:frac|sqrt|leq|geq|in)(?![A-Za-z])", plain)):
+        return words(truth) == words(answer)
     return None
-
-
-def _words(text: str) -> str:
-    plain = re.sub(r"[^\w\s+-]", " ", unwrapped(text).casefold())
-    return " ".join(word for word in plain.split() if word not in {"the", "a", "an"})
 
 
 def _same_in_base(truth: str, answer: str) -> bool | None:
@@ -148,9 +139,6 @@ def _same_in_base(truth: str, answer: str) -> bool | None:
     given = _BASE.fullmatch(compact(answer))
     digits, base = (given[1], given[2]) if given else (compact(answer), wanted[2])
     return (digits.upper(), base) == (wanted[1].upper(), wanted[2])
-
-
-# Lists, tuples, intervals, matrices -----------------------------------------------------------------------------------
 
 
 def _readings(text: str) -> tuple[_Structure | None, ...]:
@@ -232,7 +220,7 @@ def _same_in_any_order(truths: Sequence[str], answers: Sequence[str], depth: int
 
 
 def _unnamed(truth: str, answer: str) -> tuple[str, str]:
-    """Take the names away from values (`x = 5`), unless the two texts name different things, or several."""
+    """Remove the names of values (`x = 5`), unless the two texts name different things, or several."""
     parts = [[named_value(part) for part in split(text, ",", ";", " and ", " or ")] for text in (truth, answer)]
     first, second = ({compact(unwrapped(name)).casefold() for name, _ in side} for side in parts)
     if any(not name and split(value, "=")[1:] for side in parts for name, value in side):
@@ -241,9 +229,6 @@ def _unnamed(truth: str, answer: str) -> tuple[str, str]:
         return spelled_out(truth), spelled_out(answer)
     values = [", ".join(value for _, value in side) for side in parts]
     return values[0] if any(first) else truth, values[1] if any(second) else answer
-
-
-# Single values --------------------------------------------------------------------------------------------------------
 
 
 def _same_single(truth: str, answer: str, depth: int) -> bool:

@@ -21,14 +21,13 @@ from ..grading.cpu_limit import cpu_limit
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+log = logging.getLogger("prorl.grader")
 EXPRESSION_LIMIT = 400
-"""Most characters of one expression."""
 NESTED_LIMIT = 12
 """Most brackets within brackets of an expression: reading takes longer with each."""
 MAGNITUDE_LIMIT = 4000
 """Most digits of a value that is worked out."""
 CPU_S = 0.8
-"""Processor time for one answer."""
 
 _EXPRESSION = re.compile(r"[A-Za-z0-9\s+\-*/^_(){}\[\]|!.,'=<>\\%]+")
 _UNREADABLE = re.compile(r"(?<!_)\d\s+[\d.]|\.\s*\d+\.|[+\-*/^_=]\s*$|^\s*[*/^_=]|\{\s*\}|\*\s*\*|\d{301}|\\text")
@@ -46,15 +45,27 @@ def answer_limit(seconds: float = CPU_S) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def errors_logged(what: str) -> Iterator[None]:
+    """End the block at an error: sympy and pint raise all kinds of them, which must not spare a wrong answer its 0."""
+    try:
+        yield
+    except Exception:
+        log.debug("%s failed", what, exc_info=True)
+
+
 def same_expressions(truth: str, answer: str) -> bool:
-    with contextlib.suppress(Exception):  # sympy raises all kinds; that must not spare a wrong answer its 0
+    with errors_logged("comparing expressions"):
         one, other = read_expression(truth), read_expression(answer)
         if one is None or other is None:
             return False
         if type(one).__name__ == type(other).__name__ == "Equality" and _proportional(one, other):
             return True
-        decided = _same_values(one, other)
-        return _verified(one, other) if decided is None else decided
+        if (decided := _same_values(one, other)) is not None:
+            return decided
+        from math_verify import verify
+
+        return bool(verify(one, other, timeout_seconds=None))
     return False
 
 
@@ -88,7 +99,7 @@ def read_expression(text: str) -> Any:
 
 
 def _wholly_readable(text: str) -> bool:
-    """Tell whether `math-verify` would read the whole text, and compute nothing large while it does."""
+    """Return whether `math-verify` would read the whole text, and compute nothing large while it does."""
     depths = list(accumulate(1 if bracket in "({[" else -1 for bracket in re.findall(r"[({\[\])}]", text))) or [0]
     if depths[-1] or min(depths) < 0 or max(depths) > NESTED_LIMIT or _UNREADABLE.search(text):
         return False
@@ -194,7 +205,7 @@ def _at(value: Any, point: dict[Any, Any], digits: int) -> Any:
 
 
 def _proportional(one: Any, other: Any) -> bool:
-    """Tell whether two equations say the same: one is a multiple of the other."""
+    """Return whether two equations say the same: one is a multiple of the other."""
     first, second = one.lhs - one.rhs, other.lhs - other.rhs
     points = _coordinates(len(variables := sorted(first.free_symbols | second.free_symbols, key=str)))
     ratios = []
@@ -205,15 +216,9 @@ def _proportional(one: Any, other: Any) -> bool:
     return len(ratios) >= 3 and all(abs(ratio - ratios[0]) <= 1e-12 * abs(ratios[0]) for ratio in ratios)
 
 
-def _verified(one: Any, other: Any) -> bool:
-    from math_verify import verify
-
-    return bool(verify(one, other, timeout_seconds=None))
-
-
 def constant(text: str) -> Fraction | None:
     """Return the value of a real expression without variables, to 50 digits, else None. Runs in `answer_limit`."""
-    with contextlib.suppress(Exception):
+    with errors_logged("working out a value"):
         parsed = read_expression(text)
         if parsed is not None and not parsed.free_symbols:
             value = _at(_exact(parsed), {}, 50)

@@ -7,14 +7,12 @@ those files but must not run them, and its environment points no home and no sta
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from ...data.trajectory import Role
 from ...errors import HandlerFailed, PhaseTimeout, SandboxFailed
-from ...inference.chat import ChatMessage
 from ...tools.output import OUTPUT_LIMIT_BYTES
 from ...tools.sandbox.sandbox import CHECK_ENVIRONMENT
 from ...tools.sandbox.specification import OutputLimit, SandboxSpec
@@ -22,9 +20,7 @@ from ...tools.toolbox import Toolbox, ToolName
 from ...wire.messages.base import new_id
 from ...wire.messages.jobs import Phase
 from ..handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
-
-if TYPE_CHECKING:
-    from ...tools.sandbox.sandbox import Sandbox
+from .tool_episode import run_episode
 
 SYSTEM_MESSAGE = "Work in bash."
 REWARD_PREFIX = "reward: "
@@ -64,19 +60,15 @@ class ShellHandler(AgentHandler[ShellInstance]):
         return {"sessions": await Toolbox(sandbox, instance.tools).start()}
 
     async def run(self, phase: RunPhase[ShellInstance]) -> PhaseData:
-        instance = phase.instance
-        tools = Toolbox(_present(phase.sandbox), instance.tools).tools(phase.carry["sessions"])
-        opening = [ChatMessage(Role.SYSTEM, SYSTEM_MESSAGE), ChatMessage(Role.USER, instance.instruction)]
-        await phase.converse(opening, tools)
-        for tool in tools:
-            await tool.close()
+        await run_episode(phase, phase.instance.tools, SYSTEM_MESSAGE, phase.instance.instruction)
         return {}
 
     async def eval(self, phase: EvalPhase[ShellInstance]) -> Evaluation:
         """Run the check script on a copy of the agent's files; files that no one could copy earn nothing."""
-        agents = _present(phase.sandbox)
+        if phase.sandbox is None:
+            raise SandboxFailed("a shell job needs its sandbox, and has none")
         try:
-            copy = await agents.copy(f"{phase.job.job_id}.check-{new_id()[:8]}")
+            copy = await phase.sandbox.copy(f"{phase.job.job_id}.check-{new_id()[:8]}")
         except SandboxFailed as error:
             if error.fields.get("reason") != "tree":
                 raise
@@ -111,9 +103,3 @@ def check_reward(output: str, exit_code: int) -> float:
     if not 0.0 <= reward <= 1.0:
         raise HandlerFailed(f"the check script's last line is {last[:200]!r}; the reward must be from 0 to 1")
     return reward
-
-
-def _present(sandbox: Sandbox | None) -> Sandbox:
-    if sandbox is None:
-        raise SandboxFailed("a shell job needs its sandbox, and has none")
-    return sandbox

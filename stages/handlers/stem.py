@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from ...data.trajectory import Role
 from ...errors import ConfigError, InvalidEndpoint
-from ...inference.chat import ChatMessage
 from ...tasks.stem import ROW_FORMATS, StemInstance
 from ...tools.http_search import TAVILY, HttpSearchProvider
 from ...tools.search import SearchTool
@@ -20,9 +18,10 @@ from ...tools.toolbox import ToolName
 from ...wire.messages.jobs import Outcome
 from ..handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase
 from .llm_judge import LlmJudge, judge_of, unset_settings
-from .math import FINISH_MESSAGE, GRADE_S, check_ground_truth, make_tools, start_tools
+from .math import FINISH_MESSAGE, GRADE_S, check_ground_truth
 from .math_answers import answer_of
 from .stem_answers import Verdict, judged_by_rules
+from .tool_episode import run_episode, start_tools
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +47,7 @@ class StemHandler(AgentHandler[StemInstance]):
         self._judge: LlmJudge | None = None
 
     def lacks(self, instance: StemInstance) -> str:
-        """Say whether a judge will be asked for, and none is configured."""
+        """Return whether a judge will be asked for, and none is configured."""
         asked = instance.judge == "always" or (instance.kind == "text" and instance.judge == "undecided")
         unset = unset_settings() if asked else ""
         return f"a judge model is needed for answers in words: set {unset}" if unset else ""
@@ -62,21 +61,15 @@ class StemHandler(AgentHandler[StemInstance]):
 
     async def run(self, phase: RunPhase[StemInstance]) -> PhaseData:
         instance = phase.instance
-        tools = make_tools(phase.sandbox, _others(instance.tools), phase.carry.get("sessions", {}))
-        if "search" in instance.tools:
-            tools = [SearchTool(self._provider()), *tools]
+        search = [SearchTool(self._provider())] if "search" in instance.tools else []
         system = CHOICE_MESSAGE if instance.choices else SYSTEM_MESSAGE
         system += FINISH_MESSAGE if "finish" in instance.tools else ""
-        episode = await phase.converse(
-            [ChatMessage(Role.SYSTEM, system), ChatMessage(Role.USER, problem_text(instance))], tools
-        )
-        for tool in tools:
-            await tool.close()
+        episode = await run_episode(phase, _others(instance.tools), system, problem_text(instance), search)
         return {"answer": answer_of(episode.final_message, episode.last_text)}
 
     async def eval(self, phase: EvalPhase[StemInstance]) -> Evaluation:
         """Judge the answer: reward 1.0 if it is right, 0.0 if not. The metric `judged` is 1.0 if a model was asked."""
-        instance, answer = phase.instance, str(phase.carry.get("answer", ""))
+        instance, answer = phase.instance, str(phase.data.get("answer", ""))
         check_ground_truth(instance.ground_truth)
         notes = {"answer": answer, "ground_truth": instance.ground_truth}
         verdict: Verdict = "undecided"
@@ -99,13 +92,13 @@ class StemHandler(AgentHandler[StemInstance]):
         return Evaluation(1.0 if judgement.correct else 0.0, {"judged": 1.0}, notes | judgement.notes())
 
     def init_exception(self, job: Job, error: Exception) -> Failure:
-        """Say how a job ends whose INIT raised: what the service was not given is not the policy's fault."""
+        """Return how a job ends whose INIT raised: what the service was not given is not the policy's fault."""
         if isinstance(error, ConfigError | InvalidEndpoint):
             return Failure(Outcome.INFRASTRUCTURE_ERROR, error.info())
         return super().init_exception(job, error)
 
     def run_exception(self, job: Job, error: Exception) -> Failure:
-        """Say how a job ends whose RUN raised: another stage process may lack what INIT's has."""
+        """Return how a job ends whose RUN raised: another stage process may lack what INIT's has."""
         return self.init_exception(job, error)
 
     async def close(self) -> None:

@@ -7,15 +7,14 @@ cannot be read as what the ground truth is, is wrong: only what says something c
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ...tasks.written_answers import boxed, choice, compact, named_value, normal, number, split, unwrapped
+from ...tasks.written_answers import boxed, choice, compact, named_value, normal, number, split, unwrapped, words
 from .math_answers import TEXT_LIMIT, readable, right_answer
-from .math_expressions import answer_limit, constant
+from .math_expressions import answer_limit, constant, errors_logged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 PRELOADED = ("math_verify", "latex2sympy2_extended.latex2sympy2", "pint")
 Verdict = Literal["right", "wrong", "undecided"]
 CPU_S = 1.2
-"""Processor time for one answer."""
 RULED_LIMIT = 200
 """Longest ground truth that rules compare; what is longer explains something."""
 UNIT_LIMIT = 60
@@ -42,7 +40,8 @@ _ABOUT = re.compile(
     r"(?:(?:about|approximately|approx\.?|roughly|around|ca\.?|circa)\s+|\\(?:approx|simeq|sim)\s*)+", re.IGNORECASE
 )
 _PROSE = re.compile(r"\s(?:in|at|the|is|and|of|for|when|as|to|on|by|from|with|so|if|or|a|which|after)\b")
-"""Where a unit has ended in a sentence; an `in` that was inches will not be missed."""
+"""Where a unit has ended in a sentence; an `in` of inches ends it, too."""
+_COUNTED = re.compile(r"\\text\{[^{}\d]*\}|[A-Za-z]{3,}(?: [A-Za-z]+){0,2}")
 _UNCERTAINTY = re.compile(r"\s*\\pm\s*\d+\.?\d*")
 _ANNOUNCED = re.compile(r"(?:answer|choice|option)\b\W*(?:is|are)?\W*\b([A-J])\b", re.IGNORECASE)
 _LETTERS = re.compile(r"\(?[A-J]\)?(?:(?:\s*,\s*|\s*and\s*|\s*)\(?[A-J]\)?)+")
@@ -89,7 +88,6 @@ class Reading(NamedTuple):
 
 
 def judged_by_rules(kind: str, ground_truth: str, answer: str, choices: list[str], tolerance: float) -> Verdict:
-    """Say whether an answer is right: the function for `EvalPhase.grade`."""
     _registry()  # takes longer than the limit
     with answer_limit(CPU_S):
         return _verdict(kind, ground_truth, answer, choices, tolerance)
@@ -104,7 +102,7 @@ def _verdict(kind: str, ground_truth: str, answer: str, choices: Sequence[str], 
     kind = kind_of(truth, choices) if kind == "auto" else kind
     if kind == "choice":
         return _said(_same_choice(truth, given, choices, in_box="\\boxed" in answer))
-    if compact(truth) == compact(given) or (kind == "text" and _words(truth) == _words(given)):
+    if compact(truth) == compact(given) or (kind == "text" and words(truth) == words(given)):
         return "right"
     match kind:
         case "number":
@@ -116,7 +114,6 @@ def _verdict(kind: str, ground_truth: str, answer: str, choices: Sequence[str], 
 
 
 def kind_of(truth: str, choices: Sequence[str]) -> str:
-    """Return the kind of answer that a `normal` ground truth is."""
     if choices or re.fullmatch(r"\(?[A-J]\)?[.:]?", unwrapped(truth)):
         return "choice"
     if len(truth) > RULED_LIMIT:
@@ -128,14 +125,6 @@ def kind_of(truth: str, choices: Sequence[str]) -> str:
 
 def _said(right: bool) -> Verdict:
     return "right" if right else "wrong"
-
-
-def _words(text: str) -> str:
-    plain = re.sub(r"[^\w+-]", " ", unwrapped(text).casefold())
-    return " ".join(word for word in plain.split() if word not in {"the", "a", "an"})
-
-
-# Choices --------------------------------------------------------------------------------------------------------------
 
 
 def _same_choice(truth: str, answer: str, choices: Sequence[str], *, in_box: bool) -> bool:
@@ -155,14 +144,11 @@ def _chosen(text: str, choices: Sequence[str]) -> str | None:
     if len(bare) == 1 and 0 <= ord(bare) - ord("A") < len(choices):
         return bare  # also where it is another choice's text, as in A, B, AB, O
     for at, each in enumerate(normal(each) for each in choices):
-        if compact(each) == compact(text) or (_words(each) and _words(each) == _words(text)):
+        if compact(each) == compact(text) or (words(each) and words(each) == words(text)):
             return chr(ord("A") + at)
     if named := choice(text):
         return named[0]
     return bare if len(bare) == 1 and "A" <= bare <= "J" else None
-
-
-# Numbers with units ---------------------------------------------------------------------------------------------------
 
 
 def _same_number(ground_truth: str, truth: str, given: str, answer: str, tolerance: float) -> Verdict:
@@ -176,7 +162,7 @@ def _same_number(ground_truth: str, truth: str, given: str, answer: str, toleran
     ours, theirs = unit_of(wanted.unit), unit_of(got.unit)
     if ours is None or theirs is None:
         # Such as 5 photons: what they are is for a judge, if the number is right.
-        same = _words(wanted.unit).rstrip("s") == _words(got.unit).rstrip("s")
+        same = words(wanted.unit).rstrip("s") == words(got.unit).rstrip("s")
         return "wrong" if not _close(wanted, got, tolerance) else "right" if same else "undecided"
     if str(ours) == "degree_Celsius" and unwrapped(got.unit) == "C":
         theirs = ours  # it is no coulomb
@@ -188,8 +174,8 @@ def _same_number(ground_truth: str, truth: str, given: str, answer: str, toleran
 def _last_value(text: str) -> Reading | None:
     """Return the last value of a message, such as 3.0 m/s of `So the speed is 3.0 m/s in the end`."""
     values = list(_VALUE.finditer(text))
-    words = _PROSE.split(text[values[-1].start() :], maxsplit=1)[0].split(" ") if values else []
-    beginnings = (" ".join(words[:end]).rstrip(".,;:!") for end in range(min(len(words), 6), 0, -1))
+    parts = _PROSE.split(text[values[-1].start() :], maxsplit=1)[0].split(" ") if values else []
+    beginnings = (" ".join(parts[:end]).rstrip(".,;:!") for end in range(min(len(parts), 6), 0, -1))
     return next((reading for each in beginnings if (reading := read(each)) is not None), None)
 
 
@@ -219,20 +205,17 @@ def _near(wanted: float, got: float, tolerance: float) -> bool:
 
 
 def _rounds_to(wanted: Reading, got: float) -> bool:
-    """Tell whether the truth is a value rounded to the digits that the truth has: 0.13 for 0.1347."""
+    """Return whether the truth is a value rounded to the digits that the truth has: 0.13 for 0.1347."""
     if wanted.written is None or wanted.written.significant < 2:
         return False
     return abs(got - wanted.value) <= float(wanted.written.last_place) / 2 * (1 + 1e-9)
 
 
 def _close_converted(wanted: Reading, got: Reading, ours: Any, theirs: Any, tolerance: float) -> bool:
-    with contextlib.suppress(Exception):  # units of another kind, or of none that can be converted
+    with errors_logged("converting a unit"):  # such as one of another kind
         value = float(_registry().Quantity(got.value, theirs).to(ours).magnitude)
         return _near(wanted.value, value, tolerance) or _rounds_to(wanted, value)
     return False
-
-
-# Reading --------------------------------------------------------------------------------------------------------------
 
 
 def read(text: str) -> Reading | None:
@@ -249,11 +232,7 @@ def read(text: str) -> Reading | None:
         if match is None or (written := number(match[0])) is None:
             continue
         unit = text[match.end() :].strip()
-        if (
-            unit
-            and unit_of(unit) is None
-            and not re.fullmatch(r"\\text\{[^{}\d]*\}|[A-Za-z]{3,}(?: [A-Za-z]+){0,2}", unit)
-        ):
+        if unit and unit_of(unit) is None and not _COUNTED.fullmatch(unit):
             continue
         return _finite(written, unit)
     value, separator, unit = text.partition("\\text{")
@@ -276,7 +255,7 @@ def unit_of(text: str) -> Any:
     written = _pint_text(text)
     if not written:
         return None
-    with contextlib.suppress(Exception):  # pint asserts, too; that must not spare a wrong answer its 0
+    with errors_logged("reading a unit"):  # pint asserts, too
         return _registry().parse_units(written)
     return None
 
@@ -296,7 +275,6 @@ def _pint_text(text: str) -> str | None:
 
 
 def _known(word: str) -> str:
-    """Return a unit's name as pint has it."""
     if word in _ALIASES:
         return _ALIASES[word]
     registry = _registry()

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...data.trajectory import Role
 from ...errors import HandlerFailed, SandboxFailed, SandboxLimitExceeded
-from ...inference.chat import ChatMessage
 from ...tasks.swe import SweInstance
 from ...tasks.swe_formats import ROW_FORMATS
 from ...tools.sandbox.specification import Limits, SandboxSpec
@@ -27,6 +25,7 @@ from ...wire.messages.jobs import Outcome
 from ..handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase, failure_of
 from . import swe_repository as repository
 from .swe_report import Report, official_script, r2e_report, report
+from .tool_episode import run_episode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -42,13 +41,11 @@ and run the tests that have to do with it. Call finish when you are done.\
 """
 FILE_BYTES = 4 * 2**30
 LOG_LIMIT_BYTES = 8 * 2**20
-"""How much is kept of the tests' output."""
 APPLY_S = 120.0
 """Longest time for a patch to be applied; in a large repository it is some seconds."""
 GRADING_MARGIN_S = 15.0
 """Of EVAL's limit, what is left for reading the tests' output."""
 NOTED = 4000
-"""How much of the output's end a note has."""
 
 
 class SweHandler(AgentHandler[SweInstance]):
@@ -66,23 +63,17 @@ class SweHandler(AgentHandler[SweInstance]):
         instance = phase.instance
         if phase.sandbox is None:
             raise SandboxFailed("a swe job needs its sandbox, and has none")
-        tools = Toolbox(phase.sandbox, instance.tools).tools(phase.carry["sessions"])
         system = SYSTEM_MESSAGE.format(directory=instance.directory)
-        await phase.converse(
-            [ChatMessage(Role.SYSTEM, system), ChatMessage(Role.USER, instance.problem_statement)], tools
-        )
-        for tool in tools:
-            await tool.close()
-        patch, problem = await repository.take_patch(phase.sandbox, instance, phase.carry["base_commit"])
+        await run_episode(phase, instance.tools, system, instance.problem_statement)
+        patch, problem = await repository.take_patch(phase.sandbox, instance, phase.data["base_commit"])
         return {"patch": patch.decode("latin-1"), "problem": problem}  # any bytes, as text that the wire takes
 
     async def eval(self, phase: EvalPhase[SweInstance]) -> Evaluation:
-        """Run the tests on the patch, in a sandbox of their own."""
         started = time.monotonic()
-        instance, patch = phase.instance, str(phase.carry.get("patch", "")).encode("latin-1")
+        instance, patch = phase.instance, str(phase.data.get("patch", "")).encode("latin-1")
         notes = {"patch": patch.decode(errors="replace")}
         if not patch.strip():
-            return _unresolved({"empty_patch": 1.0}, notes, str(phase.carry.get("problem") or "the patch is empty"))
+            return _unresolved({"empty_patch": 1.0}, notes, str(phase.data.get("problem") or "the patch is empty"))
         script = instance.eval_script or await phase.grade(official_script, _columns(instance), returns=str)
         sandbox = await _sandbox(phase.create_sandbox, instance, network=instance.network)
         await repository.prepare(sandbox, msgspec.structs.replace(instance, hidden=[]))
@@ -117,13 +108,13 @@ class SweHandler(AgentHandler[SweInstance]):
 
     async def _report(self, phase: EvalPhase[SweInstance], log: str) -> Report:
         instance = phase.instance
-        if instance.grading == "r2e":
-            found: Report = await phase.grade(r2e_report, instance.expected_output, log, returns=Report)
-            return found
-        fields = ("instance_id", "repo", "version", "log_parser", "fail_to_pass", "pass_to_pass")
-        about = {name: getattr(instance, name) for name in fields}
-        by_test: Report = await phase.grade(report, about, log, returns=Report)
-        return by_test
+        grader: Callable[..., Report] = r2e_report
+        expected = instance.expected_output
+        if instance.grading != "r2e":
+            fields = ("instance_id", "repo", "version", "log_parser", "fail_to_pass", "pass_to_pass")
+            grader, expected = report, {name: getattr(instance, name) for name in fields}
+        found: Report = await phase.grade(grader, expected, log, returns=Report)
+        return found
 
 
 async def _sandbox(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 PRELOADED = ("swebench.harness.grading",)
 FAILED_TESTS = 32
-"""Most tests that a report names."""
 COVERAGE = "Required test coverage of"
 """By which pytest-cov says that it ends a run badly of which all tests have passed."""
 LINE_LIMIT = 2000
@@ -36,8 +35,6 @@ _COUNT = re.compile(r"\bExecuted [1-9]\d* of \d+|\b[1-9]\d* specs?, \d+ failures
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What became of the tests."""
-
     resolved: bool
     ran: bool
     """The output has the marks of a run, and a test's status; of a run that names only what fails, the count."""
@@ -47,7 +44,6 @@ class Report(msgspec.Struct, frozen=True):
     failed: list[str] = []
     """Tests that should have passed and did not; the first ones."""
     problem: str = ""
-    """Why nothing could be read, if so."""
 
 
 def official_script(instance: dict[str, Any]) -> str:
@@ -80,7 +76,6 @@ def official_script(instance: dict[str, Any]) -> str:
 
 
 def report(instance: dict[str, Any], log: str) -> Report:
-    """Read the output of an evaluation script."""
     from swebench.harness.constants import FAIL_ONLY_REPOS, FAIL_TO_PASS, PASS_TO_PASS, EvalType, ResolvedStatus
     from swebench.harness.grading import get_eval_tests_report, get_resolution_status
 

@@ -23,7 +23,6 @@ GIT_S = 600.0
 PATCH_LIMIT_BYTES = 1 << 20
 """Largest patch of an agent: it crosses the wire from RUN to EVAL."""
 SHOWN = 2000
-"""How much of a program's words an error or a note repeats."""
 NOTHING = ":(glob)!nothing!"
 """A pathspec that matches no file: without one, all would be meant."""
 GIT_ENVIRONMENT = {

@@ -49,13 +49,13 @@ def made_sample(
     stop_reason: str = "done",
     timings: dict[str, float] | None = None,
     metrics: dict[str, float] | None = None,
-    form: str = "math",
+    row_format: str = "math",
     name: str = "",
     task: str = "math",
 ) -> Sample:
-    place = RolloutIndex(problem, sample, trial)
+    index = RolloutIndex(problem, sample, trial)
     result = Result(
-        job_id=job_id(plan, place),
+        job_id=job_id(plan, index),
         task=task,
         outcome=outcome,
         reward=reward if outcome == Outcome.COMPLETED else None,
@@ -66,7 +66,12 @@ def made_sample(
         timings=timings or {"init_queue": 0.5, "init": 1.0, "run": 6.0, "engine": 4.0, "eval": 0.5},
     )
     return Sample(
-        problem=name or f"problem-{problem}", line=problem + 1, form=form, place=place, result=result, model="tiny"
+        problem=name or f"problem-{problem}",
+        line=problem + 1,
+        row_format=row_format,
+        index=index,
+        result=result,
+        model="tiny",
     )
 
 

@@ -28,10 +28,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_the_environment_lacks_is_counted(file: Path) -> None:
-    problems = load_problems(file, known_row_formats(), form="stem")
+    problems = load_problems(file, known_row_formats(), row_format="stem")
     (lack,) = check_instances(problems, load_handlers(), file).items()
     assert lack == ("a judge model is needed for answers in words: set PRORL_JUDGE_URL and PRORL_JUDGE_MODEL", 2)
-    problems = load_problems(file, known_row_formats(), form="stem", options={"judge": "never"})
+    problems = load_problems(file, known_row_formats(), row_format="stem", options={"judge": "never"})
     assert not check_instances(problems, load_handlers(), file)
 
 
@@ -43,6 +43,6 @@ def test_more_rows_change_no_name(tmp_path: Path) -> None:
 
 
 def test_an_option_that_no_instance_takes_is_refused(file: Path) -> None:
-    problems = load_problems(file, known_row_formats(), form="stem", options={"judge": "sometimes"})
+    problems = load_problems(file, known_row_formats(), row_format="stem", options={"judge": "sometimes"})
     with pytest.raises(ConfigError, match=r"line 1: .*judge"):
         check_instances(problems, load_handlers(), file)

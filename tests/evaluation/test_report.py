@@ -63,7 +63,14 @@ def samples_of(plan: Plan) -> list[Sample]:
         {"outcome": Outcome.TIMEOUT, "code": HOSTILE[:100]},
     ]
     return [
-        made_sample(plan, problem, sample, name=HOSTILE if problem else "", form=HOSTILE if problem else "aime", **kind)  # type: ignore[arg-type]
+        made_sample(
+            plan,
+            problem,
+            sample,
+            name=HOSTILE if problem else "",
+            row_format=HOSTILE if problem else "aime",
+            **kind,  # type: ignore[arg-type]
+        )
         for problem in range(plan.problems)
         for sample, kind in enumerate(kinds)
     ]
@@ -92,7 +99,7 @@ def test_the_page_is_one_file_with_all_charts_and_tables(reports: dict[str, str]
         "Failures by reason",
         "Time per rollout",
         "By task",
-        "By form",
+        "By row format",
         "cost",
     ):
         assert part in text

@@ -67,7 +67,7 @@ def test_what_says_nothing_of_the_model_is_run_again_and_the_newest_counts(tmp_p
         add(folder, made_sample(plan, 0, trial=1))
         assert folder.missing() == []
     with RunFolder(tmp_path, plan) as folder:
-        assert [sample.place.trial for sample in folder.samples] == [1]
+        assert [sample.index.trial for sample in folder.samples] == [1]
 
 
 @pytest.mark.parametrize(("phase", "again"), [("init", True), ("run", False)])
@@ -98,7 +98,7 @@ def test_a_disk_that_is_full_for_a_while_leaves_no_part_of_a_line(
             with pytest.raises(ConfigError, match="No space left"):
                 add(folder, made_sample(plan, 1))
         add(folder, made_sample(plan, 2))
-    assert [sample.place.problem for sample in read_samples(tmp_path / RESULTS)] == [0, 2]
+    assert [sample.index.problem for sample in read_samples(tmp_path / RESULTS)] == [0, 2]
 
 
 @pytest.mark.parametrize("torn", [b'{"problem": "p', b"\0" * 512, b"\0" * 512 + b"\n", b"{"])

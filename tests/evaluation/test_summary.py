@@ -133,14 +133,14 @@ def test_times_are_shares_of_the_whole_and_parts_of_run_are_within_it() -> None:
 
 def test_tasks_and_forms_have_figures_of_their_own() -> None:
     plan = made_plan(3, 1)
-    samples = [made_sample(plan, 0, form="aime"), made_sample(plan, 1, reward=0.0, form="dapo")]
-    samples.append(made_sample(plan, 2, task="swe", form="swe-bench"))
+    samples = [made_sample(plan, 0, row_format="aime"), made_sample(plan, 1, reward=0.0, row_format="dapo")]
+    samples.append(made_sample(plan, 2, task="swe", row_format="swe-bench"))
     summary = summarise(plan, samples, Counting())
     assert [(row.name, row.problems, row.pass_1 and row.pass_1.value) for row in summary.tasks] == [
         ("math", 2, 0.5),
         ("swe", 1, 1.0),
     ]
-    assert [row.name for row in summary.forms] == ["aime", "dapo", "swe-bench"]
+    assert [row.name for row in summary.row_formats] == ["aime", "dapo", "swe-bench"]
 
 
 def test_an_evaluation_without_results_has_figures_too() -> None:

@@ -65,8 +65,8 @@ class ScriptedHandler(AgentHandler[ScriptedInstance]):
     async def init(self, phase: InitPhase[ScriptedInstance]) -> PhaseData:
         if phase.instance.run == "tools":
             sandbox = await phase.create_sandbox(SandboxSpec())
-            carry = await act(phase.instance.init, phase.instance)
-            return {"sessions": await Toolbox(sandbox, TOOLS).start(), "server": sandbox.path.name, **carry}
+            data = await act(phase.instance.init, phase.instance)
+            return {"sessions": await Toolbox(sandbox, TOOLS).start(), "server": sandbox.path.name, **data}
         if phase.instance.run in ("bash", "many files"):
             sandbox = await phase.create_sandbox(SandboxSpec())
             if phase.instance.run == "many files":
@@ -77,7 +77,7 @@ class ScriptedHandler(AgentHandler[ScriptedInstance]):
     async def run(self, phase: RunPhase[ScriptedInstance]) -> PhaseData:
         if phase.instance.run == "tools":
             assert phase.sandbox is not None
-            tools = {tool.name: tool for tool in Toolbox(phase.sandbox, TOOLS).tools(phase.carry["sessions"])}
+            tools = {tool.name: tool for tool in Toolbox(phase.sandbox, TOOLS).tools(phase.data["sessions"])}
             heard = [await tools[name]({**arguments}, 60) for name, arguments in TOOL_CALLS]
             assert heard == ANSWERS, heard
             return {}
@@ -153,11 +153,11 @@ async def act(what: str, instance: ScriptedInstance) -> PhaseData:
             os.kill(os.getpid(), signal.SIGKILL)
         case "die once" if first_time(instance):
             os.kill(os.getpid(), signal.SIGKILL)
-        case "big carry":
+        case "big data":
             return {"big": "x" * (16 * 2**20)}
-        case "no carry":
+        case "no data":
             return None  # type: ignore[return-value]
-        case "odd carry":
+        case "odd data":
             return {"a": {1: 2}}
         case "long error":
             raise SandboxUnavailable("x" * (8 * 2**20), kind=Path("/"))  # type: ignore[arg-type]

@@ -54,9 +54,9 @@ def test_phase_over_its_limit(service: TestService, phase: str) -> None:
 @pytest.mark.parametrize(
     ("instance", "expected"),
     [
-        ({"run": "big carry"}, ("failed", "handler_failed")),
-        ({"init": "no carry"}, ("failed", "handler_failed")),
-        ({"run": "odd carry"}, ("failed", "handler_failed")),
+        ({"run": "big data"}, ("failed", "handler_failed")),
+        ({"init": "no data"}, ("failed", "handler_failed")),
+        ({"run": "odd data"}, ("failed", "handler_failed")),
         ({"eval": "nan"}, ("infrastructure_error", "grader_failed")),
         ({"eval": "text"}, ("infrastructure_error", "grader_failed")),
         ({"init": "long error"}, ("infrastructure_error", "sandbox_unavailable")),

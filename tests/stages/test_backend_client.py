@@ -117,9 +117,9 @@ def test_a_job_is_given_another_backend_than_the_one_that_failed(broker: Broker)
     async def body(client: BackendClient) -> None:
         assert (await client.assign(job("a"), 1)).backend_id == "x"
         client.report_failure("a", "x", "it coughs" * 1000)
-        assert (await client.reassign(job("a"), 1, "x")).backend_id == "y"
+        assert (await client.assign(job("a"), 1, leaving="x")).backend_id == "y"
         assert (await client.assign(job("a"), 1)).backend_id == "y", "it keeps that one"
-        assert (await client.reassign(job("a"), 1, "x")).backend_id == "y", "it has left that one already"
+        assert (await client.assign(job("a"), 1, leaving="x")).backend_id == "y", "it has left that one already"
         assert broker.states() == {"x": ("probation", 0), "y": ("ready", 1)}
         client.release("a", 1)
         assert (await client.assign(job("b"), 1)).backend_id == "y"
@@ -134,7 +134,7 @@ def test_the_only_backend_is_given_again_and_is_ready_once_it_has_served(broker:
     async def body(client: BackendClient) -> None:
         await client.assign(job("a"), 1)
         client.report_failure("a", "x", "it coughs")
-        assert (await client.reassign(job("a"), 1, "x")).backend_id == "x"
+        assert (await client.assign(job("a"), 1, leaving="x")).backend_id == "x"
         assert broker.states() == {"x": ("probation", 1)}
         client.note_served("a", 2)
         client.note_served("unheard-of", 1)
@@ -157,9 +157,9 @@ def test_a_job_waits_for_another_backend_as_long_as_it_allows(broker: Broker) ->
         await client.assign(job("b"), 1)
         broker.ask(DrainBackend("drain", "x"))
         with pytest.raises(NoBackend) as refused:
-            await client.reassign(job("a", wait_s=0.2), 1, "x")
+            await client.assign(job("a", wait_s=0.2), 1, leaving="x")
         assert refused.value.fields["job_id"] == "a"
-        moving = asyncio.create_task(client.reassign(job("b"), 1, "x"))
+        moving = asyncio.create_task(client.assign(job("b"), 1, leaving="x"))
         await asyncio.sleep(0)  # it has asked: the request is on the wire before the next one
         broker.ask(RemoveBackend("remove", "x"))
         broker.add("y")

@@ -20,9 +20,9 @@ from prorl_zmq.errors import SandboxFailed
 from prorl_zmq.stages.agent_loop import Episode
 from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import InitPhase, RunPhase
-from prorl_zmq.stages.handlers import code_bench
+from prorl_zmq.stages.handlers import code_runner
 from prorl_zmq.stages.handlers.code import CodeHandler
-from prorl_zmq.stages.handlers.code_bench import Bench, Verdict
+from prorl_zmq.stages.handlers.code_runner import SolutionRunner, Verdict
 from prorl_zmq.stages.handlers.code_source import last_block, needed_imports
 from prorl_zmq.tasks.code import CodeInstance, CodeTest
 from prorl_zmq.tasks.code_formats import ROW_FORMATS
@@ -209,10 +209,10 @@ def test_sandbox_that_is_lost_between_tests_is_replaced(tmp_path: Path) -> None:
                 made.append(await phase.create_sandbox(spec))
                 return made[-1]
 
-            bench = Bench(dataclasses.replace(phase, create_sandbox=create), RIGHT_LINE)
-            verdicts = [await bench.run(PROGRAM.tests[0], 10.0)]
+            runner = SolutionRunner(dataclasses.replace(phase, create_sandbox=create), RIGHT_LINE)
+            verdicts = [await runner.run(PROGRAM.tests[0], 10.0)]
             await made[0].close()
-            verdicts += [await bench.run(test, 10.0) for test in PROGRAM.tests[1:]]
+            verdicts += [await runner.run(test, 10.0) for test in PROGRAM.tests[1:]]
         sandboxes.close()
         return verdicts, len(made)
 
@@ -244,7 +244,7 @@ def test_sandbox_that_fails_when_it_is_new_is_an_infrastructure_error(tmp_path: 
 
 def test_image_without_python_is_no_fault_of_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usable("bubblewrap")
-    monkeypatch.setitem(code_bench.ENVIRONMENT, "PATH", "/nonexistent")
+    monkeypatch.setitem(code_runner.ENVIRONMENT, "PATH", "/nonexistent")
     error = evaluated(tmp_path, {"one": (PROGRAM, RIGHT_LINE)})["one"]
     assert isinstance(error, SandboxFailed)
     assert error.reason == "image"
@@ -310,14 +310,14 @@ def answered(folder: Path, episode: Episode, leave: str = "", tools: tuple[Any, 
 
         job = Job(task="code", instance={})
         try:
-            carry = await CodeHandler().init(InitPhase(job, instance, create))
-            carry = await CodeHandler().run(RunPhase(job, instance, carry, sandbox, converse))
+            data = await CodeHandler().init(InitPhase(job, instance, create))
+            data = await CodeHandler().run(RunPhase(job, instance, data, sandbox, converse))
         finally:
             if sandbox is not None:
                 await sandbox.close()
             sandboxes.close()
         assert (sandbox is None) == (not tools)
-        return carry["source"], str(asked[-1].content)
+        return data["source"], str(asked[-1].content)
 
     return asyncio.run(run())
 

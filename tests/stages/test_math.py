@@ -19,6 +19,7 @@ from prorl_zmq.stages.handler import InitPhase, RunPhase, failure_of
 from prorl_zmq.stages.handlers.math import GRADE_S, SYSTEM_MESSAGE, MathHandler
 from prorl_zmq.stages.handlers.math_answers import answer_of, right_answer
 from prorl_zmq.stages.handlers.math_answers import usable as usable_truth
+from prorl_zmq.stages.handlers.math_expressions import errors_logged
 from prorl_zmq.tasks.math import MathInstance
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
@@ -128,9 +129,9 @@ def test_a_job_without_tools_needs_no_sandbox() -> None:
 
     async def run() -> Evaluation:
         handler, instance = MathHandler(), MathInstance("What is a half of one?", "1/2")
-        carry = await handler.init(InitPhase(job(), instance, no_sandbox))
-        carry = await handler.run(RunPhase(job(), instance, carry, None, converse))
-        async with eval_phase(job(), instance, carry) as phase:
+        data = await handler.init(InitPhase(job(), instance, no_sandbox))
+        data = await handler.run(RunPhase(job(), instance, data, None, converse))
+        async with eval_phase(job(), instance, data) as phase:
             return await handler.eval(phase)
 
     evaluation = asyncio.run(run())
@@ -145,8 +146,8 @@ def test_thinking_and_finishing_need_no_sandbox() -> None:
 
     async def run() -> dict[str, Any]:
         handler, instance = MathHandler(), MathInstance("?", "7", tools=("think", "finish"))
-        carry = await handler.init(InitPhase(job(), instance, no_sandbox))
-        return await handler.run(RunPhase(job(), instance, carry, None, converse))
+        data = await handler.init(InitPhase(job(), instance, no_sandbox))
+        return await handler.run(RunPhase(job(), instance, data, None, converse))
 
     assert asyncio.run(run()) == {"answer": "7"}
 
@@ -172,8 +173,8 @@ def test_tools_work_in_a_sandbox_from_the_session_that_init_started(tmp_path: Pa
             return made[0]
 
         try:
-            carry = await handler.init(InitPhase(job(), instance, create))
-            return await handler.run(RunPhase(job(), instance, carry, made[0], converse))
+            data = await handler.init(InitPhase(job(), instance, create))
+            return await handler.run(RunPhase(job(), instance, data, made[0], converse))
         finally:
             for sandbox in made:
                 await sandbox.close()
@@ -188,3 +189,10 @@ def job() -> Job:
 
 async def no_sandbox(spec: Any) -> Any:
     raise AssertionError("no sandbox is needed")
+
+
+def test_an_error_while_comparing_is_logged_and_ends_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", logger="prorl.grader"), errors_logged("reading a unit"):
+        raise AssertionError("no unit")
+    assert "reading a unit failed" in caplog.text
+    assert "AssertionError: no unit" in caplog.text

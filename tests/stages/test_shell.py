@@ -100,8 +100,8 @@ def test_an_instance_chooses_how_much_output_its_agent_sees(kind: str, tmp_path:
         instance = {"instruction": "", "check": "true", "output_limit_bytes": 2000}
         job = Job(task="shell", instance=instance)
         try:
-            carry = await ShellHandler().init(InitPhase(job, msgspec.convert(instance, ShellInstance), create))
-            bash = made[0].bash_session(carry["sessions"]["bash"])
+            data = await ShellHandler().init(InitPhase(job, msgspec.convert(instance, ShellInstance), create))
+            bash = made[0].bash_session(data["sessions"]["bash"])
             assert (await bash.run("head -c 5000 /dev/zero", 20)).dropped_bytes == 3000
         finally:
             for sandbox in made:

@@ -405,9 +405,9 @@ def test_tools_work_beside_a_search_at_the_configured_provider(
             return made[0]
 
         try:
-            carry = await handler.init(InitPhase(JOB, instance, create))
-            carry = await handler.run(RunPhase(JOB, instance, carry, made[0], converse))
-            async with eval_phase(JOB, instance, carry) as phase:
+            data = await handler.init(InitPhase(JOB, instance, create))
+            data = await handler.run(RunPhase(JOB, instance, data, made[0], converse))
+            async with eval_phase(JOB, instance, data) as phase:
                 return await handler.eval(phase)
         finally:
             await handler.close()

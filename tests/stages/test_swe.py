@@ -101,8 +101,8 @@ def rolled_out(
 
         try:
             handler = SweHandler()
-            carry = await handler.init(InitPhase(JOB, instance, create))
-            return await handler.run(RunPhase(JOB, instance, carry, made[0], converse)), seen
+            data = await handler.init(InitPhase(JOB, instance, create))
+            return await handler.run(RunPhase(JOB, instance, data, made[0], converse)), seen
         finally:
             for each in made:
                 await each.close()
@@ -113,12 +113,12 @@ def rolled_out(
 
 
 def judged(
-    instance: SweInstance, carry: dict[str, Any], folder: Path, job: Job = JOB, images: tuple[Path, ...] | None = None
+    instance: SweInstance, data: dict[str, Any], folder: Path, job: Job = JOB, images: tuple[Path, ...] | None = None
 ) -> Evaluation:
     async def run() -> Evaluation:
         sandboxes = Sandboxes("apptainer", folder / "sandboxes", image_folders=images)
         try:
-            async with eval_phase(job, instance, carry, sandboxes) as phase:
+            async with eval_phase(job, instance, data, sandboxes) as phase:
                 return await SweHandler().eval(phase)
         finally:
             sandboxes.close()
@@ -233,14 +233,14 @@ def test_what_the_image_changed_and_left_is_no_part_of_the_patch(
     for name in ("install.sh", "a [b]*.sh", "!c", "d ", "caf\xe9.sh", 'q"x', "back\\slash", "tab\tx", "two\nlines"):
         (testbed / name).write_text("true\n")
     dirty = msgspec.structs.replace(instance, image=str(path), base_commit=before if named else "")
-    carry, seen = rolled_out(dirty, f"{MEND}; echo 2 > new.sh; ls; tail -1 .gitignore", tmp_path)
+    data, seen = rolled_out(dirty, f"{MEND}; echo 2 > new.sh; ls; tail -1 .gitignore", tmp_path)
     assert seen.splitlines()[-1] == "build"
     assert "install.sh" in seen.splitlines()[-2]
-    assert [line for line in carry["patch"].splitlines() if line.startswith("diff")] == [
+    assert [line for line in data["patch"].splitlines() if line.startswith("diff")] == [
         "diff --git a/calculator.py b/calculator.py",
         "diff --git a/new.sh b/new.sh",
     ]
-    assert judged(dirty, carry, tmp_path).reward == 1.0
+    assert judged(dirty, data, tmp_path).reward == 1.0
 
 
 def test_patch_has_new_and_binary_files_and_no_tests(instance: SweInstance, tmp_path: Path) -> None:
@@ -249,12 +249,12 @@ def test_patch_has_new_and_binary_files_and_no_tests(instance: SweInstance, tmp_
         "echo cheat > tests/new.py; git add more; mkdir __pycache__; echo x > __pycache__/a.pyc; "
         "chmod +x calculator.py; git -c user.name=a -c user.email=a@b commit -qam done"
     )
-    carry, _ = rolled_out(instance, acts, tmp_path)
-    patch = carry["patch"]
+    data, _ = rolled_out(instance, acts, tmp_path)
+    patch = data["patch"]
     assert all(each in patch for each in ("b/data.bin", "GIT binary patch", "b/more/new.py", "new mode 100755"))
     assert "tests/" not in patch
     assert ".pyc" not in patch
-    assert judged(instance, carry, tmp_path).reward == 1.0
+    assert judged(instance, data, tmp_path).reward == 1.0
 
 
 def test_patch_that_changes_the_tests_is_undone_there(instance: SweInstance, tmp_path: Path) -> None:
@@ -272,8 +272,8 @@ def test_tests_that_git_does_not_know_are_kept(instance: SweInstance, tmp_path: 
     case = msgspec.structs.replace(
         instance, test_files=["extra"], eval_script=eval_script("python3 extra/run.py", "/testbed")
     )
-    carry, _ = rolled_out(case, MEND, tmp_path)
-    assert judged(case, carry, tmp_path).reward == 1.0
+    data, _ = rolled_out(case, MEND, tmp_path)
+    assert judged(case, data, tmp_path).reward == 1.0
     forged = PATCH.replace("+    return number * 2", "+    return number * 4") + (
         "--- a/extra/run.py\n+++ b/extra/run.py\n@@ -1,2 +1,3 @@\n import sys\n"
         "+print('PASSED tests/test_double.py::test_two\\nPASSED tests/test_double.py::test_zero'); sys.exit()\n"
@@ -336,9 +336,9 @@ def test_patch_that_takes_too_long_to_apply_earns_nothing(
 
 def test_patch_may_have_any_bytes(instance: SweInstance, tmp_path: Path) -> None:
     acts = f"{MEND}; printf '# caf\\351\\n' >> calculator.py; sed -i '1i # -*- coding: latin-1 -*-' calculator.py"
-    carry, _ = rolled_out(instance, acts, tmp_path)
-    assert "caf\xe9" in carry["patch"]
-    assert judged(instance, carry, tmp_path).reward == 1.0
+    data, _ = rolled_out(instance, acts, tmp_path)
+    assert "caf\xe9" in data["patch"]
+    assert judged(instance, data, tmp_path).reward == 1.0
 
 
 def test_code_of_the_agent_cannot_bring_the_answer_back_in_eval(injected: SweInstance, tmp_path: Path) -> None:
@@ -346,14 +346,14 @@ def test_code_of_the_agent_cannot_bring_the_answer_back_in_eval(injected: SweIns
         "printf 'import subprocess\\nsubprocess.run(\"git stash list; git checkout HEAD~1 -- calculator.py; "
         "git checkout ORIG_HEAD -- calculator.py; git checkout -f main -- .\", shell=True)\\n' >> calculator.py"
     )
-    carry, _ = rolled_out(injected, acts, tmp_path)
-    assert judged(injected, carry, tmp_path).reward == 0.0
+    data, _ = rolled_out(injected, acts, tmp_path)
+    assert judged(injected, data, tmp_path).reward == 0.0
 
 
 def test_empty_patch_needs_no_sandbox(instance: SweInstance, tmp_path: Path) -> None:
-    carry, _ = rolled_out(instance, "true", tmp_path)
-    assert carry["patch"] == ""
-    evaluation = judged(msgspec.structs.replace(instance, image="there-is-none"), carry, tmp_path)
+    data, _ = rolled_out(instance, "true", tmp_path)
+    assert data["patch"] == ""
+    evaluation = judged(msgspec.structs.replace(instance, image="there-is-none"), data, tmp_path)
     assert (evaluation.reward, evaluation.metrics["empty_patch"]) == (0.0, 1.0)
     assert "empty" in evaluation.notes["problem"]
 
@@ -362,8 +362,8 @@ def test_empty_patch_needs_no_sandbox(instance: SweInstance, tmp_path: Path) -> 
     ("acts", "said"), [("rm -rf .git", "git"), ("head -c 3000000 /dev/urandom > big", "larger than")]
 )
 def test_repository_without_a_patch_earns_nothing(acts: str, said: str, instance: SweInstance, tmp_path: Path) -> None:
-    carry, _ = rolled_out(instance, acts, tmp_path)
-    evaluation = judged(instance, carry, tmp_path)
+    data, _ = rolled_out(instance, acts, tmp_path)
+    evaluation = judged(instance, data, tmp_path)
     assert evaluation.reward == 0.0
     assert said in evaluation.notes["problem"]
 
@@ -404,9 +404,9 @@ def test_image_may_be_a_sif_file_of_its_name(image: tuple[Path, str], instance: 
     build = ["apptainer", "--silent", "build", str(folder / "calculator.sif"), str(image[0])]
     subprocess.run(build, check=True, capture_output=True)
     named = msgspec.structs.replace(instance, image="calculator")
-    carry, seen = rolled_out(named, f"git log --all --oneline | wc -l; {MEND}", tmp_path, (folder,))
+    data, seen = rolled_out(named, f"git log --all --oneline | wc -l; {MEND}", tmp_path, (folder,))
     assert seen.split() == ["1"]
-    assert judged(named, carry, tmp_path, images=(folder,)).reward == 1.0
+    assert judged(named, data, tmp_path, images=(folder,)).reward == 1.0
 
 
 def test_tests_that_hang_have_not_passed(instance: SweInstance, tmp_path: Path) -> None:
@@ -432,6 +432,6 @@ def test_image_without_the_base_is_the_tasks_fault(
 
 def test_hidden_files_are_there_in_eval_only(instance: SweInstance, tmp_path: Path) -> None:
     case = msgspec.structs.replace(instance, hidden=["tests"], test_files=["tests"])
-    carry, seen = rolled_out(case, f"ls; {MEND}", tmp_path)
+    data, seen = rolled_out(case, f"ls; {MEND}", tmp_path)
     assert "tests" not in seen.split()
-    assert judged(case, carry, tmp_path).reward == 1.0
+    assert judged(case, data, tmp_path).reward == 1.0

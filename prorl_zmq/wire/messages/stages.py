@@ -95,7 +95,7 @@ class PhaseDone(PhaseEnd, frozen=True, kw_only=True):
 
     sandbox: SandboxHandle | None = None
     """The sandbox that lives on, for the next phase, which must run on its node."""
-    carry: dict[str, Any] = {}
+    phase_data: dict[str, Any] = {}
     """Plain data for the next phase: INIT's for RUN, RUN's for EVAL."""
     reward: float | None = None
     """From EVAL."""
@@ -138,7 +138,7 @@ class StartPhase(Message, frozen=True, kw_only=True):
     attempt: Attempt
     phase: Phase
     sandbox: SandboxHandle | None = None
-    carry: dict[str, Any] = {}
+    phase_data: dict[str, Any] = {}
 
 
 class StopPhase(Message, frozen=True):

@@ -48,7 +48,7 @@ def ran(block: Any, **more: Any) -> JobState:
     """A job whose RUN has ended."""
     run = PhaseDone(stage_id="run-1", job_id="a", attempt=2, phase=Phase.RUN, tokens=1, stop_reason="done")
     sandbox = SandboxHandle("process", "/sandboxes/a.1", "left")
-    progress = {"sandbox": sandbox, "carry": {"x": [1, b"2", None]}, "run": run, "timings": {"run": 2.5}}
+    progress = {"sandbox": sandbox, "phase_data": {"x": [1, b"2", None]}, "run": run, "timings": {"run": 2.5}}
     place = {"phase": Phase.EVAL, "stage_id": "eval-1", "attempt": 2, "attempts_given_back": 1}
     return state(**place, **progress, block=block, metrics={"turns": 3.0}, history=b"history", **more)
 
@@ -142,7 +142,7 @@ def test_state_that_cannot_be_packed_does_not_stop_the_others(path: Path) -> Non
         nested = {"a": nested}
     with DiskJournal(path) as journal:
         journal.accept([state(), state(2, "b")])
-        journal.write([state(attempt=2, carry=nested), state(2, "b", attempt=2)], [], [])
+        journal.write([state(attempt=2, phase_data=nested), state(2, "b", attempt=2)], [], [])
         assert [one.attempt for one in journal.recover().unfinished] == [1, 2]
 
 

@@ -131,15 +131,15 @@ def test_a_job_passes_the_three_phases_and_ends_once() -> None:
     assert (start.stage_id, codec.decode(start.packed_job, Job).job_id) == ("init-1", "a")
     assert (start.command.phase, start.command.attempt, start.command.sandbox) == (Phase.INIT, 1, None)
 
-    (queued, start) = table.done("init-1", sandbox=SANDBOX, carry={"from": "init"})
+    (queued, start) = table.done("init-1", sandbox=SANDBOX, phase_data={"from": "init"})
     assert queued == Queued("a", 1, Phase.RUN, None)
     assert isinstance(start, Start)
-    assert (start.stage_id, start.command.sandbox, start.command.carry) == ("run-1", SANDBOX, {"from": "init"})
+    assert (start.stage_id, start.command.sandbox, start.command.phase_data) == ("run-1", SANDBOX, {"from": "init"})
 
     (_, start) = table.done(
         "run-1",
         block=b"block",
-        carry={"from": "run"},
+        phase_data={"from": "run"},
         tokens=7,
         turns=2,
         stop_reason="stop",
@@ -148,7 +148,7 @@ def test_a_job_passes_the_three_phases_and_ends_once() -> None:
         timings={"run": 2.0},
     )
     assert isinstance(start, Start)
-    assert (start.stage_id, start.command.sandbox, start.command.carry) == ("eval-1", None, {"from": "run"})
+    assert (start.stage_id, start.command.sandbox, start.command.phase_data) == ("eval-1", None, {"from": "run"})
 
     (end,) = table.done("eval-1", reward=0.5, metrics={"checks": 3.0})
     assert isinstance(end, End)

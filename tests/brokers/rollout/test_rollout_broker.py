@@ -162,9 +162,9 @@ def test_a_broker_started_anew_takes_up_what_its_journal_holds(topology: Topolog
         first = stages[Phase.INIT].receive(StartPhase)
         assert codec.decode(stages[Phase.INIT].rest[0], Job) == jobs[0]
         stages[Phase.INIT].receive(StartPhase)  # of the second job, which goes no further
-        stages[Phase.INIT].done(first, carry={"from": "init"})
+        stages[Phase.INIT].done(first, phase_data={"from": "init"})
         run = stages[Phase.RUN].receive(StartPhase)
-        assert run.carry == {"from": "init"}
+        assert run.phase_data == {"from": "init"}
         stages[Phase.RUN].done(run, builder.block().data, tokens=5, turns=1)
         stages[Phase.EVAL].done(stages[Phase.EVAL].receive(StartPhase), reward=0.5)
         assert [result.job_id for result in trainer.collect().results] == ["job-0"]  # and the reply is "lost"
@@ -359,7 +359,7 @@ def test_a_broker_that_cannot_bind_leaves_nothing_open() -> None:
 
 
 def test_stage_events_that_once_ended_the_broker(topology: Topology, peers: Peers) -> None:
-    """Field names that no Struct can have, a carry too deep to be sent on, a reward that is no number."""
+    """Field names that no Struct can have, phase data too deep to be sent on, a reward that is no number."""
     trainer = peers.trainer()
     stages = {role: peers.stage(role) for role in Phase}
     nested: dict[str, Any] = {}
@@ -375,6 +375,6 @@ def test_stage_events_that_once_ended_the_broker(topology: Topology, peers: Peer
         assert isinstance(trainer.ask(Submit("r", "s"), codec.encode(Job(task="math", instance={"n": 1}))), Accepted)
         init = stages[Phase.INIT].receive(StartPhase)
         deep = {"type": "phase_done", "stage_id": "init-1", "job_id": init.job_id, "attempt": 1, "phase": "init"}
-        stages[Phase.INIT].outbox.send(codec.pack(deep | {"carry": nested}))
+        stages[Phase.INIT].outbox.send(codec.pack(deep | {"phase_data": nested}))
         stages[Phase.EVAL].done(init, reward=float("nan"))
         assert trainer.ask(Status("status")).tasks == ("math",)

@@ -1,4 +1,4 @@
-"""A bench: where the tests of one solution run one after another, each in a process with limits of its own.
+"""Runs the tests of one solution one after another, each in a process with limits of its own.
 
 What a solution is expected to answer never enters a sandbox, so there is nothing in it to find, read or patch: all that
 a solution can do is to answer, and each test's answer is judged outside for itself. What remains is that one test could
@@ -49,7 +49,6 @@ FRESH_TRIES = 2
 QUICK_CHARACTERS = 32 * 1024
 """Answers up to here are compared at once, in a few milliseconds; longer ones in a grader process."""
 SHOWN_CHARACTERS = 600
-"""How much of an input, an output or a traceback a note has."""
 ENVIRONMENT = {
     **CHECK_ENVIRONMENT,
     "PYTHONHASHSEED": "0",
@@ -65,8 +64,6 @@ NO_PYTHON = (126, 127)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one test."""
-
     passed: bool
     kind: str = ""
     """Why it failed: `wrong answer`, `time limit`, `memory limit`, `output limit`, `runtime error`, `not run`."""
@@ -74,7 +71,7 @@ class Verdict:
     """What the solution said, in short: its answer, or the end of its traceback."""
 
 
-class Bench:
+class SolutionRunner:
     """Runs tests one after another. Its last sandbox is closed with the phase."""
 
     def __init__(self, phase: EvalPhase[CodeInstance], source: str) -> None:
@@ -93,7 +90,6 @@ class Bench:
         """What the driver's first run in the sandbox said; empty: there was none."""
 
     async def run(self, test: CodeTest, within_s: float) -> Verdict:
-        """Run one test and judge its answer."""
         clock_s = min(within_s, self._seconds * CLOCK_FACTOR + CLOCK_SLACK_S)
         try:
             result = await self._ran(test, clock_s)
@@ -135,7 +131,7 @@ class Bench:
             await self._drop()
 
     def _problem(self, result: ExecResult) -> str:
-        """Say why a test failed whose answer need not be looked at."""
+        """Return why a test failed whose answer need not be looked at."""
         if result.timed_out or result.exit_code == 128 + signal.SIGXCPU:
             return "time limit"
         if len(result.stdout) > self._instance.output_bytes:
@@ -163,7 +159,6 @@ class Bench:
 
 
 def shown(text: str) -> str:
-    """Return a text in short, for people."""
     return cut_text(text, SHOWN_CHARACTERS)
 
 
