@@ -116,7 +116,8 @@ class _Answer(msgspec.Struct):
 @asynccontextmanager
 async def http_ways(url: str) -> AsyncIterator[tuple[Way, Way]]:
     """Give the token API and the completions of vLLM's server."""
-    session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(ANSWER_S))
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)  # the server closes after 5 s
+    session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(ANSWER_S))
     headers = {"Content-Type": "application/json"}
 
     def way(path: str, body: Callable[[list[int], int], msgspec.Struct]) -> Way:
