@@ -66,7 +66,7 @@ def test_seeds_are_in_range_and_differ() -> None:
         ({"max_tokens": 5}, "--max-tokens was not given and is 5"),
         ({"urls": ("http://a", "http://b")}, "--url was not given and is http://a http://b"),
         ({"data_sha256": "f" * 64}, "the data file's checksum was 000000000000… and is ffffffffffff…"),
-        ({"form": "stem"}, "--row-format was not given and is stem"),
+        ({"row_format": "stem"}, "--row-format was not given and is stem"),
         ({"engine_options": {"times": 2}}, "--option was not given and is {'times': 2}"),
         ({"options": {"tools": ["bash"]}}, "--set was not given and is {'tools': ['bash']}"),
     ],
