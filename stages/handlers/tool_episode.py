@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...data.trajectory import Role
 from ...inference.chat import ChatMessage
-from ...tools.finish import FinishTool
 from ...tools.sandbox.specification import SandboxSpec
-from ...tools.think import ThinkTool
+from ...tools.think_and_finish import FinishTool, ThinkTool
 from ...tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
