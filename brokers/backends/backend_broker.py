@@ -76,7 +76,6 @@ class BackendBroker:
             raise
 
     def run(self) -> None:
-        """Serve until `stop`, SIGTERM or SIGINT; then close all sockets."""
         self._loop.register(self._router, self._drain)
         self._authenticator.register(self._loop.register)
         try:
@@ -144,7 +143,6 @@ class BackendBroker:
         self._carry_out([])
 
     def _carry_out(self, answers: list[Answer], *, tick: bool = False) -> None:
-        """Note what has changed, then send answers, and requests to engine hosts."""
         self._note(tick=tick)
         self._send(answers)
         while calls := self._handler.weights.take_calls():

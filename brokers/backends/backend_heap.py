@@ -234,7 +234,6 @@ class BackendHeap:
         return Served(held.backend_id, held.trial)
 
     def release(self, job_id: str, attempt: int) -> bool:
-        """End a job's assignment; false, and no change, if there is none or a newer attempt holds it."""
         held = self._assignments.get(job_id)
         if held is None or held.attempt > attempt:
             return False
@@ -338,7 +337,6 @@ class BackendHeap:
         self._rank(member)
 
     def _rank(self, member: Member) -> None:
-        """Put a backend where its load belongs, behind its equals; nowhere if it takes no jobs."""
         if member.state == "ready":
             self._ranking.place(member.backend, len(member.jobs))
         else:

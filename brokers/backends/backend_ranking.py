@@ -20,8 +20,6 @@ ROOM, FULL = range(2)
 
 
 class BackendRanking:
-    """The backends that take jobs, each with its load: assignments in flight over the backend's weight."""
-
     def __init__(self) -> None:
         self._all: LeastLoaded[str] = LeastLoaded()
         self._on_node: dict[str, LeastLoaded[str]] = {}

@@ -146,7 +146,6 @@ class BackendRegistry:
     # What outlives the process ----------------------------------------------------------------------------------------
 
     def take_changes(self) -> dict[str, BackendRecord | None]:
-        """Return what has changed since the last call; None: a backend that is forgotten."""
         if not self._changed:
             return {}
         changed, self._changed = self._changed, {}

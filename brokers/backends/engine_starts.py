@@ -1,4 +1,4 @@
-"""Engines that are not backends yet, as those who start them report. Pure: told the time.
+"""Engines that are not backends yet, as those who start them report. Pure: the time is an argument.
 
 While one is starting, no job's wait for a backend runs out: the waits begin when none is. An engine that is registered
 is not starting, and one whose owner fell silent is not either.

@@ -15,8 +15,6 @@ SPREAD_LIMIT = 16
 
 
 class GroupMemory:
-    """The backends of each group, the earliest first."""
-
     def __init__(self) -> None:
         self._groups: OrderedDict[str, list[str]] = OrderedDict()
 

@@ -278,7 +278,6 @@ class BackendRequestHandler:
         return answers
 
     def _at_last(self, waiting: _Waiting, now: float) -> Assigned | BackendRefused:
-        """Answer a job that has waited as long as it allows."""
         request = waiting.request
         assigned = self._try(request, now, anyhow=True)
         if assigned is not None:

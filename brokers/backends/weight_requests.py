@@ -72,8 +72,6 @@ class EngineCall(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _UnderWay:
-    """A client's request, whose engine hosts were asked."""
-
     request: WeightsRequest
     envelope: Sequence[Frame]
     until: float

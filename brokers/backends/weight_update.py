@@ -1,4 +1,4 @@
-"""The update of weights that a trainer has begun, if any, and which weights backends are to serve. Pure: told the time.
+"""The update of weights that a trainer has begun, if any, and which weights backends are to serve. Pure: the time is an argument.
 
 From the begin on, backends that do not serve the new version get no jobs (the heap sees to that); those that have said
 that they do, get them again. The end makes the version the wanted one: whoever serves older weights gets no jobs, also
@@ -82,7 +82,6 @@ class WeightUpdate:
         return True
 
     def check_none_but(self, version: int | None) -> None:
-        """Raise `UpdateInProgress` if an update to another version is under way."""
         begun = self._begun
         if begun is not None and begun.version != version:
             raise UpdateInProgress(
@@ -92,7 +91,6 @@ class WeightUpdate:
             )
 
     def tick(self, now: float) -> bool:
-        """Give up an update whose limit has passed; return whether there was one."""
         begun = self._begun
         if begun is None or begun.until > now:
             return False

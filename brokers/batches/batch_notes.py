@@ -130,8 +130,6 @@ def notes_of(changes: Changes) -> dict[str, bytes | None]:
 
 @dataclass
 class Restored:
-    """What the notes of a journal say."""
-
     sessions: dict[str, SessionRecord] = field(default_factory=dict)
     batches: list[BatchRecord] = field(default_factory=list)
     groups: list[RolloutGroup] = field(default_factory=list)
@@ -169,12 +167,12 @@ def read_notes(notes: Mapping[str, bytes], is_there: Callable[[str], bool], now:
 def _read_batches(notes: list[_Batch], restored: Restored) -> None:
     for one in notes:
         try:
-            keep = keep_policy(one.options.keep)
+            group_filter = keep_policy(one.options.keep)
         except ProrlError as error:
             log.error("batch %s cannot go on: %s", one.batch_id, error.message)  # noqa: TRY400 - it says it all
             continue
         if one.session in restored.sessions:
-            batch = BatchRecord(one.batch_id, one.session, one.options, keep, one.key)
+            batch = BatchRecord(one.batch_id, one.session, one.options, group_filter, one.key)
             batch.state, batch.problem, batch.fed, batch.opened = one.state, one.problem, one.fed, one.opened
             batch.stream_ended = one.stream_ended
             batch.stats = one.stats

@@ -81,8 +81,6 @@ BatchAction = StartJobs | CancelJobs | Discard
 
 @dataclass(slots=True)
 class SessionRecord:
-    """What outlives a session's batches."""
-
     session: str
     heard_at: float
     lease_s: float
@@ -106,7 +104,7 @@ class BatchRecord:
     batch_id: str
     session: str
     options: BatchOptions
-    keep: KeepPolicy
+    group_filter: KeepPolicy
     key: str
     """The ids of its groups and jobs begin with it."""
     state: BatchState = "open"
@@ -134,7 +132,6 @@ class BatchRecord:
         return self.in_flight / self.options.weight
 
     def take_prompts(self, record: SessionRecord) -> None:
-        """Continue with what earlier batches of its session did not use."""
         if self.state == "open" and self.options.adopt:
             self.prompts.extendleft(reversed(record.prompts))
             record.prompts.clear()
@@ -156,7 +153,6 @@ class BatchRecord:
             heapq.heappush(self.due, (group.verdict != Verdict.KEEP, group.number, group.group_id))
 
     def next_due(self) -> RolloutGroup | None:
-        """Return the group under way that gets the next job."""
         while self.due:
             undecided, _, group_id = self.due[0]
             group = self.groups.get(group_id)
@@ -192,8 +188,6 @@ class BatchRecord:
 
 @dataclass(slots=True)
 class Changes:
-    """What has changed since a journal last asked."""
-
     sessions: dict[str, SessionRecord] = field(default_factory=dict)
     batches: dict[str, BatchRecord] = field(default_factory=dict)
     groups: dict[str, RolloutGroup] = field(default_factory=dict)

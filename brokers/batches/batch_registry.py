@@ -55,11 +55,9 @@ class BatchRegistry:
         return record.closed.get(request_id) if record is not None else None
 
     def wants_room(self) -> bool:
-        """Tell whether some batch might start a job if there were room."""
         return any(batch.state == "open" for batch in self.batches.values())
 
     def heard(self, session: str, now: float) -> None:
-        """A session's client is alive."""
         if session in self.sessions:
             self.sessions[session].heard_at = now
 

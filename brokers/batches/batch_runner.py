@@ -195,7 +195,6 @@ class BatchRunner:
         self._enqueue(self._sampler.set_version(weight_version, now))
 
     def status(self, batch: BatchRecord) -> BatchStatus:
-        """Describe a batch; if it stands still, why."""
         status = batch.status()
         idle = batch.state == "open" and not batch.in_flight and bool(batch.groups or batch.prompts)
         if idle and self._refusal:

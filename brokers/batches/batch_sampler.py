@@ -90,7 +90,6 @@ class BatchSampler:
     # What outlives the sampler ----------------------------------------------------------------------------------------
 
     def take_changes(self) -> Changes:
-        """Return what has changed since the last call."""
         changes, self._changes = self._changes, Changes()
         return changes
 
@@ -127,7 +126,7 @@ class BatchSampler:
     # Events -----------------------------------------------------------------------------------------------------------
 
     def open(
-        self, session: str, batch_id: str, options: BatchOptions, keep: KeepPolicy, now: float, key: str = ""
+        self, session: str, batch_id: str, options: BatchOptions, group_filter: KeepPolicy, now: float, key: str = ""
     ) -> list[SamplerAction]:
         """Open a batch; it takes over what the session carries of its group size.
 
@@ -136,12 +135,12 @@ class BatchSampler:
         """
         if batch_id in self._batches:
             raise InvalidBatch(f"a batch {batch_id} is open already; ids must be unique", field="batch_id")
-        keep.check(options.group_size)
+        group_filter.check(options.group_size)
         self._now = now
         record = self._sessions.setdefault(session, SessionRecord(session, now, options.lease_s))
         record.heard_at = now
         record.batches.add(batch_id)
-        batch = self._batches[batch_id] = BatchRecord(batch_id, session, options, keep, key or batch_id)
+        batch = self._batches[batch_id] = BatchRecord(batch_id, session, options, group_filter, key or batch_id)
         record.lease_s = max(self._batches[name].options.lease_s for name in record.batches)
         self._changes.session(record)
         self._changes.batch(batch)
@@ -167,7 +166,6 @@ class BatchSampler:
         return self._take_actions()
 
     def launch(self, may_start: Callable[[Any], bool], now: float) -> list[SamplerAction]:
-        """Start jobs while there is room for more."""
         self._now = now
         turns = [(batch.share, batch.batch_id) for batch in self._batches.values() if batch.state == "open"]
         heapq.heapify(turns)
@@ -203,7 +201,6 @@ class BatchSampler:
         return self._take_actions()
 
     def not_started(self, job_ids: Iterable[str]) -> None:
-        """Jobs that were launched could not be submitted: their places are missing again."""
         for job_id in job_ids:
             group = self._owners.pop(job_id)
             group.missing.append(group.running.pop(job_id))
@@ -337,7 +334,7 @@ class BatchSampler:
     def _judge(self, batch: BatchRecord, group: RolloutGroup) -> None:
         """See what a group has come to, now that its rollouts have changed."""
         try:
-            verdict = batch.keep.verdict(group.rewards, group.size)
+            verdict = batch.group_filter.verdict(group.rewards, group.size)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a policy is a user's code
             self._end(batch, "failed", f"the keep policy failed: {type(error).__name__}: {str(error)[:PROBLEM_LIMIT]}")
             return

@@ -103,7 +103,6 @@ class BatchStats(msgspec.Struct, array_like=True):
     dropped: RolloutCounts = msgspec.field(default_factory=RolloutCounts)
 
     def fail(self, reason: str) -> None:
-        """A job ended without a reward."""
         self.failed += 1
         self.failures[reason] = self.failures.get(reason, 0) + 1
 

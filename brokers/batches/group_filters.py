@@ -126,36 +126,36 @@ class KeepWhere:
         return Verdict.KEEP if kept else Verdict.DROP
 
 
-def keep_policy(keep: GroupFilter) -> KeepPolicy:
+def keep_policy(chosen: GroupFilter) -> KeepPolicy:
     """Return the policy that a client asked for.
 
     Raises:
         InvalidBatch: there is none of that name, it cannot be imported, or it lacks its range.
     """
-    bounds = {name: getattr(keep, name) for name in ("low", "high", "least", "most")}
+    bounds = {name: getattr(chosen, name) for name in ("low", "high", "least", "most")}
     given = {name: value for name, value in bounds.items() if value is not None}
-    if keep.policy == "mean_reward":
-        if keep.low is None and keep.high is None:
+    if chosen.policy == "mean_reward":
+        if chosen.low is None and chosen.high is None:
             raise InvalidBatch("`mean_reward` needs `low`, `high` or both", field="keep")
         defaults = {"low": -math.inf, "high": math.inf}
         return KeepMeanReward(**{**defaults, **given})
     if given:
-        raise InvalidBatch(f"`{keep.policy}` takes no {', '.join(given)}; `mean_reward` does", field="keep")
-    if keep.policy in BUILT_IN:
-        return BUILT_IN[keep.policy]
+        raise InvalidBatch(f"`{chosen.policy}` takes no {', '.join(given)}; `mean_reward` does", field="keep")
+    if chosen.policy in BUILT_IN:
+        return BUILT_IN[chosen.policy]
     found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if keep.policy not in found:
+    if chosen.policy not in found:
         known = ", ".join(sorted({*BUILT_IN, "mean_reward", *found}))
         raise InvalidBatch(
-            f"the service has no keep policy `{keep.policy}`; it has {known}, and those that packages installed beside "
-            f"it register as entry points in `{ENTRY_POINTS}`",
+            f"the service has no keep policy `{chosen.policy}`; it has {known}, and those that packages installed "
+            f"beside it register as entry points in `{ENTRY_POINTS}`",
             field="keep",
         )
     try:
-        return KeepWhere(keep.policy, found[keep.policy].load())
+        return KeepWhere(chosen.policy, found[chosen.policy].load())
     except Exception as error:
         raise InvalidBatch(
-            f"the keep policy `{keep.policy}` cannot be imported: {type(error).__name__}: {error}", field="keep"
+            f"the keep policy `{chosen.policy}` cannot be imported: {type(error).__name__}: {error}", field="keep"
         ) from error
 
 

@@ -16,8 +16,6 @@ SEED_STEP = 0x9E3779B97F4A7C15
 
 
 class Prompt(NamedTuple):
-    """The template of a group's jobs."""
-
     number: int
     """Names its note in the journal."""
     session: str

@@ -155,7 +155,6 @@ class BatchRequestHandler:
         return True
 
     def _next_ready(self, batch: BatchRecord, client_id: str, now: float) -> tuple[RolloutGroup, list[Finished]] | None:
-        """Return the first group that a client may have."""
         for group in batch.ready.values():
             if group.given_to in ("", client_id) or group.given_at + REDELIVER_S <= now:
                 results = self._runner.results(group)

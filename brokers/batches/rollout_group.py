@@ -49,7 +49,6 @@ class RolloutGroup:
 
     @property
     def is_complete(self) -> bool:
-        """Every place is filled."""
         return len(self.rollouts) == self.size
 
     @property
@@ -58,7 +57,6 @@ class RolloutGroup:
         return [rollout.reward for rollout in self.rollouts.values()]
 
     def find_missing(self) -> None:
-        """Work out which places are neither filled nor going to be."""
         taken = {*self.rollouts, *self.running.values()}
         self.missing = [index for index in range(self.size - 1, -1, -1) if index not in taken]
 

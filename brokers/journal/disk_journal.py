@@ -178,7 +178,6 @@ class DiskJournal:
         rows: Sequence[Row],
         without: Mapping[int, Exception],
     ) -> list[Row]:
-        """Return the rows that SQLite can hold and whose block it can."""
         refused = self._file.refused(statement, rows)
         problems = {rows[place][0]: error for place, error in refused.items()}
         problems |= {row[0]: without[row[0]] for row in rows if row[0] in without}
@@ -228,7 +227,6 @@ class DiskJournal:
         return finished._replace(block=StoredBlock(finished.sequence, len(finished.block)))
 
     def compact(self) -> None:
-        """Return the room that acknowledged results have left to the disk; needs room for a copy."""
         self._file.compact()
 
     def _is_new(self, sequence: int, block: Any) -> bool:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class Recovered(NamedTuple):
-    """What a journal holds at a broker's start."""
-
     unfinished: Sequence[JobState]
     """The jobs that have not ended, oldest first."""
     uncollected: Sequence[Finished]
@@ -114,7 +112,6 @@ class MemoryJournal:
         return Recovered(jobs, results, self._last_sequence, dict(self._notes))
 
     def block(self, stored: StoredBlock) -> Frame:
-        """Never called: results keep their blocks."""
         raise LookupError(f"the block of job {stored.sequence} is not here")
 
     def unloaded(self, finished: Finished) -> Finished:

@@ -48,8 +48,6 @@ class Unassign(NamedTuple):
 
 
 class End(NamedTuple):
-    """The job ended; this is its one outcome."""
-
     finished: Finished
 
 

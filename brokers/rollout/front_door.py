@@ -38,7 +38,7 @@ from ..batches.request_handler import BatchRequest, BatchRequestHandler
 from ..journal.records import job_digest
 from ..request_routing import FRONT_DOOR, convert_request
 from .job_frame import read_job
-from .job_record import Place
+from .job_record import JobStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -243,8 +243,8 @@ class FrontDoor:
         return ServiceStatus(
             request.request_id,
             stages=self._jobs.table.stages.status(),
-            queued=self._jobs.table.count(Place.QUEUED),
-            running=self._jobs.table.count(Place.HELD),
+            queued=self._jobs.table.count(JobStatus.QUEUED),
+            running=self._jobs.table.count(JobStatus.HELD),
             outcomes=dict(self._jobs.table.outcomes),
             uncollected=len(self._jobs.results),
             redelivered=self._jobs.table.redelivered,

@@ -161,7 +161,6 @@ class JobHistory:
             self._add(job_id, _Assigned(at, attempt, backend[:NAME_LIMIT]))
 
     def collected(self, job_ids: Iterable[str], at: float) -> None:
-        """Note that clients have acknowledged results."""
         added = _encode(_Collected(at))
         for job_id in job_ids:
             if job_id in self._ended:
@@ -222,8 +221,6 @@ class JobHistory:
 
 
 class _Story:
-    """Builds the spans of a trace from the items of a history."""
-
     def __init__(self, began: float) -> None:
         self.spans: list[Span] = []
         self._began = began

@@ -10,7 +10,7 @@ import heapq
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...wire.messages.jobs import Phase
-from .job_record import Place
+from .job_record import JobStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -50,7 +50,6 @@ class JobQueues:
         return self._queues[phase].keys()
 
     def head(self, requirement: Requirement) -> JobRecord | None:
-        """Return the oldest job that waits with a requirement."""
         queue = self._queues[requirement.role].get(requirement, [])
         while queue:
             record = self._waiting(queue[0])
@@ -85,5 +84,5 @@ class JobQueues:
     def _waiting(self, entry: _Entry) -> JobRecord | None:
         """Return the job of an entry if it still waits there: an ended job's id may belong to a new one."""
         record = self._records.get(entry.job_id)
-        found = (record.place, record.sequence, record.attempt) if record is not None else None
-        return record if found == (Place.QUEUED, entry.sequence, entry.attempt) else None
+        found = (record.status, record.sequence, record.attempt) if record is not None else None
+        return record if found == (JobStatus.QUEUED, entry.sequence, entry.attempt) else None

@@ -27,7 +27,7 @@ LOSSES: dict[LossCause, str] = {
 }
 
 
-class Place(StrEnum):
+class JobStatus(StrEnum):
     """Where a job is within its phase."""
 
     QUEUED = "queued"
@@ -38,8 +38,6 @@ class Place(StrEnum):
 
 @dataclass(slots=True)
 class JobRecord:
-    """All that is known of one job that has not ended."""
-
     sequence: int
     session: str
     job_id: str
@@ -49,7 +47,7 @@ class JobRecord:
     decoded: Job | None
     """None: not needed since a journal gave the job back."""
     phase: Phase = Phase.INIT
-    place: Place = Place.MOVING
+    status: JobStatus = JobStatus.MOVING
     attempt: int = 1
     attempts_given_back: int = 0
     stage_id: str = ""
@@ -81,7 +79,6 @@ class JobRecord:
 
     @property
     def claim(self) -> SlotClaim:
-        """The slot that it takes of a stage process."""
         return SlotClaim(self.job_id, self.attempt)
 
     @property
@@ -89,16 +86,15 @@ class JobRecord:
         return Requirement(self.phase, self.task, self.sandbox.node if self.sandbox is not None else None)
 
     def worked_s(self, now: float) -> float:
-        """Return for how many seconds stage processes have worked on it, in this attempt."""
         ended = sum(self.timings.get(phase, 0.0) for phase in Phase)
-        return ended + (now - self.since if self.place == Place.HELD else 0.0)
+        return ended + (now - self.since if self.status == JobStatus.HELD else 0.0)
 
     def is_held_by(self, stage_id: str, attempt: int) -> bool:
-        return self.place == Place.HELD and self.stage_id == stage_id and self.attempt == attempt
+        return self.status == JobStatus.HELD and self.stage_id == stage_id and self.attempt == attempt
 
     @classmethod
     def restored(cls, state: JobState) -> Self:
-        """Return the record of what a journal has kept, not yet in its place."""
+        """Return the record of what a journal has kept, with no status yet."""
         return cls(
             *state[:6],
             None,
@@ -115,7 +111,6 @@ class JobRecord:
         )
 
     def state(self) -> JobState:
-        """Return what a journal must keep of it."""
         return JobState(
             self.sequence,
             self.session,
@@ -124,7 +119,7 @@ class JobRecord:
             self.stage_wait_s,
             self.packed,
             self.phase,
-            self.stage_id if self.place == Place.HELD else "",
+            self.stage_id if self.status == JobStatus.HELD else "",
             self.attempt,
             self.attempts_given_back,
             self.sandbox,
@@ -137,7 +132,6 @@ class JobRecord:
         )
 
     def forget_phases(self) -> None:
-        """Forget what its phases brought: it starts over."""
         self.sandbox = self.run = self.block = None
         self.phase_data, self.metrics = {}, {}
         self.timings = {name: value for name, value in self.timings.items() if name in QUEUE_TIMINGS}

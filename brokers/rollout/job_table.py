@@ -9,7 +9,7 @@ A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stag
     PhaseFailed, no retry        stale               → ended                                drop
     PhaseFailed, retry           stale               → lost                                 drop
     lease expired                                    → lost
-    its line broke                                   as if not heard of since `quiet_s` before the lease's end
+    its connection broke                             as if not heard of since `quiet_s` before the lease's end
     limit + grace passed                             Stop → ended, `timeout`
     stage process leaves                             → given back: lost, attempt not spent
     cancel                       → ended             Stop → ended
@@ -47,7 +47,7 @@ from ...wire.messages.stages import PhaseDone, PhaseFailed, StartPhase
 from ..journal.records import Finished, job_digest
 from .actions import Action, Close, End, Queued, Start, Stop, Unassign
 from .job_queues import JobQueues
-from .job_record import JobRecord, Place, lease_lost
+from .job_record import JobRecord, JobStatus, lease_lost
 from .stage_pool import Requirement, SlotClaim, StagePool
 
 if TYPE_CHECKING:
@@ -70,8 +70,6 @@ RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phas
 
 
 class JobTable:
-    """The jobs that have not ended, and the stage processes that work on them."""
-
     def __init__(self, lease_s: float, ready_limit: int, quiet_s: float) -> None:
         self.stages = StagePool()
         self.redelivered = 0
@@ -83,7 +81,7 @@ class JobTable:
         self._records: dict[str, JobRecord] = {}
         self._unfinished: Counter[str] = Counter()
         self.queues = JobQueues(self._records)
-        self._counts: Counter[tuple[Phase, Place]] = Counter()
+        self._counts: Counter[tuple[Phase, JobStatus]] = Counter()
         self._batched: Counter[tuple[Phase, str]] = Counter()
         """Jobs of batches, by phase and task."""
         self.last_sequence = 0
@@ -100,7 +98,6 @@ class JobTable:
         return job_id in self._records
 
     def packed(self, job_id: str) -> bytes:
-        """Return a job that has not ended, as submitted."""
         return self._records[job_id].packed
 
     def holder(self, job_id: str) -> str:
@@ -124,13 +121,11 @@ class JobTable:
         return max(1, init + run) - self._batched[Phase.INIT, task] - self._batched[Phase.RUN, task] - waiting
 
     def worked_s(self, job_id: str, now: float) -> float:
-        """Return for how many seconds stage processes have worked on a job that has not ended; 0 if it is not here."""
         record = self._records.get(job_id)
         return record.worked_s(now) if record is not None else 0.0
 
-    def count(self, place: Place) -> dict[Phase, int]:
-        """Return the number of jobs of each phase that are queued, or held."""
-        return {phase: self._counts[phase, place] for phase in Phase}
+    def count(self, status: JobStatus) -> dict[Phase, int]:
+        return {phase: self._counts[phase, status] for phase in Phase}
 
     # What outlives the table ------------------------------------------------------------------------------------------
 
@@ -147,11 +142,11 @@ class JobTable:
             self._records[record.job_id] = record
             self._unfinished[record.holder] += 1
             if state.stage_id:
-                self._enter(record, Place.HELD, now)
+                self._enter(record, JobStatus.HELD, now)
                 record.stage_id, record.lease_until = state.stage_id, now + self._lease_s
                 self.stages.expect(state.stage_id, record.claim)
             else:
-                self._enter(record, Place.QUEUED, now)
+                self._enter(record, JobStatus.QUEUED, now)
                 self.queues.append(record)
         self._changed.clear()
 
@@ -192,7 +187,7 @@ class JobTable:
                 self._actions.append(Stop(report.stage_id, SlotClaim(job_id, attempt)))
             if (
                 record is not None
-                and record.place == Place.QUEUED
+                and record.status == JobStatus.QUEUED
                 and attempt >= record.attempt
                 and (at_work or record.phase == report.role)
             ):
@@ -216,7 +211,7 @@ class JobTable:
         for stage in self.stages:
             stage.heard_at = max(stage.heard_at, now - self._quiet_s)
         for record in self._records.values():
-            if record.place == Place.HELD:
+            if record.status == JobStatus.HELD:
                 record.since, record.lease_until = now, now + self._lease_s
 
     def connection_broke(self, stage_id: str, now: float) -> None:
@@ -295,7 +290,7 @@ class JobTable:
                     died.add(stage.stage_id)
             elif stage.heard_at + self._quiet_s <= now:
                 self.stages.set_quiet(stage, quiet=True)
-        held = [record for record in self._records.values() if record.place == Place.HELD]
+        held = [record for record in self._records.values() if record.status == JobStatus.HELD]
         self.stages.expect_only({record.stage_id for record in held if record.lease_until > now})
         for record in held:
             limit_s = record.job.limits.of(record.phase)
@@ -320,7 +315,7 @@ class JobTable:
     # Queues and credit ------------------------------------------------------------------------------------------------
 
     def _queue(self, record: JobRecord, now: float, lost_to: ErrorInfo | None = None) -> None:
-        self._enter(record, Place.QUEUED, now)
+        self._enter(record, JobStatus.QUEUED, now)
         self._actions.append(Queued(record.job_id, record.attempt, record.phase, lost_to))
         self.queues.push(record)
         if record.phase != Phase.INIT:
@@ -332,11 +327,10 @@ class JobTable:
                 pass
 
     def _may_init(self) -> bool:
-        ready = self._counts[Phase.INIT, Place.HELD] + self._counts[Phase.RUN, Place.QUEUED]
+        ready = self._counts[Phase.INIT, JobStatus.HELD] + self._counts[Phase.RUN, JobStatus.QUEUED]
         return ready < self._ready_limit
 
     def _start_oldest(self, requirements: Iterable[Requirement], now: float) -> bool:
-        """Start the oldest job that waits with one of these; false if none waits or no process has credit for it."""
         heads = [
             (record.sequence, requirement, record)
             for requirement in requirements
@@ -367,19 +361,19 @@ class JobTable:
 
     # Transitions ------------------------------------------------------------------------------------------------------
 
-    def _enter(self, record: JobRecord, place: Place, now: float) -> None:
-        record.place = place
+    def _enter(self, record: JobRecord, status: JobStatus, now: float) -> None:
+        record.status = status
         record.since = now
-        self._counts[record.phase, place] += 1
+        self._counts[record.phase, status] += 1
         self._count_batched(record, 1)
         self._count_on_node(record, 1)
         self._changed[record.sequence] = record
 
     def _leave(self, record: JobRecord) -> None:
-        self._counts[record.phase, record.place] -= 1
+        self._counts[record.phase, record.status] -= 1
         self._count_batched(record, -1)
         self._count_on_node(record, -1)
-        record.place = Place.MOVING
+        record.status = JobStatus.MOVING
 
     def _count_batched(self, record: JobRecord, change: int) -> None:
         if record.in_batch:
@@ -388,14 +382,14 @@ class JobTable:
                 del self._batched[record.phase, record.task]
 
     def _count_on_node(self, record: JobRecord, change: int) -> None:
-        if record.place == Place.QUEUED and record.sandbox is not None:
+        if record.status == JobStatus.QUEUED and record.sandbox is not None:
             self.stages.wait_on(record.sandbox.node, record.task, change)
 
     def _start(self, record: JobRecord, stage_id: str, now: float) -> None:
         waited = f"{record.phase}_queue"
         record.timings[waited] = record.timings.get(waited, 0.0) + now - record.since
         self._leave(record)
-        self._enter(record, Place.HELD, now)
+        self._enter(record, JobStatus.HELD, now)
         record.stage_id = stage_id
         record.lease_until = now + self._lease_s
         command = StartPhase(
@@ -431,7 +425,7 @@ class JobTable:
         self, record: JobRecord, outcome: Outcome, error: ErrorInfo | None, evaluated: PhaseDone | None = None
     ) -> None:
         self._unassign(record)
-        if record.place == Place.HELD and self.stages.holds(record.stage_id, record.claim):
+        if record.status == JobStatus.HELD and self.stages.holds(record.stage_id, record.claim):
             self._stopping[record.job_id] = (record.stage_id, record.claim)
         self._leave(record)
         self._close(record.sandbox)
@@ -475,11 +469,11 @@ class JobTable:
             record.run, record.block = event, block
 
     def _stop_holder(self, record: JobRecord) -> None:
-        if record.place == Place.HELD and record.stage_id in self.stages:
+        if record.status == JobStatus.HELD and record.stage_id in self.stages:
             self._actions.append(Stop(record.stage_id, record.claim))
 
     def _unassign(self, record: JobRecord) -> None:
-        if record.place == Place.HELD and record.phase == Phase.RUN:
+        if record.status == JobStatus.HELD and record.phase == Phase.RUN:
             self._actions.append(Unassign(record.claim))
 
     def _close(self, sandbox: SandboxHandle | None) -> None:

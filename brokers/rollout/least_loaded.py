@@ -34,7 +34,6 @@ class LeastLoaded(Generic[Key]):
         return iter(self._entries)
 
     def set(self, key: Key, load: float, tier: int = 0) -> None:
-        """Add the key, or change its load; it goes to the end of those with an equal load."""
         self._sequence += 1
         entry = self._entries[key] = (tier, load, self._sequence, key)
         heapq.heappush(self._heap, entry)

@@ -63,7 +63,6 @@ class Quota:
         return self.most_jobs(session) - self._jobs[session]
 
     def most_jobs(self, session: str) -> int:
-        """Return how many jobs and results a session may hold now."""
         return self._most(self._jobs, session, self._max_jobs)
 
     def prompts(self, session: str, size_bytes: int) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class StageConnection:
-    """A line to where a stage process said that it listens.
+    """A connection to where a stage process said that it listens.
 
     Raises:
         MalformedMessage: the process cannot be reached where it says; a host's name is never looked up, since that

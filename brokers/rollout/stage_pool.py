@@ -159,7 +159,7 @@ class StagePool:
         self._forget_if_idle(node)
 
     def leave(self, stage_id: str) -> None:
-        """Give no more jobs to a process that is ending; it keeps what it holds."""
+        """Assign no more jobs to a process that is ending; it keeps what it holds."""
         stage = self._stages.get(stage_id)
         if stage is not None and not stage.leaving:
             stage.leaving = True

@@ -69,7 +69,9 @@ class Kept:
             sessions.append(place)
         batches = []
         for old in self.batches.values():
-            batch = BatchRecord(old.batch_id, old.session, old.options, old.keep, old.key, old.state, old.problem)
+            batch = BatchRecord(
+                old.batch_id, old.session, old.options, old.group_filter, old.key, old.state, old.problem
+            )
             batch.fed, batch.stream_ended, batch.opened = old.fed, old.stream_ended, old.opened
             batches.append(batch)
         for batch in batches:
@@ -226,7 +228,7 @@ class BatchSamplerMachine(RuleBasedStateMachine):
                 assert sorted(group.rollouts) == list(range(batch.options.group_size))
                 assert not group.running
                 assert group.group_id not in self.fetched
-                assert batch.keep.verdict(group.rewards, group.size) == Verdict.KEEP
+                assert batch.group_filter.verdict(group.rewards, group.size) == Verdict.KEEP
                 limit = batch.options.max_staleness
                 if limit is not None and not group.given_to:
                     assert all(rollout.version >= self.version - limit for rollout in group.rollouts.values())

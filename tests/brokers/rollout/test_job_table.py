@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prorl_zmq.brokers.rollout.actions import Action, Close, End, Queued, Start, Stop, Unassign
-from prorl_zmq.brokers.rollout.job_record import Place
+from prorl_zmq.brokers.rollout.job_record import JobStatus
 from prorl_zmq.brokers.rollout.job_table import STOP_GRACE_S, JobTable
 from prorl_zmq.brokers.rollout.stage_pool import SlotClaim
 from prorl_zmq.errors import ErrorInfo
@@ -96,12 +96,12 @@ class Table:
             self.done("run-1", block=b"block", sandbox=sandbox, tokens=1, turns=0, stop_reason="done", backend="x")
         self.actions.clear()
 
-    def where(self) -> tuple[Phase, Place] | None:
+    def where(self) -> tuple[Phase, JobStatus] | None:
         """Where the only job is; None if it has ended."""
-        for place in (Place.QUEUED, Place.HELD):
-            for phase, count in self.table.count(place).items():
+        for status in (JobStatus.QUEUED, JobStatus.HELD):
+            for phase, count in self.table.count(status).items():
                 if count:
-                    return phase, place
+                    return phase, status
         return None
 
     def result(self) -> Result:
@@ -207,7 +207,7 @@ def test_init_runs_ahead_of_run_by_the_ready_limit() -> None:
     table.stage("init-1", slots=10)
     for job_id in "abc":
         table.submit(job_id)
-    assert table.table.count(Place.HELD)[Phase.INIT] == 2
+    assert table.table.count(JobStatus.HELD)[Phase.INIT] == 2
     assert started(table.done("init-1", "a")) == []  # it waits for RUN, ready
     assert started(table.stage("run-1")) == [("run-1", "a", 1), ("init-1", "c", 1)]
 
@@ -333,7 +333,7 @@ def test_a_process_that_reports_over_another_connection_keeps_its_jobs() -> None
     table.now = 1.0
     table.stage("run-1", running={"a": 1})
     table.tick(LEASE_S)
-    assert table.where() == (Phase.RUN, Place.HELD)
+    assert table.where() == (Phase.RUN, JobStatus.HELD)
 
 
 def test_a_line_of_a_process_that_is_not_known_any_more_changes_nothing() -> None:
@@ -369,7 +369,7 @@ def test_what_a_queued_job_is_said_to_have_done_is_stale() -> None:
     table.submit()
     assert table.done("init-1") == []
     assert table.failed("init-1") == []
-    assert table.where() == (Phase.INIT, Place.QUEUED)
+    assert table.where() == (Phase.INIT, JobStatus.QUEUED)
 
 
 def test_an_older_attempt_changes_nothing_and_its_sandbox_is_closed() -> None:
@@ -380,9 +380,9 @@ def test_an_older_attempt_changes_nothing_and_its_sandbox_is_closed() -> None:
     table.failed("init-1", retry=True)  # attempt 2 is on init-2 now
     assert table.done("init-1", attempt=1, sandbox=SANDBOX) == [Close(SANDBOX)]
     assert table.failed("init-1", attempt=1) == []
-    assert table.where() == (Phase.INIT, Place.HELD)
+    assert table.where() == (Phase.INIT, JobStatus.HELD)
     assert len(started(table.done("init-2", attempt=2))) == 0
-    assert table.where() == (Phase.RUN, Place.QUEUED)
+    assert table.where() == (Phase.RUN, JobStatus.QUEUED)
 
 
 @pytest.mark.parametrize("impostor", ["init-2", "run-1"])
@@ -392,7 +392,7 @@ def test_only_the_holder_ends_a_phase(impostor: str) -> None:
     table.stage("init-2")
     assert table.done(impostor) == []
     assert table.failed(impostor) == []
-    assert table.where() == (Phase.INIT, Place.HELD)
+    assert table.where() == (Phase.INIT, JobStatus.HELD)
 
 
 def test_a_repeated_word_does_not_close_the_sandbox_that_the_job_now_uses() -> None:
@@ -482,7 +482,7 @@ def test_a_process_that_leaves_gives_its_jobs_back(phase: Phase, again: Phase) -
     table = Table()
     table.bring_to(phase)
     table.leave(f"{phase}-1")
-    assert table.where() == (again, Place.QUEUED if again == phase else Place.HELD)
+    assert table.where() == (again, JobStatus.QUEUED if again == phase else JobStatus.HELD)
     assert f"{phase}-1" not in table.table.stages
 
 
@@ -547,7 +547,7 @@ def test_an_id_that_comes_again_while_its_last_attempt_stops_goes_on_from_there(
     (start,) = [action for action in table.actions[-3:] if isinstance(action, Start)]
     assert start.command.attempt == 2
     table.failed("run-1", attempt=1)
-    assert table.where() == (Phase.INIT, Place.HELD)
+    assert table.where() == (Phase.INIT, JobStatus.HELD)
     table.failed("init-1", attempt=2, retry=True)  # its one attempt
     assert table.where() is None
 
@@ -591,7 +591,7 @@ def test_an_attempt_that_was_given_back_is_not_spent() -> None:
     for number in range(5):
         assert started(table.stage(f"init-{number}")) == [(f"init-{number}", "a", number + 1)]
         table.leave(f"init-{number}")
-    assert table.where() == (Phase.INIT, Place.QUEUED)
+    assert table.where() == (Phase.INIT, JobStatus.QUEUED)
 
 
 def test_a_report_renews_the_leases_of_the_jobs_that_it_names() -> None:
@@ -603,7 +603,7 @@ def test_a_report_renews_the_leases_of_the_jobs_that_it_names() -> None:
         table.now = now
         table.stage("init-1", slots=2, running={"a": 1})
     assert started(table.tick(LEASE_S)) == []  # b's start never arrived; its slot is still taken
-    assert table.table.count(Place.QUEUED)[Phase.INIT] == 1
+    assert table.table.count(JobStatus.QUEUED)[Phase.INIT] == 1
     assert started(table.stage("init-1", slots=2, running={"a": 1})) == [("init-1", "b", 2)]
 
 
@@ -613,7 +613,7 @@ def test_a_silent_process_loses_also_the_jobs_that_it_was_given_late() -> None:
     table.now = 9.0
     table.submit()
     table.tick(LEASE_S)
-    assert table.where() == (Phase.INIT, Place.QUEUED)
+    assert table.where() == (Phase.INIT, JobStatus.QUEUED)
     table.now = 11.0
     actions = table.stage("init-1", running={"a": 1})  # it was not dead after all
     assert actions[0] == Stop("init-1", SlotClaim("a", 1))
@@ -659,7 +659,7 @@ def test_a_job_that_no_process_serves_ends_after_the_wait_that_it_allows() -> No
     table.submit()
     table.tick(1.0)
     table.tick(5.9)
-    assert table.where() == (Phase.INIT, Place.QUEUED)
+    assert table.where() == (Phase.INIT, JobStatus.QUEUED)
     table.tick(6.0)
     result = table.result()
     assert result.outcome == Outcome.INFRASTRUCTURE_ERROR
@@ -676,7 +676,7 @@ def test_a_busy_process_is_no_reason_to_give_up() -> None:
         table.now = now
         table.stage("init-1", running={"a": 1})
         table.tick(now)
-    assert table.table.count(Place.QUEUED)[Phase.INIT] == 1
+    assert table.table.count(JobStatus.QUEUED)[Phase.INIT] == 1
 
 
 def test_a_job_whose_node_has_gone_starts_again_in_a_fresh_sandbox() -> None:
@@ -748,7 +748,7 @@ def test_a_silent_process_that_comes_back_with_a_cancelled_job_does_not_end_the_
     (start,) = [action for action in actions if isinstance(action, Start)]
     assert start.command.attempt == 2
     table.failed("init-1", attempt=1)
-    assert table.where() == (Phase.INIT, Place.HELD)
+    assert table.where() == (Phase.INIT, JobStatus.HELD)
 
 
 # A table that takes up what an earlier one left -----------------------------------------------------------------------
@@ -768,11 +768,11 @@ def test_held_job_is_still_held_when_its_process_reports_it(phase: Phase) -> Non
     old = Table()
     old.bring_to(phase)
     new = restarted(old)
-    assert new.where() == (phase, Place.HELD)
+    assert new.where() == (phase, JobStatus.HELD)
     assert new.stage(f"{phase}-1", running={"a": 1}) == []
     assert [stage.busy for stage in new.table.stages.status()] == [1]
     new.tick(new.now + LEASE_S - 1)
-    assert new.where() == (phase, Place.HELD)
+    assert new.where() == (phase, JobStatus.HELD)
     assert new.table.redelivered == 0
 
 
@@ -801,7 +801,7 @@ def test_event_that_comes_before_the_first_report() -> None:
     old.bring_to(Phase.INIT)
     new = restarted(old)
     new.done("init-1", sandbox=SANDBOX)
-    assert new.where() == (Phase.RUN, Place.QUEUED)
+    assert new.where() == (Phase.RUN, JobStatus.QUEUED)
     new.stage("init-1")
     assert [stage.busy for stage in new.table.stages.status()] == [0]
 
@@ -834,7 +834,7 @@ def test_process_that_leaves_before_it_reports_gives_its_jobs_back() -> None:
     old.bring_to(Phase.RUN)
     new = restarted(old)
     new.leave("run-1")
-    assert new.where() == (Phase.INIT, Place.QUEUED)
+    assert new.where() == (Phase.INIT, JobStatus.QUEUED)
 
 
 def test_queued_jobs_keep_their_order_and_new_ones_come_after_them() -> None:

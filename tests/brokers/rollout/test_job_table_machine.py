@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.rollout.actions import Close, End, Start, Stop, Unassign
-from prorl_zmq.brokers.rollout.job_record import Place
+from prorl_zmq.brokers.rollout.job_record import JobStatus
 from prorl_zmq.brokers.rollout.job_table import STOP_GRACE_S, JobTable
 from prorl_zmq.brokers.rollout.stage_pool import Requirement
 from prorl_zmq.errors import ErrorInfo
@@ -317,11 +317,11 @@ class JobTableMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_the_models(self) -> None:
-        for place, held in ((Place.QUEUED, False), (Place.HELD, True)):
+        for status, held in ((JobStatus.QUEUED, False), (JobStatus.HELD, True)):
             expected = dict.fromkeys(Phase, 0)
             for job in self.jobs.values():
                 expected[job.phase] += (job.holder is not None) == held
-            assert self.table.count(place) == expected
+            assert self.table.count(status) == expected
         assert len(self.table) == len(self.jobs) == self.submitted - self.ended
         for session in "ab":
             assert self.table.unfinished(session) == sum(job.session == session for job in self.jobs.values())
@@ -441,8 +441,8 @@ class JobTableMachine(RuleBasedStateMachine):
 
     def table_state(self) -> object:
         return (
-            self.table.count(Place.QUEUED),
-            self.table.count(Place.HELD),
+            self.table.count(JobStatus.QUEUED),
+            self.table.count(JobStatus.HELD),
             self.table.stages.status(),
             self.table.outcomes.copy(),
             self.table.redelivered,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from prorl_zmq.brokers.journal.records import Finished
 from prorl_zmq.brokers.rollout.actions import Action, Start
-from prorl_zmq.brokers.rollout.job_table import JobTable, Place
+from prorl_zmq.brokers.rollout.job_table import JobStatus, JobTable
 from prorl_zmq.brokers.rollout.quota import Quota
 from prorl_zmq.errors import Busy
 from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, Result
@@ -109,11 +109,11 @@ def test_init_passes_over_the_jobs_of_a_session_that_may_not_start_any() -> None
     report = StageReport(stage_id="i", role=Phase.INIT, node="n", slots=4, endpoint="ipc://i", tasks=(Task("t"),))
     assert started(table.stage_reported(report, 0.0)) == ["alive-1", "alive-3"]
     assert started(table.tick(1.0)) == []
-    assert table.count(Place.QUEUED)[Phase.INIT] == 2
+    assert table.count(JobStatus.QUEUED)[Phase.INIT] == 2
     table.cancel("dead-0", 1.0)
     full.clear()
     assert started(table.tick(2.0)) == ["dead-2"]
-    assert table.count(Place.QUEUED)[Phase.INIT] == 0
+    assert table.count(JobStatus.QUEUED)[Phase.INIT] == 0
 
 
 def started(actions: list[Action]) -> list[str]:
