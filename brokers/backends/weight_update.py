@@ -1,4 +1,4 @@
-"""The update of weights that a trainer has begun, if any, and which weights backends are to serve. Pure: the time is an argument.
+"""The update of weights that a trainer has begun, if any, and which weights backends are to serve. Pure.
 
 From the begin on, backends that do not serve the new version get no jobs (the heap sees to that); those that have said
 that they do, get them again. The end makes the version the wanted one: whoever serves older weights gets no jobs, also

@@ -6,8 +6,8 @@ of a wrong setting (exit code 2) before the service was ready once ends the serv
 started at most `MAX_STARTS` times (see `engine_starts`). Any other child is restarted after a pause that doubles up to
 `MAX_PAUSE_S` while it keeps dying young.
 
-While an engine is not ready, the supervisor reports it to the backend broker every `REPORT_S` (`ReportStarts`): jobs
-wait for engines that start, and lists show the reason of those that failed.
+While an engine is not ready, the supervisor reports it to the backend broker every `REPORT_S` and at each change
+(`ReportStarts`): jobs wait for engines that start, and lists show the reason of those that failed.
 
 The supervisor stays in the foreground and ends on SIGTERM or SIGINT: stages first and brokers last, each rank within
 its `STOP_S`, at once on a second signal. A child that does not end by itself is killed with all that it started.
@@ -300,7 +300,7 @@ class Supervisor:
             )
 
     async def _report_starts(self) -> None:
-        """Report engines that are not ready to the backend broker, and learn from its list which are."""
+        """Report engines that are not ready to the backend broker, at once and every `REPORT_S`, and learn which are."""
         endpoint = self._topology.endpoint(self._topology.backend_broker.endpoint)
         owner = self._environment[SERVICE_VARIABLE]
         with zmq.Context() as context:
@@ -316,7 +316,8 @@ class Supervisor:
                         if not report:
                             await self._engines_changed.wait()
                             continue
-                    await asyncio.sleep(REPORT_S)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._engines_changed.wait(), REPORT_S)
             finally:
                 broker.close()
 

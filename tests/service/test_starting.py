@@ -62,6 +62,10 @@ def starts(served: Served) -> int:
     return len((served.folder / "starts").read_text().splitlines())
 
 
+def shown(served: Served, *command: str) -> str:
+    return " ".join(served.run(*command).stdout.split())
+
+
 def impatient(count: int) -> list[Job]:
     return [msgspec.convert({**MATH, "backend_wait_s": 1.0}, Job) for _ in range(count)]
 
@@ -91,9 +95,8 @@ def test_an_engine_that_never_starts_is_given_up_and_everybody_learns_why() -> N
         (left,) = [line for line in served.lines if "no inference backend is left" in line]
         assert "restart `prorl serve`" in left
         for command in (["status"], ["backends", "list"]):
-            shown = " ".join(served.run(*command).stdout.split())
-            assert "engine-0 │ failed" in shown
-            assert REASON in shown
+            until(lambda command=command: "engine-0 │ failed" in shown(served, *command), "the report to arrive")
+            assert REASON in shown(served, *command)
         with RolloutClient(served.front_door) as client:
             client.submit([msgspec.structs.replace(job, max_attempts=1) for job in impatient(2)])
             for trajectory in client.stream(timeout_s=60):
@@ -158,8 +161,7 @@ def test_a_real_vllm_with_too_little_memory_is_given_up_with_its_own_words(tmp_p
             assert str(logs / "engine-0.log") in failed
             assert "File " not in failed, "the root cause, without the frames above it"
             served.wait_ready()
-            shown = " ".join(served.run("backends", "list").stdout.split())
-            assert "engine-0 │ failed" in shown
-            assert "No available memory for the cache blocks" in shown
+            until(lambda: "engine-0 │ failed" in shown(served, "backends", "list"), "the report to arrive")
+            assert "No available memory for the cache blocks" in shown(served, "backends", "list")
         finally:
             served.close()
