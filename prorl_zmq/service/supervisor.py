@@ -300,7 +300,7 @@ class Supervisor:
             )
 
     async def _report_starts(self) -> None:
-        """Report engines that are not ready to the backend broker, at once and every `REPORT_S`, and learn which are."""
+        """Report engines that are not ready to the backend broker; learn from its list which are."""
         endpoint = self._topology.endpoint(self._topology.backend_broker.endpoint)
         owner = self._environment[SERVICE_VARIABLE]
         with zmq.Context() as context:
