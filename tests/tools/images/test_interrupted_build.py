@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from prorl_zmq.tools.images.image_store import ImageStore
 
 STEPS = frozenset({"os.mkdir", "os.rename", "os.symlink", "os.remove", "os.rmdir", "subprocess.Popen"})
-SLEEP = "sleep 86412"
+SLEEP = f"sleep {80_000_000 + os.getpid()}"  # one of its own for each worker of pytest
 
 
 def build_and_die(store: ImageStore, source: Path, step: int) -> bool:
