@@ -183,7 +183,7 @@ def _engine_options(kind: str, given: dict[str, Any], *, flags: bool) -> Any:
             return "flags behind --"
         return f"--{option.replace('_', '-')}" if option in {*ENGINE_OPTIONS, "url"} else f"--option {option}"
 
-    chosen = load_plugin(ENGINE_KINDS, kind, "engine")
+    chosen = engine_kind(kind)
     subject = f"--engine {kind}" if flags else f'kind "{kind}"'
     fields = {field.name: field for field in msgspec.structs.fields(chosen)}
     for option in given.keys() - fields:
@@ -208,10 +208,14 @@ def _engine_options(kind: str, given: dict[str, Any], *, flags: bool) -> Any:
 
 def _options_of(kind: str) -> tuple[str, ...]:
     try:
-        fields: tuple[str, ...] = load_plugin(ENGINE_KINDS, kind, "engine").__struct_fields__
+        fields: tuple[str, ...] = engine_kind(kind).__struct_fields__
     except ConfigError:  # of another package, and not what is asked about
         return ()
     return fields
+
+
+def engine_kind(kind: str) -> Any:
+    return load_plugin(ENGINE_KINDS, kind, "engine", base="prorl_zmq.inference.engine_kind:EngineKind")
 
 
 class SandboxSettings(Section, frozen=True):

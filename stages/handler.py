@@ -6,9 +6,9 @@ needs goes into the `PhaseData` that the earlier one returns, or into the sandbo
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from inspect import formatannotation
 from typing import (
     TYPE_CHECKING,
@@ -42,6 +42,7 @@ from ..errors import (
     SandboxUnavailable,
     ToolSessionLost,
 )
+from ..system.plugins import load_plugin, offered
 from ..wire import codec
 from ..wire.messages.jobs import Outcome
 from ..wire.messages.stages import Task
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from ..tools.tool import Tool
     from ..wire.messages.jobs import Job
     from .agent_loop import Episode
+
+log = logging.getLogger("prorl.stage")
 
 ENTRY_POINT_GROUP = "prorl_zmq.handlers"
 NAMED_TYPES = (str, int, float, bool, list[str], dict[str, str])
@@ -252,28 +255,43 @@ def failure_of(error: Exception) -> Failure:
     return Failure(Outcome.FAILED, HandlerFailed(f"{name}: {error}", exception=name).info())
 
 
-def load_handlers(names: Iterable[str] = ()) -> dict[str, AgentHandler[Any]]:
+def load_handlers(names: Iterable[str] = (), warn: Callable[[str], None] = log.warning) -> dict[str, AgentHandler[Any]]:
     """Make the handlers that installed packages offer, by task; of `names` only, if any are given.
 
+    A handler that was not named and does not work is left out, with a warning: it may be of a package that this
+    service has no use for.
+
     Raises:
-        ConfigError: no package offers a name, or an entry point is not an `AgentHandler`.
+        ConfigError: no package offers one of `names`, or its handler does not work.
     """
-    offered = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
-    wanted = set(names) or set(offered)
-    if missing := wanted - set(offered):
-        named, known = ", ".join(sorted(missing)), ", ".join(sorted(offered))
-        raise ConfigError(f"no installed package offers task {named}; offered: {known}", key="task")
+    known = offered(ENTRY_POINT_GROUP)
+    wanted = set(names)
+    if missing := wanted - set(known):
+        named = ", ".join(sorted(missing))
+        raise ConfigError(f"no installed package offers task {named}; offered: {', '.join(known)}", key="task")
     handlers: dict[str, AgentHandler[Any]] = {}
-    for name in sorted(wanted):
+    for name in sorted(wanted or known):
         try:
-            handler = offered[name].load()()
-        except Exception as error:
-            what = f"the handler of task {name} ({offered[name].value})"
-            raise ConfigError(f"{what} cannot be made: {type(error).__name__}: {error}", key="task") from error
-        if not isinstance(handler, AgentHandler) or handler.task != name:
-            raise ConfigError(f"{offered[name].value} is not an AgentHandler with task = {name!r}", key="task")
-        handlers[name] = handler
+            handlers[name] = _handler(name)
+        except ConfigError as error:
+            if wanted:
+                raise
+            warn(f"{error.message}; the task {name} is left out")
     return handlers
+
+
+def _handler(task: str) -> AgentHandler[Any]:
+    base = f"{AgentHandler.__module__}:{AgentHandler.__qualname__}"
+    kind: type[AgentHandler[Any]] = load_plugin(ENTRY_POINT_GROUP, task, "task", key="task", base=base)
+    try:
+        handler = kind()
+        named = handler.describe().name
+    except Exception as error:
+        what = f"the handler of task {task} ({kind.__module__}:{kind.__qualname__})"
+        raise ConfigError(f"{what} does not work: {type(error).__name__}: {error}", key="task") from error
+    if named != task:
+        raise ConfigError(f"the handler of task {task} has task = {named!r}; write {task!r}", key="task")
+    return handler
 
 
 def _type_name(hint: Any) -> str:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ..tasks.row_format import RowFormat, native, unique
 from ..tasks.row_formats import ROW_FORMATS
-from .handler import load_handlers
+from .handler import AgentHandler, load_handlers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
-def known_row_formats() -> tuple[RowFormat, ...]:
-    """Return all row formats, the most special ones first; the instances of each task are one."""
-    handlers = load_handlers()
+def known_row_formats(handlers: Mapping[str, AgentHandler[Any]] | None = None) -> tuple[RowFormat, ...]:
+    """Return all row formats, the most special ones first; the instances of each task are one.
+
+    Args:
+        handlers: those of the installation, if they are loaded already.
+    """
+    handlers = load_handlers() if handlers is None else handlers
     of_handlers = tuple(row_format for handler in handlers.values() for row_format in handler.row_formats)
     instances = tuple(native(task, handler.instance_type) for task, handler in handlers.items())
     return unique((*ROW_FORMATS, *of_handlers, *instances))

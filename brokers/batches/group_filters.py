@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol
 
-from ...errors import InvalidBatch
+from ...errors import ConfigError, InvalidBatch
+from ...system.plugins import load_plugin, offered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -143,7 +143,7 @@ def keep_policy(chosen: GroupFilter) -> KeepPolicy:
         raise InvalidBatch(f"`{chosen.policy}` takes no {', '.join(given)}; `mean_reward` does", field="keep")
     if chosen.policy in BUILT_IN:
         return BUILT_IN[chosen.policy]
-    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    found = offered(ENTRY_POINTS)
     if chosen.policy not in found:
         known = ", ".join(sorted({*BUILT_IN, "mean_reward", *found}))
         raise InvalidBatch(
@@ -152,11 +152,9 @@ def keep_policy(chosen: GroupFilter) -> KeepPolicy:
             field="keep",
         )
     try:
-        return KeepWhere(chosen.policy, found[chosen.policy].load())
-    except Exception as error:
-        raise InvalidBatch(
-            f"the keep policy `{chosen.policy}` cannot be imported: {type(error).__name__}: {error}", field="keep"
-        ) from error
+        return KeepWhere(chosen.policy, load_plugin(ENTRY_POINTS, chosen.policy, "keep policy", key="keep"))
+    except ConfigError as error:
+        raise InvalidBatch(error.message, field="keep") from error
 
 
 BUILT_IN: dict[str, KeepPolicy] = {"all": KeepAll(), "informative": KeepInformative()}

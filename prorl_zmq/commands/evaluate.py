@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -155,10 +156,11 @@ def evaluate(
     sandbox = sandbox or SandboxSettings().kind
     own = None if running else _own_service(backend, slots, sandbox, image or "", image_folder or [])
     named_fields = options.named_values("--set", fields)
+    handlers = load_handlers(warn=partial(say, "prorl eval"))
     problems = load_problems(
-        file, known_row_formats(), row_format=row_format, task=task, limit=limit, options=named_fields
+        file, known_row_formats(handlers), row_format=row_format, task=task, limit=limit, options=named_fields
     )
-    lacking = check_instances(problems, load_handlers(), file)
+    lacking = check_instances(problems, handlers, file)
     for what, count in lacking.items() if own is not None else ():
         say("prorl eval", f"{count} of {len(problems)} problems: {what}")
     settings = _settings(

@@ -70,6 +70,7 @@ def make_swe(
     if missing:
         raise ConfigError(f"make-swe needs {', '.join(missing)}: pip install 'prorl-zmq[tasks]'", key="tasks")
     from ..make_swe.maker import Maker, write_atomically
+    from ..make_swe.project import check_source
     from ..make_swe.project_maker import Settings, encode
     from ..tools.images.image import default_root
     from ..tools.images.image_store import ImageStore
@@ -79,6 +80,8 @@ def make_swe(
         raise ConfigError(f"there is no folder {out.absolute().parent} for {out.name}", key="out")
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder; name a file, such as {out / 'swe.jsonl'}", key="out")
+    for order in orders:
+        check_source(order.source)
     settings = Settings(
         seed=recipe_seed if seed is None else seed, base=base, jobs=jobs, most_failing=most_failing, limit_s=limit
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 import typer
 
 from ..config import SandboxSettings, Topology, default_run_dir, own_run_dir
+from ..system.logs import say
 from ..wire.messages.jobs import Phase
 from .options import Image, ImageFolder, Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, Sandbox, log_as
 
@@ -58,8 +60,11 @@ def stage(
         insecure=insecure,
         keys=keys,
     )
-    process = StageProcess(options, load_handlers(task or ()))
+    left_out: list[str] = []
+    process = StageProcess(options, load_handlers(task or (), left_out.append))
     log_as(process.stage_id, log_format, log_level)
+    for warning in left_out:
+        say(process.stage_id, warning, logging.WARNING)
     uvloop.run(process.run())
 
 

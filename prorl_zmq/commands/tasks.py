@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..errors import ConfigError, InvalidJob, InvalidRecord, ProrlError
-from ..system.logs import one_line
+from ..system.logs import one_line, say
 from .images import image_store
 from .make_swe import make_swe
 from .options import Images, RowFormatName, TaskName, columns, console
@@ -45,11 +46,12 @@ def list_row_formats() -> None:
     A row has the first of these formats all of whose columns are there. `task` and `instance` make a row a whole job,
     as `prorl submit` takes it.
     """
+    from ..stages.handler import load_handlers
     from ..stages.known_row_formats import known_row_formats
 
     headers = columns("task", "row format", "data sets", "recognised by its columns", overflow="fold")
     table = Table(*headers, title="row formats, the first that fits is taken", title_justify="left")
-    for each in known_row_formats():
+    for each in known_row_formats(load_handlers(warn=partial(say, "prorl tasks"))):
         table.add_row(each.task, each.name, each.about, ", ".join(sorted(each.required)))
     console().print(table)
 
@@ -150,8 +152,8 @@ def _checked(file: Path, task: str, row_format: str) -> Iterator[tuple[int, str,
     from ..stages.known_row_formats import known_row_formats
     from ..tasks.loading import load_rows
 
-    handlers: Mapping[str, AgentHandler[Any]] = load_handlers()
-    for row in load_rows(file, task=task, row_format=row_format, row_formats=known_row_formats()):
+    handlers: Mapping[str, AgentHandler[Any]] = load_handlers(warn=partial(say, "prorl tasks"))
+    for row in load_rows(file, task=task, row_format=row_format, row_formats=known_row_formats(handlers)):
         if isinstance(row, InvalidRecord):
             yield int(row.fields.get("line") or 0), row.message.partition(": ")[2] or row.message, None
             continue

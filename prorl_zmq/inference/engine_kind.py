@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..config import ENGINE_KINDS
+from ..config import ENGINE_KINDS, engine_kind
 from ..errors import ConfigError
-from ..system.plugins import load_plugin, offered
+from ..system.plugins import offered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +68,9 @@ def examine_kinds() -> Iterator[tuple[str, str, str]]:
     """Return each installed engine kind: name, what keeps it from running here (empty: nothing), and summary."""
     for name in offered(ENGINE_KINDS):
         try:
-            kind: type[EngineKind] = load_plugin(ENGINE_KINDS, name, "engine")
+            kind: type[EngineKind] = engine_kind(name)
             yield name, kind.problem(), kind.summary()
         except ConfigError as error:
             yield name, error.message, ""
+        except Exception as error:  # noqa: BLE001 - of another package, which does not work
+            yield name, f"{type(error).__name__}: {error}", ""

@@ -68,20 +68,25 @@ class Project:
         return re.sub(r"[^A-Za-z0-9.-]+", "-", f"{self.metadata.name}-{self.metadata.version}").strip("-.")[:60]
 
 
+def check_source(source: str) -> None:
+    """Check what can be checked before anything is fetched or built."""
+    if not (RELEASE.fullmatch(source) or GIT_URL.match(source) or Path(source).is_dir()):
+        raise ConfigError(f"{source}: there is no such folder; give a folder, a git URL or NAME==VERSION", key="repo")
+
+
 def fetch(source: str, work: Path, *, sha256: str = "", path: str = "") -> Project:
     """Fetch a project and make its repository in `work`. Blocks: seconds."""
+    check_source(source)
     raw = work / "raw"
     raw.mkdir()
     if release := RELEASE.fullmatch(source):
         found = _unpacked(_archive(release["name"], release["version"], sha256, work), raw)
     elif Path(source).is_dir() and not _is_bare(Path(source)):
         found = Path(source).resolve()
-    elif GIT_URL.match(source) or Path(source).is_dir():
+    else:
         clone = ("clone", "--quiet", "--depth=1", "--", source.removeprefix("git+"), str(raw / "clone"))
         git(*clone, folder=raw, problem=f"{source} cannot be cloned")
         found = raw / "clone"
-    else:
-        raise ConfigError(f"{source}: there is no such folder; give a folder, a git URL or NAME==VERSION", key="repo")
     try:
         metadata = read_metadata(found)
     except (AttributeError, TypeError, ValueError, configparser.Error) as error:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import zmq
 
 from ..config import SandboxSettings, default_run_dir
-from ..errors import ProrlError
+from ..errors import ConfigError, ProrlError
 from ..inference.engine_kind import examine_kinds
 from ..tools.processes import first_line
 from ..tools.sandbox.kinds import container_class, known_kinds
@@ -78,11 +78,10 @@ def _cores() -> Finding:
 def _sandbox_kind(kind: str) -> Finding:
     try:
         container = container_class(kind)
-        problem = container.problem()
+        if (problem := container.problem()) is None:
+            return Finding(f"sandboxes: {kind}", "ok", container.version())
     except Exception as error:  # noqa: BLE001 - of another package, which does not work
-        problem = f"{type(error).__name__}: {error}"
-    if problem is None:
-        return Finding(f"sandboxes: {kind}", "ok", container.version())
+        problem = error.message if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
     return Finding(f"sandboxes: {kind}", "missing" if kind == SandboxSettings().kind else "optional", problem)
 
 

@@ -1,4 +1,7 @@
-"""What installed packages offer by entry points: classes by group and name, loaded when they are first asked for."""
+"""What installed packages offer by entry points: classes and functions by group and name, loaded when first asked for.
+
+A plug-in that does not work costs only those who ask for it: `offered` loads nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,30 @@ def offered(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in sorted(entry_points(group=group))}
 
 
-def load_plugin(group: str, name: str, what: str, *, key: str = "kind") -> Any:
+def load_plugin(group: str, name: str, what: str, *, key: str = "kind", base: str = "") -> Any:
     """Load one entry point; `what` it is a kind of, such as `engine`, and `key`, the option, are for errors.
 
+    `base` is the class that it must be a subclass of, as `module:name`: this file imports none of them.
+
     Raises:
-        ConfigError: no installed package offers the name, or what it names cannot be imported.
+        ConfigError: no installed package offers the name, several do, it cannot be imported, or it is no such subclass.
     """
-    points = offered(group)
-    if name not in points:
-        raise ConfigError(f"{name!r} is not a kind of {what}; installed are: {', '.join(points)}", key=key)
+    points = {point.value: point for point in entry_points(group=group, name=name)}
+    if not points:
+        raise ConfigError(f"{name!r} is not a kind of {what}; installed are: {', '.join(offered(group))}", key=key)
+    if len(points) > 1:
+        several = " and ".join(f"{value} (of {_package(point)})" for value, point in points.items())
+        raise ConfigError(f"the {what} kind {name} is offered by {several}; uninstall all but one", key=key)
+    ((value, point),) = points.items()
+    subject = f"the {what} kind {name} ({value}, of {_package(point)})"
     try:
-        return points[name].load()
+        loaded = point.load()
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            f"the {what} kind {name} ({points[name].value}) cannot be imported: {problem}", key=key
-        ) from error
+        raise ConfigError(f"{subject} cannot be imported: {type(error).__name__}: {error}", key=key) from error
+    if base and base not in (f"{each.__module__}:{each.__qualname__}" for each in getattr(loaded, "__mro__", ())):
+        raise ConfigError(f"{subject} is not a subclass of {base.partition(':')[2]}", key=key)
+    return loaded
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "an unknown package"

@@ -76,6 +76,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: scripted-engines\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text(
         "[prorl_zmq.engines]\nscripted = scripted_engines:ScriptedKind\ntorn = scripted_engines:Missing\n"
+        "odd = json:loads\n"
     )
     return {**os.environ, "PYTHONPATH": str(place)}
 
@@ -114,7 +115,8 @@ def test_a_job_is_answered_by_an_engine_of_another_package(
             2,
             "--engine embedded takes no --option times; scripted would",
         ),
-        (("--engine", "torn"), 2, "the engine kind torn (scripted_engines:Missing) cannot be imported"),
+        (("--engine", "torn"), 2, "the engine kind torn (scripted_engines:Missing, of scripted-engines) cannot"),
+        (("--engine", "odd"), 2, "(json:loads, of scripted-engines) is not a subclass of EngineKind"),
         (("--engine", "gpt"), 2, "'gpt' is not a kind of engine; installed are: embedded, "),
         (("--engine", "embedded", "--", "--max-model-len", "5"), 2, "takes no flags behind --; vllm would"),
         (("--engine", "scripted", "--option", "answer=none"), 3, "cannot start: the script has no answer; write one"),
@@ -136,8 +138,9 @@ def test_doctor_init_and_eval_know_the_kind(tmp_path: Path, environment: dict[st
     shown = run(environment, "prorl", "doctor").stdout
     assert "engine scripted" in shown
     assert "Gives one answer to everybody" in shown
+    assert "is not a subclass of EngineKind" in " ".join(shown.replace("│", " ").split())
     assert run(environment, "prorl", "init", str(tmp_path / "new.toml")).returncode == 0
-    assert "# Further kinds of engines are installed: scripted, torn." in (tmp_path / "new.toml").read_text()
+    assert "# Further kinds of engines are installed: odd, scripted, torn." in (tmp_path / "new.toml").read_text()
     file = tmp_path / "sums.jsonl"
     file.write_text('{"problem": "1 + 1?", "ground_truth": "2"}\n')
     out = ("--out", str(tmp_path / "run"))

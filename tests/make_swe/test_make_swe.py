@@ -208,6 +208,7 @@ def test_without_apptainer_it_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
         (["a", "--out", "/nowhere/a.jsonl"], "there is no folder /nowhere"),
         (["a", "--out", "/tmp"], "--out /tmp is a folder; name a file, such as /tmp/swe.jsonl"),
         (["a", "--jobs", "0"], "--jobs"),
+        (["nowhere"], "nowhere: there is no such folder; give a folder, a git URL or NAME==VERSION"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,19 +49,28 @@ class EchoHandler(AgentHandler[EchoInstance]):
     async def eval(self, phase):
         return Evaluation(1.0)
 
+class OtherHandler(EchoHandler):
+    task = "other"
+
+class UntoldInstance(msgspec.Struct):
+    word: "Nothing"
+
+class Untold(EchoHandler):
+    instance_type = UntoldInstance
+
 class NotAHandler:
     pass
 """
 
 
-def load_with_entry_point(folder: Path, target: str) -> subprocess.CompletedProcess[str]:
+def load_with_entry_point(folder: Path, target: str, names: str = "") -> subprocess.CompletedProcess[str]:
     """Load all handlers in a process that sees a user's package with one entry point."""
     (folder / "my_tasks.py").write_text(USERS_PACKAGE)
     info = folder / "my_tasks-1.dist-info"
-    info.mkdir()
+    info.mkdir(exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-tasks\nVersion: 1\n")
     (info / "entry_points.txt").write_text(f"[prorl_zmq.handlers]\necho = {target}\n")
-    code = "from prorl_zmq.stages.handler import load_handlers; print(*load_handlers())"
+    code = f"from prorl_zmq.stages.handler import load_handlers; print(*load_handlers({names}))"
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     return subprocess.run(
         [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, check=False
@@ -75,13 +84,21 @@ def test_users_package_adds_a_task(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("my_tasks:NotAHandler", "is not an AgentHandler with task = 'echo'"),
+        ("my_tasks:NotAHandler", "(my_tasks:NotAHandler, of my-tasks) is not a subclass of AgentHandler"),
+        ("my_tasks:OtherHandler", "has task = 'other'; write 'echo'"),
+        ("my_tasks:Untold", "the handler of task echo (my_tasks:Untold) does not work: NameError: name 'Nothing'"),
         ("my_tasks:Missing", "has no attribute 'Missing'"),
         ("missing:EchoHandler", "No module named 'missing'"),
+        ("json:loads", "(json:loads, of my-tasks) is not a subclass of AgentHandler"),
     ],
 )
-def test_entry_point_that_gives_no_handler(target: str, said: str, tmp_path: Path) -> None:
+def test_a_handler_that_does_not_work_costs_only_those_who_ask_for_it(target: str, said: str, tmp_path: Path) -> None:
+    """A package that nobody used ended every stage process, `prorl eval` and `prorl tasks`."""
     done = load_with_entry_point(tmp_path, target)
+    assert done.stdout == "code math shell stem swe\n"
+    assert said in done.stderr
+    assert "the task echo is left out" in done.stderr
+    done = load_with_entry_point(tmp_path, target, "['echo']")
     assert "ConfigError" in done.stderr
     assert said in done.stderr
 

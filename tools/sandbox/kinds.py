@@ -35,10 +35,11 @@ def container_class(kind: str) -> type[Container]:
     """
     from .container import Container
 
-    loaded = load_plugin(ENTRY_POINT_GROUP, kind, "sandbox", key="sandbox.kind")
-    if not (isinstance(loaded, type) and issubclass(loaded, Container)) or loaded.kind != kind:
-        target = offered(ENTRY_POINT_GROUP)[kind].value
-        raise ConfigError(f"{target} is not a subclass of Container with kind = {kind!r}", key="sandbox.kind")
+    base = f"{Container.__module__}:{Container.__qualname__}"
+    loaded: type[Container] = load_plugin(ENTRY_POINT_GROUP, kind, "sandbox", key="sandbox.kind", base=base)
+    if loaded.kind != kind:
+        subject = f"the sandbox kind {kind} ({loaded.__module__}:{loaded.__qualname__})"
+        raise ConfigError(f"{subject} has kind = {loaded.kind!r}; write {kind!r}", key="sandbox.kind")
     return loaded
 
 

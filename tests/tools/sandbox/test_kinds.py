@@ -50,7 +50,7 @@ def test_a_kind_of_another_package_is_known_to_the_commands(tmp_path: Path, monk
     assert "sandboxes: marked │ ok │ one of my own" in seen
     assert "sandboxes: broken │ optional │ the machine lacks a wheel; mount one" in seen
     assert "sandboxes: crashing │ optional │ RuntimeError: no wheel" in seen
-    assert "the sandbox kind gone (my_none:X) cannot be imported: ModuleNotFound" in seen
+    assert "the sandbox kind gone (my_none:X, of my-sandbox) cannot be imported: ModuleNotFound" in seen
     assert run(PRORL, "init", cwd=tmp_path).returncode == 0
     assert (
         "one of apptainer, broken, bubblewrap, crashing, gone, marked, process"
@@ -68,8 +68,9 @@ def test_a_kind_of_another_package_is_known_to_the_commands(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("my_sandbox:NoKind", "is not a subclass of Container with kind = 'own'"),
-        ("my_sandbox:MarkedContainer", "is not a subclass of Container with kind = 'own'"),
+        ("my_sandbox:NoKind", "(my_sandbox:NoKind, of my-sandbox) is not a subclass of Container"),
+        ("my_sandbox:MarkedContainer", "has kind = 'marked'; write 'own'"),
+        ("json:loads", "(json:loads, of my-sandbox) is not a subclass of Container"),
         ("my_sandbox:Missing", "has no attribute 'Missing'"),
         ("my_none:X", "No module named 'my_none'"),
     ],
