@@ -53,6 +53,16 @@ async def until_generated(server: VllmServer, tokens: int) -> None:
             pass  # the question itself takes its time
 
 
+async def settled_tokens(server: VllmServer) -> int:
+    """Return the server's count once it stands still: it follows the last step with a delay."""
+    async with asyncio.timeout(60):
+        before, now = -1, server.generated_tokens()
+        while now != before:
+            await asyncio.sleep(0.2)
+            before, now = now, server.generated_tokens()
+    return now
+
+
 async def likeliest(engine: HttpEngine, prompt: Any = PROMPT, count: int = 12) -> Generation:
     return await engine.generate(prompt, Sampling(temperature=0, max_tokens=count), (), "job")
 
@@ -203,7 +213,7 @@ def test_weights_that_a_trainer_moves_between_the_halves(server: VllmServer, api
                 await until_generated(server, before + 40)
                 await engine.begin_update(mode)
                 waiting = asyncio.create_task(likeliest(engine))
-                generated = server.generated_tokens()
+                generated = await settled_tokens(server)
                 await asyncio.to_thread(load, server, server.models[1])
                 assert server.generated_tokens() == generated
                 assert not waiting.done()
