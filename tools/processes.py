@@ -50,6 +50,10 @@ class Child:
     def when_ended(self, callback: Callable[[], None]) -> None:
         self._end.add_done_callback(lambda _: callback())
 
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
     def reap(self) -> int:
         """Take the ended child's exit code, 128 + the signal's number if one ended it, as a shell counts.
 

@@ -64,7 +64,8 @@ class ApptainerContainer(NamespacedContainer):
             raise SandboxFailed("apptainer is not installed")
         spec = self.spec
         root = os.geteuid() == 0
-        arguments = [program, "--quiet", "exec", "--containall", "--no-home", "--no-eval", "--pwd", "/"]
+        arguments = [program, "--quiet", "exec", "--containall", "--no-init", "--no-home", "--no-eval"]
+        arguments += ["--pwd", "/"]
         arguments += ["--no-mount", "bind-paths,sys" if root else "bind-paths"]  # of the host's files, only the task's
         arguments += _mount(str(self.workspace), WORKSPACE, writable=True)
         for target in ("/tmp", "/var/tmp"):  # noqa: S108 - the sandbox's own
@@ -82,6 +83,10 @@ class ApptainerContainer(NamespacedContainer):
                     arguments += _mount(path, path, writable=False)
         elif spec.fakeroot:
             arguments.append("--fakeroot")
+            if Path(program).name == "apptainer":
+                # Where the user has no subordinate ids, it would run the command below a program that pretends to
+                # change owners; commands that join would not be below it.
+                arguments.append("--ignore-fakeroot-command")
         if spec.writable == "memory":
             arguments.append("--writable-tmpfs")
         elif spec.writable == "disk":

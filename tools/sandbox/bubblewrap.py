@@ -99,7 +99,7 @@ class BubblewrapContainer(NamespacedContainer):
 
 
 _FIXED = (
-    *("--unshare-user", "--unshare-all", "--disable-userns", "--die-with-parent", "--cap-drop", "ALL"),
+    *("--unshare-user", "--unshare-all", "--disable-userns", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL"),
     *("--uid", USER_ID, "--gid", USER_ID, "--hostname", "sandbox"),
 )
 _OWN = ("--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev")

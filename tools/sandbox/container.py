@@ -1,11 +1,11 @@
 """A container: where a sandbox's commands run, as its execution server sees it. A sandbox kind is a `Container` class.
 
-A container is started once. Processes then join it by fork, `setns` and `exec` (about 5 ms), so it needs nothing in the
-image but `/bin/sh`, and their descriptors, terminals included, are the server's own. The process that holds a container
-adopts all orphans below it, so everything that was started is found, and has no threads, so that it may fork.
+A container is started once. Processes then join it by fork, `setns` and `exec` (about 5 ms), so it needs nothing of the
+image, and their descriptors, terminals included, are the server's own. The server adopts all orphans below it, so
+everything that was started is found, and has no threads, so that it may fork.
 
-When that process dies, the kernel kills the container's runtime and with it all that runs inside. When the container
-dies (an agent may kill its first process), `ensure_running` starts it again over the same files.
+When the server dies, the kernel kills the container's runtime and with it all that runs inside. When the container
+dies (its limits were exceeded, or the host killed its runtime), `ensure_running` starts it again over the same files.
 """
 
 from __future__ import annotations

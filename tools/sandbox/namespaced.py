@@ -1,12 +1,11 @@
-"""Containers of Linux namespaces: a runtime (Apptainer, bubblewrap) makes them, and a shell keeps them open.
+"""Containers of Linux namespaces: a runtime (Apptainer, bubblewrap) makes them, and a holder keeps them open.
 
-    execution server ── runtime ── first process of the namespaces ── /bin/sh, which waits for a line that never comes
+    execution server ── runtime ── holder, process 1 of the namespaces
                     └── commands, which have joined
 
-The shell's input is a pipe from this process, and the kernel signals the runtime when this process dies: either way the
-namespaces' first process ends, and with it, by the kernel, all others. Limits are those of each process; for all of
-them together see `execution.watch`. A command may trace the shell and the first process, which are its user's, and so
-become them: they have the limits and the system call filter too, and are watched.
+The holder's input is a pipe from this process, the kernel signals the runtime when this process dies, and the runtime's
+end is seen here: either way the holder ends, and with it, by the kernel, all others. Limits are those of each process;
+for all of them together see `execution.watch`. Commands can neither signal the holder nor trace it (see `holder`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import select
 import signal
 import subprocess
 from abc import abstractmethod
@@ -26,7 +24,7 @@ from ...errors import SandboxFailed
 from ...system.processes import die_with_parent
 from ..images.image import lock_image
 from ..processes import PROC, Child, become_subreaper, children, descendants, kill
-from . import forking, namespaces, seccomp
+from . import forking, holder, namespaces, seccomp
 from .container import KILL_LIMIT_S, SEARCH_PATH, Container
 from .pids_cgroup import make_pids_cgroup
 from .root_image import check_image
@@ -36,8 +34,8 @@ if TYPE_CHECKING:
     from .pids_cgroup import PidsCgroup
     from .specification import SandboxSpec
 
-SHELL = ("/bin/sh", "-c", "echo ready; read -r line")
 START_LIMIT_S = 60.0
+REAP_EVERY_S = 0.02
 WORDS_BYTES = 4096
 """How much of the runtime's words an error has."""
 RUNTIME_VARIABLES = frozenset(
@@ -45,7 +43,7 @@ RUNTIME_VARIABLES = frozenset(
 )
 """All that a runtime sees of this process's environment. A part of it lives inside, where commands can read that."""
 DROPPED_PREFIXES = ("APPTAINER", "SINGULARITY", "PROMPT_COMMAND", "PS1", "PWD", "OLDPWD", "SHLVL", "LD_")
-"""Variables of the shell that are the runtime's, not the image's."""
+"""Variables of the holder that are the runtime's, not the image's."""
 
 
 class NamespacedContainer(Container):
@@ -57,14 +55,12 @@ class NamespacedContainer(Container):
     def __init__(self, path: Path, spec: SandboxSpec) -> None:
         super().__init__(path, spec)
         self._runtime: Child | None = None
-        self._holding: dict[int, int] = {}
-        """The processes that keep the container open, the namespaces' first one and the shell, with their pidfds: the
-        end of either is the container's."""
+        self._holder: Child | None = None
+        """Process 1 of the namespaces, a child of the runtime's."""
         self._namespaces: namespaces.Namespaces | None = None
         self._changing = asyncio.Lock()
         """Held while the container is started or ended."""
-        self._shell_input = -1
-        """The pipe to the shell; nothing is written to it."""
+        self._holder_input = -1
         self._cgroup: PidsCgroup | None = None
         self._image: ImageLock | None = None
         """Keeps the image's files; the runtime outlives a killed server only for a moment."""
@@ -96,16 +92,21 @@ class NamespacedContainer(Container):
         if self._image is not None:
             check_image(self.kind, self.image_formats, self._image.path)
         passed: list[int] = []
-        argv = [*self._runtime_argv(self._image.path if self._image is not None else None, passed), *SHELL]
+        argv = self._runtime_argv(self._image.path if self._image is not None else None, passed)
+        try:
+            program = holder.opened()
+        except KeyError as error:
+            raise SandboxFailed(f"{self.kind} sandboxes are not made on {error.args[0]} machines") from None
+        passed.append(program)
         log = self.path / "runtime.log"
         ready, ready_end = os.pipe()
-        shell_input, self._shell_input = os.pipe()
+        holder_input, self._holder_input = os.pipe()
         parent, number = os.getpid(), self.death_signal
         try:
             with log.open("wb") as words:
                 process = subprocess.Popen(  # noqa: ASYNC220 - only the start blocks, about a millisecond
-                    argv,
-                    stdin=shell_input,
+                    [*argv, f"/proc/self/fd/{program}"],
+                    stdin=holder_input,
                     stdout=ready_end,
                     stderr=words,
                     env={name: value for name, value in os.environ.items() if name in RUNTIME_VARIABLES},
@@ -118,10 +119,11 @@ class NamespacedContainer(Container):
             self._forget_runtime()
             raise SandboxFailed(f"{argv[0]} cannot be started: {error.strerror}") from error
         finally:
-            for descriptor in (ready_end, shell_input, *passed):
+            for descriptor in (ready_end, holder_input, *passed):
                 os.close(descriptor)
         process.returncode = 0  # it is waited for by its number; Popen must not
         self._runtime = Child(process.pid)
+        self._runtime.when_ended(self.kill_all)
         try:
             await self._open(ready)
         except BaseException:
@@ -132,7 +134,7 @@ class NamespacedContainer(Container):
 
     async def ensure_running(self) -> None:
         async with self._changing:
-            if self._runtime is None or any(map(_ended, self._holding.values())):
+            if self._runtime is None or self._runtime.ended or self._holder is None or self._holder.ended:
                 await self._close()
                 await self._start()
 
@@ -151,13 +153,13 @@ class NamespacedContainer(Container):
         if runtime is None:
             self._unlock_image()
             return
-        kill(*(children(runtime.pid) or [runtime.pid]))
+        self.kill_all()
         # The namespaces' first process cannot end before the others are reaped, and those that joined are ours.
         await self._reap_spawned()
-        if not await runtime.wait(KILL_LIMIT_S):
+        if not await self._have_ended():
             self.kill_all()
             kill(runtime.pid)
-            if not await runtime.wait(KILL_LIMIT_S):
+            if not await self._have_ended():
                 raise SandboxFailed(f"a container did not end within {2 * KILL_LIMIT_S:g} s of being killed")
         runtime.reap()
         runtime.close()
@@ -165,27 +167,40 @@ class NamespacedContainer(Container):
         self._forget_runtime()
         self._unlock_image()
 
+    async def _have_ended(self) -> bool:
+        """Wait for the runtime and the holder, which ends only when all others inside are reaped."""
+        for _ in range(int(KILL_LIMIT_S / REAP_EVERY_S)):
+            left = [each for each in (self._runtime, self._holder) if each is not None and not each.ended]
+            if not left:
+                return True
+            self.reap_orphans()
+            await left[0].wait(REAP_EVERY_S)
+        return False
+
     def processes(self, at_most: float = math.inf) -> list[int]:
-        """Return all processes of commands: those that joined, what is below them, and what was orphaned inside."""
+        # A command may make itself a sibling, so all children of ours that are inside count, not those that we started.
         found: dict[int, None] = {}
-        for pid in self._spawned:
-            if (PROC / str(pid)).exists():
+        for pid in children(os.getpid(), at_most):
+            if pid not in self._runtime_pids() and _is_in_a_namespace(pid):
                 found.update(dict.fromkeys((pid, *descendants(pid, at_most))))
-        if self._runtime is not None:
-            for first in children(self._runtime.pid):
-                found.update(dict.fromkeys(descendants(first, at_most)))
-        return [pid for pid in found if pid not in self._holding or _ended(self._holding[pid])]
+        for pid in self.holding():
+            found.update(dict.fromkeys(descendants(pid, at_most)))
+        return list(found)
 
     def holding(self) -> list[int]:
-        # A command may trace them, and make them do its work.
-        return [pid for pid, pidfd in self._holding.items() if not _ended(pidfd)]
+        # Root of a fakeroot container may take it over.
+        return [] if self._holder is None or self._holder.ended else [self._holder.pid]
 
     def kill_all(self) -> None:
-        """Kill the namespaces' first process: the kernel kills all others, also those that are being started."""
-        if self._runtime is not None and not self._runtime.ended:
-            kill(*children(self._runtime.pid))
+        """Kill process 1 of the namespaces: the kernel kills all others, also those that are being started."""
+        if self._holder is not None:
+            self._holder.kill()
+        elif self._runtime is not None and not self._runtime.ended:
+            kill(*(children(self._runtime.pid) or [self._runtime.pid]))
 
     def _join(self, report: int, *, limited: bool) -> None:
+        # A service of root has no user namespace for its containers: what is root inside is so to the kernel.
+        keeps_capabilities = self.spec.fakeroot and os.geteuid() != 0
         namespaces.hide()
         forking.be_killed_first()
         if self._cgroup is not None:
@@ -198,7 +213,7 @@ class NamespacedContainer(Container):
             forking.tell_inner(report, child)
             os._exit(0)
         self._limit(0, address_space=limited)
-        if not self.spec.fakeroot:
+        if not keeps_capabilities:
             namespaces.drop_capabilities()
         namespaces.forbid_new_privileges()
         seccomp.install()
@@ -211,32 +226,31 @@ class NamespacedContainer(Container):
         return frozenset() if self._runtime is None else frozenset({self._runtime.pid})
 
     async def _open(self, ready: int) -> None:
-        """Wait for the shell, and open its namespaces."""
+        """Wait for the holder, open its namespaces, and let it close itself."""
         assert self._runtime is not None
         if not await _is_ready(ready, self._runtime, START_LIMIT_S):
             with (self.path / "runtime.log").open("rb") as log:
                 words = log.read(WORDS_BYTES).decode("utf-8", "replace").strip()
             problem = words or f"it said nothing within {START_LIMIT_S:g} s"
             raise SandboxFailed(f"{self.kind} could not start a container: {problem}", reason="start")
-        chain = [self._runtime.pid]
-        while below := children(chain[-1]):
-            chain.append(below[0])
-        shell = chain[-1]
+        first = self._runtime.pid
+        while below := children(first):
+            first = below[0]
         try:
-            self._holding = {pid: os.pidfd_open(pid) for pid in chain if _in_one_process_namespace(pid, shell)}
-            self._namespaces = namespaces.Namespaces(shell)
-            if not _is_inside(shell, self._namespaces):
+            self._holder = Child(first)
+            self._namespaces = namespaces.Namespaces(first)
+            if not _is_holder(first, self._namespaces):
                 raise SandboxFailed(f"a container of {self.kind} was not ready when it said so", reason="start")
             self._cgroup = make_pids_cgroup(self.starts, self.spec.limits.processes)
-            for pid in self._holding:
-                if self._cgroup is not None:
-                    self._cgroup.add(pid)
-                # Neither starts anything by itself; but the first one may be a program of many threads that needs an
-                # address space of gigabytes and must not fail at a new thread, and those are watched in any case.
-                self._limit(pid, address_space=pid == shell, processes=pid == shell)
+            if self._cgroup is not None:
+                self._cgroup.add(first)
+            self._limit(first, address_space=True)
             if os.geteuid() == 0:
                 self._protect_devices(self._namespaces)
-            variables = (PROC / str(shell) / "environ").read_bytes().decode("utf-8", "surrogateescape")
+            variables = (PROC / str(first) / "environ").read_bytes().decode("utf-8", "surrogateescape")
+            os.write(self._holder_input, b"\n")
+            if not await _is_ready(ready, self._runtime, START_LIMIT_S):
+                raise SandboxFailed(f"a container of {self.kind} ended as it started", reason="start")
         except OSError as error:
             raise SandboxFailed(f"a container of {self.kind} ended as it started: {error.strerror}") from error
         pairs = (variable.partition("=") for variable in variables.split("\0") if variable)
@@ -248,11 +262,12 @@ class NamespacedContainer(Container):
             self._image = None
 
     def _forget_runtime(self) -> None:
-        for descriptor in (*self._holding.values(), self._shell_input):
-            with suppress(OSError):
-                os.close(descriptor)
-        self._holding = {}
-        self._shell_input = -1
+        if self._holder is not None:
+            self._holder.close()
+            self._holder = None
+        if self._holder_input >= 0:
+            os.close(self._holder_input)
+            self._holder_input = -1
         if self._namespaces is not None:
             self._namespaces.close()
             self._namespaces = None
@@ -272,35 +287,40 @@ class NamespacedContainer(Container):
             raise SandboxFailed(f"the host's devices cannot be protected in a container: {problem}", reason="start")
 
 
-def _is_inside(pid: int, inside: namespaces.Namespaces) -> bool:
-    """Return whether a process is the shell, in a container of its own, after the change of its root."""
+def _is_holder(pid: int, inside: namespaces.Namespaces) -> bool:
+    """Return whether a process is the holder, in a container of its own, after the change of its root."""
     wanted = namespaces.KINDS["mnt"] | namespaces.KINDS["pid"]
-    command = (PROC / str(pid) / "cmdline").read_bytes()
     theirs = os.stat(f"/proc/{pid}/root")  # noqa: PTH116
     return (
         inside.kinds & wanted == wanted
-        and command == b"\0".join(map(os.fsencode, SHELL)) + b"\0"
+        and (PROC / str(pid) / "comm").read_bytes().strip() == holder.NAME
         and not os.path.samestat(theirs, os.stat("/"))  # noqa: PTH116
     )
 
 
-def _in_one_process_namespace(one: int, other: int) -> bool:
-    return os.path.samestat(os.stat(f"/proc/{one}/ns/pid"), os.stat(f"/proc/{other}/ns/pid"))  # noqa: PTH116
+def _is_in_a_namespace(pid: int) -> bool:
+    """Return whether a child of this process is in a process namespace below this one's."""
+    return len(_numbers(str(pid))) > len(_numbers("self"))
 
 
-def _ended(pidfd: int) -> bool:
-    return bool(select.select([pidfd], [], [], 0)[0])
+def _numbers(process: str) -> list[bytes]:
+    """Return a process's numbers, one for each process namespace that it is seen in; none if it is gone."""
+    with suppress(OSError):
+        for line in (PROC / process / "status").read_bytes().splitlines():
+            if line.startswith(b"NSpid:"):
+                return line.split()[1:]
+    return []
 
 
 async def _is_ready(ready: int, runtime: Child, timeout_s: float) -> bool:
-    """Wait for the shell's first line; return whether it came before the runtime's end or the limit."""
+    """Wait for a line of the holder's; return whether it came before the runtime's end or the limit."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[bool] = loop.create_future()
 
     def read() -> None:
         loop.remove_reader(ready)
         if not answer.done():
-            answer.set_result(os.read(ready, 64).startswith(b"ready"))
+            answer.set_result(os.read(ready, len(holder.READY)) == holder.READY)
 
     loop.add_reader(ready, read)
     runtime.when_ended(lambda: None if answer.done() else answer.set_result(False))

@@ -1,8 +1,9 @@
-"""System calls that commands in a container may not make: no user namespaces, no kernel keyrings, no leases on files.
+"""System calls that commands in a container may not make: user namespaces, keyrings, leases, tracing of strangers.
 
 Where the service runs as root, a command is root to the kernel although it has no capability. A user namespace would
 give it capabilities over mounts of its own, cgroup file systems among them, whose files root owns; root's keyrings are
-one for all sandboxes; and a lease on a file of the host makes others that open it wait, for most of a minute. What is
+one for all sandboxes; and a lease on a file of the host makes others that open it wait, for most of a minute. What one
+command leaves behind could trace the next, and answer in its place; a debugger may still trace what it starts. What is
 forbidden is the same for every user, so that an image behaves alike everywhere.
 
 There are two forms of it: a filter that a process installs for itself before it executes a command, and a profile in
@@ -19,16 +20,19 @@ from typing import Any
 
 CLONE_NEWUSER = 0x10000000
 F_SETLEASE = 1024
-FORBIDDEN = ("keyctl", "add_key", "request_key")
+PTRACE_ATTACH, PTRACE_SEIZE = 16, 0x4206
+FORBIDDEN = ("keyctl", "add_key", "request_key", "process_vm_writev")
 FORBIDDEN_WITH_NEWUSER = ("unshare", "clone")
 UNKNOWN = ("clone3",)
 """Answered as if the kernel did not know it: its flags lie in memory, where no filter looks. Libc then uses clone."""
 NUMBERS = {
     "x86_64": {
         "keyctl": 250, "add_key": 248, "request_key": 249, "unshare": 272, "clone": 56, "clone3": 435, "fcntl": 72,
+        "ptrace": 101, "process_vm_writev": 311,
     },
     "aarch64": {
         "keyctl": 219, "add_key": 217, "request_key": 218, "unshare": 97, "clone": 220, "clone3": 435, "fcntl": 25,
+        "ptrace": 117, "process_vm_writev": 271,
     },
 }  # fmt: skip
 """Of the system calls, by the kernel's name for the machine."""
@@ -68,6 +72,12 @@ def filter_program(machine: str) -> bytes:
         (_JUMP_EQUAL, 0, 4, numbers["fcntl"]),
         (_LOAD, 0, 0, _SECOND_ARGUMENT_AT),
         (_JUMP_EQUAL, 0, 1, F_SETLEASE),
+        refuse,
+        (_RETURN, 0, 0, _ALLOW),
+        (_JUMP_EQUAL, 0, 5, numbers["ptrace"]),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT_AT),
+        (_JUMP_EQUAL, 1, 0, PTRACE_ATTACH),
+        (_JUMP_EQUAL, 0, 1, PTRACE_SEIZE),
         refuse,
         (_RETURN, 0, 0, _ALLOW),
     ]
@@ -119,5 +129,9 @@ def profile() -> dict[str, Any]:
             {"names": list(FORBIDDEN), **refuse},
             {"names": list(FORBIDDEN_WITH_NEWUSER), **refuse, "args": [newuser]},
             {"names": ["fcntl"], **refuse, "args": [{"index": 1, "value": F_SETLEASE, "op": "SCMP_CMP_EQ"}]},
+            *(
+                {"names": ["ptrace"], **refuse, "args": [{"index": 0, "value": request, "op": "SCMP_CMP_EQ"}]}
+                for request in (PTRACE_ATTACH, PTRACE_SEIZE)
+            ),
         ],
     }

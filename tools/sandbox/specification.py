@@ -57,7 +57,9 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     network: bool = False
     """Share the host's network. Without it there is none."""
     fakeroot: bool = False
-    """Be root inside, without being it outside (kind `apptainer`), for package managers and the like."""
+    """Be root inside, without being it outside (kind `apptainer`), for package managers and the like. Where the service
+    itself runs as root there is no user namespace, and this root has no capabilities: it may change root's files, but
+    neither other users' nor owners."""
     writable: Literal["disk", "memory", "no"] = "no"
     """What changes to the image's own files (kind `apptainer`) go to: a folder of the sandbox, memory (64 MiB unless
     the administrator allows more), or nowhere: it is read-only, and only the workspace and /tmp can be written. What a
