@@ -260,6 +260,10 @@ class SandboxLimitExceeded(ProrlError):
     """The agent's programs exceeded a limit of their sandbox (`limit`), so it was ended."""
 
 
+class SandboxBroken(ProrlError):
+    """The agent left a sandbox in which nothing can be run any more; a fresh one of its kind works."""
+
+
 class InvalidToolCall(ProrlError):
     """A tool session was sent something that it cannot take, such as a command with a NUL; nothing was done."""
 

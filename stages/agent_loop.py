@@ -183,8 +183,10 @@ class AgentLoop:
         prompt = self._trajectory.prompt()
         sampling = msgspec.structs.replace(self.sampling, max_tokens=max_tokens, seed=seed)
         started = time.monotonic()
-        generation = await self.generate(prompt, sampling, self._stop_token_ids)
-        self.episode.spent("engine", started)
+        try:
+            generation = await self.generate(prompt, sampling, self._stop_token_ids)
+        finally:
+            self.episode.spent("engine", started)
         self.episode.metrics["prompt_tokens"] += len(prompt)
         self.episode.metrics["cached_tokens"] += generation.cached_tokens
         return self._ended(generation, max_tokens)

@@ -38,7 +38,9 @@ from ..errors import (
     NoBackend,
     PhaseTimeout,
     ProrlError,
+    SandboxBroken,
     SandboxFailed,
+    SandboxLimitExceeded,
     SandboxUnavailable,
     ToolSessionLost,
 )
@@ -130,6 +132,9 @@ class Failure:
     error: ErrorInfo
     retry: bool = False
     """Retry from a fresh sandbox while attempts are left: this attempt says nothing about the agent."""
+    reward: float | None = None
+    """What the job earns where the agent itself is the cause; None: nothing can be said of it, and in a batch another
+    job takes its place. It counts only once the agent has acted: from its first turn in RUN on, and in EVAL."""
 
 
 INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
@@ -143,6 +148,8 @@ INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
     SandboxUnavailable: False,
 }
 """The errors of the infrastructure around the agent and the task, and whether a retry may help."""
+AGENTS_OWN = (SandboxLimitExceeded, SandboxBroken)
+"""The errors that an agent itself causes, which earn 0: an agent that knows its answer to be wrong must not get off."""
 TASKS_OWN_REASONS = frozenset({"image", "path", "specification"})
 """The reasons of a `SandboxFailed` for which a retry cannot help: the task asks for what does not exist."""
 
@@ -242,9 +249,14 @@ class AgentHandler(ABC, Generic[Instance]):
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return the usual outcome: `infrastructure_error` if neither the agent nor the task caused it, else `failed`."""
+    """Return the usual outcome: `infrastructure_error` if neither the agent nor the task caused it, else `failed`.
+
+    With what the agent itself caused (`AGENTS_OWN`) comes the reward 0.0.
+    """
     if isinstance(error, PhaseTimeout):
         return Failure(Outcome.TIMEOUT, error.info())
+    if isinstance(error, AGENTS_OWN):
+        return Failure(Outcome.FAILED, error.info(), reward=0.0)
     if isinstance(error, SandboxFailed) and error.fields.get("reason") in TASKS_OWN_REASONS:
         return Failure(Outcome.FAILED, error.info())
     if isinstance(error, ProrlError):

@@ -28,6 +28,9 @@ from ..errors import (
     MalformedMessage,
     PhaseTimeout,
     ProrlError,
+    SandboxBroken,
+    SandboxFailed,
+    ToolSessionLost,
     shortened,
 )
 from ..inference.chat_loading import chat_format
@@ -38,7 +41,17 @@ from ..wire.messages.jobs import Outcome, Phase
 from ..wire.messages.stages import PhaseDone, PhaseFailed
 from .agent_loop import AgentLoop, Episode
 from .cut_text import cut_text
-from .handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase, failure_of
+from .handler import (
+    TASKS_OWN_REASONS,
+    AgentHandler,
+    EvalPhase,
+    Evaluation,
+    Failure,
+    InitPhase,
+    PhaseData,
+    RunPhase,
+    failure_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +76,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("prorl.stage")
 EVENT_LIMIT_BYTES = codec.HEADER_LIMIT_BYTES // 2
 """Largest event: the phase data of a handler, its metrics and the rest. Bulk data goes into the sandbox."""
+AGENTS_SHARE = 0.5
+"""A RUN that is out of time is the agent's own fault if so much of its limit passed in tools, and not in the engine."""
+PROBE_S = 10.0
 MOVE_LIMIT = 4
 """How often a phase goes on with another backend after one has failed its generation; then the attempt has failed."""
 
@@ -83,6 +99,8 @@ class PhaseRunner:
     """Those that end with the phase."""
     _backend: Backend | None = field(default=None, init=False)
     _episode: Episode | None = field(default=None, init=False)
+    _conversing: float = field(default=math.inf, init=False)
+    """Since when the agent acts."""
     _moves: int = field(default=0, init=False)
     _reported: EngineFailed | None = field(default=None, init=False)
     _started: float = field(default_factory=time.monotonic, init=False)
@@ -124,7 +142,14 @@ class PhaseRunner:
             case Phase.RUN:
                 phase = RunPhase(self.job, instance, self.command.phase_data, self._sandbox, self._converse)
                 try:
-                    return self._done(await self.handler.run(phase))
+                    data = await self.handler.run(phase)
+                    if self._sandbox is not None and self._hands_on_sandbox():
+                        await self._sandbox.end_processes()
+                    return self._done(data)
+                except (SandboxFailed, ToolSessionLost) as error:
+                    if await self._is_broken(error):
+                        raise SandboxBroken(f"the agent broke its sandbox: {error.message}") from error
+                    raise
                 except EngineFailed as error:  # also of what the agent loop could make nothing of
                     if not error.fields.get("refused"):
                         self._report(error)
@@ -174,7 +199,7 @@ class PhaseRunner:
     async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:
         backend = await self._assigned()
         chat = await chat_format(backend.chat)
-        self._episode = Episode()
+        self._episode, self._conversing = Episode(), time.monotonic()
         loop = AgentLoop(
             self._generate, chat, backend.context_tokens, tools, self.job.sampling, self.job.episode, self._episode
         )
@@ -223,6 +248,29 @@ class PhaseRunner:
             self._reported = error
             self.backends.report_failure(self.job.job_id, self._backend.backend_id, error.message)
 
+    async def _is_broken(self, error: SandboxFailed | ToolSessionLost) -> bool:
+        """Return whether the agent broke its sandbox: a fresh one works where that one does not."""
+        sandbox = self._sandbox
+        if sandbox is None or not (self._has_acted() and sandbox.held and sandbox.isolated):
+            return False
+        if error.fields.get("reason") in TASKS_OWN_REASONS:
+            return False
+        with suppress(ProrlError):
+            await sandbox.end_processes()  # what runs there must not disturb a fresh one
+        try:
+            fresh = await self._create_fresh_sandbox(sandbox.spec)
+            return (await fresh.exec(("/bin/sh", "-c", ":"), PROBE_S)).exit_code == 0
+        except ProrlError:
+            return False
+
+    def _has_acted(self) -> bool:
+        return self._episode is not None and self._episode.metrics["generated_tokens"] > 0
+
+    def _agents_time_s(self) -> float:
+        """Return the seconds since the conversation began that neither the engine nor the chat format took."""
+        timings = self._episode.timings if self._episode is not None else {}
+        return time.monotonic() - self._conversing - timings.get("engine", 0.0) - timings.get("chat", 0.0)
+
     def _hands_on_sandbox(self) -> bool:
         phase = self.command.phase
         return phase == Phase.INIT or (phase == Phase.RUN and self.handler.eval_in_sandbox)
@@ -249,6 +297,7 @@ class PhaseRunner:
             outcome=failure.outcome,
             error=failure.error,
             retry=failure.retry,
+            reward=failure.reward if self.command.phase == Phase.EVAL or self._has_acted() else None,
             sandbox_gone=self.command.sandbox is not None and (self._sandbox is None or not self._sandbox.held),
             **self._record({}),
         )
@@ -279,7 +328,8 @@ class PhaseRunner:
             return Failure(Outcome.CANCELLED, Cancelled("the phase was stopped").info())
         if timed_out and isinstance(error, TimeoutError):
             message = f"{phase} took longer than its limit of {limit_s:g} s"
-            return Failure(Outcome.TIMEOUT, PhaseTimeout(message, phase=phase, limit_s=limit_s).info())
+            reward = 0.0 if self._agents_time_s() > AGENTS_SHARE * limit_s else None
+            return Failure(Outcome.TIMEOUT, PhaseTimeout(message, phase=phase, limit_s=limit_s).info(), reward=reward)
         if not isinstance(error, Exception):
             return Failure(Outcome.FAILED, HandlerFailed(f"{phase} raised {error!r}").info())
         if not isinstance(error, ProrlError):

@@ -147,12 +147,12 @@ class ShellProcess(SessionProcess[Status]):
         with suppress(OSError):  # it has ended already: that is an event of its own
             os.write(self._terminal, self._opening)
         if not await self.wait(START_LIMIT_S):
-            raise SandboxFailed(f"bash did not come to its prompt within {START_LIMIT_S:g} s")
+            raise SandboxFailed(f"bash did not come to its prompt within {START_LIMIT_S:g} s", reason="time")
         if self.outcome() is None:
             words = self._output.content().decode("utf-8", "replace").strip()
             if self._child.reap() == NOT_FOUND:
                 raise SandboxFailed(f"the image has no bash: {words}", reason="image")
-            raise SandboxFailed(f"bash ended before its first prompt: {words or 'it said nothing'}")
+            raise SandboxFailed(f"bash ended before its first prompt: {words or 'it said nothing'}", reason="start")
         self._output.clear()
 
     @property

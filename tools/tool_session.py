@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from ..errors import ProrlError, ToolSessionLost
+from ..errors import ProrlError, SandboxBroken, ToolSessionLost
 from .output import HeadTail
 from .processes import to_the_end
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
     from .processes import Child
     from .sandbox.container import Container
+
+
+DISTURBED = frozenset({"join", "start", "time", "python", "kernel"})
+"""Why a process does not start that started before: others in the sandbox may be the reason."""
 
 
 class SessionResult(Protocol):
@@ -106,6 +110,7 @@ class ToolSession(ABC, Generic[P, R]):
         self._output = HeadTail(output_limit_bytes)
         self._process: P | None = None
         self._directory = directory
+        self._started_before = False
         self._restarted = False
         """The process ended in a cancelled call, or between two calls; the next result says it."""
         self._closed = False
@@ -154,6 +159,8 @@ class ToolSession(ABC, Generic[P, R]):
     async def _process_for_call(self) -> P:
         try:
             return await self._running_process()
+        except SandboxBroken:
+            raise
         except ProrlError as error:
             raise ToolSessionLost(f"the {self.name} is lost: {error.message}") from error
 
@@ -164,7 +171,9 @@ class ToolSession(ABC, Generic[P, R]):
             await to_the_end(self._end(self._process))
             self._restarted = True
         if self._process is None:
-            self._process = await self._container.begin(self._started)
+            disturbed = DISTURBED if self._started_before else frozenset({"join"})
+            self._process = await self._container.begin(self._started, disturbed)
+            self._started_before = True
         return self._process
 
     async def _started(self) -> P:

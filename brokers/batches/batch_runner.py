@@ -21,7 +21,6 @@ from ...data.trajectory import array_views
 from ...errors import Busy, InvalidBatch, JournalFailed, ProrlError
 from ...wire.messages.base import new_id
 from ...wire.messages.batches import BatchClosed
-from ...wire.messages.jobs import Outcome
 from ..journal.records import holder_of
 from ..rollout.job_frame import read_job
 from .batch_notes import WEIGHTS, notes_of, prompt_note, read_notes
@@ -217,7 +216,7 @@ class BatchRunner:
         result = finished.result
         if result.job_id not in self._sampler:
             self._discard(finished.session, [result.job_id])
-        elif result.outcome == Outcome.COMPLETED and result.reward is not None:
+        elif result.reward is not None:
             rollout = Rollout(result.job_id, result.reward, result.tokens, self._oldest(finished), _seconds(finished))
             self._enqueue(self._sampler.job_completed(rollout, now))
             if not np.isfinite(result.reward):

@@ -10,7 +10,7 @@ from .group_filters import Verdict
 
 
 class Rollout(NamedTuple):
-    """A completed job of a group."""
+    """A job of a group that has a reward."""
 
     job_id: str
     reward: float

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from ...errors import ErrorInfo, LeaseLost, MalformedMessage
 from ...wire import codec
 from ...wire.messages.jobs import Job, Phase, Result
+from ...wire.messages.stages import PhaseDone
 from ..journal.records import JobState, holder_of
 from .stage_pool import Requirement, SlotClaim
 
 if TYPE_CHECKING:
     from ...wire.messages.jobs import Outcome, SandboxHandle
-    from ...wire.messages.stages import PhaseDone, PhaseFailed
+    from ...wire.messages.stages import PhaseFailed
 
 QUEUE_TIMINGS = frozenset(f"{phase}_queue" for phase in Phase)
 """What is known of an attempt's time although its phases are not."""
@@ -136,8 +137,8 @@ class JobRecord:
         self.phase_data, self.metrics = {}, {}
         self.timings = {name: value for name, value in self.timings.items() if name in QUEUE_TIMINGS}
 
-    def result(self, outcome: Outcome, error: ErrorInfo | None, evaluated: PhaseDone | None) -> Result:
-        """Return its result for the client; `evaluated` is EVAL's event, of a job that is completed."""
+    def result(self, outcome: Outcome, error: ErrorInfo | None, last: PhaseDone | PhaseFailed | None) -> Result:
+        """Return its result for the client; `last` is the event that ended it, if one did."""
         run = self.run
         return Result(
             job_id=self.job_id,
@@ -145,13 +146,13 @@ class JobRecord:
             outcome=outcome,
             group_id=self.job.group_id,
             attempt=self.attempt,
-            reward=evaluated.reward if evaluated is not None else None,
+            reward=last.reward if last is not None else None,
             error=error,
             stop_reason=run.stop_reason if run is not None else "",
             backend=run.backend if run is not None else "",
             metrics=self.metrics,
             timings=self.timings,
-            notes=evaluated.notes if evaluated is not None else {},
+            notes=last.notes if isinstance(last, PhaseDone) else {},
             tokens=run.tokens if run is not None else 0,
             turns=run.turns if run is not None else 0,
             segments=run.segments if run is not None else (),

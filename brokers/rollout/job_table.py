@@ -268,7 +268,7 @@ class JobTable:
             self._note(record, failed, block)
             if failed.phase != Phase.EVAL:
                 record.sandbox = None
-            self._end(record, failed.outcome, failed.error)
+            self._end(record, failed.outcome, failed.error, failed)
         if stage is not None:
             self._employ(stage, now)
         return self._take_actions(now)
@@ -422,7 +422,11 @@ class JobTable:
         self._queue(record, now, error)
 
     def _end(
-        self, record: JobRecord, outcome: Outcome, error: ErrorInfo | None, evaluated: PhaseDone | None = None
+        self,
+        record: JobRecord,
+        outcome: Outcome,
+        error: ErrorInfo | None,
+        last: PhaseDone | PhaseFailed | None = None,
     ) -> None:
         self._unassign(record)
         if record.status == JobStatus.HELD and self.stages.holds(record.stage_id, record.claim):
@@ -435,7 +439,7 @@ class JobTable:
         if not self._unfinished[record.holder]:
             del self._unfinished[record.holder]
         self.outcomes[outcome] += 1
-        result = record.result(outcome, error, evaluated)
+        result = record.result(outcome, error, last)
         digest = job_digest(record.packed)
         finished = Finished(record.session, result, record.block, digest, record.sequence, in_batch=record.in_batch)
         self._actions.append(End(finished))

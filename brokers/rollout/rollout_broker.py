@@ -36,7 +36,7 @@ from ...security.zap_authenticator import ZapAuthenticator
 from ...wire import codec
 from ...wire.messages.backends import Release
 from ...wire.messages.base import new_id
-from ...wire.messages.jobs import Outcome, Phase
+from ...wire.messages.jobs import Outcome
 from ...wire.messages.stages import (
     CloseSandbox,
     PhaseDone,
@@ -355,7 +355,7 @@ def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
         return None
     if isinstance(event, PhaseFailed) and event.outcome == Outcome.COMPLETED:
         raise MalformedMessage(f"job {event.job_id} is said to have failed with outcome `completed`")
-    if isinstance(event, PhaseDone) and event.phase == Phase.EVAL and not math.isfinite(event.reward or 0.0):
+    if not math.isfinite(event.reward or 0.0):
         raise MalformedMessage(f"job {event.job_id} has the reward {event.reward}")
     if not tokens:
         if event.turns:

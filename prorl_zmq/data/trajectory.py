@@ -121,7 +121,7 @@ class Trajectory:
 
     @property
     def reward(self) -> float | None:
-        """The reward; None unless the outcome is `completed`."""
+        """The reward; None unless the outcome is `completed`, or the agent itself is why it is not: then it is 0.0."""
         return self.result.reward
 
     @property

@@ -58,7 +58,10 @@ class CodeHandler(AgentHandler[CodeInstance]):
         instance = phase.instance
         home = phase.sandbox.directory if phase.sandbox is not None else ""
         episode = await run_episode(phase, instance.tools, SYSTEM_MESSAGE, question(instance, home))
-        source = await _written(phase.sandbox) if phase.sandbox is not None else None
+        source = None
+        if phase.sandbox is not None:
+            await phase.sandbox.end_processes()  # one of them could keep its file from being read
+            source = await _written(phase.sandbox)
         for text in (episode.final_message, episode.last_text):
             source = source or last_block(text or "")
         return {"source": source or ""}

@@ -7,21 +7,23 @@ those files but must not run them, and its environment points no home and no sta
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from ...errors import HandlerFailed, PhaseTimeout, SandboxFailed
+from ...errors import HandlerFailed, SandboxFailed
 from ...tools.output import OUTPUT_LIMIT_BYTES
 from ...tools.sandbox.sandbox import CHECK_ENVIRONMENT
 from ...tools.sandbox.specification import OutputLimit, SandboxSpec
 from ...tools.toolbox import Toolbox, ToolName
 from ...wire.messages.base import new_id
-from ...wire.messages.jobs import Phase
 from ..handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 from .tool_episode import run_episode
 
+COPY_SHARE, CHECK_SHARE = 0.5, 0.9
+"""Until which shares of EVAL's limit the files are copied, and the check runs: both must end with a reward."""
 SYSTEM_MESSAGE = "Work in bash."
 REWARD_PREFIX = "reward: "
 CHECK_OUTPUT_LIMIT_BYTES = 64 * 1024
@@ -64,11 +66,12 @@ class ShellHandler(AgentHandler[ShellInstance]):
         return {}
 
     async def eval(self, phase: EvalPhase[ShellInstance]) -> Evaluation:
-        """Run the check script on a copy of the agent's files; files that no one could copy earn nothing."""
+        """Run the check script on a copy of the agent's files; files that no one could copy or check earn nothing."""
+        limit_s, started = phase.job.limits.eval_s, time.monotonic()
         if phase.sandbox is None:
             raise SandboxFailed("a shell job needs its sandbox, and has none")
         try:
-            copy = await phase.sandbox.copy(f"{phase.job.job_id}.check-{new_id()[:8]}")
+            copy = await phase.sandbox.copy(f"{phase.job.job_id}.check-{new_id()[:8]}", COPY_SHARE * limit_s)
         except SandboxFailed as error:
             if error.fields.get("reason") != "tree":
                 raise
@@ -76,16 +79,14 @@ class ShellHandler(AgentHandler[ShellInstance]):
         try:
             result = await copy.exec(
                 ["bash", "-c", phase.instance.check],
-                timeout_s=phase.job.limits.eval_s,
+                timeout_s=CHECK_SHARE * limit_s - (time.monotonic() - started),
                 output_limit_bytes=CHECK_OUTPUT_LIMIT_BYTES,
                 environment=CHECK_ENVIRONMENT,
             )
         finally:
             await copy.close()
         if result.timed_out:
-            limit_s = phase.job.limits.eval_s
-            message = f"the check script did not end within {limit_s:g} s"
-            raise PhaseTimeout(message, phase=Phase.EVAL, limit_s=limit_s)
+            return Evaluation(0.0, {"check_timed_out": 1.0})
         return Evaluation(check_reward(result.stdout.decode(errors="replace"), result.exit_code))
 
 

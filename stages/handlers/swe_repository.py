@@ -167,8 +167,10 @@ async def prepare(sandbox: Sandbox, instance: SweInstance) -> str:
 async def take_patch(sandbox: Sandbox, instance: SweInstance, base_commit: str) -> tuple[bytes, str]:
     """Return all that the agent changed since the base, as one patch; and why there is none, if it cannot be taken.
 
-    New files, binary files and modes are part of it; what git ignores, and `test_files`, are not.
+    New files, binary files and modes are part of it; what git ignores, and `test_files`, are not. The agent's processes
+    are ended first.
     """
+    await sandbox.end_processes()
     exclude = " ".join(shlex.quote(_excluded(each)) for each in instance.test_files)
     done = await _bash(
         sandbox,

@@ -6,26 +6,23 @@ EVAL is on a node of its own, which has nothing of the one where INIT and RUN ar
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import threading
 from contextlib import contextmanager
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from beside import beside
 from needed import usable
 from rootfs import root_filesystem
 
 from prorl_zmq import EpisodeLimits, RolloutClient
 from prorl_zmq.service.child import ChildService
 from prorl_zmq.stages.known_row_formats import known_row_formats
-from prorl_zmq.system.processes import die_with_parent
 from prorl_zmq.tasks.loading import load_jobs
 from prorl_zmq.wire.messages.jobs import Outcome
 
@@ -184,31 +181,12 @@ def serving(folder: Path, images: Path) -> Iterator[RolloutClient]:
     with (
         service,
         judging() as judge,
-        beside([engine, f"ipc://{service.run_dir}/backend_broker", f"ipc://{folder}/engine", str(speeches)], {}),
+        beside([engine, f"ipc://{service.run_dir}/backend_broker", f"ipc://{folder}/engine", str(speeches)]),
         beside([*STAGE, "--role", "eval", *elsewhere, *sandboxes], judge),
         RolloutClient(service.front_door, timeout_s=60) as client,
     ):
         service.wait_ready(client)
         yield client
-
-
-@contextmanager
-def beside(arguments: list[str], environment: dict[str, str]) -> Iterator[None]:
-    """Run a program of Python's while the context does."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", *arguments],
-        env={**os.environ, **environment},
-        preexec_fn=partial(die_with_parent, os.getpid()),
-    )
-    try:
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.timeout(300)

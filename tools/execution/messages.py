@@ -162,6 +162,10 @@ class CloseSession(Request, frozen=True):
     session: int
 
 
+class EndProcesses(Request, frozen=True):
+    """Kill all that runs inside (see `Sandbox.end_processes`)."""
+
+
 class Close(Request, frozen=True):
     """End the sandbox; the reply comes when all of it is gone."""
 
@@ -185,6 +189,7 @@ AnyRequest = (
     | RunCell
     | Edit
     | CloseSession
+    | EndProcesses
     | Close
     | Cancel
 )

@@ -69,6 +69,9 @@ class SandboxRequestHandler:
                 if (closing := self._sessions.pop(request.session, None)) is not None:
                     await closing.close()
                 return messages.Done()
+            case messages.EndProcesses():
+                await self._container.close()  # whoever needs it next starts it again
+                return messages.Done()
         raise AssertionError(f"a request without a handler: {request!r}")
 
     async def _on_files(self, request: messages.ReadFile | messages.WriteFiles | messages.Upload) -> msgspec.Struct:

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import msgspec
 from ptyprocess import PtyProcess
 
-from ...errors import ErrorInfo, ProrlError, SandboxFailed, from_info
+from ...errors import ErrorInfo, ProrlError, SandboxBroken, SandboxFailed, from_info
 from ..processes import Child, children, descendants, kill, to_the_end
 from . import forking, tree
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from .specification import SandboxSpec
@@ -208,17 +208,27 @@ class Container(ABC):
         except BaseException as error:
             os.close(descriptor)
             if isinstance(error, OSError):
-                raise SandboxFailed(f"{argv[0]} cannot be started in a sandbox: {error.strerror}") from error
+                words = f"{argv[0]} cannot be started in a sandbox: {error.strerror}"
+                raise SandboxFailed(words, reason="start") from error
             raise
 
-    async def begin(self, start: Callable[[], Awaitable[T]]) -> T:
-        """Do something that starts a process inside; if the container has ended, or ends just then, in a new one."""
+    async def begin(self, start: Callable[[], Awaitable[T]], disturbed: Collection[str] = frozenset({"join"})) -> T:
+        """Do something that starts a process inside; if it is disturbed there, once more in a new container.
+
+        The new one has none of the processes that may have been the reason.
+
+        Args:
+            start: what to do.
+            disturbed: the reasons of a `SandboxFailed` after which to do it again.
+        """
         await self.ensure_running()
         number = self.starts
         try:
             return await start()
+        except BlockingIOError:
+            pass  # those inside are as many as may be
         except SandboxFailed as error:
-            if error.fields.get("reason") != "join":
+            if error.fields.get("reason") not in disturbed:
                 raise
         await self.restart(number)
         return await start()
@@ -309,9 +319,15 @@ class Container(ABC):
                     os.waitpid(pid, os.WNOHANG)
 
     def unlock(self) -> None:
-        """Restore the owner's access to the workspace: a command may have taken it, with `chmod 000 .`."""
+        """Restore the owner's access to the workspace: a command may have taken it, with `chmod 000 .`.
+
+        Raises:
+            SandboxBroken: a command has given it to another user.
+        """
         try:
             tree.grant(str(self.workspace), None, 0o700)
+        except PermissionError as error:
+            raise SandboxBroken(f"the workspace of {self.path.name} is another user's now") from error
         except OSError as error:
             raise SandboxFailed(f"the workspace of {self.path.name} cannot be entered: {error.strerror}") from error
 

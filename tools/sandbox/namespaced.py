@@ -122,8 +122,9 @@ class NamespacedContainer(Container):
             for descriptor in (ready_end, holder_input, *passed):
                 os.close(descriptor)
         process.returncode = 0  # it is waited for by its number; Popen must not
-        self._runtime = Child(process.pid)
-        self._runtime.when_ended(self.kill_all)
+        runtime = self._runtime = Child(process.pid)
+        # Called a turn of the loop later, when the next container may have begun.
+        runtime.when_ended(lambda: self.kill_all() if self._runtime is runtime else None)
         try:
             await self._open(ready)
         except BaseException:
@@ -231,7 +232,8 @@ class NamespacedContainer(Container):
         if not await _is_ready(ready, self._runtime, START_LIMIT_S):
             with (self.path / "runtime.log").open("rb") as log:
                 words = log.read(WORDS_BYTES).decode("utf-8", "replace").strip()
-            problem = words or f"it said nothing within {START_LIMIT_S:g} s"
+            how = "and ended" if self._runtime.ended else f"within {START_LIMIT_S:g} s"
+            problem = words or f"it said nothing {how}"
             raise SandboxFailed(f"{self.kind} could not start a container: {problem}", reason="start")
         first = self._runtime.pid
         while below := children(first):

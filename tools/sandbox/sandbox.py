@@ -47,6 +47,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 """Names of sandboxes. None starts with a dot: such folders are being made or removed."""
 READ_LIMIT_BYTES = 16 * 2**20
 CLOSE_LIMIT_S = 30.0
+COPY_LIMIT_S = 60.0
 MAKER_LOCK = "maker.lock"
 """Held by the process that makes a sandbox's folder, until an execution server has the folder."""
 LEASE_S = 30.0
@@ -99,7 +100,7 @@ class Sandbox:
         spec: SandboxSpec,
         container: type[Container],
         lease_s: float,
-        copy: Callable[[Sandbox, str], Awaitable[Sandbox]],
+        copy: Callable[[Sandbox, str, float], Awaitable[Sandbox]],
     ) -> None:
         self._client = client
         self._container = container
@@ -270,16 +271,27 @@ class Sandbox:
         archive = await asyncio.to_thread(_archive, Path(source))
         await self._client.ask(messages.Upload(path, archive))
 
-    async def copy(self, name: str) -> Sandbox:
+    async def copy(self, name: str, timeout_s: float = COPY_LIMIT_S) -> Sandbox:
         """Make a new sandbox like this one under that name, with a copy of the workspace (see `tree.copy_tree`).
 
-        What was changed elsewhere, such as in the image, is not copied.
+        What was changed elsewhere, such as in the image, is not copied. Copying takes `timeout_s` at the most.
 
         Raises:
             SandboxFailed: the name is not one or is taken; or the workspace cannot be copied, where `reason` is `tree`
                 if that is the fault of what commands left in it (too large, too deep), and `time` or `system` if not.
         """
-        return await self._copy(self, name)
+        return await self._copy(self, name, min(timeout_s, COPY_LIMIT_S))
+
+    async def end_processes(self) -> None:
+        """Kill all that runs inside; what is run next finds the files, and no process of before.
+
+        For what looks at an agent's work: a process that the agent left could change or kill it. Tool sessions start
+        anew at their next call. What the agent wrote to a `writable="memory"` image is lost.
+
+        Raises:
+            SandboxFailed: the sandbox is gone, or something did not end.
+        """
+        await self._client.ask(messages.EndProcesses())
 
     def release(self) -> None:
         """Stop holding it: another process attaches to it within its lease, or it ends."""

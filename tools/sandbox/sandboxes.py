@@ -38,7 +38,6 @@ START_LIMIT_S = 180.0
 """Longest time to a ready sandbox; a SIF file may have to be unpacked first."""
 COPY_LIMIT_BYTES = 4 * 2**30
 """Largest workspace that is copied."""
-COPY_LIMIT_S = 60.0
 REPORT_BYTES = 64 * 1024
 SPEC = "spec.json"
 
@@ -185,12 +184,12 @@ class Sandboxes:
         if (lock := self._new_folders.pop(path, None)) is not None:
             lock.close()
 
-    async def _copy(self, original: Sandbox, name: str) -> Sandbox:
+    async def _copy(self, original: Sandbox, name: str, timeout_s: float) -> Sandbox:
         path = self.make_folder(name)
         try:
-            tree.grant(str(original.workspace), None, 0o700)  # a command may have closed it to us
+            _open_workspace(original)
             copying = asyncio.to_thread(
-                tree.copy_tree, original.workspace, path / "workspace", COPY_LIMIT_BYTES, COPY_LIMIT_S
+                tree.copy_tree, original.workspace, path / "workspace", COPY_LIMIT_BYTES, timeout_s
             )
             await to_the_end(copying)
         except BaseException:
@@ -285,6 +284,15 @@ class Sandboxes:
         threading.Thread(target=_reap, args=(process.pid,), name="wait-for-spawner", daemon=True).start()
         self._spawner = ours
         socket.send_fds(ours, [order], [report])
+
+
+def _open_workspace(sandbox: Sandbox) -> None:
+    """Open a workspace that a command may have closed to us."""
+    try:
+        tree.grant(str(sandbox.workspace), None, 0o700)
+    except PermissionError as error:
+        words = f"the workspace of {sandbox.path.name} is another user's now"
+        raise SandboxFailed(words, reason="tree") from error
 
 
 def _reap(pid: int) -> None:

@@ -36,6 +36,8 @@ DEPTH_LIMIT = 1000
 """Most levels of folders that are copied; more than the longest path of Linux can name with sensible names."""
 ENTRY_LIMIT = 200_000
 """Most entries that are copied: what fits into the time limit with room for a busy machine."""
+LARGE_SHARE = 0.25
+"""A tree of so much of either limit is itself the reason if there is no time to copy it."""
 TREE_ERRORS = frozenset(
     {
         errno.EACCES,
@@ -62,8 +64,8 @@ def copy_tree(source: Path, target: Path, limit_bytes: int, timeout_s: float) ->
 
     Raises:
         SandboxFailed: it holds more than `limit_bytes` of data in all or than `ENTRY_LIMIT` entries, is deeper than
-            `DEPTH_LIMIT`, or has what cannot be copied (`reason` is `tree`); it takes longer than `timeout_s`
-            (`reason` is `time`); or the disk refuses it (`reason` is `system`).
+            `DEPTH_LIMIT`, has what cannot be copied, or is large and takes too long (`reason` is `tree`); it takes
+            longer than `timeout_s` (`reason` is `time`); or the disk refuses it (`reason` is `system`).
     """
     name = source.parent.name
     budget = _Budget(time.monotonic() + timeout_s, limit_bytes, ENTRY_LIMIT)
@@ -74,7 +76,9 @@ def copy_tree(source: Path, target: Path, limit_bytes: int, timeout_s: float) ->
     try:
         _copy_folders(pair, budget)
     except TimeoutError:
-        raise SandboxFailed(f"copying {name} took longer than {timeout_s:g} s", reason="time") from None
+        large = budget.bytes < (1 - LARGE_SHARE) * limit_bytes or budget.entries < (1 - LARGE_SHARE) * ENTRY_LIMIT
+        reason = "tree" if large else "time"
+        raise SandboxFailed(f"copying {name} took longer than {timeout_s:g} s", reason=reason) from None
     except _TreeRefused as error:
         raise SandboxFailed(f"{name} cannot be copied: {error}", reason="tree") from None
     except OSError as error:

@@ -139,7 +139,7 @@ class Result(Part, frozen=True, kw_only=True):
     group_id: Identifier | Literal[""] = ""
     attempt: Attempt = 1
     reward: float | None = None
-    """None unless the outcome is `completed`."""
+    """None unless the outcome is `completed`, or the agent itself is why it is not (see `stages.handler.Failure`)."""
     error: ErrorInfo | None = None
     stop_reason: str = ""
     """Why the episode stopped (see `stages.agent_loop.StopReason`); empty if RUN did not end."""

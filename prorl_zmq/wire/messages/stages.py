@@ -112,6 +112,8 @@ class PhaseFailed(PhaseEnd, frozen=True, kw_only=True):
     """Nothing was observed, so the phase may be tried again."""
     sandbox_gone: bool = False
     """The sandbox that earlier phases left for this one is gone, so a retry begins with a new one."""
+    reward: float | None = None
+    """What a job earns that the agent itself has ended; finite."""
 
 
 StageEvent = StageReport | StageLeaving | PhaseDone | PhaseFailed

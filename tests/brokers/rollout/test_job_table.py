@@ -426,6 +426,13 @@ def test_a_failure_without_retry_ends_the_job(phase: Phase) -> None:
     assert bool(closed) == (phase == Phase.EVAL)  # of INIT and RUN the holder has closed it
 
 
+def test_a_job_that_its_own_agent_ended_has_the_reward_for_it() -> None:
+    table = Table()
+    table.bring_to(Phase.RUN)
+    (end,) = (each for each in table.failed("run-1", reward=0.0) if isinstance(each, End))
+    assert (end.finished.result.outcome, end.finished.result.reward) == (Outcome.FAILED, 0.0)
+
+
 def test_what_there_is_of_a_trajectory_is_kept_if_run_fails() -> None:
     table = Table()
     table.bring_to(Phase.RUN)

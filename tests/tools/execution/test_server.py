@@ -124,6 +124,29 @@ def test_a_kill_of_any_process_leaves_nothing(
     assert survivors(str(tmp_path)) == []
 
 
+def test_a_container_that_is_killed_again_and_again_starts_again_each_time(sandboxes: Sandboxes) -> None:
+    """The end of one container, told late, ended the next one as it started."""
+    if sandboxes.kind == "process":
+        pytest.skip("plain processes have no container")
+
+    async def main() -> None:
+        sandbox = await sandboxes.create("one")
+        bash = await sandbox.bash()
+        for _ in range(12):
+            runtime, *_ = children(server_pid(sandbox))
+            holder = runtime
+            while below := children(holder):
+                holder = below[0]
+            running = asyncio.create_task(bash.run("sleep 3600", LIMIT_S))
+            await asyncio.sleep(0.02)
+            os.kill(holder, signal.SIGKILL)
+            assert (await running).restarted
+            assert (await bash.run("echo on", LIMIT_S)).output == "on\n"
+        await sandbox.close()
+
+    asyncio.run(main())
+
+
 HOLD = """
 import asyncio, sys
 from pathlib import Path
@@ -181,6 +204,22 @@ def test_an_agent_that_kills_all_it_can_costs_only_its_processes(sandboxes: Sand
         assert result.output.splitlines()[-1] == "/usr"
         assert (await bash.run("cat ~/file", LIMIT_S)).output == "1\n"
         assert (await sandbox.exec(["cat", "file"], LIMIT_S)).stdout == b"1\n"
+
+    use(sandboxes, body)
+
+
+def test_processes_are_ended_and_files_stay(sandboxes: Sandboxes, survivors: Callable[[str], list[str]]) -> None:
+    mark = f"3600.{uuid.uuid4().int}"
+
+    async def body(sandbox: Sandbox) -> None:
+        bash = await sandbox.bash()
+        await bash.run(f"echo 1 > file; (trap '' TERM HUP; setsid sleep {mark}) & sleep {mark} &", LIMIT_S)
+        await sandbox.end_processes()
+        assert survivors(mark) == []
+        assert (await sandbox.exec(["cat", "file"], LIMIT_S)).stdout == b"1\n"
+        await sandbox.end_processes()
+        result = await bash.run("cat file", LIMIT_S)
+        assert (result.output, result.restarted) == ("1\n", True)
 
     use(sandboxes, body)
 

@@ -334,7 +334,7 @@ def test_a_very_deep_tree_is_refused_at_once_and_a_deep_one_copied(
         with pytest.raises(SandboxFailed, match="more entries") as caught:
             await sandbox.copy("four")
         assert caught.value.reason == "tree"
-        monkeypatch.setattr("prorl_zmq.tools.sandbox.sandboxes.COPY_LIMIT_S", -1.0)
+        monkeypatch.setattr("prorl_zmq.tools.sandbox.sandbox.COPY_LIMIT_S", -1.0)
         with pytest.raises(SandboxFailed, match="took longer") as caught:
             await sandbox.copy("four")
         assert caught.value.reason == "time"
