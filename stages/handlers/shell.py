@@ -1,8 +1,9 @@
 """The `shell` task: an instruction, files to start from, tools to work with, and a check script that gives the reward.
 
 EVAL never trusts the agent's sandbox: the check runs in a fresh one made from a copy of the agent's files, so nothing
-that the agent left running can take part, and a second evaluation finds what the first one found. The script may read
-those files but must not run them, and its environment points no home and no start-up file at them.
+that the agent left running can take part, and a second evaluation finds what the first one found. The copy has regular
+files, folders, and links among these. The script may read them but must not run them, and its environment points no
+home and no start-up file at them. Its text is in no file and on no command line.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class ShellHandler(AgentHandler[ShellInstance]):
             return Evaluation(0.0, {"uncopyable_files": 1.0})
         try:
             result = await copy.exec(
-                ["bash", "-c", phase.instance.check],
+                ["bash", "-c", 'check=$(cat); exec </dev/null; eval "$check"'],
+                stdin=phase.instance.check.encode(),
                 timeout_s=CHECK_SHARE * limit_s - (time.monotonic() - started),
                 output_limit_bytes=CHECK_OUTPUT_LIMIT_BYTES,
                 environment=CHECK_ENVIRONMENT,

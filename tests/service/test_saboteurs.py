@@ -1,4 +1,4 @@
-"""Policies that know their answer to be wrong, and do what they can so that nobody grades it: they earn 0 all the same."""
+"""Policies that know their answer to be wrong, and do what they can not to be graded: they earn 0 all the same."""
 
 from __future__ import annotations
 

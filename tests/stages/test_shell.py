@@ -11,7 +11,7 @@ import pytest
 from needed import usable
 from phases import eval_phase
 
-from prorl_zmq import Job
+from prorl_zmq import Job, PhaseLimits
 from prorl_zmq.stages.handler import InitPhase
 from prorl_zmq.stages.handlers.shell import ShellHandler, ShellInstance
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
@@ -33,7 +33,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def judge(kind: str, folder: Path, check: str, leave: Callable[[Path], None]) -> Evaluation:
+def judge(kind: str, folder: Path, check: str, leave: Callable[[Path], None], eval_s: float = 600.0) -> Evaluation:
     """Evaluate what `leave` leaves in the workspace."""
 
     async def run() -> Evaluation:
@@ -41,7 +41,8 @@ def judge(kind: str, folder: Path, check: str, leave: Callable[[Path], None]) ->
         sandbox: Sandbox = await sandboxes.create("job.1")
         try:
             leave(sandbox.workspace)
-            job = Job(task="shell", instance={"instruction": "", "check": check})
+            limits = PhaseLimits(eval_s=eval_s)
+            job = Job(task="shell", instance={"instruction": "", "check": check}, limits=limits)
             async with eval_phase(job, ShellInstance("", check), {}, sandboxes, sandbox) as phase:
                 return await ShellHandler().eval(phase)
         finally:
@@ -72,6 +73,48 @@ def test_planted_startup_files_earn_nothing(kind: str, planted: str, tmp_path: P
                 _write(workspace / name, "exit 0")
 
     assert judge(kind, tmp_path, PYTHON_CHECK, leave).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "/proc/self/cmdline",
+        "../proc/self/cmdline",
+        "../../proc/self/environ",
+        "here/here/../../proc/self/cmdline",
+        "sub/up/../../../proc/self/cmdline",
+        "/proc/$PPID/cmdline",
+        "/dev/fd/255",
+        "root/proc/self/cmdline",
+    ],
+)
+def test_a_check_never_reads_itself(kind: str, answer: str, tmp_path: Path) -> None:
+    """`grep -q 4711 answer.txt` finds 4711 in its own command line."""
+
+    def leave(workspace: Path) -> None:
+        (workspace / "sub").mkdir()
+        links = {"answer.txt": answer, "here": ".", "sub/up": "..", "root": "/", "sub/answer.txt": f"../{answer}"}
+        for name, leads_to in links.items():
+            (workspace / name).symlink_to(leads_to)
+
+    check = "grep -q 4711 answer.txt || grep -q 4711 sub/answer.txt"
+    assert judge(kind, tmp_path, check, leave).reward == 0.0
+    assert judge(kind, tmp_path, "tr '\\0' '\\n' </proc/$$/cmdline | grep -q 47[1]1", leave).reward == 0.0
+
+
+def test_links_within_the_files_stay(kind: str, tmp_path: Path) -> None:
+    def leave(workspace: Path) -> None:
+        (workspace / "sub").mkdir()
+        _write(workspace / "answer.txt", "42")
+        for name, leads_to in {"a": "answer.txt", "sub/b": "../a", "c": "./sub/b", "d": "sub"}.items():
+            (workspace / name).symlink_to(leads_to)
+
+    assert judge(kind, tmp_path, '[ "$(cat a sub/b c d/b)" = 42424242 ]', leave).reward == 1.0
+
+
+def test_a_check_that_does_not_end_earns_nothing(kind: str, tmp_path: Path) -> None:
+    evaluation = judge(kind, tmp_path, "sleep 60", lambda _: None, eval_s=2.0)
+    assert (evaluation.reward, evaluation.metrics) == (0.0, {"check_timed_out": 1.0})
 
 
 def test_workspace_that_is_too_deep_to_copy_earns_nothing(kind: str, tmp_path: Path) -> None:

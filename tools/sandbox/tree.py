@@ -59,8 +59,9 @@ TREE_ERRORS = frozenset(
 def copy_tree(source: Path, target: Path, limit_bytes: int, timeout_s: float) -> None:
     """Copy the content of `source` into the empty folder `target`.
 
-    Symbolic links stay links and holes in files stay holes; modes and times of files are kept, hard links and owners
-    are not. FIFOs, sockets and devices are left out: no check can want them, and opening one may block.
+    Holes in files stay holes; modes and times of files are kept, hard links and owners are not. FIFOs, sockets and
+    devices are left out: no check can want them, and opening one may block. Symbolic links stay links if they lead
+    nowhere but into the tree, and are left out if not: of a link to /proc/self/cmdline, a check would read itself.
 
     Raises:
         SandboxFailed: it holds more than `limit_bytes` of data in all or than `ENTRY_LIMIT` entries, is deeper than
@@ -264,12 +265,24 @@ def _copy_entries(pair: _FolderPair, budget: _Budget) -> list[str]:
             with suppress(FileNotFoundError):  # it was removed since it was listed
                 mode = entry.stat(follow_symlinks=False).st_mode
                 if stat.S_ISLNK(mode):
-                    os.symlink(os.readlink(entry.name, dir_fd=pair.origin), entry.name, dir_fd=pair.copy)
+                    leads_to = os.readlink(entry.name, dir_fd=pair.origin)
+                    if _stays_inside(leads_to, pair.depth):
+                        os.symlink(leads_to, entry.name, dir_fd=pair.copy)
                 elif stat.S_ISDIR(mode):
                     folders.append(entry.name)
                 elif stat.S_ISREG(mode):
                     _copy_file(entry.name, pair, budget)
     return folders
+
+
+def _stays_inside(link: str, depth: int) -> bool:
+    """Return whether a link in a folder of that depth leads into the tree, whatever the other links are.
+
+    Behind a name, which may be a link's, `..` could lead anywhere; at the beginning it is the folder's own.
+    """
+    steps = [step for step in link.split("/") if step not in ("", ".")]
+    up = next((number for number, step in enumerate(steps) if step != ".."), len(steps))
+    return not link.startswith("/") and up <= depth and ".." not in steps[up:]
 
 
 def _copy_file(name: str, pair: _FolderPair, budget: _Budget) -> None:

@@ -212,7 +212,7 @@ def test_a_copy_is_a_sandbox_of_its_own(sandboxes: Sandboxes, tmp_path: Path) ->
         assert (await sandbox.exec(["sh", "-ec", script], 10)).exit_code == 0
         copy = await sandbox.copy("two")
         try:
-            assert (copy.workspace / "link").readlink() == secret
+            assert not (copy.workspace / "link").is_symlink()
             assert (copy.workspace / "inner").readlink() == Path("a/b")
             assert not (copy.workspace / "fifo").exists()
             assert await copy.read_file("a/b/file") == b"1\n"
