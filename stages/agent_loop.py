@@ -7,6 +7,7 @@ chat template changes earlier turns, the next prompt begins a new segment of the
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 EMPTY_ABORTS = 8
 """How often new weights may come before a turn's first token; beyond it, the engine just takes no work."""
+LONG_TEXT = 32 * 1024
+"""Characters that are tokenised in a thread."""
 UNLIMITED = 2**31 - 1
 """Tokens of a context whose size is not known."""
 
@@ -110,9 +113,11 @@ class AgentLoop:
 
     async def _turns(self, messages: Sequence[ChatMessage]) -> StopReason:
         conversation = self.chat.conversation(messages, [tool.schema() for tool in self._tools.values()])
+        new = sum(len(message.content) for message in messages)
         for turn in range(self.limits.max_turns):
             started = time.monotonic()
-            prompt = conversation.prompt()
+            # Megabytes take seconds, in which this process would be silent.
+            prompt = await asyncio.to_thread(conversation.prompt) if new > LONG_TEXT else conversation.prompt()
             room = self._add(prompt)
             self.episode.spent("chat", started)
             if room.tokens < 1:
@@ -131,6 +136,7 @@ class AgentLoop:
             if results is None:
                 return StopReason.FINISHED
             conversation.add_tool_results(results)
+            new = sum(map(len, results))
         return StopReason.MAX_TURNS
 
     def _add(self, prompt: Prompt) -> _Budget:

@@ -44,6 +44,7 @@ CELL, READY, FAILED, IMAGE, DONE = b"C", b"R", b"F", b"I", b"D"
 IMAGE_LIMIT_BYTES = 8 * 2**20
 IMAGES = 64
 """Most images of one cell that are sent; the other side keeps fewer. An empty one stands for each that is not."""
+NAME_LIMIT, WORDS_LIMIT = 200, 4000
 CANCEL_LIMIT_S = 0.5
 """How long an interrupted coroutine may take to end."""
 PRIVATE_DESCRIPTORS = 500
@@ -124,9 +125,9 @@ class Driver:
             version, problem = self._shell.version, ""
         except Exception as error:  # noqa: BLE001 - an IPython that cannot be imported may raise anything
             if need_ipython:
-                self._control.send(0, FAILED, {"words": f"{type(error).__name__}: {error}"})
+                self._control.send(0, FAILED, {"words": f"{type(error).__name__}: {error}"[:WORDS_LIMIT]})
                 return
-            self._shell, version, problem = PlainShell(self), "", f"{type(error).__name__}: {error}"
+            self._shell, version, problem = PlainShell(self), "", f"{type(error).__name__}: {error}"[:WORDS_LIMIT]
         self._snapshot.update(vars(builtins))
         self._shell.warm()
         self._clean_up()
@@ -189,7 +190,7 @@ class Driver:
             signal.signal(signal.SIGINT, _pass_over)
             self._stderr.write("KeyboardInterrupt\n")
             error = interrupt
-        return "" if error is None else type(error).__name__
+        return "" if error is None else type(error).__name__[:NAME_LIMIT]
 
     def _prepare(self) -> None:
         if self._stdout.closed or self._stderr.closed:

@@ -21,9 +21,10 @@ import termios
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ..errors import SandboxFailed
 from .cell_session import START_LIMIT_S, CellOutcome, CellProcess, CellSession
@@ -41,6 +42,8 @@ HEADER = struct.Struct("!IIc")
 CELL, READY, FAILED, IMAGE, DONE = b"C", b"R", b"F", b"I", b"D"
 FRAME_LIMIT_BYTES = 9 * 2**20
 """Longest frame from the driver: an image; it sends none longer than 8 MiB."""
+NAME_LIMIT, WORDS_LIMIT, PATH_LIMIT = 200, 4000, 4096
+"""Most characters of what else it says, which goes on to other processes: a cell may speak in the driver's name."""
 READ_BYTES = 256 * 1024
 READS = 16
 """Most reads before the loop's other callbacks get their turn."""
@@ -57,21 +60,21 @@ _BOOTSTRAP = (
 
 
 class Done(msgspec.Struct, frozen=True):
-    error: str
-    directory: str
+    error: Annotated[str, Meta(max_length=NAME_LIMIT)]
+    directory: Annotated[str, Meta(max_length=PATH_LIMIT)]
 
 
 class Ready(msgspec.Struct, frozen=True):
-    python: str
-    ipython: str
-    problem: str
+    python: Annotated[str, Meta(max_length=NAME_LIMIT)]
+    ipython: Annotated[str, Meta(max_length=NAME_LIMIT)]
+    problem: Annotated[str, Meta(max_length=WORDS_LIMIT)]
     """Why the image's IPython is not used; empty if it is."""
 
 
 class Failed(msgspec.Struct, frozen=True):
     """The content of an F."""
 
-    words: str
+    words: Annotated[str, Meta(max_length=WORDS_LIMIT)]
 
 
 class PythonProcess(CellProcess):

@@ -69,6 +69,8 @@ IPYKERNEL = ("python3", "-c", _LAUNCH, "-f", "{connection_file}")
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 USED_CHANNELS = ("shell", "iopub")
 MESSAGE_LIMIT_BYTES = 2 * IMAGES_LIMIT_BYTES
+NAME_LIMIT = 200
+"""Most characters of an error's name."""
 WORDS_LIMIT_BYTES = 8 * 1024
 """How much is kept of what the kernel's process itself writes."""
 ASK_AGAIN_S = 0.5
@@ -242,7 +244,7 @@ class KernelProcess(CellProcess):
                 if text := best_text(content["data"]):
                     self._output.append(f"{text}\n".encode("utf-8", "replace"))
             case "error":
-                self._error = str(content["ename"]) or "error"
+                self._error = str(content["ename"])[:NAME_LIMIT] or "error"
                 lines = _COLOURS.sub("", "\n".join(content["traceback"]) or f"{self._error}: {content['evalue']}")
                 self._output.append(f"{lines}\n".encode("utf-8", "replace"))
             case "status" if content["execution_state"] == "idle":

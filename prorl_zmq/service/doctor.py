@@ -19,7 +19,9 @@ from ..config import SandboxSettings, default_run_dir
 from ..errors import ConfigError, ProrlError
 from ..inference.engine_kind import examine_kinds
 from ..tools.processes import first_line
+from ..tools.sandbox.cgroups import make_cgroups
 from ..tools.sandbox.kinds import container_class, known_kinds
+from ..tools.sandbox.specification import Limits
 from ..wire.sockets import check_endpoint
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ def examine() -> Iterator[Finding]:
         _cores,
         *(partial(_sandbox_kind, kind) for kind in known_kinds()),
         _user_namespaces,
+        _sandbox_limits,
         _gpu,
         _run_dir,
         _loopback_ports,
@@ -91,6 +94,19 @@ def _user_namespaces() -> Finding:
         return Finding("user namespaces", "ok", "an unprivileged user can make them")
     detail = "refused; rootless sandboxes need them: see the sysctl kernel.unprivileged_userns_clone, or AppArmor"
     return Finding("user namespaces", "optional", detail)
+
+
+def _sandbox_limits() -> Finding:
+    cgroups = make_cgroups(0, Limits())
+    bounded = ", ".join(sorted(cgroups.limits))
+    cgroups.close()
+    if bounded:
+        return Finding("sandbox limits", "ok", f"by the kernel, with cgroups ({bounded}), and watched 4 times a second")
+    detail = (
+        "watched 4 times a second only; for limits that the kernel holds, run the service where it may make cgroups "
+        "(systemd-run --user --scope -p Delegate=yes prorl serve)"
+    )
+    return Finding("sandbox limits", "optional", detail)
 
 
 def _engines() -> Iterator[Finding]:

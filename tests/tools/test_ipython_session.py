@@ -303,6 +303,8 @@ def test_a_forged_frame_spoils_no_more_than_its_own_session(anywhere: Run) -> No
         for code in (
             "forge(N, b'D', b'no json')",
             "forge(N, b'D', b'{}')",
+            "forge(N, b'D', done('x' * 8_000_000))",
+            "forge(N, b'D', json.dumps({'error': '', 'directory': '/' * 8_000_000}).encode())",
             "forge(N, b'?', b'')",
             "forge(N, b'D', b'', 2**31)",
             "forge(N, b'D', b'\\xff' * 10**6, 5)",

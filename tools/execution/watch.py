@@ -4,6 +4,8 @@ Memory that is shared counts for each process that has touched it, and once more
 processes that hold the container count too, since a command can trace them and have them work for it: Apptainer's have
 some seven threads and 6 MB, those of others next to nothing.
 
+Many busy processes must not take the time of other sandboxes, so they are let run only when nothing else does.
+
 It looks at them at intervals, since nothing tells us of an allocation. A sandbox that is over a limit is ended; what
 the node may lose until then is what a process can take in one interval. At the same times it reaps what the server has
 adopted: the event loop keeps the signal of a child's end to itself.
@@ -12,6 +14,8 @@ adopted: the event loop keeps the signal of a child's end to itself.
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,8 +32,13 @@ if TYPE_CHECKING:
 INTERVAL_S = 0.25
 IDLE_INTERVAL_S = 1.0
 """While nobody waits for anything: 200 idle sandboxes would take half a core otherwise."""
+TICKS = os.sysconf("SC_CLK_TCK")
 COUNTED = (b"RssAnon", b"RssShmem", b"VmSwap")
 """In KiB, of `/proc/PID/status`."""
+
+
+CROWD = 4
+"""Threads for each of the node's cores from which on a sandbox may be taking the time of others."""
 
 
 class Usage(NamedTuple):
@@ -53,6 +62,8 @@ class Watch:
         self._on_gone = on_gone
         self._timer: asyncio.TimerHandle | None = None
         self._idle = True
+        self._used: tuple[float, float] | None = None
+        """When its processes' time was last added up, and the sum in seconds; None: they are few."""
 
     def start(self) -> None:
         self._idle = not self._busy()
@@ -79,11 +90,29 @@ class Watch:
         else:
             self._on_exceeded(error)
 
+    def _give_way(self, pids: list[int], threads: int) -> None:
+        """Let processes run only when nothing else does, if they are many and take most of the node's time.
+
+        Where a cgroup weighs the sandbox as a whole, that changes nothing between it and others.
+        """
+        cores = os.cpu_count() or 1
+        if threads <= CROWD * cores:
+            self._used = None
+            return
+        now, used = time.monotonic(), sum(map(_processor_s, pids))
+        if self._used is not None and used - self._used[1] > (now - self._used[0]) * cores / 2:
+            for pid in pids:
+                with suppress(OSError):
+                    for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - called often, and twice as quick
+                        os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+        self._used = now, used
+
     def _excess(self) -> ProrlError | None:
         limits = self._container.spec.limits
         found = self._container.processes(limits.processes + 1)
         usages = {pid: _usage(pid) for pid in (*self._container.holding(), *found)}
         threads = sum(usage.threads for usage in usages.values())
+        self._give_way(list(found), threads)
         if threads > limits.processes:
             message = f"the sandbox had {threads} processes and threads; at most {limits.processes} are allowed"
             return SandboxLimitExceeded(message, limit="processes")
@@ -97,6 +126,14 @@ class Watch:
             message = f"the sandbox used {used >> 20} MiB of memory; at most {limits.memory_bytes >> 20} are allowed"
             return SandboxLimitExceeded(message, limit="memory_bytes")
         return None
+
+
+def _processor_s(pid: int) -> float:
+    with suppress(OSError):
+        _, _, fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")
+        user, system = fields.split()[11:13]
+        return (int(user) + int(system)) / TICKS
+    return 0.0
 
 
 def _usage(pid: int) -> Usage:

@@ -87,9 +87,7 @@ class ApptainerContainer(NamespacedContainer):
                 # Where the user has no subordinate ids, it would run the command below a program that pretends to
                 # change owners; commands that join would not be below it.
                 arguments.append("--ignore-fakeroot-command")
-        if spec.writable == "memory":
-            arguments.append("--writable-tmpfs")
-        elif spec.writable == "disk":
+        if spec.writable == "disk":
             overlay = self.path / "overlay"
             overlay.mkdir(0o755, exist_ok=True)
             arguments += ["--overlay", str(overlay)]

@@ -25,16 +25,20 @@ from ...system.processes import die_with_parent
 from ..images.image import lock_image
 from ..processes import PROC, Child, become_subreaper, children, descendants, kill
 from . import forking, holder, namespaces, seccomp
+from .cgroups import make_cgroups
 from .container import KILL_LIMIT_S, SEARCH_PATH, Container
-from .pids_cgroup import make_pids_cgroup
 from .root_image import check_image
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..images.image import ImageLock
-    from .pids_cgroup import PidsCgroup
+    from .cgroups import Cgroups
     from .specification import SandboxSpec
 
 START_LIMIT_S = 60.0
+NICENESS = 10
+"""Of commands: the service itself, and whatever else is on the node, comes first."""
 REAP_EVERY_S = 0.02
 WORDS_BYTES = 4096
 """How much of the runtime's words an error has."""
@@ -61,7 +65,7 @@ class NamespacedContainer(Container):
         self._changing = asyncio.Lock()
         """Held while the container is started or ended."""
         self._holder_input = -1
-        self._cgroup: PidsCgroup | None = None
+        self._cgroups: Cgroups | None = None
         self._image: ImageLock | None = None
         """Keeps the image's files; the runtime outlives a killed server only for a moment."""
         self._environment: dict[str, str] = {}
@@ -201,11 +205,12 @@ class NamespacedContainer(Container):
 
     def _join(self, report: int, *, limited: bool) -> None:
         # A service of root has no user namespace for its containers: what is root inside is so to the kernel.
-        keeps_capabilities = self.spec.fakeroot and os.geteuid() != 0
+        kept = namespaces.ROOTS_OWN if self.spec.fakeroot and os.geteuid() != 0 else ()
         namespaces.hide()
         forking.be_killed_first()
-        if self._cgroup is not None:
-            self._cgroup.enter()
+        os.nice(NICENESS)
+        if self._cgroups is not None:
+            self._cgroups.enter()
         if self._namespaces is None:
             raise ProcessLookupError("the container has ended")
         self._namespaces.enter()
@@ -214,14 +219,13 @@ class NamespacedContainer(Container):
             forking.tell_inner(report, child)
             os._exit(0)
         self._limit(0, address_space=limited)
-        if not keeps_capabilities:
-            namespaces.drop_capabilities()
+        namespaces.drop_capabilities(kept)
         namespaces.forbid_new_privileges()
         seccomp.install()
 
     def _kept_descriptors(self) -> tuple[int, ...]:
-        cgroup = () if self._cgroup is None else (self._cgroup.descriptor,)
-        return cgroup if self._namespaces is None else (*self._namespaces.descriptors, *cgroup)
+        cgroups = () if self._cgroups is None else self._cgroups.descriptors
+        return (*(() if self._namespaces is None else self._namespaces.descriptors), *cgroups)
 
     def _runtime_pids(self) -> frozenset[int]:
         return frozenset() if self._runtime is None else frozenset({self._runtime.pid})
@@ -243,12 +247,11 @@ class NamespacedContainer(Container):
             self._namespaces = namespaces.Namespaces(first)
             if not _is_holder(first, self._namespaces):
                 raise SandboxFailed(f"a container of {self.kind} was not ready when it said so", reason="start")
-            self._cgroup = make_pids_cgroup(self.starts, self.spec.limits.processes)
-            if self._cgroup is not None:
-                self._cgroup.add(first)
+            self._cgroups = make_cgroups(self.starts, self.spec.limits)
+            self._cgroups.add(first)
             self._limit(first, address_space=True)
-            if os.geteuid() == 0:
-                self._protect_devices(self._namespaces)
+            for change in (self._namespaces.close_devices, self._namespaces.limit_inotify):
+                _in_a_child(change, self._namespaces.descriptors)
             variables = (PROC / str(first) / "environ").read_bytes().decode("utf-8", "surrogateescape")
             os.write(self._holder_input, b"\n")
             if not await _is_ready(ready, self._runtime, START_LIMIT_S):
@@ -273,20 +276,21 @@ class NamespacedContainer(Container):
         if self._namespaces is not None:
             self._namespaces.close()
             self._namespaces = None
-        if self._cgroup is not None:
-            self._cgroup.close()
-            self._cgroup = None
+        if self._cgroups is not None:
+            self._cgroups.close()
+            self._cgroups = None
 
-    def _protect_devices(self, inside: namespaces.Namespaces) -> None:
-        ours, report = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            forking.child(inside.protect_devices, report, inside.descriptors)
-        os.close(report)
-        _, _, problem = forking.read_report(ours)
-        os.waitpid(pid, 0)
-        if problem:
-            raise SandboxFailed(f"the host's devices cannot be protected in a container: {problem}", reason="start")
+
+def _in_a_child(change: Callable[[], None], kept: tuple[int, ...]) -> None:
+    ours, report = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        forking.child(change, report, kept)
+    os.close(report)
+    _, _, problem = forking.read_report(ours)
+    os.waitpid(pid, 0)
+    if problem:
+        raise SandboxFailed(f"a container cannot be closed to its commands: {problem}", reason="start")
 
 
 def _is_holder(pid: int, inside: namespaces.Namespaces) -> bool:

@@ -13,6 +13,10 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -28,12 +32,19 @@ KINDS = {
 """The namespaces of `/proc/PID/ns` beside the user namespace, and their flags for `setns`, in the order of joining."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 """What every container has of the host's own devices."""
+INOTIFY_INSTANCES = 16
+"""Of a sandbox; its user has 128 for all that he runs, by default."""
 _NS_GET_USERNS = 0xB701
 _PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITY_VERSION_3 = 0x20080522
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND = 1, 32, 4096
+_KEPT_FLAGS = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME | os.ST_RELATIME
+"""Of a mount: those that nobody may take away in a user namespace. Most have the same numbers for `mount`."""
+ROOTS_OWN = (0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 29, 31)
+"""The capabilities that package managers need of root, by their numbers in `capabilities(7)`: over files, owners,
+users and signals. None that mounts, traces, makes devices, or changes networks."""
 
 
 class Namespaces:
@@ -62,17 +73,34 @@ class Namespaces:
         for descriptor, flag in self._opened:
             _check(_libc.setns(descriptor, flag))
 
-    def protect_devices(self) -> None:
-        """In a forked child of a service of root: let no command change the modes of the host's devices."""
+    def close_devices(self) -> None:
+        """In a forked child: let no command write to /dev itself, nor, as root, change a device's mode.
+
+        What is written there is memory, and nobody can tell whose.
+        """
+        root = os.geteuid() == 0
         for descriptor, flag in self._opened:
-            if flag == KINDS["mnt"]:
+            if flag == KINDS["mnt"] or (flag == USER and not root):
                 _check(_libc.setns(descriptor, flag))
-        for name in DEVICES:
+        flags = os.statvfs("/dev").f_flag
+        if not flags & os.ST_RDONLY:
+            kept = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | (flags & _KEPT_FLAGS)
+            _check(_libc.mount(None, b"/dev", None, kept, None))
+        for name in DEVICES if root else ():
             path = Path("/dev") / name
             with suppress(FileNotFoundError):
                 if stat.S_ISCHR(path.stat().st_mode):
                     # It stays writable as a device: what is read-only is the file that stands for it.
                     _check(_libc.mount(None, bytes(path), None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY, None))
+
+    def limit_inotify(self) -> None:
+        """In a forked child: leave the user some of his inotify instances, where the container has users of its own."""
+        users = [descriptor for descriptor, flag in self._opened if flag == USER]
+        for descriptor in users:
+            _check(_libc.setns(descriptor, USER))
+        if users:
+            with suppress(OSError):  # /proc/sys is read-only in some containers
+                Path("/proc/sys/user/max_inotify_instances").write_text(str(INOTIFY_INSTANCES))
 
     def close(self) -> None:
         for descriptor, _ in self._opened:
@@ -113,13 +141,14 @@ def forbid_new_privileges() -> None:
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
-def drop_capabilities() -> None:
-    """Give up all capabilities, root's too, also for the programs that this process executes."""
+def drop_capabilities(kept: Collection[int] = ()) -> None:
+    """Give up all capabilities but some, root's too, also for the programs that this process executes."""
     number = 0
-    while _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
+    while number in kept or _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
         number += 1  # ends at the first one that the kernel does not know, or at once where we may not
+    low = sum(1 << each for each in kept)  # all are of the first 32
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    _check(_libc.capset(header, (ctypes.c_uint32 * 6)()))
+    _check(_libc.capset(header, (ctypes.c_uint32 * 6)(low, low)))
 
 
 def _check(result: int) -> None:

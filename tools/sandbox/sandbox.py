@@ -286,7 +286,7 @@ class Sandbox:
         """Kill all that runs inside; what is run next finds the files, and no process of before.
 
         For what looks at an agent's work: a process that the agent left could change or kill it. Tool sessions start
-        anew at their next call. What the agent wrote to a `writable="memory"` image is lost.
+        anew at their next call.
 
         Raises:
             SandboxFailed: the sandbox is gone, or something did not end.

@@ -1,10 +1,11 @@
-"""System calls that commands in a container may not make: user namespaces, keyrings, leases, tracing of strangers.
+"""System calls that commands in a container may not make: namespaces, mounts, keyrings, leases, tracing of strangers.
 
 Where the service runs as root, a command is root to the kernel although it has no capability. A user namespace would
 give it capabilities over mounts of its own, cgroup file systems among them, whose files root owns; root's keyrings are
 one for all sandboxes; and a lease on a file of the host makes others that open it wait, for most of a minute. What one
-command leaves behind could trace the next, and answer in its place; a debugger may still trace what it starts. What is
-forbidden is the same for every user, so that an image behaves alike everywhere.
+command leaves behind could trace the next, and answer in its place; a debugger may still trace what it starts. Mounts
+of memory would have no limit, what io_uring holds would not be seen, and the contexts for asynchronous I/O are a few
+for all of the machine. What is forbidden is the same for every user, so that an image behaves alike everywhere.
 
 There are two forms of it: a filter that a process installs for itself before it executes a command, and a profile in
 the form that container runtimes read, for the process that holds the container.
@@ -21,18 +22,26 @@ from typing import Any
 CLONE_NEWUSER = 0x10000000
 F_SETLEASE = 1024
 PTRACE_ATTACH, PTRACE_SEIZE = 16, 0x4206
-FORBIDDEN = ("keyctl", "add_key", "request_key", "process_vm_writev")
+FORBIDDEN = (
+    *("keyctl", "add_key", "request_key", "process_vm_writev", "io_setup", "io_uring_setup"),
+    *("mount", "umount2", "pivot_root", "open_tree", "move_mount", "fsopen", "fsconfig", "fsmount", "fspick"),
+    "mount_setattr",
+)
 FORBIDDEN_WITH_NEWUSER = ("unshare", "clone")
 UNKNOWN = ("clone3",)
 """Answered as if the kernel did not know it: its flags lie in memory, where no filter looks. Libc then uses clone."""
 NUMBERS = {
     "x86_64": {
         "keyctl": 250, "add_key": 248, "request_key": 249, "unshare": 272, "clone": 56, "clone3": 435, "fcntl": 72,
-        "ptrace": 101, "process_vm_writev": 311,
+        "ptrace": 101, "process_vm_writev": 311, "io_setup": 206, "io_uring_setup": 425, "mount": 165, "umount2": 166,
+        "pivot_root": 155, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
+        "fspick": 433, "mount_setattr": 442,
     },
     "aarch64": {
         "keyctl": 219, "add_key": 217, "request_key": 218, "unshare": 97, "clone": 220, "clone3": 435, "fcntl": 25,
-        "ptrace": 117, "process_vm_writev": 271,
+        "ptrace": 117, "process_vm_writev": 271, "io_setup": 0, "io_uring_setup": 425, "mount": 40, "umount2": 39,
+        "pivot_root": 41, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
+        "fspick": 433, "mount_setattr": 442,
     },
 }  # fmt: skip
 """Of the system calls, by the kernel's name for the machine."""

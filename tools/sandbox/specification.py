@@ -57,13 +57,14 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     network: bool = False
     """Share the host's network. Without it there is none."""
     fakeroot: bool = False
-    """Be root inside, without being it outside (kind `apptainer`), for package managers and the like. Where the service
-    itself runs as root there is no user namespace, and this root has no capabilities: it may change root's files, but
-    neither other users' nor owners."""
-    writable: Literal["disk", "memory", "no"] = "no"
-    """What changes to the image's own files (kind `apptainer`) go to: a folder of the sandbox, memory (64 MiB unless
-    the administrator allows more), or nowhere: it is read-only, and only the workspace and /tmp can be written. What a
-    user may not change of a directory image outside, such as root's files, no command may inside, `fakeroot` or not."""
+    """Be root inside, without being it outside (kind `apptainer`), for package managers and the like: over files,
+    owners and users, but with no right to mount, trace, or change networks. Where the service itself runs as root there
+    is no user namespace, and this root has no capabilities: it may change root's files, but neither other users' nor
+    owners."""
+    writable: Literal["disk", "no"] = "no"
+    """What changes to the image's own files (kind `apptainer`) go to: a folder of the sandbox, or nowhere: it is
+    read-only, and only the workspace and /tmp can be written. What a user may not change of a directory image outside,
+    such as root's files, no command may inside, `fakeroot` or not."""
     output_limit_bytes: OutputLimit = OUTPUT_LIMIT_BYTES
     """How much of the output of one bash command or one IPython or kernel cell is kept, 1 KiB to 16 MiB. Of a longer
     one the agent sees the first and the last half, and between them how many bytes were left out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING
 
@@ -110,3 +111,21 @@ def test_memory_files_count(sandboxes: Sandboxes, hide: str) -> None:
         assert caught.value.limit == "memory_bytes"
 
     use(sandboxes, body, SandboxSpec(limits=Limits(memory_bytes=200 * 2**20)))
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+def test_honest_work_beside_a_hog_ends_in_time(sandboxes: Sandboxes) -> None:
+    """Each of 400 busy processes took as much of the node's time as all that another sandbox had."""
+    work = "import time; start = time.process_time()\nwhile time.process_time() - start < 0.5: pass"
+
+    async def main() -> None:
+        hog, honest = await asyncio.gather(sandboxes.create("hog"), sandboxes.create("honest"))
+        try:
+            loops = "for _ in $(seq 400); do (setsid bash -c 'while :; do :; done' &); done; sleep 3"
+            await hog.exec(["bash", "-c", loops], LIMIT_S)
+            assert not (await honest.exec(["python3", "-c", work], LIMIT_S)).timed_out
+        finally:
+            await hog.close()
+            await honest.close()
+
+    asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,7 +11,8 @@ import pytest
 
 from prorl_zmq.errors import ProrlError, SandboxLimitExceeded
 from prorl_zmq.tools.execution import memory_files
-from prorl_zmq.tools.execution.watch import Watch
+from prorl_zmq.tools.execution.watch import CROWD, Watch
+from prorl_zmq.tools.sandbox.namespaced import NICENESS
 from prorl_zmq.tools.sandbox.specification import Limits
 
 if TYPE_CHECKING:
@@ -62,5 +64,31 @@ def test_more_descriptors_than_can_be_looked_at_end_a_sandbox(
         async with live_container() as container:
             error = await exceeded(container)
             assert error.fields["limit"] == "descriptors"
+
+    asyncio.run(main())
+
+
+def test_many_busy_processes_give_way_to_others(
+    live_container: Callable[[], AbstractAsyncContextManager[Container]],
+) -> None:
+    async def main() -> None:
+        async with live_container() as container:
+            container.spec = msgspec.structs.replace(container.spec, limits=Limits())
+            watch = Watch(container, lambda: True, lambda _: None, lambda: None)
+            watch.start()
+            loops = f"for _ in $(seq {CROWD * (os.cpu_count() or 1) + 1}); do (while :; do :; done) & done; wait"
+            nothing = os.open(os.devnull, os.O_RDWR)
+            child = container.spawn(["bash", "-c", loops], stdin=nothing, stdout=nothing, stderr=nothing)
+            os.close(nothing)
+            assert os.getpriority(os.PRIO_PROCESS, child.pid) == NICENESS + os.getpriority(os.PRIO_PROCESS, 0)
+            try:
+                async with asyncio.timeout(20):
+                    while any(  # noqa: ASYNC110 - nothing tells of it
+                        os.sched_getscheduler(pid) != os.SCHED_IDLE for pid in container.processes()
+                    ):
+                        await asyncio.sleep(0.1)
+            finally:
+                watch.stop()
+                await container.end(child)
 
     asyncio.run(main())
