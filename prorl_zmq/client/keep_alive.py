@@ -44,10 +44,14 @@ class KeepAlive:
             self._every_s = lease_s / 4
             self._wake.set()
 
-    def close(self) -> None:
-        """Stop. May be repeated."""
+    def stop(self) -> None:
+        """Renew no more."""
         self._over = True
         self._wake.set()
+
+    def close(self) -> None:
+        """Stop, and wait for the end of a renewal. May be repeated."""
+        self.stop()
         self._thread.join(2 * ANSWER_S)
 
     def _run(self) -> None:

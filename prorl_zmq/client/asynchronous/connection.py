@@ -7,6 +7,8 @@ and brokers answer its id the same way twice.
 from __future__ import annotations
 
 import time
+import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -81,6 +83,9 @@ class AsyncServiceConnection:
         """What the front door answered to the first `Hello`."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connections: dict[str, AsyncRequestConnection] = {}
+        # It keeps the sockets alive, which a collector would else take before their context, and wait for ever.
+        self._dropped = weakref.finalize(self, _drop, self.endpoint, self._context, self._connections)
+        self._dropped.atexit = False
 
     @property
     def closed(self) -> bool:
@@ -113,9 +118,8 @@ class AsyncServiceConnection:
         return await self._connection(welcome.backend_broker).ask(request, until)
 
     def close(self) -> None:
-        for connection in self._connections.values():
-            connection.close()
-        self._context.destroy(linger=0)
+        self._dropped.detach()
+        _close(self._context, self._connections)
 
     def _connection(self, endpoint: str) -> AsyncRequestConnection:
         if self.closed:
@@ -123,3 +127,17 @@ class AsyncServiceConnection:
         if endpoint not in self._connections:
             self._connections[endpoint] = AsyncRequestConnection(self._context, endpoint, self.keyring)
         return self._connections[endpoint]
+
+
+def _close(context: zmq.Context[zmq.Socket[bytes]], connections: dict[str, AsyncRequestConnection]) -> None:
+    for connection in connections.values():
+        connection.close()
+    context.destroy(linger=0)
+
+
+def _drop(
+    endpoint: str, context: zmq.Context[zmq.Socket[bytes]], connections: dict[str, AsyncRequestConnection]
+) -> None:
+    """Close what nobody can use any more."""
+    _close(context, connections)
+    warnings.warn(f"a client of {endpoint} was not closed: use `with`, or call `close`", ResourceWarning, stacklevel=2)

@@ -13,6 +13,7 @@ Results belong to the client's session and stay at the service until they are ac
 from __future__ import annotations
 
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 from ...config import default_front_door
@@ -282,6 +283,7 @@ class RolloutClient:
         progress.opened(self._service.ask(progress.open_request(), until))
         if self._keep_alive is None:
             self._keep_alive = KeepAlive(self._service.endpoint, self._service.keyring, self.session, lease_s)
+            weakref.finalize(self._service, self._keep_alive.stop).atexit = False
         self._keep_alive.shorten(lease_s)
         return Batch(self._service, name, progress)
 

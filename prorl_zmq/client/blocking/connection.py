@@ -8,6 +8,8 @@ and brokers answer its id the same way twice.
 from __future__ import annotations
 
 import time
+import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -82,6 +84,9 @@ class ServiceConnection:
         """What the front door answered to the first `Hello`."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connections: dict[str, RequestConnection] = {}
+        # It keeps the sockets alive, which a collector would else take before their context, and wait for ever.
+        self._dropped = weakref.finalize(self, _drop, self.endpoint, self._context, self._connections)
+        self._dropped.atexit = False
 
     @property
     def closed(self) -> bool:
@@ -114,9 +119,8 @@ class ServiceConnection:
         return self._connection(welcome.backend_broker).ask(request, until)
 
     def close(self) -> None:
-        for connection in self._connections.values():
-            connection.close()
-        self._context.destroy(linger=0)
+        self._dropped.detach()
+        _close(self._context, self._connections)
 
     def _connection(self, endpoint: str) -> RequestConnection:
         if self.closed:
@@ -124,3 +128,15 @@ class ServiceConnection:
         if endpoint not in self._connections:
             self._connections[endpoint] = RequestConnection(self._context, endpoint, self.keyring)
         return self._connections[endpoint]
+
+
+def _close(context: zmq.Context[zmq.Socket[bytes]], connections: dict[str, RequestConnection]) -> None:
+    for connection in connections.values():
+        connection.close()
+    context.destroy(linger=0)
+
+
+def _drop(endpoint: str, context: zmq.Context[zmq.Socket[bytes]], connections: dict[str, RequestConnection]) -> None:
+    """Close what nobody can use any more."""
+    _close(context, connections)
+    warnings.warn(f"a client of {endpoint} was not closed: use `with`, or call `close`", ResourceWarning, stacklevel=2)
