@@ -23,6 +23,7 @@ from service import START_S, BenchService
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.brokers.journal.disk_journal import DiskJournal
 from prorl_zmq.brokers.journal.records import Finished, JobState, job_digest
+from prorl_zmq.config import own_run_dir
 from prorl_zmq.data.trajectory import block_bytes
 from prorl_zmq.system.processes import die_with_parent
 from prorl_zmq.wire import codec
@@ -93,7 +94,7 @@ def fill(path: Path, queued: int, finished: int) -> None:
 def restart_s(queued: int, finished: int) -> tuple[float, float]:
     """Give the seconds from a broker's start to its first answer, and the journal's size in bytes."""
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as name:
-        folder = Path(name)
+        folder = own_run_dir(Path(name))
         path = folder / "rollout.journal"
         fill(path, queued, finished)
         size = path.stat().st_size

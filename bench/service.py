@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from prorl_zmq import RolloutClient
+from prorl_zmq.config import own_run_dir
 from prorl_zmq.system.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class BenchService:
         self._sandbox = sandbox
         self._folder = tempfile.TemporaryDirectory(prefix="prorl-bench-")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.folder = Path(self._folder.name)
+        self.folder = own_run_dir(Path(self._folder.name))
         """Where the sockets and the log are."""
         self.front_door = self._endpoint("front_door", tcp=tcp or loopback)
         self.stage_events = self._endpoint("stage_events", tcp=loopback)

@@ -18,6 +18,7 @@ from msgspec import Meta
 from .errors import ConfigError, ProrlError
 from .system.logs import LogFormat, LogLevel  # noqa: TC001 - msgspec reads the annotations at run time
 from .system.plugins import load_plugin, offered
+from .system.unix_peers import way_problem
 from .wire.messages.backends import History, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.messages.base import JOB_LIMIT_BYTES, Count, Identifier, Seconds
 from .wire.messages.jobs import Phase, SandboxKind
@@ -28,6 +29,10 @@ ServerApi = Literal["auto", "vllm", "completions", "sglang", "prorl"]
 token servers."""
 
 
+JOURNAL_SUFFIX = ".journal"
+"""Journals may be brought to a new folder, with what SQLite puts beside them."""
+RUN_DIR_MARK = ".prorl-run-dir"
+MARK_TEXT = "The run folder of a prorl_zmq service, which removes what it left here: sockets, sandboxes and locks.\n"
 SERVICE_VARIABLE = "PRORL_SERVICE_ID"
 """Environment variable that names one life of `prorl serve` to its children."""
 
@@ -276,19 +281,36 @@ def default_front_door() -> str:
     return f"ipc://{default_run_dir()}/front_door"
 
 
+def run_dir_problem(path: Path) -> str:
+    """Return why a folder that exists cannot be a run folder: it is not ours alone, or has other things in it."""
+    try:
+        if problem := way_problem(path):
+            return problem
+        if path.stat().st_uid != os.getuid():
+            return f"{path} is root's"
+        if (path / RUN_DIR_MARK).is_file():
+            return ""
+        others = sorted(each.name for each in path.iterdir() if JOURNAL_SUFFIX not in each.name)
+    except OSError as error:
+        return f"{path} cannot be looked at: {error.strerror}"
+    return f"{path} was not made as one and has other things in it ({', '.join(others[:3])})" if others else ""
+
+
 def own_run_dir(path: Path) -> Path:
-    """Make the run folder, private to this user (0700), and return it.
+    """Make the run folder, private to this user (0700) and marked as one, and return it.
 
     Raises:
-        ConfigError: it cannot be made, or belongs to another user.
+        ConfigError: it cannot be made, is not this user's alone, or has other things in it: a service removes what an
+            earlier one left there.
     """
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if path.stat().st_uid != os.getuid():
-            raise ConfigError(
-                f"{path} belongs to another user; name a folder of your own with --run-dir", key="run_dir"
-            )
+        if problem := run_dir_problem(path):
+            words = f"{problem}; name an empty or new folder of your own with --run-dir or $PRORL_RUN_DIR"
+            raise ConfigError(f"this cannot be the run folder: {words}", key="run_dir")
         path.chmod(0o700)
+        if not (path / RUN_DIR_MARK).exists():
+            (path / RUN_DIR_MARK).write_text(MARK_TEXT, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"the run folder {path} cannot be used: {error.strerror}", key="run_dir") from error
     return path

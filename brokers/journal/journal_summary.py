@@ -51,6 +51,11 @@ class JournalSummary:
     sessions: tuple[SessionSummary, ...]
 
 
+def has_begun(path: Path) -> bool:
+    """Return whether a broker has ever opened a journal to its end; one that was killed before left nothing in it."""
+    return _size(path) > 0 and not parts(path)[-1].exists()
+
+
 def read_summary(path: Path) -> JournalSummary:
     in_use = _check(path)
     with failures(path, "read", at_start=True), contextlib.closing(_open(path)) as connection:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from ...errors import DuplicateJob, InternalError, JournalFailed, MalformedMessage, ProrlError, VersionMismatch
+from ...errors import Busy, DuplicateJob, InternalError, JournalFailed, MalformedMessage, ProrlError, VersionMismatch
 from ...security.rights import ANYBODY
 from ...wire import codec
+from ...wire.connection_guard import crowding
 from ...wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION
 from ...wire.messages.front_door import (
     Accepted,
@@ -172,6 +173,8 @@ class FrontDoor:
                 ours=PROTOCOL_VERSION,
                 theirs=request.protocol,
             )
+        if crowded := crowding():
+            raise Busy(crowded, retry_after_s=5.0)
         return Welcome(
             request.request_id,
             protocol=PROTOCOL_VERSION,

@@ -77,7 +77,7 @@ def serve(
     with `WatchdogSec`, that it lives. Exit codes: 0 stopped on request; 1 it could not do its work; 2 a wrong flag,
     file or setting, its own or that of a process that it starts.
     """
-    from ..brokers.journal.journal_summary import read_summary
+    from ..brokers.journal.journal_summary import has_begun, read_summary
     from ..service.supervisor import Supervisor
     from ..tools.sandbox.sandboxes import Sandboxes
 
@@ -92,7 +92,7 @@ def serve(
     sandboxes.check()
     if not sandboxes.isolated:
         say("prorl serve", "sandboxes are plain processes: what the model runs is not isolated")
-    if topology.journal is not None and topology.journal.exists():
+    if topology.journal is not None and has_begun(topology.journal):
         kept = read_summary(topology.journal)
         if kept.jobs or kept.results:
             counts = f"{kept.jobs} jobs and {kept.results} uncollected results"

@@ -8,11 +8,13 @@ checked by `checked`, in one place for all of them, before anybody trusts it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from operator import index
+from typing import TYPE_CHECKING, Protocol, get_args
 
 import numpy as np
 
 from ..errors import EngineFailed
+from ..wire.messages.engines import FinishReason, VersionSpan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..wire.messages.backends import ChatSettings
-    from ..wire.messages.engines import FinishReason, UpdateMode, VersionSpan
+    from ..wire.messages.engines import UpdateMode
     from ..wire.messages.jobs import LogprobsMode, Sampling
 
 
@@ -168,6 +170,42 @@ def check_prompt(token_ids: NDArray[np.int32], description: EngineDescription) -
         )
     if problem:
         raise EngineFailed(problem, refused=True)
+
+
+def as_plain(generation: Generation, prompt_tokens: int) -> Generation:
+    """Return what an engine gave with arrays of the right types and numbers of Python's own.
+
+    An engine may be anybody's, and count in NumPy's integers, which no message takes.
+
+    Raises:
+        EngineFailed: a value is of a wrong type.
+    """
+    token_ids, logprobs = np.asarray(generation.token_ids), np.asarray(generation.logprobs)
+    reason, cached = generation.finish_reason, generation.cached_tokens
+    if token_ids.ndim != 1 or (token_ids.size and token_ids.dtype.kind not in "iu"):
+        raise EngineFailed(
+            f"the engine gave token ids of type {token_ids.dtype} {list(token_ids.shape)}, not int32 [G]"
+        )
+    if logprobs.ndim != 1 or (logprobs.size and logprobs.dtype.kind != "f"):
+        raise EngineFailed(
+            f"the engine gave log-probs of type {logprobs.dtype} {list(logprobs.shape)}, not float32 [G]"
+        )
+    if reason not in get_args(FinishReason):
+        raise EngineFailed(
+            f"the engine gave the finish reason {reason!r}; there are {', '.join(get_args(FinishReason))}"
+        )
+    try:
+        spans = tuple(VersionSpan(*map(index, (one.weight_version, one.start, one.end))) for one in generation.spans)
+        cached_tokens = index(cached)
+    except (TypeError, AttributeError) as error:
+        raise EngineFailed(f"the engine gave version spans or cached_tokens that are no integers: {error}") from error
+    return Generation(
+        token_ids.astype(np.int32),
+        logprobs.astype(np.float32),
+        spans,
+        reason,
+        min(max(cached_tokens, 0), prompt_tokens),
+    )
 
 
 def checked(generation: Generation, max_tokens: int, vocabulary: int = 0) -> Generation:

@@ -18,9 +18,11 @@ import logging
 import time
 from dataclasses import dataclass
 from functools import partial
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import uvloop
 import zmq
@@ -35,6 +37,7 @@ from ..system.processes import stop_signals
 from ..wire import codec
 from ..wire.async_socket import AsyncSocket
 from ..wire.messages.backends import Backend, EngineLoad
+from ..wire.messages.base import WeightVersion
 from ..wire.messages.engines import (
     Abort,
     AnyEngineRequest,
@@ -50,6 +53,7 @@ from ..wire.messages.engines import (
     UpdateWeights,
 )
 from ..wire.sockets import PROMPT_FRAME_BYTES, open_socket, split_envelope
+from .engine import as_plain
 from .engine_updates import EngineUpdates
 from .registration import Registration
 
@@ -143,7 +147,7 @@ class EngineHost:
         try:
             while not stop.is_set():
                 problem = await self._ask_health()
-                self._registration.announce(self._engine.weight_version, self._load(), problem)
+                self._registration.announce(self._weight_version(), self._load(), problem)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), self._options.heartbeat_s)
         finally:
@@ -168,19 +172,39 @@ class EngineHost:
 
     def _backend(self) -> Backend:
         options, engine = self._options, self._engine.description
-        return Backend(
+        backend = Backend(
             backend_id=options.backend_id,
             endpoint=self.endpoint,
             curve_key=self._authenticator.curve_key(self.endpoint),
             model=engine.model,
             chat=engine.chat,
-            weight_version=self._engine.weight_version,
+            weight_version=self._weight_version(),
             node=options.node,
             weight=options.weight,
             max_in_flight=options.max_in_flight or engine.max_in_flight,
             context_tokens=engine.context_tokens,
             logprobs_mode=engine.logprobs_mode,
         )
+        try:
+            checked: Backend = codec.decode(codec.encode(backend), Backend)
+        except MalformedMessage as error:
+            message = f"{CANNOT_START}the engine describes itself wrongly: {error.message}"
+            raise EngineFailed(message, starting=True) from error
+        return checked
+
+    def _weight_version(self) -> int:
+        """Return what the engine says that it serves.
+
+        Raises:
+            EngineFailed: it is no version; nobody could tell what its tokens are worth.
+        """
+        version = self._engine.weight_version
+        try:
+            return msgspec.convert(index(version), WeightVersion)
+        except (TypeError, msgspec.ValidationError) as error:
+            raise EngineFailed(
+                f"the engine says that its weight version is {version!r}: {error}", fatal=True
+            ) from error
 
     async def _ask_health(self) -> str:
         """Return the engine's own problem; nothing if it is well. An unwell one is listed, but gets no jobs."""
@@ -194,6 +218,8 @@ class EngineHost:
             problem = error.message
         except TimeoutError:
             problem = f"the engine did not say within {HEALTH_S:g} s whether it is well"
+        except Exception as error:  # noqa: BLE001 - an engine may be anybody's
+            problem = f"the engine's health check failed: {type(error).__name__}: {error}"
         if problem and not self._problem:
             log.warning("the engine is not well: %s", problem)
         elif self._problem and not problem:
@@ -263,12 +289,12 @@ class EngineHost:
         request_id = request.request_id
         try:
             done = await self._engine.generate(token_ids, request.sampling, request.stop_token_ids, request.job_id)
-            cached_tokens = min(max(done.cached_tokens, 0), len(token_ids))  # an engine may say anything
-            self._count(token_ids, done, cached_tokens)
+            done = as_plain(done, len(token_ids))
+            self._count(token_ids, done)
             header = Generated(
-                request_id, finish_reason=done.finish_reason, spans=done.spans, cached_tokens=cached_tokens
+                request_id, finish_reason=done.finish_reason, spans=done.spans, cached_tokens=done.cached_tokens
             )
-            arrays = [done.token_ids.astype(np.int32).tobytes(), done.logprobs.astype(np.float32).tobytes()]
+            arrays = [done.token_ids.tobytes(), done.logprobs.tobytes()]
             self._router.send([*self._envelopes[request_id], codec.encode(header), *arrays])
         except asyncio.CancelledError:
             log.debug("generation %s was aborted", request_id)
@@ -278,9 +304,9 @@ class EngineHost:
     def _forget(self, request_id: str, _: asyncio.Task[None]) -> None:
         del self._generations[request_id], self._envelopes[request_id]
 
-    def _count(self, prompt: NDArray[np.int32], done: Generation, cached_tokens: int) -> None:
+    def _count(self, prompt: NDArray[np.int32], done: Generation) -> None:
         self._prompt_tokens += len(prompt)
-        self._cached_tokens += cached_tokens
+        self._cached_tokens += done.cached_tokens
         self._generated_tokens += len(done.token_ids)
 
     async def _update(self, envelope: Sequence[Frame], request: WeightRequest) -> None:
@@ -304,11 +330,11 @@ class EngineHost:
         except Exception as error:  # noqa: BLE001 - as above
             self._send(envelope, EngineRefused(request.request_id, _describe(error)))
         else:
-            self._registration.announce(self._engine.weight_version)
+            self._registration.announce(self._weight_version())
             self._send(envelope, self._ready(request.request_id))
 
     def _ready(self, request_id: str) -> EngineReady:
-        return EngineReady(request_id, self._engine.weight_version, len(self._generations))
+        return EngineReady(request_id, self._weight_version(), len(self._generations))
 
     def _send(self, envelope: Sequence[Frame], reply: AnyEngineReply) -> None:
         self._router.send([*envelope, codec.encode(reply)])

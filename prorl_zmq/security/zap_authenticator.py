@@ -19,6 +19,7 @@ import zmq
 
 from ..config import SERVICE_VARIABLE
 from ..wire.async_socket import AsyncSocket
+from ..wire.connection_guard import guard, raise_open_files
 from ..wire.messages.base import MAX_FRAMES, KeyRole
 from ..wire.sockets import NOBLOCK, bind, check_private, is_loopback, receive_rest
 from .allow_list import AllowList
@@ -49,6 +50,7 @@ class ZapAuthenticator:
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], keyring: Keyring | None, *, insecure: bool = False
     ) -> None:
+        raise_open_files()
         self.allow_list = AllowList(keyring, insecure=insecure)
         self._context = context
         self._keyring = keyring
@@ -82,6 +84,7 @@ class ZapAuthenticator:
                 self._warned = True
                 if SERVICE_VARIABLE not in os.environ:  # else `prorl serve` has said so, for all of its processes
                     log.warning(PLAINTEXT, endpoint)
+        guard(socket)
         return bind(socket, endpoint, insecure=self._insecure or self._keyring is not None)
 
     def curve_key(self, endpoint: str) -> str:

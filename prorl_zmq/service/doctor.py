@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import zmq
 
-from ..config import SandboxSettings, default_run_dir
+from ..config import SandboxSettings, default_run_dir, run_dir_problem
 from ..errors import ConfigError, ProrlError
 from ..inference.engine_kind import examine_kinds
 from ..tools.processes import first_line
@@ -126,12 +126,12 @@ def _run_dir() -> Finding:
         check_endpoint(f"ipc://{folder}/backend_broker")
     except ProrlError as error:
         return Finding("run folder", "missing", error.message)
-    there = folder.exists()
-    usable = os.access(folder if there else folder.parent, os.W_OK) and (
-        not there or folder.stat().st_uid == os.getuid()
-    )
-    if not usable:
-        return Finding("run folder", "missing", f"{folder} is not yours to write; set PRORL_RUN_DIR")
+    there = folder.exists() or folder.is_symlink()
+    problem = run_dir_problem(folder) if there else ""
+    if not problem and not os.access(folder if there else folder.parent, os.W_OK):
+        problem = f"{folder} is not yours to write"
+    if problem:
+        return Finding("run folder", "missing", f"{problem}; set PRORL_RUN_DIR")
     return Finding("run folder", "ok", str(folder))
 
 
@@ -153,11 +153,10 @@ def _tmp_space() -> Finding:
 
 def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= MIN_OPEN_FILES:
-        return Finding("open files", "ok", f"limit {soft}")
-    return Finding(
-        "open files", "optional", f"limit {soft}, up to {hard}; hundreds of jobs need more: ulimit -n {hard}"
-    )
+    if resource.RLIM_INFINITY in (soft, hard) or hard >= MIN_OPEN_FILES:
+        return Finding("open files", "ok", f"limit {soft}, which services raise as they start")
+    detail = f"at most {hard}; hundreds of jobs and clients need more: see LimitNOFILE of systemd, or limits.conf"
+    return Finding("open files", "optional", detail)
 
 
 def _version(package: str) -> str | None:

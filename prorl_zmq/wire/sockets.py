@@ -3,7 +3,8 @@
 - Every socket has LINGER 0, heartbeats (a stopped peer is noticed within 2 s) and a limit on the size of a frame and on
   the frames of a message.
 - A second bind silently steals a live ipc path from the first process, so `bind` holds a lock beside the path for as
-  long as the process lives, and makes the path's folder private (0700).
+  long as the process lives. The path's folder is made private (0700) if it is missing, and refused by both sides if
+  another account could put a socket there.
 - Plaintext TCP is for loopback only: `bind` refuses any other address unless told that the network is trusted. Services
   bind through `security.zap_authenticator` and connect through `security.keyring`, which add the keys.
 """
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 import zmq
 
 from ..errors import EndpointInUse, InvalidEndpoint, MalformedMessage
+from ..system.unix_peers import folder_problem, listener_problem
 from .messages.base import MAX_FRAMES, KeyRole
 
 if TYPE_CHECKING:
@@ -150,8 +152,16 @@ def check_private(endpoint: str, role: KeyRole = KeyRole.SERVICE) -> None:
 
 
 def connect(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Connect, now or when somebody binds the endpoint.
+
+    Raises:
+        InvalidEndpoint: it is malformed, or another account could answer there.
+    """
+    check_endpoint(endpoint)
+    if endpoint.startswith("ipc://"):
+        _check_ipc_path(Path(endpoint.removeprefix("ipc://")), endpoint)
     try:
-        socket.connect(check_endpoint(endpoint))
+        socket.connect(endpoint)
     except zmq.ZMQError as error:
         raise InvalidEndpoint(f"{endpoint} cannot be used: {error.strerror}", endpoint=endpoint) from None
 
@@ -182,14 +192,28 @@ def _is_own(host: str) -> bool:
     return not ipaddress.IPv4Address(host).is_unspecified
 
 
+def _check_ipc_path(path: Path, endpoint: str) -> None:
+    """Make the path's folder if it is missing, so that nobody else does, and see that only this user can bind there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        problem = folder_problem(path.parent) or listener_problem(path)
+    except OSError as error:
+        raise InvalidEndpoint(f"{endpoint} cannot be used: {error}", endpoint=endpoint) from error
+    if problem:
+        raise InvalidEndpoint(
+            f"{endpoint} is not safe: {problem}. Name a folder of your own, with $PRORL_RUN_DIR or --run-dir",
+            endpoint=endpoint,
+        )
+
+
 _locks: dict[str, int] = {}
 """Descriptors of the locks on this process's ipc paths; closed, and so freed, when the process ends."""
 
 
 def _own_ipc_path(path: Path, endpoint: str) -> None:
     lock_path = f"{path}.lock"
+    _check_ipc_path(path, endpoint)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # A descriptor left over from an earlier bind of ours does not stop us; that of another process does.
         previous = _locks.pop(lock_path, None)
         if previous is not None:

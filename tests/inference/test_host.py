@@ -38,6 +38,7 @@ from prorl_zmq.wire.messages.engines import (
     Generated,
     NoteWeightVersion,
     UpdateWeights,
+    VersionSpan,
 )
 from prorl_zmq.wire.messages.jobs import Sampling
 from prorl_zmq.wire.sockets import bind, open_socket
@@ -83,6 +84,92 @@ def test_heartbeats_say_what_the_engine_does(in_world: InWorld) -> None:
         assert (load.running, load.prompt_tokens, load.generated_tokens) == (1, len(PROMPT), 40)
         assert max(beat.load.tokens_per_s for beat in beats if isinstance(beat, BackendAlive)) > 0
         endless.send(b"", codec.encode(Abort("r2")))
+
+    in_world(test)
+
+
+@pytest.mark.parametrize(
+    ("odd", "problem"),
+    [
+        ({"cached_tokens": np.int64(3)}, ""),
+        ({"spans": (VersionSpan(np.int64(0), np.int32(0), np.int64(4)),)}, ""),  # type: ignore[arg-type]
+        ({"cached_tokens": float("nan")}, "cached_tokens"),
+        ({"cached_tokens": None}, "cached_tokens"),
+        ({"spans": None}, "version spans"),
+        ({"finish_reason": "tired"}, "finish reason 'tired'; there are stop, length, abort"),
+        ({"token_ids": np.array([1.5, 2, 3, 4])}, "token ids of type float64 [4]"),
+        ({"token_ids": [1, 2, 3, 4]}, ""),
+        ({"logprobs": np.array([["x"] * 4])}, "log-probs of type <U1 [1, 4]"),
+    ],
+)
+def test_what_an_engine_says_oddly_costs_one_answer_and_no_heartbeat(
+    in_world: InWorld, odd: dict[str, Any], problem: str
+) -> None:
+    """NumPy's integers ended the host, and NaN made every later heartbeat malformed."""
+
+    async def test(world: Any) -> None:
+        client, beats = world.raw(), world.broker.requests
+        given = world.engine.generate
+
+        async def say(*arguments: Any) -> Generation:
+            return dataclasses.replace(await given(*arguments), **odd)
+
+        world.engine.generate = say
+        client.send(b"", generate("r1", 4, seed=1), PROMPT.tobytes())
+        reply = await client.receive(AnyEngineReply)
+        if problem:
+            assert problem in reply.error.message
+        else:
+            assert isinstance(reply, Generated)
+        count = len(beats)
+        await world.broker.until(lambda: len(beats) >= count + 2 and isinstance(beats[-1], BackendAlive))
+
+    in_world(test)
+
+
+@pytest.mark.parametrize(("name", "value"), [("context_tokens", float("nan")), ("max_in_flight", "many"), ("model", 7)])
+def test_an_engine_that_describes_itself_wrongly_cannot_start(in_world: InWorld, name: str, value: object) -> None:
+    async def test(world: Any) -> None:
+        engine = EmbeddedEngine(world.policy)
+        description = dataclasses.replace(engine.description, **{name: value})
+        wrong = type("Wrong", (EmbeddedEngine,), {"description": description})(world.policy)
+        options = HostOptions(
+            endpoint=f"ipc://{world.folder}/wrong", backend_broker=world.broker.endpoint, backend_id="wrong"
+        )
+        with pytest.raises(EngineFailed, match=f"cannot start: the engine describes itself wrongly: .*{name}"):
+            EngineHost(world.context, wrong, options)
+
+    in_world(test)
+
+
+@pytest.mark.parametrize(("version", "expected"), [(np.int64(3), 3), (float("nan"), None), (-1, None)])
+def test_a_weight_version_that_is_none_ends_the_host_with_the_reason(
+    in_world: InWorld, version: Any, expected: int | None
+) -> None:
+    async def test(world: Any) -> None:
+        def told() -> bool:
+            return getattr(world.broker.requests[-1], "weight_version", None) == expected
+
+        await world.broker.until(lambda: world.broker.requests)
+        world.engine.__class__ = type("Odd", (EmbeddedEngine,), {"weight_version": version})
+        if expected is not None:
+            await world.broker.until(told)
+            return
+        with pytest.raises(EngineFailed, match="says that its weight version is"):
+            await world.running
+        world.running = asyncio.create_task(asyncio.sleep(0))
+
+    in_world(test)
+
+
+def test_a_health_check_that_fails_is_a_problem_and_no_end(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        async def ill() -> None:
+            raise ValueError("a fault of its own")
+
+        world.engine.check_health = ill
+        beats = world.broker.requests
+        await world.broker.until(lambda: any("fault of its own" in getattr(beat, "problem", "") for beat in beats))
 
     in_world(test)
 

@@ -23,7 +23,7 @@ from prorl_zmq import Job, RolloutClient
 from prorl_zmq.brokers.backends.backend_broker import BackendBroker
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
-from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
+from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology, own_run_dir
 from prorl_zmq.system.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class TestService:
     __test__ = False
 
     def __init__(self, folder: Path, settings: RolloutBrokerSettings) -> None:
-        self.folder = folder
+        self.folder = own_run_dir(folder)
         self.topology = Topology(service=ServiceSettings(run_dir=str(folder)), rollout_broker=settings)
         self.journal = MemoryJournal()
         self.front_door = self.topology.endpoint(settings.front_door)

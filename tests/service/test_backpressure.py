@@ -19,6 +19,7 @@ import pytest
 import zmq
 
 from prorl_zmq import Job, RolloutClient
+from prorl_zmq.config import own_run_dir
 from prorl_zmq.data.trajectory import Role, TrajectoryBuilder
 from prorl_zmq.errors import Busy
 from prorl_zmq.system.processes import die_with_parent
@@ -124,7 +125,7 @@ class Broker:
     """The rollout broker's process, and the stages behind it."""
 
     def __init__(self, folder: Path) -> None:
-        config = folder / "topology.toml"
+        config = own_run_dir(folder) / "topology.toml"
         config.write_text(TOPOLOGY)
         self.front_door = f"ipc://{folder}/front_door"
         self._process = self.start(

@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from prorl_zmq import Backend, Job, RolloutClient
+from prorl_zmq.config import RUN_DIR_MARK, own_run_dir
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.wire.messages.backends import SetWeightVersion
 from prorl_zmq.wire.messages.base import KeyRole
@@ -285,7 +286,7 @@ def test_killed_it_leaves_its_run_folder_and_another_one_takes_that_up(own_serve
     finally:
         again.close()
     left = {path.name for path in again.run_dir.iterdir() if path.suffix != ".journal"}
-    assert left <= {"sandboxes", "serve.lock"}
+    assert left <= {"sandboxes", "serve.lock", RUN_DIR_MARK}
 
 
 def test_a_backend_broker_that_is_killed_under_load_costs_no_job_an_attempt(own_served: Served) -> None:
@@ -387,6 +388,19 @@ def test_an_interpreter_without_an_engine_is_named_at_once(tmp_path: Path, pytho
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert f"{python} {said}" in done.stderr
+
+
+def test_journals_that_were_never_begun_stop_nobody() -> None:
+    """A service that was killed at its very first start, or met a full disk there, leaves empty files."""
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
+        run_dir = own_run_dir(Path(folder) / "run")
+        for name in ("rollout.journal", "backends.journal"):
+            (run_dir / name).touch()
+        served = Served(Path(folder))
+        try:
+            served.wait_ready()
+        finally:
+            served.close()
 
 
 REACHABLE = """

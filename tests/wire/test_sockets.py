@@ -139,7 +139,7 @@ def test_a_folder_of_sockets_is_private(folder: Path, router: zmq.Socket[bytes])
 
 def test_a_folder_that_cannot_be_made_is_named(folder: Path, router: zmq.Socket[bytes]) -> None:
     (folder / "file").touch()
-    with pytest.raises(InvalidEndpoint, match="cannot be bound"):
+    with pytest.raises(InvalidEndpoint, match="cannot be used"):
         bind(router, f"ipc://{folder}/file/door")
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from ...errors import InternalError, SandboxFailed, from_info
+from ...system.unix_peers import peer_problem
 from . import messages
 from .server import SOCKET
 
@@ -56,6 +57,8 @@ class ExecutionClient:
                 # The path may be longer than a socket allows.
                 async with asyncio.timeout(CONNECT_LIMIT_S):
                     await loop.sock_connect(connection, f"/proc/self/fd/{folder}/{SOCKET}")
+                    if problem := peer_problem(connection):
+                        raise SandboxFailed(f"the sandbox {path.name} is not ours: {problem}")
                     await loop.create_unix_connection(lambda: _Protocol(client), sock=connection)
             except BaseException:
                 connection.close()

@@ -1,0 +1,80 @@
+"""Whose folders and Unix sockets these are: another account may make a folder or a link where ours is expected."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from pathlib import Path
+
+ROOT = 0
+LINKS = 40
+"""As many as the kernel follows."""
+_CREDENTIALS = struct.Struct("=iII")
+
+
+def folder_problem(folder: Path) -> str:
+    """Return why another account could put a socket of its own into a folder; empty if none could.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    if problem := way_problem(folder):
+        return problem
+    if folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others may write to {folder} (chmod go-w makes it yours)"
+    return ""
+
+
+def way_problem(folder: Path) -> str:
+    """Return why a folder may not be the one that is meant; empty if it is.
+
+    It must be this user's or root's. No folder on the way may be writable by everybody (but /tmp and its like, where
+    nobody can rename what is another's), and no link be another user's.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    way = Path(os.path.abspath(folder))  # noqa: PTH100 - links are looked at below
+    left = list(way.parts[1:])
+    at = Path("/")
+    links = 0
+    while left:
+        at = at / left.pop(0)
+        state = at.lstat()
+        if stat.S_ISLNK(state.st_mode):
+            links += 1
+            if not _is_trusted(state.st_uid):
+                return f"{at} is a link of another user's (uid {state.st_uid})"
+            if links > LINKS:
+                return f"{at} is one link too many"
+            target = Path(os.path.normpath(at.parent / at.readlink()))
+            left = [*target.parts[1:], *left]
+            at = Path("/")
+        elif left and state.st_mode & stat.S_IWOTH and not state.st_mode & stat.S_ISVTX:
+            return f"everybody may write to {at}"
+    owner = at.stat().st_uid
+    return "" if _is_trusted(owner) else f"{at} belongs to another user (uid {owner})"
+
+
+def peer_problem(connected: socket.socket) -> str:
+    """Return whose a Unix socket's other end is, if it is neither this user's nor root's; else nothing."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(credentials)
+    return "" if _is_trusted(uid) else f"what answers there is another user's (uid {uid})"
+
+
+def listener_problem(path: Path) -> str:
+    """Return `peer_problem` of whoever listens at a path; nothing if nobody does."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return ""
+        return peer_problem(probe)
+
+
+def _is_trusted(uid: int) -> bool:
+    return uid in (ROOT, os.getuid())

@@ -1,0 +1,78 @@
+"""Keeps a process below its limit of open files, which libzmq answers by aborting it (4.3.5, `ipc_listener.cpp`).
+
+The limit is raised as far as it goes. The kernel gives the lowest free descriptor, so the number of a new connection's
+says how many there are. Well below the limit newcomers are told so (`crowding`, at the front door); from half of it on a
+thread ends their connections as they come. libzmq accepts hundreds before such a thread runs, so the rest is for those.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import struct
+import threading
+from contextlib import suppress
+
+import zmq
+
+WANTED = 65_536
+"""Open files that are enough for all; more makes programs slow that go through all numbers."""
+CROWDED_SHARE, FULL_SHARE = 0.4, 0.5
+
+
+def raise_open_files() -> None:
+    """Raise this process's limit of open files, and that of its children, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def crowding() -> str:
+    """Return what to tell a newcomer if this process has nearly as many files open as it may; else nothing."""
+    number = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.close(number)
+    limit = _limit()
+    if number < CROWDED_SHARE * limit:
+        return ""
+    return (
+        f"the service has about {number} connections and files open, and may have {limit}: close clients that are not "
+        "needed, or raise its limit (ulimit -n)"
+    )
+
+
+def guard(bound: zmq.Socket[bytes]) -> None:
+    """End connections to a socket, as they come, while there are too many; call it before the socket is bound."""
+    # Of its own context: ours would close it in another thread. The end of ours ends it too.
+    monitor = zmq.Context.shadow(bound.context.underlying).socket(zmq.PAIR)
+    monitor.linger = 0
+    address = f"inproc://guard-{id(bound)}"
+    bound.monitor(address, zmq.EVENT_ACCEPTED)
+    monitor.connect(address)
+    threading.Thread(target=_watch, args=(monitor,), name="connection-guard", daemon=True).start()
+
+
+def _watch(monitor: zmq.Socket[bytes]) -> None:
+    with suppress(zmq.ContextTerminated, zmq.ZMQError):
+        while True:
+            event, descriptor = struct.unpack("=HI", monitor.recv_multipart()[0])
+            if event == zmq.EVENT_MONITOR_STOPPED:
+                break
+            if event == zmq.EVENT_ACCEPTED and descriptor >= FULL_SHARE * _limit():
+                _end(descriptor)
+    monitor.close()
+
+
+def _end(descriptor: int) -> None:
+    with suppress(OSError):
+        connection = socket.socket(fileno=descriptor)
+        try:
+            connection.shutdown(socket.SHUT_RDWR)  # libzmq closes it
+        finally:
+            connection.detach()
+
+
+def _limit() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return WANTED if soft == resource.RLIM_INFINITY else soft

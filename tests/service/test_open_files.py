@@ -1,0 +1,105 @@
+"""Connections that do nothing: once libzmq aborted a broker that had no descriptor left, and again after each start."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from prorl_zmq import RolloutClient
+from prorl_zmq.errors import Busy, ProrlError
+from prorl_zmq.wire.connection_guard import raise_open_files
+
+from .conftest import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIMIT = 1024
+"""Soft and hard; nothing can raise it."""
+
+
+@pytest.fixture(params=["rollout", "backend"])
+def broker(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
+        path = Path(folder) / ("front_door" if request.param == "rollout" else "backend_broker")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "prorl_zmq.cli", "prorl", "broker", request.param, "--run-dir", folder],
+            cwd="/",
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT)),
+        )
+        try:
+            until(path.exists, "the broker")
+            yield process, path
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def connected(path: Path, count: int) -> list[socket.socket]:
+    raise_open_files()
+    opened = []
+    for _ in range(count):
+        opened.append(socket.socket(socket.AF_UNIX))
+        opened[-1].connect(str(path))
+    return opened
+
+
+def test_idle_connections_end_no_broker(broker: tuple[subprocess.Popen[bytes], Path]) -> None:
+    process, path = broker
+    for _ in range(3):
+        idle = connected(path, 2 * LIMIT)
+        time.sleep(0.3)
+        assert process.poll() is None
+        assert psutil.Process(process.pid).num_fds() < 0.9 * LIMIT
+        for each in idle:
+            each.close()
+    until(lambda: psutil.Process(process.pid).num_fds() < 0.5 * LIMIT, "it to close them")
+    if path.name == "front_door":
+        with RolloutClient(f"ipc://{path}") as client:
+            client.status()
+
+
+@pytest.mark.parametrize("broker", ["rollout"], indirect=True)
+def test_newcomers_are_told_that_there_are_too_many(broker: tuple[subprocess.Popen[bytes], Path]) -> None:
+    process, path = broker
+    with RolloutClient(f"ipc://{path}", timeout_s=5) as early:
+        early.status()
+        idle = connected(path, int(0.43 * LIMIT) - psutil.Process(process.pid).num_fds())
+        until(lambda: psutil.Process(process.pid).num_fds() > 0.42 * LIMIT, "them to be in")
+        early.status()
+        with RolloutClient(f"ipc://{path}", timeout_s=5) as late, pytest.raises(Busy, match=f"may have {LIMIT}: close"):
+            late.status()
+        more = connected(path, LIMIT)
+        early.status()
+        for each in (*idle, *more):
+            each.close()
+
+        def let_in() -> bool:
+            with RolloutClient(f"ipc://{path}", timeout_s=5) as late:
+                try:
+                    late.status()
+                except ProrlError:
+                    return False
+                return True
+
+        until(let_in, "room for another")
+    assert process.poll() is None
+
+
+def test_a_service_raises_its_limit() -> None:
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096));"
+        "from prorl_zmq.wire.connection_guard import raise_open_files; raise_open_files();"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "(4096, 4096)\n"
