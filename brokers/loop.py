@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ..system.memory import give_memory_back
+from ..system.pauses import RunningClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,7 @@ class Loop:
         self._wake_sender.setblocking(False)
         self._poller.register(self._wake_receiver.fileno(), zmq.POLLIN)
         self._stopped = False
+        self.clock = RunningClock()
 
     def register(self, zmq_socket: zmq.Socket[bytes], drain: Callable[[], None]) -> None:
         """Call `drain` whenever the socket has messages; it may leave some for the next round."""
@@ -60,7 +62,10 @@ class Loop:
             on_ready()
             wait_s = 0.0
             while not self._stopped:
-                ready = dict(self._poller.poll(math.ceil(min(wait_s, MAX_WAIT_S) * 1000)))
+                wait_ms = math.ceil(min(wait_s, MAX_WAIT_S) * 1000)
+                self.clock.waits(wait_ms / 1000)
+                ready = dict(self._poller.poll(wait_ms))
+                self.clock.now()
                 for zmq_socket, drain in tuple(self._drains.values()):
                     if id(zmq_socket) in self._drains and zmq_socket in ready:
                         drain()

@@ -104,7 +104,7 @@ class PhaseRunner:
     _moves: int = field(default=0, init=False)
     _reported: EngineFailed | None = field(default=None, init=False)
     _started: float = field(default_factory=time.monotonic, init=False)
-    _timer: asyncio.Timeout = field(init=False)
+    _timer: asyncio.Timeout | None = field(default=None, init=False)
 
     async def run(self) -> tuple[PhaseDone | PhaseFailed, NDArray[np.uint8] | None]:
         """Return the event that ends the phase, and the trajectory's block if it has one. Never raises.
@@ -131,6 +131,11 @@ class PhaseRunner:
                 await to_the_end(self._close_sandbox(sandbox))
         block = self._episode.trajectory.block() if self._episode is not None and event.tokens else None
         return event, block
+
+    def add_time(self, seconds: float) -> None:
+        """Move the phase's limit: this process did not run for so long."""
+        if self._timer is not None and not self._timer.expired() and (until := self._timer.when()) is not None:
+            self._timer.reschedule(until + seconds)
 
     async def _phase(self) -> PhaseDone:
         instance = self.handler.parse_instance(self.job)
@@ -181,6 +186,7 @@ class PhaseRunner:
     async def _assigned(self) -> Backend:
         if self._backend is None:
             timer, loop = self._timer, asyncio.get_running_loop()
+            assert timer is not None, "an engine is asked for within a phase"
             deadline, paused = timer.when(), 0.0
 
             def pause() -> None:

@@ -33,6 +33,7 @@ from ..security.rights import Listener
 from ..security.zap_authenticator import ZapAuthenticator
 from ..system.logs import about_job, job_of_sandbox, of_job
 from ..system.memory import give_memory_back
+from ..system.pauses import PauseWatch
 from ..system.processes import stop_signals
 from ..tools.sandbox.sandboxes import Sandboxes
 from ..tools.sandbox.sweeping import sweep_abandoned
@@ -107,6 +108,7 @@ class StageOptions:
 @dataclass(slots=True)
 class _Running:
     attempt: int
+    runner: PhaseRunner
     task: asyncio.Task[None] = field(init=False)
 
     def stop(self) -> None:
@@ -154,15 +156,22 @@ class StageProcess:
                 self._open(context)
                 self._in_background(asyncio.to_thread(sweep_abandoned, self._sandboxes.root))
                 reporting = asyncio.create_task(self._report_forever())
+                pauses = PauseWatch(self._note_pause)
                 try:
                     done, _ = await asyncio.wait((self._stopping, reporting), return_when=asyncio.FIRST_COMPLETED)
                     for each in done:
                         each.result()  # raises the reason, if the process cannot go on
                 finally:
+                    pauses.close()
                     reporting.cancel()
                     await self._leave()
         finally:
             context.destroy(linger=1000)
+
+    def _note_pause(self, pause_s: float) -> None:
+        log.warning("this process did not run for %.1f s, which is no time of its jobs", pause_s)
+        for running in self._running.values():
+            running.runner.add_time(pause_s)
 
     def stop(self) -> None:
         if not self._stopping.done():
@@ -303,10 +312,6 @@ class StageProcess:
         if before is not None:
             before.stop()  # the broker has given up that attempt, or it would not have started this one
         self._event_outbox.started(command.job_id, command.attempt)
-        running = self._running[command.job_id] = _Running(command.attempt)
-        running.task = asyncio.create_task(self._run_phase(command, job, running))
-
-    async def _run_phase(self, command: StartPhase, job: Job, running: _Running) -> None:
         assert self._backends is not None, "a phase came before the broker's welcome"
         runner = PhaseRunner(
             self.stage_id,
@@ -319,10 +324,14 @@ class StageProcess:
             self._handoff,
             self._graders,
         )
+        running = self._running[command.job_id] = _Running(command.attempt, runner)
+        running.task = asyncio.create_task(self._run_phase(command, running))
+
+    async def _run_phase(self, command: StartPhase, running: _Running) -> None:
         with about_job(command.job_id, command.attempt, command.phase):
             log.debug("%s began", command.phase)
             try:
-                event, block = await runner.run()
+                event, block = await running.runner.run()
             finally:  # reports must not renew the lease of a phase that has ended, however it ended
                 is_wanted = self._running.get(command.job_id) is running
                 if is_wanted:

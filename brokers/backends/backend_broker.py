@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from typing import TYPE_CHECKING
 
 import zmq
@@ -59,7 +58,7 @@ class BackendBroker:
         self._router = open_socket(self._loop.context, zmq.ROUTER, CONTROL_FRAME_BYTES)
         self._lease_s = topology.backend_broker.lease_s
         self._handler = BackendRequestHandler(self._lease_s, topology.backend_broker.affinity)
-        self._next_tick = time.monotonic()
+        self._next_tick = self._loop.clock.now()
         self._journal = journal
         self._unwritten: dict[str, BackendRecord | None] = {}
         """Changes that the journal could not take yet."""
@@ -92,7 +91,7 @@ class BackendBroker:
         self._loop.close()
 
     def _housekeep(self) -> float:
-        now = time.monotonic()
+        now = self._loop.clock.now()
         deadline = self._handler.next_deadline()
         if now >= self._next_tick or (deadline is not None and now >= deadline):
             self._next_tick = now + min(1.0, self._lease_s / 4)
@@ -122,7 +121,7 @@ class BackendBroker:
             sender.check(request)
             if isinstance(request, ListKeys):
                 return [Answer(envelope, self._keys(request))]
-            return self._handler.handle(envelope, request, time.monotonic())
+            return self._handler.handle(envelope, request, self._loop.clock.now())
         except (MalformedMessage, NotAllowed) as error:
             return [Answer(envelope, BackendRefused(request_id, error.info()))]
 
@@ -133,10 +132,10 @@ class BackendBroker:
         return KeyList(request.request_id, allowed.list_state, keys)
 
     def _engine_answered(self, request_id: str, error: ProrlError | None) -> None:
-        self._carry_out(self._handler.engine_answered(request_id, error, time.monotonic()))
+        self._carry_out(self._handler.engine_answered(request_id, error, self._loop.clock.now()))
 
     def _engine_refused(self, address: EngineAddress, error: ProrlError) -> None:
-        self._carry_out(self._handler.engine_unreachable(address, error, time.monotonic()))
+        self._carry_out(self._handler.engine_unreachable(address, error, self._loop.clock.now()))
 
     def _engine_returned(self, address: EngineAddress) -> None:
         self._handler.weights.reconnected(address)
@@ -151,7 +150,7 @@ class BackendBroker:
                 try:
                     self._engines.send(call)
                 except ProrlError as error:
-                    answers += self._handler.engine_unreachable(call.address, error, time.monotonic())
+                    answers += self._handler.engine_unreachable(call.address, error, self._loop.clock.now())
             self._note(tick=False)
             self._send(answers)
         if len(self._engines):

@@ -119,9 +119,9 @@ class RolloutBroker:
                 self._batches,
                 self._reply,
                 self._authenticator.look_again,
-                started_at=time.monotonic(),
+                started_at=self._loop.clock.now(),
             )
-            self._next_tick = time.monotonic()
+            self._next_tick = self._loop.clock.now()
             self._stood_still = False
             """The journal could not be written at the last tick."""
             self._recover(journal)
@@ -137,7 +137,7 @@ class RolloutBroker:
         self._authenticator.register(self._loop.register)
         try:
             self._loop.run(self._housekeep, self._say_ready)
-            self._jobs.writes.settle(time.monotonic(), everything=True)
+            self._jobs.writes.settle(self._loop.clock.now(), everything=True)
         finally:
             self._stages.close()
             self._loop.close()
@@ -148,7 +148,7 @@ class RolloutBroker:
 
     def _recover(self, journal: Journal) -> None:
         recovered = journal.recover()
-        jobs, at, now = self._jobs, time.time(), time.monotonic()
+        jobs, at, now = self._jobs, time.time(), self._loop.clock.now()
         for finished in recovered.uncollected:
             jobs.results.put(finished)
             jobs.quota.recovered(finished)
@@ -183,7 +183,7 @@ class RolloutBroker:
             except MalformedMessage as error:
                 log.warning("dropped a request: %s", error.message)
                 continue
-            now = time.monotonic()
+            now = self._loop.clock.now()
             self._requests.handle(frames, now, sender)  # type: ignore[arg-type]
             self._perform(now)
 
@@ -207,7 +207,7 @@ class RolloutBroker:
             except MalformedMessage as error:
                 log.warning("dropped a stage event: %s", error.message)
                 continue
-            now = time.monotonic()
+            now = self._loop.clock.now()
             try:
                 event = codec.decode(header, StageEvent)  # type: ignore[arg-type]
                 if sender.revoked:
@@ -273,11 +273,12 @@ class RolloutBroker:
 
     def _housekeep(self) -> float:
         """Do what time demands, write and send; return the seconds until time demands more."""
-        now = time.monotonic()
+        now = self._loop.clock.now()
         if now >= self._next_tick:
             self._next_tick = now + min(self._settings.heartbeat_s, self._settings.lease_s / 4)
             for stage_id in self._stages.broken():
-                self._jobs.table.connection_broke(stage_id, now)
+                if now - self._loop.clock.paused_at > self._settings.lease_s:  # else it was we who did not answer
+                    self._jobs.table.connection_broke(stage_id, now)
             self._watch_time(now)
         self._batches.launch(now)
         self._perform(now)

@@ -1,7 +1,7 @@
 """Keeps a process below its limit of open files, which libzmq answers by aborting it (4.3.5, `ipc_listener.cpp`).
 
 The limit is raised as far as it goes. The kernel gives the lowest free descriptor, so the number of a new connection's
-says how many there are. Well below the limit newcomers are told so (`crowding`, at the front door); from half of it on a
+says how many there are. Well below the limit newcomers are told so (`crowding`, at the front door); from half of it a
 thread ends their connections as they come. libzmq accepts hundreds before such a thread runs, so the rest is for those.
 """
 
@@ -45,7 +45,7 @@ def crowding() -> str:
 def guard(bound: zmq.Socket[bytes]) -> None:
     """End connections to a socket, as they come, while there are too many; call it before the socket is bound."""
     # Of its own context: ours would close it in another thread. The end of ours ends it too.
-    monitor = zmq.Context.shadow(bound.context.underlying).socket(zmq.PAIR)
+    monitor: zmq.Socket[bytes] = zmq.Context.shadow(bound.context.underlying).socket(zmq.PAIR)
     monitor.linger = 0
     address = f"inproc://guard-{id(bound)}"
     bound.monitor(address, zmq.EVENT_ACCEPTED)

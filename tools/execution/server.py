@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from ...errors import Cancelled, EndpointInUse, InternalError, InvalidToolCall, ProrlError
+from ...system.pauses import PAUSE_S
 from ..sandbox import tree
 from ..sandbox.kinds import container_class
 from . import messages
@@ -139,7 +140,14 @@ class ExecutionServer:
         loop = asyncio.get_running_loop()
         if self._lease_timer is not None:
             self._lease_timer.cancel()
-        self._lease_timer = loop.call_later(self._lease_s, self._end)
+        due = loop.time() + self._lease_s
+        self._lease_timer = loop.call_at(due, self._lease_over, due)
+
+    def _lease_over(self, due: float) -> None:
+        if asyncio.get_running_loop().time() - due >= PAUSE_S:
+            self._renew()  # this process was stopped, and has not read what its holder sent
+        else:
+            self._end()
 
     # What clients ask -------------------------------------------------------------------------------------------------
 

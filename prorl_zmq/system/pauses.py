@@ -1,0 +1,69 @@
+"""Times in which this process did not run: it was stopped, its machine was, or it was busy with one thing.
+
+Whoever judges others by their silence must not count these: what they have sent lies in the sockets, unread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PAUSE_S = 1.0
+"""Shorter ones are no pauses: every limit on another's silence is longer."""
+LOOK_S = 0.25
+
+log = logging.getLogger("prorl.service")
+
+
+class RunningClock:
+    """`time.monotonic` without the pauses. It is looked at often, or `waits` says how long it will not be."""
+
+    def __init__(self) -> None:
+        self._lost_s = 0.0
+        self._due = time.monotonic()
+        """When it was looked at last, or should be at the latest."""
+        self.paused_at = -math.inf
+        """When the last pause ended, on this clock."""
+
+    def now(self) -> float:
+        ours = time.monotonic()
+        late = ours - self._due
+        if late >= PAUSE_S:
+            self._lost_s += late
+            self.paused_at = ours - self._lost_s
+            log.warning("this process was stopped, or busy with one thing, for %.1f s; nobody is late for that", late)
+        self._due = ours
+        return ours - self._lost_s
+
+    def waits(self, seconds: float) -> None:
+        """Say that this process is about to wait for at most so long."""
+        self.now()
+        self._due += seconds
+
+
+class PauseWatch:
+    """Calls `tell` with the seconds of each pause, before any timer of the running loop that fell due in it."""
+
+    def __init__(self, tell: Callable[[float], None]) -> None:
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._look_later()
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _look_later(self) -> None:
+        self._due = self._loop.time() + LOOK_S
+        self._timer = self._loop.call_at(self._due, self._look)
+
+    def _look(self) -> None:
+        late = self._loop.time() - self._due
+        if late >= PAUSE_S:
+            self._tell(late)
+        self._look_later()

@@ -1,0 +1,75 @@
+"""A process that was stopped for a while (a debugger, swap, a snapshot of its machine) holds nobody late for it."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+import pytest
+
+from prorl_zmq import Job, RolloutClient
+
+from .conftest import until
+from .test_serve import SHELL, Served
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAUSE_S = 6.0
+"""Three leases."""
+STOPPED = {
+    "rollout broker": ("prorl broker rollout",),
+    "backend broker": ("prorl broker backend",),
+    "the node": ("prorl broker rollout", "prorl broker backend", "prorl-stage", "prorl-engine", "execution"),
+}
+
+
+def words(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
+        served = Served(Path(folder), "[backend_broker]\nlease_s = 2.0\n")
+        try:
+            served.wait_ready()
+            yield served
+        finally:
+            served.close()
+
+
+@pytest.mark.parametrize("stopped", STOPPED)
+def test_nobody_is_late_for_another_ones_pause(served: Served, stopped: str) -> None:
+    """The rollout broker took its own sleep for the silence of all stage processes: each job lost its attempt."""
+    checked = {**SHELL["instance"], "check": "sleep 3; echo 'reward: 0.25'"}  # type: ignore[dict-item]
+    limits = {"run_s": 60.0, "eval_s": 16.0}
+    job = {**SHELL, "instance": checked, "limits": limits, "max_attempts": 1}
+    with RolloutClient(served.front_door, timeout_s=60) as client:
+        client.submit(msgspec.convert(job, Job) for _ in range(6))
+        until(lambda: client.status().running.get("eval", 0) >= 2, "jobs in EVAL")
+        found = [one for one in served.children() if any(each in words(one) for each in STOPPED[stopped])]
+        assert found
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGSTOP)
+        time.sleep(PAUSE_S)
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+        done = list(client.stream(timeout_s=60))
+        assert [(one.outcome, one.result.attempt) for one in done] == [("completed", 1)] * 6, (
+            done[0].result,
+            served.lines[-15:],
+        )
+        assert client.status().redelivered == 0
+        assert [one.state for one in client.backends.list()] == ["ready"]

@@ -1,0 +1,51 @@
+"""Clocks and timers of a process that was stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import uvloop
+
+from prorl_zmq.system.pauses import PAUSE_S, PauseWatch, RunningClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def test_a_clock_stands_still_in_a_pause() -> None:
+    clock = RunningClock()
+    before = clock.now()
+    time.sleep(1.5 * PAUSE_S)
+    assert clock.now() - before < 0.1
+    assert clock.paused_at == pytest.approx(before, abs=0.1)
+    clock.waits(1.5 * PAUSE_S)
+    time.sleep(1.5 * PAUSE_S)
+    assert clock.now() - before == pytest.approx(1.5 * PAUSE_S, abs=0.1)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_limit_that_fell_due_in_a_pause_is_moved_before_it_ends_anything(run: Callable[..., None]) -> None:
+    async def main() -> None:
+        moved: list[float] = []
+
+        def move(pause_s: float) -> None:
+            moved.append(pause_s)
+            until = timer.when()
+            assert until is not None
+            timer.reschedule(until + pause_s)
+
+        watch = PauseWatch(move)
+        async with asyncio.timeout(1.0) as timer:
+            await asyncio.sleep(0.1)
+            time.sleep(  # noqa: ASYNC251 - it is the pause
+                2 * PAUSE_S
+            )
+            await asyncio.sleep(0.3)
+        watch.close()
+        assert len(moved) == 1
+        assert 2 * PAUSE_S - 0.3 < moved[0] < 2 * PAUSE_S + 0.5
+
+    run(main())
