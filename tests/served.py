@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from prorl_zmq.tools.execution.server import SOCKET
+from prorl_zmq.tools.execution.messages import SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -163,6 +163,7 @@ class DiskJournal:
             (INSERT_STATE, rows),
             (INSERT_BLOCK, [row for row in block_rows if row[0] in written]),
             (INSERT_RESULT, results),
+            to_the_last=True,
         )
         for sequence in gone:
             del self._blocks[sequence]

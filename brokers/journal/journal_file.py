@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = 4096
 MIN_LIMIT_BYTES = 2**20
+RESERVE_BYTES = 16 * 2**20
+MIN_RESERVE_BYTES = 256 * 1024
+RESERVE_SUFFIX = ".reserve"
 LOCKED_S = 1.0
 """How long another program that writes to the file may keep us waiting."""
 CHECKPOINT_PAGES = 16_000
@@ -64,6 +67,7 @@ class JournalFile:
         sync: bool = False,
     ) -> None:
         self.path = path
+        self._reserve = Reserve(path, limit_bytes)
         with contextlib.ExitStack() as stack:
             self._lock = lock_journal(path, create=True)
             stack.callback(os.close, self._lock)
@@ -76,6 +80,7 @@ class JournalFile:
                 self._check_schema(schema)
                 self._set_up(application_id, schema, tables, limit_bytes, sync)
             stack.pop_all()
+        self._reserve.take()
 
     def close(self) -> None:
         if self._lock >= 0:
@@ -95,11 +100,20 @@ class JournalFile:
                 self._roll_back()
                 raise
 
-    def run(self, *statements: tuple[str, Sequence[Sequence[Any]]]) -> None:
+    def run(self, *statements: tuple[str, Sequence[Sequence[Any]]], to_the_last: bool = False) -> None:
         """Run each statement for each of its rows, in one transaction, in half the time of `transaction`.
 
-        Raises one of `ROW_ERRORS` if SQLite cannot hold a row; then nothing was done, as after a `JournalFailed`.
+        With `to_the_last`, it uses the reserve if the disk is full. Raises one of `ROW_ERRORS` if SQLite cannot hold a
+        row; then nothing was done, as after a `JournalFailed`.
         """
+        try:
+            self._run(statements)
+        except JournalFailed as error:
+            if not (to_the_last and _is_full(error.__cause__) and self._reserve.give()):
+                raise
+            self._run(statements)
+
+    def _run(self, statements: Sequence[tuple[str, Sequence[Sequence[Any]]]]) -> None:
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             for statement, rows in statements:
@@ -134,6 +148,11 @@ class JournalFile:
 
     def check_room(self, more_bytes: int) -> None:
         """Raise `JournalFailed` if the file is too full to begin something new that takes `more_bytes` at once."""
+        if not self._reserve.take():
+            raise JournalFailed(
+                f"the disk of the journal {self.path} is full: what is left is for jobs that it has; make room there",
+                path=str(self.path),
+            )
         limit = PAGE_BYTES * self._pragma("max_page_count")
         with failures(self.path, "read"):
             used = self.used_bytes
@@ -213,6 +232,51 @@ def _failure(path: Path, what: str, error: sqlite3.Error) -> JournalFailed:
             "journal_limit_bytes is not reached"
         )
     return JournalFailed(message, path=str(path))
+
+
+class Reserve:
+    """Room on the disk that nobody else can fill: a file beside the journal, removed when its room is needed."""
+
+    def __init__(self, journal: Path, limit_bytes: int) -> None:
+        self._path = journal.with_name(journal.name + RESERVE_SUFFIX)
+        self._limit_bytes = limit_bytes
+
+    def take(self) -> bool:
+        """Make the file unless it is there; return whether it is there now."""
+        if self._path.exists():
+            return True
+        try:
+            disk = os.statvfs(self._path.parent)
+            size = min(RESERVE_BYTES, self._limit_bytes // 4, disk.f_bavail * disk.f_frsize // 8)
+            if size < MIN_RESERVE_BYTES:
+                return False
+            part = self._path.with_name(f".{self._path.name}")
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, size)
+                part.rename(self._path)
+            except OSError:
+                part.unlink()
+                return False
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return False
+        return True
+
+    def give(self) -> bool:
+        """Remove the file; return whether it was there."""
+        try:
+            self._path.unlink()
+        except OSError:
+            return False
+        return True
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Return whether the disk had no room: SQLite calls it an I/O error too, for the file of its index."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def lock_journal(path: Path, *, create: bool = False) -> int:

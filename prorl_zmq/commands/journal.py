@@ -60,14 +60,14 @@ def clear(file: File = None, config: Config = None, run_dir: RunDir = None) -> N
     """
     from ..brokers.backends import backend_journal
     from ..brokers.journal.disk_journal import APPLICATION_ID
-    from ..brokers.journal.journal_file import check_kind, lock_journal
+    from ..brokers.journal.journal_file import RESERVE_SUFFIX, check_kind, lock_journal
     from ..brokers.journal.journal_summary import parts
 
     path = _existing(_file(file, config, run_dir))
     lock = lock_journal(path)
     try:
         check_kind(path, lock, APPLICATION_ID, backend_journal.APPLICATION_ID)
-        for part in reversed(parts(path)):
+        for part in (*reversed(parts(path)), path.with_name(path.name + RESERVE_SUFFIX)):
             part.unlink(missing_ok=True)
     finally:
         os.close(lock)

@@ -17,7 +17,6 @@ import msgspec
 from ...errors import InternalError, SandboxFailed, from_info
 from ...system.unix_peers import peer_problem
 from . import messages
-from .server import SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +55,7 @@ class ExecutionClient:
                 connection.setblocking(False)
                 # The path may be longer than a socket allows.
                 async with asyncio.timeout(CONNECT_LIMIT_S):
-                    await loop.sock_connect(connection, f"/proc/self/fd/{folder}/{SOCKET}")
+                    await loop.sock_connect(connection, f"/proc/self/fd/{folder}/{messages.SOCKET}")
                     if problem := peer_problem(connection):
                         raise SandboxFailed(f"the sandbox {path.name} is not ours: {problem}")
                     await loop.create_unix_connection(lambda: _Protocol(client), sock=connection)

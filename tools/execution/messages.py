@@ -23,6 +23,8 @@ from ..editor.outcome import EditOutcome
 from ..ipython_session import IPythonChoice
 from ..sandbox.specification import SandboxSpec
 
+SOCKET = "server.sock"
+"""In the sandbox's folder."""
 FRAME = struct.Struct("<IQ")
 UPLOAD_LIMIT_BYTES = 256 * 2**20
 ORDER_LIMIT_BYTES = 128 * 1024
@@ -166,6 +168,14 @@ class EndProcesses(Request, frozen=True):
     """Kill all that runs inside (see `Sandbox.end_processes`)."""
 
 
+class FreeDisk(Request, frozen=True):
+    """End what runs for good, and remove all files: the disk is full, and this sandbox holds most of it."""
+
+    size_bytes: int
+    own: bool
+    """It has filled the disk itself."""
+
+
 class Close(Request, frozen=True):
     """End the sandbox; the reply comes when all of it is gone."""
 
@@ -190,6 +200,7 @@ AnyRequest = (
     | Edit
     | CloseSession
     | EndProcesses
+    | FreeDisk
     | Close
     | Cancel
 )

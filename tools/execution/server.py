@@ -26,7 +26,15 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from ...errors import Cancelled, EndpointInUse, InternalError, InvalidToolCall, ProrlError
+from ...errors import (
+    Cancelled,
+    EndpointInUse,
+    InternalError,
+    InvalidToolCall,
+    ProrlError,
+    SandboxFailed,
+    SandboxLimitExceeded,
+)
 from ...system.pauses import PAUSE_S
 from ..sandbox import tree
 from ..sandbox.kinds import container_class
@@ -41,7 +49,6 @@ if TYPE_CHECKING:
     from ...wire.messages.jobs import SandboxKind
     from ..sandbox.specification import SandboxSpec
 
-SOCKET = "server.sock"
 LOCK = "server.lock"
 FIRST_LEASE_S = 10.0
 """How long a new server waits for the first client."""
@@ -85,7 +92,7 @@ class ExecutionServer:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 message = f"another server already serves the sandbox {self._path.name}"
-                raise EndpointInUse(message, endpoint=str(self._path / SOCKET)) from None
+                raise EndpointInUse(message, endpoint=str(self._path / messages.SOCKET)) from None
             loop.add_signal_handler(signal.SIGTERM, self._end)
             try:
                 await self._container.start()
@@ -98,8 +105,8 @@ class ExecutionServer:
         # The path may be longer than a socket's may be; this process has no other use for its folder.
         os.chdir(self._path)
         with suppress(FileNotFoundError):
-            os.unlink(SOCKET)  # noqa: PTH108 - relative on purpose; the lock says that nobody serves it
-        server = await loop.create_unix_server(partial(_Connection, self), SOCKET, backlog=BACKLOG)
+            os.unlink(messages.SOCKET)  # noqa: PTH108 - relative on purpose; the lock says that nobody serves it
+        server = await loop.create_unix_server(partial(_Connection, self), messages.SOCKET, backlog=BACKLOG)
         self._renew()
         self._watch.start()
         try:
@@ -135,6 +142,20 @@ class ExecutionServer:
         log.warning("sandbox %s: %s", self._path.name, error)
         self._broken = error
         self._container.kill_all()
+
+    def _free_disk(self, request: messages.FreeDisk) -> None:
+        held = f"this sandbox held {request.size_bytes >> 20} MiB of it, more than any other"
+        error: ProrlError = SandboxFailed(f"the disk of the sandboxes is full, and {held}", reason="disk")
+        if request.own:
+            error = SandboxLimitExceeded(f"the disk of the sandboxes was full: {held}", limit="disk_bytes")
+        self._break(error)
+        for each in list(self._path.iterdir()):
+            if each.name not in (LOCK, messages.SOCKET):
+                with suppress(ProrlError, OSError):
+                    if each.is_dir() and not each.is_symlink():
+                        tree.remove_tree(each, REMOVE_LIMIT_S)
+                    else:
+                        each.unlink()
 
     def _renew(self) -> None:
         loop = asyncio.get_running_loop()
@@ -211,6 +232,9 @@ class ExecutionServer:
     async def _do(self, connection: _Connection, request: messages.AnyRequest) -> msgspec.Struct:
         if isinstance(request, messages.Take):
             self._take(connection, request.lease_s)
+            return messages.Done()
+        if isinstance(request, messages.FreeDisk):
+            self._free_disk(request)
             return messages.Done()
         if self._broken is not None:
             raise self._broken

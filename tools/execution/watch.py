@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import SandboxLimitExceeded
 from ..processes import PROC
+from .full_disk import FullDisk
 from .memory_files import DESCRIPTORS, TooManyDescriptors, memory_files_bytes
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Watch:
         self._busy = busy
         self._on_exceeded = on_exceeded
         self._on_gone = on_gone
+        self._disk = FullDisk(container.path)
         self._timer: asyncio.TimerHandle | None = None
         self._idle = True
         self._used: tuple[float, float] | None = None
@@ -84,6 +86,7 @@ class Watch:
         if not self._container.path.exists():
             self._on_gone()
             return
+        self._disk.look()
         error = self._excess() if self._container.isolated else None
         if error is None:
             self.start()

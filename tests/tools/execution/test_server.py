@@ -20,7 +20,8 @@ from prorl_zmq.errors import EndpointInUse, ProrlError, SandboxFailed, ToolSessi
 from prorl_zmq.tools.editor.arguments import EditorArguments
 from prorl_zmq.tools.execution import messages
 from prorl_zmq.tools.execution.client import ExecutionClient
-from prorl_zmq.tools.execution.server import LOCK, SOCKET, ExecutionServer
+from prorl_zmq.tools.execution.messages import SOCKET
+from prorl_zmq.tools.execution.server import LOCK, ExecutionServer
 from prorl_zmq.tools.processes import children
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.tools.sandbox.specification import Bind, Limits, SandboxSpec
