@@ -5,6 +5,7 @@
     blocks    (sequence, block)                         RUN's trajectory, as it came; the result keeps it
     results   (sequence, session, job, …, result)       one row per result that was not acknowledged
     notes     (name, note)                              what the batches keep: groups, prompts (see `batch_notes`)
+    submissions (number, session, request_id, new)      the last requests that brought jobs
 
 All rows of a job carry its number, so nothing else is indexed. A round's changes are one transaction. At a start jobs
 are read and not decoded, and blocks stay on disk until a client asks for them.
@@ -25,19 +26,20 @@ from ...system.logs import of_job
 from ...wire.messages.base import new_id
 from .journal import Recovered
 from .journal_file import ROW_ERRORS, JournalFile, failures
-from .journal_rows import NOTHING, Damaged, Progress, read_notes, read_rows
-from .records import Finished, JobState, StoredBlock
+from .journal_rows import NOTHING, Damaged, Progress, read_notes, read_rows, read_submissions
+from .records import SUBMISSIONS, Finished, JobState, StoredBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ...wire.sockets import Frame
+    from .records import Submission
 
     Row = tuple[Any, ...]
 
 APPLICATION_ID = int.from_bytes(b"PRLJ", "big")
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised with every change of the tables, and of the messages that lie in them."""
 TABLES = (
     """CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID""",
@@ -52,6 +54,8 @@ TABLES = (
         outcome TEXT NOT NULL, ended_at REAL NOT NULL, digest BLOB NOT NULL, result BLOB NOT NULL,
         history BLOB NOT NULL, in_batch INTEGER NOT NULL)""",
     """CREATE TABLE notes (name TEXT PRIMARY KEY, note BLOB NOT NULL)""",
+    """CREATE TABLE submissions (number INTEGER PRIMARY KEY, session TEXT NOT NULL, request_id TEXT NOT NULL,
+        new INTEGER NOT NULL)""",
 )
 ROW_BYTES = 400
 """What an accepted job takes beside its packed bytes, about."""
@@ -59,6 +63,7 @@ ROW_BYTES = 400
 log = logging.getLogger("prorl.rollout_broker")
 
 
+FORGET_SUBMISSIONS = "DELETE FROM submissions WHERE number <= (SELECT max(number) FROM submissions) - ?"
 INSERT_STATE = "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?, ?)"
 INSERT_BLOCK = "INSERT OR REPLACE INTO blocks VALUES (?, ?)"
 INSERT_NOTE = "INSERT OR REPLACE INTO notes VALUES (?, ?)"
@@ -99,14 +104,19 @@ class DiskJournal:
     def check_room(self, size_bytes: int) -> None:
         self._file.check_room(size_bytes)
 
-    def accept(self, jobs: Sequence[JobState]) -> None:
+    def accept(self, jobs: Sequence[JobState], submission: Submission | None = None) -> None:
         self.check_room(sum(len(job.packed) + ROW_BYTES for job in jobs))
         now = time.time()
         rows = [
             (job.sequence, job.session, job.job_id, job.task, job.stage_wait_s, now, job.packed, job.in_batch)
             for job in jobs
         ]
-        self._file.run(("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows))
+        requests = [submission] if submission is not None else []
+        self._file.run(
+            ("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows),
+            ("INSERT INTO submissions (session, request_id, new) VALUES (?, ?, ?)", requests),
+            (FORGET_SUBMISSIONS, [(SUBMISSIONS,) for _ in requests]),
+        )
 
     def write(
         self,
@@ -201,8 +211,9 @@ class DiskJournal:
                     case Damaged():
                         self._set_aside(one, results)
             notes = read_notes(self._file.connection)
+            submissions = read_submissions(self._file.connection)
         results.sort(key=lambda one: one.sequence)
-        return Recovered(jobs, results, last, notes)
+        return Recovered(jobs, results, last, notes, submissions)
 
     def _set_aside(self, damaged: Damaged, results: list[Finished]) -> None:
         log.error(

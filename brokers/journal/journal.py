@@ -7,15 +7,17 @@ that is restarted over the same object has lost nothing, one in a new process st
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...wire.messages.base import new_id
+from .records import SUBMISSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ...wire.sockets import Frame
-    from .records import Finished, JobState, StoredBlock
+    from .records import Finished, JobState, StoredBlock, Submission
 
 
 class Recovered(NamedTuple):
@@ -27,6 +29,8 @@ class Recovered(NamedTuple):
     """No job of a larger number is here."""
     notes: Mapping[str, bytes] = {}
     """What the batches have noted (see `batch_notes`)."""
+    submissions: Sequence[Submission] = ()
+    """The last ones, oldest first."""
 
 
 class Journal(Protocol):
@@ -39,8 +43,11 @@ class Journal(Protocol):
     def check_room(self, size_bytes: int) -> None:
         """Raise `JournalFailed` unless there is room to begin something new of that size."""
 
-    def accept(self, jobs: Sequence[JobState]) -> None:
-        """Note new jobs, all or none; when this returns they are safe."""
+    def accept(self, jobs: Sequence[JobState], submission: Submission | None = None) -> None:
+        """Note new jobs, all or none, and the request that brought them; when this returns they are safe.
+
+        Of submissions the last `SUBMISSIONS` are kept: those that may still be sent again.
+        """
 
     def write(
         self,
@@ -74,12 +81,15 @@ class MemoryJournal:
         self._jobs: dict[int, JobState] = {}
         self._results: dict[int, Finished] = {}
         self._notes: dict[str, bytes] = {}
+        self._submissions: deque[Submission] = deque(maxlen=SUBMISSIONS)
         self._last_sequence = 0
 
     def check_room(self, size_bytes: int) -> None:
         """Do nothing: there is as much as the process has."""
 
-    def accept(self, jobs: Sequence[JobState]) -> None:
+    def accept(self, jobs: Sequence[JobState], submission: Submission | None = None) -> None:
+        if submission is not None:
+            self._submissions.append(submission)
         for job in jobs:
             self._jobs[job.sequence] = job
             self._last_sequence = max(self._last_sequence, job.sequence)
@@ -109,7 +119,7 @@ class MemoryJournal:
     def recover(self) -> Recovered:
         jobs = [self._jobs[sequence] for sequence in sorted(self._jobs)]
         results = [self._results[sequence] for sequence in sorted(self._results)]
-        return Recovered(jobs, results, self._last_sequence, dict(self._notes))
+        return Recovered(jobs, results, self._last_sequence, dict(self._notes), tuple(self._submissions))
 
     def block(self, stored: StoredBlock) -> Frame:
         raise LookupError(f"the block of job {stored.sequence} is not here")

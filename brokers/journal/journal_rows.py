@@ -18,7 +18,7 @@ from ...errors import JobsLost
 from ...wire.messages.base import ATTEMPT_LIMIT, Attempt, Identifier, JobIdentifier, Seconds
 from ...wire.messages.jobs import Outcome, Phase, Result, SandboxHandle
 from ...wire.messages.stages import PhaseDone, PhaseFailed  # noqa: TC001 - msgspec reads the annotations at run time
-from .records import Finished, JobState, StoredBlock, job_digest
+from .records import Finished, JobState, StoredBlock, Submission, job_digest
 
 if TYPE_CHECKING:
     import sqlite3
@@ -126,6 +126,17 @@ def read_notes(connection: sqlite3.Connection) -> dict[str, bytes]:
     with any_text(connection):
         rows = connection.execute("SELECT name, note FROM notes").fetchall()
     return {name: note for name, note in rows if isinstance(name, str) and isinstance(note, bytes)}
+
+
+def read_submissions(connection: sqlite3.Connection) -> list[Submission]:
+    """Return the last submissions, the oldest first; a row that is none is left out."""
+    with any_text(connection):
+        rows = connection.execute("SELECT session, request_id, new FROM submissions ORDER BY number").fetchall()
+    return [
+        Submission(session, request_id, new)
+        for session, request_id, new in rows
+        if isinstance(session, str) and isinstance(request_id, str) and isinstance(new, int)
+    ]
 
 
 def _job(row: _JobRow, seen: set[str]) -> JobState:

@@ -69,6 +69,19 @@ class Finished(NamedTuple):
         return holder_of(self.session, in_batch=self.in_batch)
 
 
+class Submission(NamedTuple):
+    """A request that brought jobs: sent again it is answered, and runs nothing, even when they are long forgotten."""
+
+    session: str
+    request_id: str
+    new: int
+    """How many jobs it brought."""
+
+
+SUBMISSIONS = 4096
+"""How many are remembered. A client sends one again within its `timeout_s`."""
+
+
 class StoredBlock(NamedTuple):
     """A trajectory's block that is in the journal and not in memory."""
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..rollout.job_table import JobTable
     from ..rollout.result_store import ResultStore
     from .journal import Journal
-    from .records import Finished, JobState, StoredBlock
+    from .records import Finished, JobState, StoredBlock, Submission
 
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 5.0
@@ -128,13 +128,13 @@ class WriteAhead:
         """Keep a note of the batches under a name, in place of an earlier one; None: forget it."""
         self._notes[name] = note
 
-    def accept(self, jobs: Sequence[JobState], now: float) -> None:
+    def accept(self, jobs: Sequence[JobState], now: float, submission: Submission | None = None) -> None:
         """Write new jobs, which the table does not know yet; when this returns they are safe."""
         self.settle(now, everything=True)  # an acknowledged result may have had the id of one of them
         if self._failure is not None and now < self._retry_at:
             raise self._refusal(self._failure)
         try:
-            self._journal.accept(jobs)
+            self._journal.accept(jobs, submission)
         except JournalFailed as error:
             if not self._refusing:
                 log.error("new jobs are refused: %s", error.message)  # noqa: TRY400 - it says it all

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -36,13 +37,13 @@ from ...wire.messages.front_door import (
 )
 from ...wire.sockets import split_envelope
 from ..batches.request_handler import BatchRequest, BatchRequestHandler
-from ..journal.records import job_digest
+from ..journal.records import SUBMISSIONS, Submission, job_digest
 from ..request_routing import FRONT_DOOR, convert_request
 from .job_frame import read_job
 from .job_record import JobStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ...config import RolloutBrokerSettings
     from ...security.rights import Sender
@@ -90,6 +91,8 @@ class FrontDoor:
         self._catalog = catalog
         self._reply = reply
         self._look_again = look_again
+        self._submissions: OrderedDict[tuple[str, str], int] = OrderedDict()
+        """The last ones, by session and request id: how many jobs each brought."""
         self._polls: dict[tuple[str, str], _HeldPoll] = {}
         """By session and client."""
         self._batches = batches
@@ -184,6 +187,9 @@ class FrontDoor:
         )
 
     def _submit(self, request: Submit, frames: list[bytes], now: float) -> Accepted:
+        before = self._submissions.get((request.session, request.request_id))
+        if before is not None:  # its reply was lost; the jobs may have ended, and be acknowledged
+            return Accepted(request.request_id, new=before, journal_id=self._jobs.writes.journal_id)
         new: dict[str, tuple[Job, bytes]] = {}
         for frame in frames:
             job = read_job(frame, self._settings.job_limit_bytes)
@@ -196,8 +202,17 @@ class FrontDoor:
         jobs = [(request.session, job, packed) for job, packed in new.values()]
         self._jobs.quota.check(request.session, len(jobs), sum(len(packed) for _, _, packed in jobs))
         if jobs:
-            self._jobs.submit(jobs, now)
+            submission = Submission(request.session, request.request_id, len(jobs))
+            self._jobs.submit(jobs, now, submission)
+            self.remember([submission])
         return Accepted(request.request_id, new=len(jobs), journal_id=self._jobs.writes.journal_id)
+
+    def remember(self, submissions: Iterable[Submission]) -> None:
+        """Answer these, should they be sent again, and do nothing else."""
+        for one in submissions:
+            self._submissions[one.session, one.request_id] = one.new
+        while len(self._submissions) > SUBMISSIONS:
+            self._submissions.popitem(last=False)
 
     def _known(self, session: str, job_id: str) -> bytes | None:
         """Return the digest of the job of that id, if there is one; of another session's, one that fits no job."""

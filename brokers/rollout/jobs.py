@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...wire.messages.jobs import Job
     from ...wire.sockets import Frame
     from ..batches.batch_records import BatchAction
-    from ..journal.records import Finished
+    from ..journal.records import Finished, Submission
     from ..journal.write_ahead import WriteAhead
     from .actions import Action
     from .job_history import JobHistory
@@ -45,7 +45,14 @@ class Jobs:
         self.queue: deque[Action | BatchAction] = deque()
         table.queues.may_start = quota.may_start
 
-    def submit(self, jobs: Sequence[tuple[str, Job, bytes]], now: float, *, in_batch: bool = False) -> None:
+    def submit(
+        self,
+        jobs: Sequence[tuple[str, Job, bytes]],
+        now: float,
+        submission: Submission | None = None,
+        *,
+        in_batch: bool = False,
+    ) -> None:
         """Accept new jobs, each with its session and its packed bytes; they are in the journal when this returns.
 
         Raises:
@@ -56,7 +63,7 @@ class Jobs:
             JobState(first + place, session, job.job_id, job.task, job.stage_wait_s, packed, in_batch=in_batch)
             for place, (session, job, packed) in enumerate(jobs)
         ]
-        self.writes.accept(states, now)
+        self.writes.accept(states, now, submission)
         for session, job, packed in jobs:
             self.quota.submitted(holder_of(session, in_batch=in_batch), job.job_id, len(packed))
             self.queue.extend(self.table.submit(session, job, packed, now, in_batch=in_batch))

@@ -153,6 +153,7 @@ class RolloutBroker:
             jobs.results.put(finished)
             jobs.quota.recovered(finished)
             jobs.history.restore_ended(finished.result.job_id, finished.history)
+        self._requests.remember(recovered.submissions)
         for state in recovered.unfinished:
             _restore(jobs, state, at)
         jobs.table.restore(recovered.unfinished, recovered.last_sequence, now)

@@ -122,11 +122,19 @@ class CollectState:
         """Trajectories received and not handed over; no request is made while there are any."""
         return len(self._received)
 
+    def begin(self, job_ids: Iterable[str]) -> list[str]:
+        """Forget results of jobs that are about to be submitted: the id of an ended job may be reused. Return those."""
+        return [job_id for job_id in job_ids if self._seen.pop(job_id, "") is None]
+
+    def refused(self, begun: Iterable[str]) -> None:
+        """Take `begin` back."""
+        self._seen.update(dict.fromkeys(begun))
+
     def expect(self, job_ids: Iterable[str], journal_id: str) -> None:
-        """Note jobs that were accepted, and the journal that has them. The id of an ended job may be reused."""
+        """Note jobs that were accepted, and the journal that has them; some may be here, if the reply was lost."""
         for job_id in job_ids:
-            self._seen.pop(job_id, None)
-            self._expected[job_id] = journal_id
+            if job_id not in self._seen:
+                self._expected[job_id] = journal_id
         self._journal_id = ""  # so that the next reply is compared with all of `_expected`
 
     def check_lost(self) -> None:

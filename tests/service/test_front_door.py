@@ -291,3 +291,32 @@ def test_asynchronous_client(service: TestService, new_loop: Any) -> None:
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(use())
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_submit_whose_reply_was_lost_runs_nothing_twice(service: TestService, restarted: bool) -> None:
+    """Meanwhile another task of the client had collected and acknowledged what it brought, which the broker forgot."""
+    job = msgspec.structs.replace(scripted(), job_id="once")
+    request = codec.encode(Submit("sent-twice", "mine"))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.rcvtimeo = 10_000
+    socket.connect(service.front_door)
+    try:
+        first = ask(socket, request, codec.encode(job))
+        with service.client(session="mine") as client:
+            assert [one.job_id for one in client.stream(timeout_s=30)] == ["once"]
+        with service.client(session="mine") as client:
+            assert client.collect(wait_s=0.0) == []  # it is acknowledged
+        if restarted:
+            service.stop_broker("rollout")
+            service.start_rollout_broker()
+            service.wait_stages(3)
+        again = ask(socket, request, codec.encode(job))
+        assert (first.new, again.new, again.journal_id) == (1, 1, first.journal_id)
+        with service.client(session="mine") as client:
+            assert client.collect(wait_s=1.0) == []
+            client.submit(job)  # as somebody who means it
+            assert [one.job_id for one in client.stream(timeout_s=30)] == ["once"]
+    finally:
+        context.destroy(linger=0)

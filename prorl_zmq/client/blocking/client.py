@@ -121,7 +121,12 @@ class RolloutClient:
         busy_until = until if busy_s is None else min(until, time.monotonic() + busy_s)
         accepted: list[str] = []
         for request, packed, ids in submissions(self.session, [jobs] if isinstance(jobs, Job) else jobs, limit_bytes):
-            reply = self._submit(request, packed, until, busy_until)
+            begun = self._collecting.begin(ids)
+            try:
+                reply = self._submit(request, packed, until, busy_until)
+            except ProrlError:
+                self._collecting.refused(begun)
+                raise
             self._collecting.expect(ids, reply.journal_id)
             accepted += ids
         return accepted

@@ -18,7 +18,7 @@ import zmq
 from prorl_zmq.brokers.journal.disk_journal import APPLICATION_ID, SCHEMA_VERSION, DiskJournal
 from prorl_zmq.brokers.journal.journal_file import RESERVE_SUFFIX
 from prorl_zmq.brokers.journal.journal_summary import count_damaged, read_summary
-from prorl_zmq.brokers.journal.records import Finished, JobState, StoredBlock, job_digest
+from prorl_zmq.brokers.journal.records import SUBMISSIONS, Finished, JobState, StoredBlock, Submission, job_digest
 from prorl_zmq.brokers.rollout.job_record import JobRecord
 from prorl_zmq.errors import ConfigError, ErrorInfo, JournalFailed
 from prorl_zmq.system.processes import ISOLATED
@@ -463,3 +463,13 @@ def test_packed_job_that_is_a_map_and_no_job_has_one_attempt(path: Path) -> None
         (kept,) = journal.recover().unfinished
     job = JobRecord.restored(kept).job
     assert (job.job_id, job.task, job.max_attempts) == ("a", "math", 1)
+
+
+def test_the_last_submissions_are_kept(path: Path) -> None:
+    with DiskJournal(path) as journal:
+        for number in range(1, SUBMISSIONS + 11):
+            journal.accept([state(number, f"job-{number}")], Submission("s", f"request-{number}", 1))
+    with DiskJournal(path) as journal:
+        kept = journal.recover().submissions
+    assert len(kept) == SUBMISSIONS
+    assert (kept[0].request_id, kept[-1]) == ("request-11", Submission("s", f"request-{SUBMISSIONS + 10}", 1))

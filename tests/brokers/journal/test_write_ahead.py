@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from prorl_zmq.brokers.journal.journal import MemoryJournal
-from prorl_zmq.brokers.journal.records import Finished, JobState, StoredBlock
+from prorl_zmq.brokers.journal.records import Finished, JobState, StoredBlock, Submission
 from prorl_zmq.brokers.journal.write_ahead import FIRST_PAUSE_S, MAX_PAUSE_S, WriteAhead
 from prorl_zmq.brokers.rollout.actions import Action, Close, Start, Stop
 from prorl_zmq.brokers.rollout.job_history import JobHistory
@@ -32,9 +32,9 @@ class Disk(MemoryJournal):
         self.room = 1000
         self.writes = 0
 
-    def accept(self, jobs: Sequence[JobState]) -> None:
+    def accept(self, jobs: Sequence[JobState], submission: Submission | None = None) -> None:
         self._check(0)
-        super().accept(jobs)
+        super().accept(jobs, submission)
 
     def write(
         self,

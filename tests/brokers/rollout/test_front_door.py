@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
 from prorl_zmq.config import RolloutBrokerSettings
 from prorl_zmq.security.rights import ANYBODY, Sender
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION, KeyRole
+from prorl_zmq.wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION, KeyRole, new_id
 from prorl_zmq.wire.messages.front_door import (
     Accepted,
     Cancel,
@@ -111,7 +112,7 @@ class Door:
 
     def submit(self, *jobs: Job | bytes, session: str = "s") -> Any:
         frames = [job if isinstance(job, bytes) else codec.encode(job) for job in jobs]
-        return self.ask(Submit("submit", session), *frames)
+        return msgspec.structs.replace(self.ask(Submit(new_id(), session), *frames), request_id="submit")
 
     def end(self, job_id: str, session: str = "s", block: bytes | None = None) -> None:
         """Have a job end, as if the pipeline had done it."""
@@ -467,7 +468,7 @@ def test_a_fault_of_ours_is_answered_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     door = Door()
-    monkeypatch.setattr(door.journal, "accept", lambda jobs: 1 / 0)
+    monkeypatch.setattr(door.journal, "accept", lambda *_: 1 / 0)
     door.send(codec.encode(Submit("submit", "s")), codec.encode(job()))
     assert door.refusal(door.reply())[0] == "internal_error"
     assert len(door.table) == 0
