@@ -95,9 +95,9 @@ class BackendClient:
             self._held[job.job_id] = HeldAssignment(attempt, reply.backend.backend_id)
         return reply.backend
 
-    def report_failure(self, job_id: str, backend_id: str, problem: str) -> None:
+    def report_failure(self, job_id: str, backend: Backend, problem: str) -> None:
         """Report a failed generation: other jobs will avoid the backend for a while."""
-        self._send(GenerationFailed(new_id(), job_id, backend_id, problem[:PROBLEM_LIMIT]))
+        self._send(GenerationFailed(new_id(), job_id, backend.backend_id, problem[:PROBLEM_LIMIT], backend.life))
 
     def note_served(self, job_id: str, attempt: int) -> None:
         """Count a generation that the job's backend has served; the next message tells the broker."""

@@ -252,7 +252,7 @@ class PhaseRunner:
         """Report a failed generation to the broker, once."""
         if self._backend is not None and error is not self._reported:
             self._reported = error
-            self.backends.report_failure(self.job.job_id, self._backend.backend_id, error.message)
+            self.backends.report_failure(self.job.job_id, self._backend, error.message)
 
     async def _is_broken(self, error: SandboxFailed | ToolSessionLost) -> bool:
         """Return whether the agent broke its sandbox: a fresh one works where that one does not."""

@@ -73,6 +73,7 @@ class BackendRegistry:
             gone.pop(backend_id, None)
         self._changed[backend_id] = None
         if request.heartbeats:
+            self._end_earlier_lives(backend)
             if lost is not None and lost.draining:  # that it fell silent meanwhile does not undo what it was asked
                 self._heap.drain(backend_id)
             self._hosts[backend_id] = _Host(now, backend.weight_version, EngineLoad())
@@ -86,6 +87,18 @@ class BackendRegistry:
                 )
         elif backend_id in self._hosts:
             self._hosts[backend_id].reported = None
+
+    def _end_earlier_lives(self, backend: Backend) -> None:
+        """Note that hosts which answered at this endpoint are gone: another one does now, under another name."""
+        for other_id in [key for key in self._hosts if key != backend.backend_id]:
+            if self._heap.member(other_id).backend.endpoint == backend.endpoint:
+                log.warning("backend %s is gone: %s answers at its endpoint", other_id, backend.backend_id)
+                self._lose(other_id)
+
+    def _lose(self, backend_id: str) -> None:
+        self._lost[backend_id] = self._record(backend_id, "lost")
+        self._take_off(backend_id)
+        self._changed[backend_id] = None
 
     def host_alive(self, alive: BackendAlive, now: float) -> None:
         """Renew a registration; raise `UnknownBackend` if the host has to register."""
@@ -130,9 +143,7 @@ class BackendRegistry:
 
     def tick(self, now: float) -> None:
         for backend_id in [key for key, host in self._hosts.items() if host.heard + self._lease_s <= now]:
-            self._lost[backend_id] = self._record(backend_id, "lost")
-            self._take_off(backend_id)
-            self._changed[backend_id] = None
+            self._lose(backend_id)
         for gone in (self._lost, self._dismissed):
             while len(gone) > LOST_LIMIT:
                 first = next(iter(gone))

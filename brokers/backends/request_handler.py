@@ -197,7 +197,7 @@ class BackendRequestHandler:
 
     def _failed(self, failed: GenerationFailed, now: float) -> None:
         backend_id = failed.backend_id
-        if backend_id not in self.heap:
+        if backend_id not in self.heap or failed.life not in ("", self.heap.member(backend_id).backend.life):
             return
         if backend_id not in self._probation:
             fields = of_job(failed.job_id, backend=backend_id)

@@ -101,7 +101,9 @@ class EngineClient:
                 do it.
             Closed: the client was closed.
         """
-        request = Generate(new_id(), job_id=job_id, sampling=sampling, stop_token_ids=tuple(stop_token_ids))
+        request = Generate(
+            new_id(), job_id=job_id, sampling=sampling, stop_token_ids=tuple(stop_token_ids), life=backend.life
+        )
         prompt = np.ascontiguousarray(token_ids, np.int32).tobytes()
         name = backend.backend_id
         try:

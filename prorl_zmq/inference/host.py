@@ -37,7 +37,7 @@ from ..system.processes import stop_signals
 from ..wire import codec
 from ..wire.async_socket import AsyncSocket
 from ..wire.messages.backends import Backend, EngineLoad
-from ..wire.messages.base import WeightVersion
+from ..wire.messages.base import WeightVersion, new_id
 from ..wire.messages.engines import (
     Abort,
     AnyEngineRequest,
@@ -113,6 +113,7 @@ class EngineHost:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], engine: Engine, options: HostOptions) -> None:
         self._engine = engine
         self._options = options
+        self._life = new_id()
         keyring = Keyring.load(options.keys, WORKER)
         self._authenticator = ZapAuthenticator(context, keyring, insecure=options.insecure)
         router = open_socket(context, zmq.ROUTER, PROMPT_FRAME_BYTES)
@@ -184,6 +185,7 @@ class EngineHost:
             max_in_flight=options.max_in_flight or engine.max_in_flight,
             context_tokens=engine.context_tokens,
             logprobs_mode=engine.logprobs_mode,
+            life=self._life,
         )
         try:
             checked: Backend = codec.decode(codec.encode(backend), Backend)
@@ -266,6 +268,8 @@ class EngineHost:
     ) -> None:
         match request:
             case Generate():
+                if request.life not in ("", self._life):
+                    raise EngineFailed("the engine host was started anew, maybe with older weights", unreachable=True)
                 token_ids = token_array(message[1])  # first: a malformed request must leave nothing behind
                 self._envelopes[request.request_id] = envelope
                 if request.request_id not in self._generations:

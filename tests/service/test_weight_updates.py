@@ -24,6 +24,7 @@ from prorl_zmq.wire.sockets import connect, open_socket
 from .conftest import scripted, until
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
     from prorl_zmq import Job, RolloutClient, Trajectory
@@ -69,10 +70,12 @@ def long_job(number: int) -> Job:
     )
 
 
-def start_engine(service: TestService, name: str, policy: Path, version: int = 0) -> None:
+def start_engine(
+    service: TestService, name: str, policy: Path, version: int = 0, *more: str
+) -> subprocess.Popen[bytes]:
     flags = ("--connect", service.backend_broker, "--name", name, "--run-dir", str(service.folder))
     weights = ("--model", str(policy), "--weight-version", str(version))
-    service.start("-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags, *weights)
+    return service.start("-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags, *weights, *more)
 
 
 def start_engines(service: TestService, folder: Path, client: RolloutClient) -> None:
@@ -231,3 +234,27 @@ def test_updates_that_nobody_ends_and_that_some_cannot_begin(service: TestServic
         with pytest.raises(UpdateNotBegun, match="no update to weights 1 was begun"):
             client.end_weights(1)
     until(lambda: service.log().count("going on with weights 0") == 2, "the engines' words")
+
+
+@pytest.mark.parametrize("name", ["a", "reborn"])
+def test_a_host_that_is_born_again_with_old_weights_gives_no_tokens_of_these(
+    service: TestService, tmp_path: Path, name: str
+) -> None:
+    """Under its old endpoint it got the jobs of its predecessor until that one's lease was over."""
+    at = ("--bind", f"ipc://{service.folder}/engine")
+    first = start_engine(service, "a", make_policy(tmp_path, 0), 0, *at)
+    with service.client() as client:
+        until(lambda: client.backends.list(), "the engine to register")
+        client.update_weights(make_policy(tmp_path, 8), 8)
+        client.submit(long_job(number) for number in range(6))
+        until_running(client, 4)
+        first.kill()
+        first.wait()
+        start_engine(service, name, make_policy(tmp_path, 0), 0, *at)
+        until(lambda: states(client) == {name: ("draining", 0)}, "the second life")
+        client.submit(long_job(number) for number in range(6, 8))
+        early = client.collect(wait_s=3.0)
+        client.update_weights(make_policy(tmp_path, 8), 8)
+        done = [*early, *client.stream(timeout_s=60)]
+        assert [one.outcome for one in done] == ["completed"] * 8
+        assert {version for one in done for version in one.versions} == {8}

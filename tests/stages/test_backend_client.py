@@ -116,7 +116,7 @@ def test_a_job_is_given_another_backend_than_the_one_that_failed(broker: Broker)
 
     async def body(client: BackendClient) -> None:
         assert (await client.assign(job("a"), 1)).backend_id == "x"
-        client.report_failure("a", "x", "it coughs" * 1000)
+        client.report_failure("a", Backend(backend_id="x", endpoint="ipc://x"), "it coughs" * 1000)
         assert (await client.assign(job("a"), 1, leaving="x")).backend_id == "y"
         assert (await client.assign(job("a"), 1)).backend_id == "y", "it keeps that one"
         assert (await client.assign(job("a"), 1, leaving="x")).backend_id == "y", "it has left that one already"
@@ -133,7 +133,7 @@ def test_the_only_backend_is_given_again_and_is_ready_once_it_has_served(broker:
 
     async def body(client: BackendClient) -> None:
         await client.assign(job("a"), 1)
-        client.report_failure("a", "x", "it coughs")
+        client.report_failure("a", Backend(backend_id="x", endpoint="ipc://x"), "it coughs")
         assert (await client.assign(job("a"), 1, leaving="x")).backend_id == "x"
         assert broker.states() == {"x": ("probation", 1)}
         client.note_served("a", 2)

@@ -72,6 +72,8 @@ class Backend(Part, frozen=True, kw_only=True):
     context_tokens: Annotated[int, Meta(ge=0)] = 0
     """Most tokens of a prompt and its answer together; 0: it did not say."""
     logprobs_mode: LogprobsMode = "processed_logprobs"
+    life: Annotated[str, Meta(max_length=64)] = ""
+    """Names one life of its host: who was sent to another one is refused there. Empty: it has no host of ours."""
 
 
 class EngineLoad(Part, frozen=True):
@@ -146,6 +148,8 @@ class GenerationFailed(BackendRequest, frozen=True):
     job_id: JobIdentifier
     backend_id: Identifier
     problem: Annotated[str, Meta(min_length=1, max_length=1000)]
+    life: Annotated[str, Meta(max_length=64)] = ""
+    """Of the backend as it was assigned; a later life is not held to it."""
 
 
 class Release(BackendRequest, frozen=True):

@@ -29,6 +29,8 @@ class Generate(EngineRequest, frozen=True, kw_only=True):
     sampling: Sampling
     stop_token_ids: tuple[int, ...] = ()
     """The turn ends after any of these; the one that ended it is part of the answer."""
+    life: Annotated[str, Meta(max_length=64)] = ""
+    """The host's life that is meant; a host that was started anew may have older weights. Empty: any."""
 
 
 class Abort(EngineRequest, frozen=True):
