@@ -131,6 +131,10 @@ class BatchRecord:
         """Jobs in flight for its weight: the batch of the smallest share starts the next one."""
         return self.in_flight / self.options.weight
 
+    def is_too_old(self, version: int, now: int) -> bool:
+        """Return whether tokens of a weight version are too old for it where `now` is the current one."""
+        return self.options.max_staleness is not None and version < now - self.options.max_staleness
+
     def take_prompts(self, record: SessionRecord) -> None:
         if self.state == "open" and self.options.adopt:
             self.prompts.extendleft(reversed(record.prompts))

@@ -8,7 +8,8 @@ them in order, and each becomes a group of `group_size` jobs.
 - **Early termination**: once `target_groups` are kept, the batch is met, and what it has under way is not needed by it.
 - **Carry-over**: what is not needed is carried into the session's next batch of that group size: finished rollouts, and
   with `carry="running"` those that run. A group so carried is the oldest there, so long ones are late, never left out.
-- **Staleness**: rollouts with tokens of weights older than `max_staleness` versions are dropped, and made again.
+- **Staleness**: rollouts with tokens of weights older than `max_staleness` versions are dropped, and made again. If
+  they were too old already when they began, their engine never had the weights that were announced: a failure.
 - **Failures**: a job without a reward is replaced, up to `max_replacements` a group; then the group is given up, with
   its reasons. A place is never filled by a copy.
 
@@ -188,9 +189,14 @@ class BatchSampler:
         if not math.isfinite(rollout.reward):
             self._lose(group, rollout.job_id, "reward_not_finite")
             return self._take_actions()
+        batch = self._batches.get(group.batch_id)
+        if batch is not None and batch.is_too_old(rollout.version, group.started_with.get(rollout.job_id, 0)):
+            self._waste(batch, DiscardReason.STALE, [rollout.seconds])
+            self._actions.append(Discard((rollout,), DiscardReason.STALE))
+            self._lose(group, rollout.job_id, "older_weights_than_announced")
+            return self._take_actions()
         group.rollouts[group.running.pop(rollout.job_id)] = rollout
         self._changes.group(group)
-        batch = self._batches.get(group.batch_id)
         if batch is not None:
             batch.in_flight -= 1
             batch.stats.completed += 1
@@ -305,6 +311,7 @@ class BatchSampler:
 
     def _start(self, batch: BatchRecord, group: RolloutGroup) -> None:
         job_id = group.start()
+        group.started_with[job_id] = self.version
         batch.in_flight += 1
         batch.stats.launched += 1
         self._owners[job_id] = group

@@ -43,6 +43,8 @@ class RolloutGroup:
     """Why jobs brought no rollout."""
     started: int = 0
     """Jobs so far."""
+    started_with: dict[str, int] = field(default_factory=dict)
+    """The weight version that was announced when a job began; none of those that an earlier process started."""
     given_to: str = ""
     """The client that was sent it, and has not acknowledged it."""
     given_at: float = 0.0

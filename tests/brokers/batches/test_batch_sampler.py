@@ -220,6 +220,20 @@ def test_rollouts_that_are_too_old_are_dropped_and_made_again(trainer: Trainer) 
     assert kinds(trainer.complete(0.0, 1.0, version=2)) == ["Deliver", "Ended"]
 
 
+def test_a_batch_whose_engines_never_have_the_announced_weights_fails_and_says_why(trainer: Trainer) -> None:
+    """Its rollouts were dropped and made again without end."""
+    batch = trainer.open(max_staleness=1, max_replacements=2, max_given_up=2)
+    trainer.feed(batch, *"pqrs", last=True)
+    trainer.note(trainer.sampler.set_version(8, 0.0))
+    for _ in range(20):
+        if not trainer.launch(1):
+            break
+        trainer.complete(1.0, version=6)
+    status = trainer.sampler.registry.batch(batch).status()
+    assert status.state == "failed"
+    assert status.problem == "2 groups in a row could not be completed: older_weights_than_announced (6 jobs)"
+
+
 # Failures -------------------------------------------------------------------------------------------------------------
 
 
