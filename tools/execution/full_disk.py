@@ -23,6 +23,8 @@ LOOK_S = 1.0
 LOW_BYTES = 256 * 2**20
 LOW_SHARE = 0.02
 """Of the disk, or of its inodes. A disk has little left when it has less than both."""
+LEAST_BYTES = 32 * 2**20
+"""Smaller ones are not looked at: there is no room for sandboxes, ended or not."""
 OWN_SHARE = 0.05
 """A sandbox that holds more than this of the disk, and more than any other, has filled it itself."""
 COUNT_LIMIT_S = 20.0
@@ -56,6 +58,8 @@ class FullDisk:
 
 def is_low(folder: Path) -> bool:
     disk = os.statvfs(folder)
+    if disk.f_blocks * disk.f_frsize < LEAST_BYTES:
+        return False
     few = disk.f_files > 0 and disk.f_favail < LOW_SHARE * disk.f_files
     return few or disk.f_bavail * disk.f_frsize < min(LOW_BYTES, LOW_SHARE * disk.f_blocks * disk.f_frsize)
 
