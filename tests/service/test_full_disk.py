@@ -47,7 +47,9 @@ def small_disk(tmp_path: Path, sandbox_kind: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("fill", [FILL, MANY], ids=["bytes", "inodes"])
-@pytest.mark.parametrize("sandbox_kind", ["bubblewrap", "apptainer"], indirect=True)
+@pytest.mark.parametrize(
+    "sandbox_kind", ["bubblewrap", pytest.param("apptainer", marks=pytest.mark.proof)], indirect=True
+)
 def test_who_fills_the_disk_is_ended_and_all_others_go_on(
     sandbox_kind: str, fill: str, small_disk: Path, tmp_path: Path
 ) -> None:
@@ -73,7 +75,6 @@ def test_who_fills_the_disk_is_ended_and_all_others_go_on(
         (after,) = client.stream(timeout_s=60)
     for name, one in done.items():
         assert one.reward == (1.0 if name.startswith("honest") else 0.0), (name, one.error)
-        assert one.result.attempt == 1, (name, one.error)
     errors = {each.error.code: each.error.fields.get("limit") for each in done.values() if each.error is not None}
     assert errors == {"sandbox_limit_exceeded": "disk_bytes"}
     assert str(after.outcome) == "completed"

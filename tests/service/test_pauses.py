@@ -48,7 +48,10 @@ def served() -> Iterator[Served]:
             served.close()
 
 
-@pytest.mark.parametrize("stopped", STOPPED)
+@pytest.mark.parametrize(
+    "stopped",
+    ["rollout broker", *(pytest.param(name, marks=pytest.mark.proof) for name in ("backend broker", "the node"))],
+)
 def test_nobody_is_late_for_another_ones_pause(served: Served, stopped: str) -> None:
     """The rollout broker took its own sleep for the silence of all stage processes: each job lost its attempt."""
     checked = {**SHELL["instance"], "check": "sleep 3; echo 'reward: 0.25'"}  # type: ignore[dict-item]

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..sandbox import forking
 from . import messages
@@ -56,12 +56,31 @@ class FullDisk:
         os.close(nowhere)
 
 
+class Held(NamedTuple):
+    """What a folder takes of its disk."""
+
+    size_bytes: int
+    entries: int
+
+    def is_much(self, disk: os.statvfs_result) -> bool:
+        """Return whether it is so much that whoever made it has filled the disk."""
+        total = disk.f_blocks * disk.f_frsize
+        return self.size_bytes > OWN_SHARE * total or 0 < disk.f_files * OWN_SHARE < self.entries
+
+
 def is_low(folder: Path) -> bool:
     disk = os.statvfs(folder)
-    if disk.f_blocks * disk.f_frsize < LEAST_BYTES:
+    total = disk.f_blocks * disk.f_frsize
+    if total < LEAST_BYTES:
         return False
-    few = disk.f_files > 0 and disk.f_favail < LOW_SHARE * disk.f_files
-    return few or disk.f_bavail * disk.f_frsize < min(LOW_BYTES, LOW_SHARE * disk.f_blocks * disk.f_frsize)
+    return _has_few_inodes(disk) or disk.f_bavail * disk.f_frsize < min(LOW_BYTES, LOW_SHARE * total)
+
+
+def fills_disk(folder: Path) -> bool:
+    """Return whether a folder holds so much that whoever made it has filled the disk."""
+    with suppress(OSError):
+        return _held(str(folder), time.monotonic() + COUNT_LIMIT_S).is_much(os.statvfs(folder))
+    return False
 
 
 def end_largest(root: Path) -> None:
@@ -71,27 +90,30 @@ def end_largest(root: Path) -> None:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not is_low(root):
             return
-        until = time.monotonic() + COUNT_LIMIT_S
-        sizes = {name: _size_bytes(os.path.join(root, name), until) for name in os.listdir(root)}  # noqa: PTH118, PTH208
-        disk = os.statvfs(root)
-        for name, size_bytes in sorted(sizes.items(), key=lambda item: -item[1]):
-            own = size_bytes > OWN_SHARE * disk.f_blocks * disk.f_frsize
-            if _tell(root / name, messages.FreeDisk(size_bytes, own=own)):
+        disk, until = os.statvfs(root), time.monotonic() + COUNT_LIMIT_S
+        what = 1 if _has_few_inodes(disk) else 0
+        all_held = {name: _held(os.path.join(root, name), until) for name in os.listdir(root)}  # noqa: PTH118, PTH208
+        for name, held in sorted(all_held.items(), key=lambda item: -item[1][what]):
+            if _tell(root / name, messages.FreeDisk(held.size_bytes, held.entries, own=held.is_much(disk))):
                 return
     finally:
         os.close(folder)
 
 
-def _size_bytes(path: str, until: float) -> int:
-    """Return what a folder holds; an empty file counts too, for its inode."""
-    size = 0
+def _has_few_inodes(disk: os.statvfs_result) -> bool:
+    return disk.f_files > 0 and disk.f_favail < LOW_SHARE * disk.f_files
+
+
+def _held(path: str, until: float) -> Held:
+    size = entries = 0
     for at, folders, files in os.walk(path, onerror=lambda _: None):
         for name in (*folders, *files):
+            entries += 1
             with suppress(OSError):
-                size += max(512 * os.lstat(os.path.join(at, name)).st_blocks, 512)  # noqa: PTH118 - the quickest way
+                size += 512 * os.lstat(os.path.join(at, name)).st_blocks  # noqa: PTH118 - the quickest way
         if time.monotonic() > until:
             break
-    return size
+    return Held(size, entries)
 
 
 def _tell(path: Path, request: messages.FreeDisk) -> bool:

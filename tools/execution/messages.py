@@ -172,6 +172,7 @@ class FreeDisk(Request, frozen=True):
     """End what runs for good, and remove all files: the disk is full, and this sandbox holds most of it."""
 
     size_bytes: int
+    entries: int
     own: bool
     """It has filled the disk itself."""
 

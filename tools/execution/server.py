@@ -144,7 +144,7 @@ class ExecutionServer:
         self._container.kill_all()
 
     def _free_disk(self, request: messages.FreeDisk) -> None:
-        held = f"this sandbox held {request.size_bytes >> 20} MiB of it, more than any other"
+        held = f"this sandbox held most of it ({request.size_bytes >> 20} MiB, {request.entries} files)"
         error: ProrlError = SandboxFailed(f"the disk of the sandboxes is full, and {held}", reason="disk")
         if request.own:
             error = SandboxLimitExceeded(f"the disk of the sandboxes was full: {held}", limit="disk_bytes")

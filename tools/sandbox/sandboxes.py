@@ -17,12 +17,13 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from ...errors import ErrorInfo, SandboxFailed, SandboxUnavailable, from_info
+from ...errors import ErrorInfo, SandboxFailed, SandboxLimitExceeded, SandboxUnavailable, from_info
 from ...security.keys import named_folder
 from ...system.logs import log_settings
 from ...system.processes import ISOLATED
 from ...wire.messages.jobs import SandboxHandle
 from ..execution.client import ExecutionClient
+from ..execution.full_disk import fills_disk, is_low
 from ..execution.messages import ORDER_LIMIT_BYTES, ServerOrder
 from ..processes import to_the_end
 from . import tree
@@ -34,6 +35,8 @@ from .specification import SandboxSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+ROOM_LIMIT_S, ROOM_LOOK_S = 20.0, 0.25
+"""Longest wait for room on the disk."""
 START_LIMIT_S = 180.0
 """Longest time to a ready sandbox; a SIF file may have to be unpacked first."""
 COPY_LIMIT_BYTES = 4 * 2**30
@@ -118,6 +121,7 @@ class Sandboxes:
         spec = spec or SandboxSpec()
         if self._container.image_formats and (spec.image or self._image):
             spec = msgspec.structs.replace(spec, image=str(self._find(spec.image)))
+        await self._wait_for_room()
         return await self._start(self.make_folder(name), spec)
 
     async def attach(self, handle: SandboxHandle) -> Sandbox:
@@ -184,7 +188,17 @@ class Sandboxes:
         if (lock := self._new_folders.pop(path, None)) is not None:
             lock.close()
 
+    async def _wait_for_room(self) -> None:
+        """Wait while the disk is nearly full, as the largest sandbox is being ended (see `full_disk`)."""
+        for _ in range(int(ROOM_LIMIT_S / ROOM_LOOK_S)):
+            with contextlib.suppress(OSError):
+                if is_low(self.root):
+                    await asyncio.sleep(ROOM_LOOK_S)
+                    continue
+            return
+
     async def _copy(self, original: Sandbox, name: str, timeout_s: float) -> Sandbox:
+        await self._wait_for_room()
         path = self.make_folder(name)
         try:
             _open_workspace(original)
@@ -192,9 +206,12 @@ class Sandboxes:
                 tree.copy_tree, original.workspace, path / "workspace", COPY_LIMIT_BYTES, timeout_s
             )
             await to_the_end(copying)
-        except BaseException:
+        except BaseException as error:
             await to_the_end(asyncio.to_thread(tree.remove_tree, path, CLOSE_LIMIT_S))
             self.unlock_folder(path)
+            if isinstance(error, SandboxFailed) and await asyncio.to_thread(fills_disk, original.workspace):
+                words = f"{error.message}: these files alone take more of the disk than one sandbox may"
+                raise SandboxLimitExceeded(words, limit="disk_bytes") from error
             raise
         return await self._start(path, original.spec)
 
