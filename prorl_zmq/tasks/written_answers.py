@@ -24,6 +24,8 @@ _SYMBOLS = {
     "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "÷": "/", "⁄": "/", "√": "\\sqrt", "∞": "\\infty ",
     "≤": "\\leq ", "≥": "\\geq ", "≠": "\\neq ", "±": "\\pm ", "∓": "\\mp ", "∪": "\\cup ", "∈": "\\in ",
     "π": "\\pi ", "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "⟨": "\\langle ", "⟩": "\\rangle ",
+    "≈": "\\approx ", "≃": "\\simeq ", "≅": "\\cong ", "≡": "\\equiv ", "→": "\\to ", "⇒": "\\Rightarrow ",
+    "∼": "\\sim ",
     "°": "^\\circ ", "²": "^2", "³": "^3", "\u2009": " ", "\u00a0": " ",
 }  # fmt: skip
 _REWRITES = tuple(
@@ -38,6 +40,7 @@ _REWRITES = tuple(
         (r"\\le(?:qslant)?(?![A-Za-z])|<=", r"\\leq "),
         (r"\\ge(?:qslant)?(?![A-Za-z])|>=", r"\\geq "),
         (r"\\lt(?![A-Za-z])", "<"),
+        (r":=", "="),
         (r"\\gt(?![A-Za-z])", ">"),
         (r"\\ne(?![A-Za-z])|!=", r"\\neq "),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),

@@ -44,19 +44,25 @@ PARTS_LIMIT = 64
 DEPTH_LIMIT = 4
 """Most elements of a list, and most lists within lists, that are compared."""
 
+ABOUT = 0.05
+"""How far apart the sides of an approximation may be, as a share of the larger."""
+
 _BASE = re.compile(r"([0-9A-Fa-f]+)_\{?(?:\\text\{)?(\d+)\}*")
 _TEXT = re.compile(r"\\text\{[^{}\d]*[A-Za-z]{2}[^{}\d]*\}")
 _NAME = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+|\\text\{[^{}]*\})(?:_\{?\w+\}?)?")
+_ABOUT = ("\\approx", "\\simeq", "\\sim", "\\doteq", "\\cong")
+_OTHER_RELATIONS = ("\\equiv", "\\to", "\\rightarrow", "\\mapsto", "\\Rightarrow", "\\implies", "\\iff", "\\propto")
+_PROSE = re.compile(r"(?<![A-Za-z\\])(?!(?:and|sin|cos|tan|cot|sec|csc|log|exp|max|min|gcd|lcm|deg|mod)\b)[A-Za-z]{3,}")
 _RELATIONS = ("=", "<", ">", "\\leq", "\\geq", "\\neq")
 _FUNCTIONS = frozenset({"sqrt", "sinh", "cosh", "tanh", "arcsin", "arccos", "arctan", "mathbb", "emptyset", "binom"})
 
 
 class _Structure(NamedTuple):
     kind: str
-    """`list` (unordered), `set`, `tuple` (also intervals), `union`, `matrix` or `determinant`."""
+    """`list` (unordered), `set`, `tuple` (also intervals), `union`, `matrix`, `determinant` or `relation`."""
     parts: tuple[str, ...]
     shape: str = ""
-    """The brackets of a tuple, the rows and columns of a matrix."""
+    """The brackets of a tuple, the rows and columns of a matrix, the sign of a relation."""
 
 
 def answer_of(message: str | None, last_text: str) -> str:
@@ -79,8 +85,30 @@ def right_answer(ground_truth: str, answer: str) -> bool:
     if truth and compact(truth) == compact(text):
         return True
     with answer_limit():
-        return same(truth, text) or (not in_box and same(truth, normal(extracted(answer.strip()[-TEXT_LIMIT:]))))
+        return same(_first_side(truth), _first_side(text if in_box else _one_reading(text, answer)))
     return False
+
+
+def _one_reading(text: str, answer: str) -> str:
+    """Return what an answer without a box says: all of it, or what `math-verify` finds within sentences; never both."""
+    if not _PROSE.search(unwrapped(text)):
+        return text
+    return normal(extracted(answer.strip()[-TEXT_LIMIT:])) or text
+
+
+def _first_side(text: str) -> str:
+    r"""Return the exact value of `\pi \approx 3.14`; nothing if the sides are not about the same: two guesses."""
+    sides = split(text, *_ABOUT)
+    if len(sides) < 2:
+        return text
+    first, *others = sides
+    if _NAME.fullmatch(first) and constant(first) is None:
+        first, *others = others
+    values = [constant(named_value(each)[1]) for each in (first, *others)]
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or max(known) - min(known) > ABOUT * max(map(abs, known)):
+        return ""
+    return first
 
 
 def same(truth: str, answer: str, depth: int = 0) -> bool:
@@ -157,6 +185,9 @@ def _structure(text: str) -> _Structure | None:
         return _Structure(kind, tuple(cell for row in rows for cell in row), f"{len(rows)}x{len(rows[0])}")
     if len(united := split(text, "\\cup")) > 1:
         return _Structure("union", tuple(united))
+    for relation in _OTHER_RELATIONS:
+        if len(sides := split(text, relation)) > 1:
+            return _Structure("relation", tuple(sides), relation)
     if (interval := _interval(text)) is not None:
         return interval
     if len(parts := split(text, ",", ";", " and ", " or ", "\\lor", "\\vee")) > 1:
@@ -196,7 +227,7 @@ def _same_structures(truth: _Structure, answer: _Structure, depth: int) -> bool:
     if len(truth.parts) != len(answer.parts) or len(truth.parts) > PARTS_LIMIT:
         return False
     match sorted((truth.kind, answer.kind)):
-        case ["tuple", "tuple"] | ["matrix", "matrix"] | ["determinant", "determinant"]:
+        case ["tuple", "tuple"] | ["matrix", "matrix"] | ["determinant", "determinant"] | ["relation", "relation"]:
             ordered = truth.shape == answer.shape
         case ["matrix", "tuple"]:
             ordered = {truth.shape, answer.shape} <= {"()", f"1x{len(truth.parts)}", f"{len(truth.parts)}x1"}

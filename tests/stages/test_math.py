@@ -196,3 +196,103 @@ def test_an_error_while_comparing_is_logged_and_ends_nothing_else(caplog: pytest
         raise AssertionError("no unit")
     assert "reading a unit failed" in caplog.text
     assert "AssertionError: no unit" in caplog.text
+
+
+BETWEEN = [
+    r"\approx",
+    r"\sim",
+    r"\simeq",
+    r"\cong",
+    r"\doteq",
+    r"\equiv",
+    r"\propto",
+    r"\to",
+    r"\mapsto",
+    r"\Rightarrow",
+    r"\implies",
+    r"\iff",
+    r"\neq",
+    r"\leq",
+    r"\geq",
+    r"<",
+    r">",
+    r"=",
+    r":=",
+    r"==",
+    r"=>",
+    r"->",
+    r"~",
+    r"≈",
+    r"≡",
+    r"→",
+    r"±",
+    r"\pm",
+    r",",
+    r";",
+    r"|",
+    r"||",
+    r"/",
+    r"\mid",
+    r"\lor",
+    r"\cup",
+    r"\cap",
+    r"\in",
+    r":",
+    r"\quad",
+    r"\\",
+    r"...",
+    r"\ldots",
+    r"?",
+    r"!",
+    r"&",
+    r"\bmod",
+    r"\mod",
+    r"%",
+    r"^\circ",
+    r".",
+    r"\times",
+    r"(not)",
+    r"or",
+    r"and",
+    r"to",
+    r"not",
+    r"vs",
+    r"is",
+]
+AROUND = (
+    "{}",
+    "${}$",
+    "\\boxed{{{}}}",
+    "The answer is {}.",
+    "x = {}",
+    "({})",
+    "[{}]",
+    "**{}**",
+    "\\({}\\)",
+    "\\{{{}\\}}",
+)
+
+
+def test_no_answer_is_right_for_two_values() -> None:
+    r"""`17 \approx 42` was right for 17 by one way to read it, and for 42 by another."""
+    forms = [
+        form
+        for between in BETWEEN
+        for around in AROUND
+        for form in (
+            around.format(f"17 {between} 42"),
+            around.format(f"17{between}42"),
+            f"{around.format(17)} {between} {around.format(42)}",
+        )
+    ]
+    answers = [answer_of(None, form) for form in forms]
+    both = [answer for answer in answers if right_answer("17", answer) and right_answer("42", answer)]
+    assert both == []
+    for truth, text, right in (
+        ("\\pi", "\\boxed{\\pi \\approx 3.14}", True),
+        ("3.14", "x \\approx 3.14", True),
+        ("17", "\\boxed{17 \\approx 42}", False),
+        ("42", "17 \\approx 42", False),
+        ("x \\equiv 3", "\\boxed{x \\equiv 3}", True),
+    ):
+        assert right_answer(truth, answer_of(None, text)) == right, text
