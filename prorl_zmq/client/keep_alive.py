@@ -68,5 +68,7 @@ class KeepAlive:
                     connection.ask(request, time.monotonic() + ANSWER_S)
                 except ProrlError as error:
                     log.warning("the lease of session %s was not renewed: %s", self._session, error.message)
+                except Exception:
+                    log.exception("the lease of session %s was not renewed", self._session)  # the next one may be
         finally:
             context.destroy(linger=0)

@@ -64,6 +64,6 @@ class PauseWatch:
 
     def _look(self) -> None:
         late = self._loop.time() - self._due
+        self._look_later()
         if late >= PAUSE_S:
             self._tell(late)
-        self._look_later()

@@ -14,12 +14,13 @@ adopted: the event loop keeps the signal of a child's end to itself.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...errors import SandboxLimitExceeded
+from ...errors import SandboxFailed, SandboxLimitExceeded
 from ..processes import PROC
 from .full_disk import FullDisk
 from .memory_files import DESCRIPTORS, TooManyDescriptors, memory_files_bytes
@@ -38,8 +39,13 @@ COUNTED = (b"RssAnon", b"RssShmem", b"VmSwap")
 """In KiB, of `/proc/PID/status`."""
 
 
+FAILURES = 4
+"""Looks that fail in a row, after which the sandbox is ended."""
 CROWD = 4
 """Threads for each of the node's cores from which on a sandbox may be taking the time of others."""
+
+
+log = logging.getLogger("prorl.sandbox")
 
 
 class Usage(NamedTuple):
@@ -64,6 +70,7 @@ class Watch:
         self._disk = FullDisk(container.path)
         self._timer: asyncio.TimerHandle | None = None
         self._idle = True
+        self._failures = 0
         self._used: tuple[float, float] | None = None
         """When its processes' time was last added up, and the sum in seconds; None: they are few."""
 
@@ -82,12 +89,20 @@ class Watch:
             self._timer.cancel()
 
     def _look(self) -> None:
-        self._container.reap_orphans()
-        if not self._container.path.exists():
-            self._on_gone()
-            return
-        self._disk.look()
-        error = self._excess() if self._container.isolated else None
+        error: ProrlError | None
+        try:
+            self._container.reap_orphans()
+            if not self._container.path.exists():
+                self._on_gone()
+                return
+            self._disk.look()
+            error = self._excess() if self._container.isolated else None
+            self._failures = 0
+        except Exception as failure:
+            log.exception("a look at the sandbox failed")  # the timer must not end with it, nor the limits
+            self._failures += 1
+            message = f"the sandbox cannot be watched any more: {type(failure).__name__}: {failure}"
+            error = SandboxFailed(message, reason="watch") if self._failures == FAILURES else None
         if error is None:
             self.start()
         else:

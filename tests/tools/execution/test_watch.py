@@ -69,6 +69,31 @@ def test_more_descriptors_than_can_be_looked_at_end_a_sandbox(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_look_that_fails_is_not_the_last(
+    live_container: Callable[[], AbstractAsyncContextManager[Container]], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception ended the watch, and with it all limits of the sandbox."""
+
+    async def main() -> None:
+        async with live_container() as container:
+            container.spec = msgspec.structs.replace(container.spec, limits=Limits(processes=0))
+            look = container.processes
+            failures = iter(range(times))
+
+            def fail(at_most: float) -> list[int]:
+                if next(failures, None) is not None:
+                    raise OSError("too many open files")
+                return look(at_most)
+
+            monkeypatch.setattr(container, "processes", fail)
+            said = (await exceeded(container)).fields
+            assert said == ({"limit": "processes"} if times == 1 else {"reason": "watch"})
+            monkeypatch.undo()
+
+    asyncio.run(main())
+
+
 def test_many_busy_processes_give_way_to_others(
     live_container: Callable[[], AbstractAsyncContextManager[Container]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
