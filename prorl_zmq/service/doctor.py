@@ -19,6 +19,7 @@ from ..config import SandboxSettings, default_run_dir, run_dir_problem
 from ..errors import ConfigError, ProrlError
 from ..inference.engine_kind import examine_kinds
 from ..tools.processes import first_line
+from ..tools.sandbox.apptainer import FUSE, NEEDS_FUSE
 from ..tools.sandbox.cgroups import make_cgroups
 from ..tools.sandbox.kinds import container_class, known_kinds
 from ..tools.sandbox.specification import Limits
@@ -49,6 +50,7 @@ def examine() -> Iterator[Finding]:
         *(partial(_sandbox_kind, kind) for kind in known_kinds()),
         _user_namespaces,
         _sandbox_limits,
+        _writable_images,
         _gpu,
         _run_dir,
         _loopback_ports,
@@ -107,6 +109,12 @@ def _sandbox_limits() -> Finding:
         "(systemd-run --user --scope -p Delegate=yes prorl serve)"
     )
     return Finding("sandbox limits", "optional", detail)
+
+
+def _writable_images() -> Finding:
+    if os.geteuid() == 0 or os.access(FUSE, os.R_OK | os.W_OK):
+        return Finding("writable images", "ok", "jobs of task swe can change theirs, with apptainer")
+    return Finding("writable images", "optional", f"no {FUSE}: {NEEDS_FUSE}")
 
 
 def _engines() -> Iterator[Finding]:

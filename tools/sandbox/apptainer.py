@@ -26,6 +26,10 @@ from .container import WORKSPACE
 from .namespaced import NamespacedContainer
 
 FUSE = "/dev/fuse"
+NEEDS_FUSE = (
+    "an ordinary user can change an image (jobs of task swe) with /dev/fuse and fuse-overlayfs, or where the run "
+    "folder is on a disk that the kernel's own overlay takes, such as ext4, xfs or tmpfs"
+)
 WRITABLE_BY_ROOT = tuple(
     f"/proc/{name}" for name in ("sys", "bus", "irq", "fs", "acpi", "scsi", "mtrr", "pressure", "sysrq-trigger")
 )
@@ -99,6 +103,11 @@ class ApptainerContainer(NamespacedContainer):
 
             image = unpacked(image, default_root().parent / "unpacked")
         return [*arguments, str(image)]
+
+    def _explained(self, words: str) -> str:
+        if "fuse" not in words or self.spec.writable == "no":
+            return words
+        return f"{words}; {NEEDS_FUSE}"
 
 
 def _mount(source: str, target: str, *, writable: bool) -> list[str]:

@@ -11,6 +11,7 @@ for all of them together see `execution.watch`. Commands can neither signal the 
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import os
 import signal
@@ -78,6 +79,10 @@ class NamespacedContainer(Container):
         Raises:
             SandboxFailed: the image or the spec does not suit the kind.
         """
+
+    def _explained(self, words: str) -> str:
+        """Return what the runtime said as it failed to start, with what to do about it."""
+        return words
 
     def environment(self) -> dict[str, str]:
         """Return the environment of commands: the image's, the standard one but for PATH, the task's over both."""
@@ -237,12 +242,10 @@ class NamespacedContainer(Container):
             with (self.path / "runtime.log").open("rb") as log:
                 words = log.read(WORDS_BYTES).decode("utf-8", "replace").strip()
             how = "and ended" if self._runtime.ended else f"within {START_LIMIT_S:g} s"
-            problem = words or f"it said nothing {how}"
+            problem = self._explained(words) or f"it said nothing {how}"
             raise SandboxFailed(f"{self.kind} could not start a container: {problem}", reason="start")
-        first = self._runtime.pid
-        while below := children(first):
-            first = below[0]
         try:
+            first = _find_holder(self._runtime.pid)
             self._holder = Child(first)
             self._namespaces = namespaces.Namespaces(first)
             if not _is_holder(first, self._namespaces):
@@ -293,14 +296,24 @@ def _in_a_child(change: Callable[[], None], kept: tuple[int, ...]) -> None:
         raise SandboxFailed(f"a container cannot be closed to its commands: {problem}", reason="start")
 
 
+def _find_holder(runtime: int) -> int:
+    """Return the holder below a runtime, which may have other helpers there, such as those that serve FUSE mounts."""
+    for pid in descendants(runtime):
+        with suppress(OSError):
+            if (PROC / str(pid) / "comm").read_bytes().strip() == holder.NAME:
+                return pid
+    raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+
+
 def _is_holder(pid: int, inside: namespaces.Namespaces) -> bool:
     """Return whether a process is the holder, in a container of its own, after the change of its root."""
     wanted = namespaces.KINDS["mnt"] | namespaces.KINDS["pid"]
-    theirs = os.stat(f"/proc/{pid}/root")  # noqa: PTH116
+    try:
+        changed = not os.path.samestat(os.stat(f"/proc/{pid}/root"), os.stat("/"))  # noqa: PTH116
+    except PermissionError:
+        changed = True  # it is a FUSE mount, which lets in only those of its own user namespace
     return (
-        inside.kinds & wanted == wanted
-        and (PROC / str(pid) / "comm").read_bytes().strip() == holder.NAME
-        and not os.path.samestat(theirs, os.stat("/"))  # noqa: PTH116
+        inside.kinds & wanted == wanted and (PROC / str(pid) / "comm").read_bytes().strip() == holder.NAME and changed
     )
 
 

@@ -259,3 +259,52 @@ def test_an_unprivileged_user_can_do_it_all(
     assert done.stdout.splitlines() == [*plain, *fake, "refused", *(["memory_bytes"] if closed else []), "[]"], (
         done.stderr
     )
+
+
+CHANGED = """
+import asyncio, sys
+from pathlib import Path
+from prorl_zmq.errors import SandboxFailed
+from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+from prorl_zmq.tools.sandbox.specification import SandboxSpec
+
+async def main():
+    sandboxes = Sandboxes("apptainer", Path(sys.argv[1]), image=sys.argv[2])
+    try:
+        sandbox = await sandboxes.create("one", SandboxSpec(writable="disk"))
+        done = await sandbox.exec(["bash", "-c", "echo new > /usr/new && cat /usr/new"], 60)
+        print(done.stdout.decode().strip())
+        await sandbox.close()
+    except SandboxFailed as error:
+        print("swe" if "jobs of task swe" in error.message else error)
+    sandboxes.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("hidden", "expected"), [(False, "new"), (True, "swe")])
+def test_a_user_changes_an_image_by_fuse_where_the_kernel_does_not_let_him(
+    kind: SandboxKind, small_image: Path, tmp_path: Path, as_nobody: list[str], hidden: bool, expected: str
+) -> None:
+    """The kernel takes no overlay for the changes of another; what serves a FUSE mount is no holder."""
+    if kind != "apptainer":
+        pytest.skip("its image is always read-only")
+    subprocess.run(["chown", "-R", "65534:65534", small_image], check=True)
+    open_to_all(tmp_path)
+    for name in ("lower", "upper", "work", "disk"):
+        (tmp_path / name).mkdir()
+    parts = ",".join(f"{name}dir={tmp_path / name}" for name in ("lower", "upper", "work"))
+    disk = tmp_path / "disk"
+    hide = "mount --bind /dev/null /dev/fuse; " if hidden else ""
+    script = f'{hide}mount -t overlay overlay -o {parts} {disk}; chown 65534:65534 {disk}; exec "$@"'
+    done = subprocess.run(
+        [*("unshare", "--mount", "bash", "-c", script, "bash"), *as_nobody, "-P", "-c", CHANGED, disk, small_image],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        env={"PATH": os.environ["PATH"], "HOME": str(disk), "PYTHONPATH": ":".join(filter(None, sys.path))},
+    )
+    assert done.stdout == f"{expected}\n", done.stderr
