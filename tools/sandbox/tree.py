@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
 import time
 import uuid
 from collections import deque
@@ -29,6 +30,7 @@ from .files import FILE_FLAGS, FOLDER_FLAGS, open_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 CHUNK_BYTES = 16 * 2**20
 BATCH = 1024
 """Entries of a folder that are looked at between two reads of it while it is being emptied."""
@@ -99,10 +101,15 @@ def remove_tree(path: Path, timeout_s: float) -> None:
     """
     deadline = time.monotonic() + timeout_s
     rest = path.with_name(f".{path.name}.removed")
+    taken_over = False
     try:
         while True:
             try:
                 _remove(path, rest, deadline)
+            except PermissionError:
+                if taken_over or not _take_over(rest, timeout_s):
+                    raise
+                taken_over = True
             except OSError as error:
                 # Another process has removed something that was looked at here, or has moved something there.
                 if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
@@ -116,6 +123,17 @@ def remove_tree(path: Path, timeout_s: float) -> None:
         raise SandboxFailed(f"removing {path.name} took longer than {timeout_s:g} s; the rest is in {rest}") from None
     except OSError as error:
         raise SandboxFailed(f"{path.name} cannot be removed: {error}; the rest is in {rest}") from error
+
+
+def _take_over(rest: Path, timeout_s: float) -> bool:
+    """Take what belongs to this user's subordinate ids (commands of a `fakeroot` sandbox may give files to them)."""
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["unshare", "--user", "--map-root-user", "--map-auto", "chown", "-hR", "0:0", "--", str(rest)]
+        subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False, env={"PATH": PATH}
+        )
+        return True
+    return False
 
 
 def _remove(path: Path, rest: Path, deadline: float) -> None:

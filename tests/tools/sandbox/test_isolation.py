@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -308,3 +309,49 @@ def test_a_user_changes_an_image_by_fuse_where_the_kernel_does_not_let_him(
         env={"PATH": os.environ["PATH"], "HOME": str(disk), "PYTHONPATH": ":".join(filter(None, sys.path))},
     )
     assert done.stdout == f"{expected}\n", done.stderr
+
+
+GIVEN_AWAY = """
+import asyncio, os, sys
+from pathlib import Path
+from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+from prorl_zmq.tools.sandbox.specification import SandboxSpec
+
+async def main():
+    sandboxes = Sandboxes("apptainer", Path(sys.argv[1]), image=sys.argv[2])
+    sandbox = await sandboxes.create("one", SandboxSpec(fakeroot=True))
+    give = "mkdir -p a/b; echo 1 > a/b/c; chown -R 5:5 a; chmod 700 a; stat -c %u a"
+    print((await sandbox.exec(["bash", "-c", give], 60)).stdout.decode().strip())
+    print(os.stat(Path(sandbox.path, "workspace/a")).st_uid)
+    await sandbox.close()
+    print(os.listdir(sys.argv[1] + "/"))
+    sandboxes.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.proof
+def test_what_a_command_gave_to_a_subordinate_id_is_removed_with_the_sandbox(
+    kind: SandboxKind, image: str, tmp_path: Path, as_nobody: list[str]
+) -> None:
+    """It survived the sandbox, and its user could not remove it."""
+    if kind != "apptainer" or shutil.which("newuidmap") is None:
+        pytest.skip("there are no subordinate ids in it")
+    open_to_all(tmp_path)
+    home, etc, work = (tmp_path / name for name in ("home", "etc", "work"))
+    for folder in (home, etc, work):
+        folder.mkdir()
+    for name in ("subuid", "subgid"):
+        (etc / name).write_text("nobody:100000:65536\n65534:100000:65536\n")
+    os.chown(home, 65534, 65534)
+    script = f'mount -t overlay overlay -o lowerdir=/etc,upperdir={etc},workdir={work} /etc; exec "$@"'
+    done = subprocess.run(
+        [*("unshare", "--mount", "bash", "-c", script, "bash"), *as_nobody, "-P", "-c", GIVEN_AWAY, home / "s", image],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        env={"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": ":".join(filter(None, sys.path))},
+    )
+    assert done.stdout.splitlines() == ["5", "100004", "[]"], done.stderr
