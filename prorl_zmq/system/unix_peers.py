@@ -58,6 +58,12 @@ def way_problem(folder: Path) -> str:
     return "" if _is_trusted(owner) else f"{at} belongs to another user (uid {owner})"
 
 
+def is_shared(missing: Path) -> bool:
+    """Return whether everybody could make a folder that is missing: the first one on the way that is there is /tmp."""
+    way = next(each for each in Path(os.path.abspath(missing)).parents if each.exists())  # noqa: PTH100
+    return bool(way.stat().st_mode & stat.S_IWOTH)
+
+
 def peer_problem(connected: socket.socket) -> str:
     """Return whose a Unix socket's other end is, if it is neither this user's nor root's; else nothing."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

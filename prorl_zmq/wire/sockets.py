@@ -16,6 +16,7 @@ import fcntl
 import ipaddress
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from socket import AF_INET, SOCK_DGRAM
 from socket import socket as plain_socket
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, TypeVar
 import zmq
 
 from ..errors import EndpointInUse, InvalidEndpoint, MalformedMessage
-from ..system.unix_peers import folder_problem, listener_problem
+from ..system.unix_peers import folder_problem, is_shared, listener_problem
 from .messages.base import MAX_FRAMES, KeyRole
 
 if TYPE_CHECKING:
@@ -159,7 +160,12 @@ def connect(socket: zmq.Socket[bytes], endpoint: str) -> None:
     """
     check_endpoint(endpoint)
     if endpoint.startswith("ipc://"):
-        _check_ipc_path(Path(endpoint.removeprefix("ipc://")), endpoint)
+        path = Path(endpoint.removeprefix("ipc://"))
+        with suppress(OSError):
+            if not path.parent.exists() and is_shared(path.parent):
+                path.parent.mkdir(parents=True, mode=0o700)  # before another account does
+        if path.parent.exists():
+            _check_ipc_path(path, endpoint)
     try:
         socket.connect(endpoint)
     except zmq.ZMQError as error:
@@ -193,9 +199,8 @@ def _is_own(host: str) -> bool:
 
 
 def _check_ipc_path(path: Path, endpoint: str) -> None:
-    """Make the path's folder if it is missing, so that nobody else does, and see that only this user can bind there."""
+    """Raise `InvalidEndpoint` if another account could bind there, or has."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         problem = folder_problem(path.parent) or listener_problem(path)
     except OSError as error:
         raise InvalidEndpoint(f"{endpoint} cannot be used: {error}", endpoint=endpoint) from error
@@ -212,6 +217,10 @@ _locks: dict[str, int] = {}
 
 def _own_ipc_path(path: Path, endpoint: str) -> None:
     lock_path = f"{path}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise InvalidEndpoint(f"{endpoint} cannot be used: {error}", endpoint=endpoint) from error
     _check_ipc_path(path, endpoint)
     try:
         # A descriptor left over from an earlier bind of ours does not stop us; that of another process does.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import subprocess
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +30,8 @@ OWN_SHARE = 0.05
 """A sandbox that holds more than this of the disk, and more than any other, has filled it itself."""
 COUNT_LIMIT_S = 20.0
 ANSWER_LIMIT_S = 40.0
+MUCH = 2**62
+"""What a folder holds that cannot be added up in time."""
 
 
 class FullDisk:
@@ -105,15 +108,25 @@ def _has_few_inodes(disk: os.statvfs_result) -> bool:
 
 
 def _held(path: str, until: float) -> Held:
-    size = entries = 0
-    for at, folders, files in os.walk(path, onerror=lambda _: None):
-        for name in (*folders, *files):
-            entries += 1
-            with suppress(OSError):
-                size += 512 * os.lstat(os.path.join(at, name)).st_blocks  # noqa: PTH118 - the quickest way
-        if time.monotonic() > until:
-            break
-    return Held(size, entries)
+    # By `du`, which goes through trees of any depth.
+    return Held(_added_up(path, "--block-size=1", until), _added_up(path, "--inodes", until))
+
+
+def _added_up(path: str, unit: str, until: float) -> int:
+    try:
+        done = subprocess.run(
+            ["du", "--summarize", unit, "--", path],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=max(1.0, until - time.monotonic()),
+            check=False,
+        )
+        return int(done.stdout.split()[0])
+    except subprocess.TimeoutExpired:
+        return MUCH
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _tell(path: Path, request: messages.FreeDisk) -> bool:

@@ -209,8 +209,9 @@ class Sandboxes:
         except BaseException as error:
             await to_the_end(asyncio.to_thread(tree.remove_tree, path, CLOSE_LIMIT_S))
             self.unlock_folder(path)
-            if isinstance(error, SandboxFailed) and await asyncio.to_thread(fills_disk, original.workspace):
-                words = f"{error.message}: these files alone take more of the disk than one sandbox may"
+            from_disk = isinstance(error, SandboxFailed) and error.fields.get("reason") == "system"
+            if from_disk and await asyncio.to_thread(fills_disk, original.workspace):
+                words = f"{error}: these files alone take more of the disk than one sandbox may"
                 raise SandboxLimitExceeded(words, limit="disk_bytes") from error
             raise
         return await self._start(path, original.spec)
