@@ -130,7 +130,8 @@ def first_time(instance: ScriptedInstance) -> bool:
 
 
 def wait_for_go(mark: str) -> None:
-    """Wait until the test says that the phase may end, and say that it does."""
+    """Wait until the test says that the phase may end; say that it waits, and that it ends."""
+    Path(f"{mark}.waits").touch()
     while not Path(f"{mark}.go").exists():
         time.sleep(0.02)
     Path(f"{mark}.ended").touch()

@@ -254,7 +254,8 @@ def test_a_batch_goes_on_when_the_broker_is_killed(service: KillableService, tmp
         batch.feed([scripted(eval="alternate"), scripted(run="second waits", eval="alternate", mark=mark)])
         first = batch.next_group(WAIT_S)
         assert first is not None
-        until(lambda: client.status().batches[0].in_flight == 1, "the third rollout", WAIT_S)
+        until(Path(f"{mark}.waits").exists, "the fourth rollout", WAIT_S)
+        until(lambda: client.status().batches[0].in_flight == 1, "the third to end", WAIT_S)
         before = service.broker.pid
         service.kill_rollout_broker()
         service.start_rollout_broker()
