@@ -55,7 +55,7 @@ def test_who_fills_the_disk_is_ended_and_all_others_go_on(
 ) -> None:
     """RUN's end could not be written, EVAL did not start, the sandbox was kept, and other jobs waited for ever."""
     del small_disk
-    speeches = {"fill:": [fill, "echo here", EDIT], "honest:": ["sleep 2; echo 42 > answer"]}
+    speeches = {"fill:": [fill, "echo here", EDIT], "honest:": ["sleep 2; until echo 42 > answer; do sleep 0.2; done"]}
     jobs = [
         Job(
             task="shell",

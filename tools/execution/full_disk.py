@@ -28,6 +28,8 @@ LEAST_BYTES = 32 * 2**20
 """Smaller ones are not looked at: there is no room for sandboxes, ended or not."""
 OWN_SHARE = 0.05
 """A sandbox that holds more than this of the disk, and more than any other, has filled it itself."""
+WORTH_SHARE = 0.01
+"""No sandbox is ended that holds less."""
 COUNT_LIMIT_S = 20.0
 ANSWER_LIMIT_S = 40.0
 MUCH = 2**62
@@ -65,10 +67,9 @@ class Held(NamedTuple):
     size_bytes: int
     entries: int
 
-    def is_much(self, disk: os.statvfs_result) -> bool:
-        """Return whether it is so much that whoever made it has filled the disk."""
-        total = disk.f_blocks * disk.f_frsize
-        return self.size_bytes > OWN_SHARE * total or 0 < disk.f_files * OWN_SHARE < self.entries
+    def is_over(self, share: float, disk: os.statvfs_result) -> bool:
+        """Return whether it is more than a share of the disk, or of its inodes."""
+        return self.size_bytes > share * disk.f_blocks * disk.f_frsize or 0 < disk.f_files * share < self.entries
 
 
 def is_low(folder: Path) -> bool:
@@ -82,7 +83,7 @@ def is_low(folder: Path) -> bool:
 def fills_disk(folder: Path) -> bool:
     """Return whether a folder holds so much that whoever made it has filled the disk."""
     with suppress(OSError):
-        return _held(str(folder), time.monotonic() + COUNT_LIMIT_S).is_much(os.statvfs(folder))
+        return _held(str(folder), time.monotonic() + COUNT_LIMIT_S).is_over(OWN_SHARE, os.statvfs(folder))
     return False
 
 
@@ -97,7 +98,10 @@ def end_largest(root: Path) -> None:
         what = 1 if _has_few_inodes(disk) else 0
         all_held = {name: _held(os.path.join(root, name), until) for name in os.listdir(root)}  # noqa: PTH118, PTH208
         for name, held in sorted(all_held.items(), key=lambda item: -item[1][what]):
-            if _tell(root / name, messages.FreeDisk(held.size_bytes, held.entries, own=held.is_much(disk))):
+            if not held.is_over(WORTH_SHARE, disk):
+                return  # it is full of other things
+            own = held.is_over(OWN_SHARE, disk)
+            if _tell(root / name, messages.FreeDisk(held.size_bytes, held.entries, own=own)):
                 return
     finally:
         os.close(folder)
