@@ -111,7 +111,7 @@ def place_of(job_id: str) -> int:
 
 def mark(instance: ScriptedInstance) -> None:
     if instance.mark:  # whoever sees the file sees all of it
-        half = Path(f"{instance.mark}.half")
+        half = Path(f"{instance.mark}.half-{os.getpid()}")  # several phases may write it at once
         half.write_text(str(os.getpid()))
         half.rename(instance.mark)
 
