@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
+from ..system.pauses import wait_running
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
@@ -44,7 +46,7 @@ class Child:
         self._loop.add_reader(self._pidfd, self._on_end)
 
     async def wait(self, timeout_s: float) -> bool:
-        await asyncio.wait((self._end,), timeout=timeout_s)
+        await wait_running(self._end, timeout_s)
         return self.ended
 
     def when_ended(self, callback: Callable[[], None]) -> None:

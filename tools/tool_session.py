@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..errors import ProrlError, SandboxBroken, ToolSessionLost
+from ..system.pauses import wait_running
 from .output import HeadTail
 from .processes import to_the_end
 
@@ -71,8 +72,7 @@ class SessionProcess(ABC, Generic[Outcome]):
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait at most so long for the end of what it runs; return whether that came."""
-        await asyncio.wait((self._done,), timeout=timeout_s)
-        return self._done.done()
+        return await wait_running(self._done, timeout_s)
 
     def outcome(self) -> Outcome | None:
         return self._done.result()

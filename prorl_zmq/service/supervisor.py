@@ -182,6 +182,7 @@ class Supervisor:
 
     async def _serve(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
         watchdog = asyncio.create_task(self._feed_watchdog())
+        watchdog.add_done_callback(self._note_failure)
         tasks = [asyncio.create_task(self._keep(plan)) for plan in self._plans]
         tasks.append(asyncio.create_task(self._announce(on_startup, on_ready)))
         if self._engines.report():

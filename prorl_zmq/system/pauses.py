@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +45,20 @@ class RunningClock:
         """Say that this process is about to wait for at most so long."""
         self.now()
         self._due += seconds
+
+
+async def wait_running(future: asyncio.Future[Any], limit_s: float) -> bool:
+    """Wait for a future until this process has run for `limit_s`; return whether it is done."""
+    loop = asyncio.get_running_loop()
+    while not future.done():
+        began, step_s = loop.time(), min(limit_s, PAUSE_S)
+        await asyncio.wait((future,), timeout=step_s)
+        took_s = loop.time() - began
+        if took_s - step_s < PAUSE_S:
+            limit_s -= took_s
+            if limit_s <= 0:
+                break
+    return future.done()
 
 
 class PauseWatch:

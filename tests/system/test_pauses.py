@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
-from prorl_zmq.system.pauses import PAUSE_S, PauseWatch, RunningClock
+from prorl_zmq.system.pauses import PAUSE_S, PauseWatch, RunningClock, wait_running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,24 @@ def test_a_clock_stands_still_in_a_pause() -> None:
     clock.waits(1.5 * PAUSE_S)
     time.sleep(1.5 * PAUSE_S)
     assert clock.now() - before == pytest.approx(1.5 * PAUSE_S, abs=0.1)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_wait_counts_no_pause(run: Callable[..., None]) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        loop.call_later(0.1, time.sleep, 2 * PAUSE_S)
+        loop.call_later(2 * PAUSE_S + 0.4, future.set_result, None)
+        assert await wait_running(future, 1.2 * PAUSE_S)
+        never = loop.create_future()
+        began = loop.time()
+        assert not await wait_running(never, 1.2 * PAUSE_S)
+        assert loop.time() - began == pytest.approx(1.2 * PAUSE_S, abs=0.2)
+        assert not await wait_running(never, 0.0)
+        assert not never.cancelled()
+
+    run(main())
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])

@@ -80,7 +80,7 @@ class Take(Request, frozen=True):
 
 
 class Renew(Request, frozen=True):
-    """Go on holding the sandbox."""
+    """Go on holding the sandbox; fails if its container was ended for good, but holds it all the same."""
 
 
 class Exec(Request, frozen=True):

@@ -38,6 +38,7 @@ from ...errors import (
 from ...system.pauses import PAUSE_S
 from ..sandbox import tree
 from ..sandbox.kinds import container_class
+from ..sandbox.specification import SPEC
 from . import messages
 from .request_handler import SandboxRequestHandler
 from .watch import Watch
@@ -150,7 +151,7 @@ class ExecutionServer:
             error = SandboxLimitExceeded(f"the disk of the sandboxes was full: {held}", limit="disk_bytes")
         self._break(error)
         for each in list(self._path.iterdir()):
-            if each.name not in (LOCK, messages.SOCKET):
+            if each.name not in (LOCK, messages.SOCKET, SPEC):  # whoever attaches is told why it ended
                 with suppress(ProrlError, OSError):
                     if each.is_dir() and not each.is_symlink():
                         tree.remove_tree(each, REMOVE_LIMIT_S)
@@ -200,7 +201,7 @@ class ExecutionServer:
         if isinstance(request, messages.Renew):
             if connection is self._holder:
                 self._renew()
-            connection.reply(number, messages.Done())
+            connection.reply(number, messages.Failed(self._broken.info()) if self._broken else messages.Done())
             return
         task = self._tasks[key] = asyncio.get_running_loop().create_task(self._answer(connection, number, request))
         task.add_done_callback(lambda done: self._done(key, done))

@@ -23,6 +23,7 @@ import msgspec
 from ptyprocess import PtyProcess
 
 from ...errors import ErrorInfo, ProrlError, SandboxBroken, SandboxFailed, from_info
+from ...system.pauses import wait_running
 from ..processes import Child, children, descendants, kill, to_the_end
 from . import forking, tree
 
@@ -431,7 +432,7 @@ async def _read_all(pipe: int, timeout_s: float) -> bytes | None:
 
     loop.add_reader(pipe, read)
     try:
-        await asyncio.wait((ended,), timeout=timeout_s)
+        await wait_running(ended, timeout_s)
     finally:
         loop.remove_reader(pipe)
     return bytes(content) if ended.done() and len(content) <= RESULT_LIMIT_BYTES else None

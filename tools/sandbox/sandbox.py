@@ -293,6 +293,15 @@ class Sandbox:
         """
         await self._client.ask(messages.EndProcesses())
 
+    async def check(self) -> None:
+        """Ask whether it is whole.
+
+        Raises:
+            SandboxFailed: it is gone, or it was ended and its files removed, since the disk was full.
+            SandboxLimitExceeded: it was ended, since its commands used too much.
+        """
+        await self._client.ask(messages.Renew())
+
     def release(self) -> None:
         """Stop holding it: another process attaches to it within its lease, or it ends."""
         self._stop_renewing()

@@ -30,7 +30,7 @@ from . import tree
 from .kinds import container_class
 from .root_image import check_folder, check_image, check_private, find_image, find_offered
 from .sandbox import CLOSE_LIMIT_S, LEASE_S, MAKER_LOCK, NAME, Sandbox
-from .specification import SandboxSpec
+from .specification import SPEC, SandboxSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,6 @@ START_LIMIT_S = 180.0
 COPY_LIMIT_BYTES = 4 * 2**30
 """Largest workspace that is copied."""
 REPORT_BYTES = 64 * 1024
-SPEC = "spec.json"
 
 
 class Sandboxes:
@@ -206,9 +205,12 @@ class Sandboxes:
                 tree.copy_tree, original.workspace, path / "workspace", COPY_LIMIT_BYTES, timeout_s
             )
             await to_the_end(copying)
+            await original.check()  # or this may be half of a workspace
         except BaseException as error:
             await to_the_end(asyncio.to_thread(tree.remove_tree, path, CLOSE_LIMIT_S))
             self.unlock_folder(path)
+            if isinstance(error, SandboxFailed):
+                await original.check()  # why it was ended says more than what was missing then
             from_disk = isinstance(error, SandboxFailed) and error.fields.get("reason") == "system"
             if from_disk and await asyncio.to_thread(fills_disk, original.workspace):
                 words = f"{error}: these files alone take more of the disk than one sandbox may"
@@ -311,6 +313,9 @@ def _open_workspace(sandbox: Sandbox) -> None:
     except PermissionError as error:
         words = f"the workspace of {sandbox.path.name} is another user's now"
         raise SandboxFailed(words, reason="tree") from error
+    except OSError as error:
+        words = f"the workspace of {sandbox.path.name} cannot be opened: {error.strerror}"
+        raise SandboxFailed(words, reason="system") from error
 
 
 def _reap(pid: int) -> None:

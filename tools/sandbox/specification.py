@@ -41,6 +41,10 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Largest file that may be written."""
 
 
+SPEC = "spec.json"
+"""The file in a sandbox's folder that has its `SandboxSpec`."""
+
+
 class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to make a sandbox."""
 

@@ -386,6 +386,29 @@ def test_an_image_without_python_is_said_when_the_session_starts(tmp_path: Path,
     sandboxes.close()
 
 
+def test_a_server_that_was_stopped_counts_that_for_no_command(kind: SandboxKind, image: str, tmp_path: Path) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        server = server_pid(sandbox)
+        bash = await sandbox.bash()
+        for run in (
+            bash.run("sleep 5; echo done", 4.0),
+            sandbox.exec(["sh", "-c", "sleep 5; echo done"], 4.0),
+        ):
+            running = asyncio.create_task(run)
+            await asyncio.sleep(0.5)
+            os.kill(server, signal.SIGSTOP)
+            await asyncio.sleep(4.0)
+            os.kill(server, signal.SIGCONT)
+            result = await running
+            assert not result.timed_out
+            assert result.exit_code == 0
+        assert (await bash.run("sleep 60", 1.0)).timed_out
+
+    sandboxes = Sandboxes(kind, tmp_path / "s", image=image)
+    use(sandboxes, body)
+    sandboxes.close()
+
+
 def test_an_editor_on_a_full_disk_loses_nothing(kind: SandboxKind, image: str, tmp_path: Path) -> None:
     """The sandbox's folder lies on a small file system of its own; what the model gets is a text."""
     if os.geteuid() != 0:

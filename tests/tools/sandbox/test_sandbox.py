@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
-from prorl_zmq.errors import SandboxFailed
+from prorl_zmq.errors import SandboxFailed, SandboxLimitExceeded
+from prorl_zmq.tools.execution import messages
+from prorl_zmq.tools.execution.client import ExecutionClient
 from prorl_zmq.tools.sandbox import tree
 from prorl_zmq.tools.sandbox.sandbox import CHECK_ENVIRONMENT
 
@@ -226,6 +228,25 @@ def test_a_copy_is_a_sandbox_of_its_own(sandboxes: Sandboxes, tmp_path: Path) ->
                 await sandbox.copy("two")
         finally:
             await copy.close()
+
+    use(sandboxes, body)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["it filled the disk", "others did"])
+def test_a_sandbox_that_a_full_disk_ended_says_so_to_whoever_judges_it(sandboxes: Sandboxes, *, own: bool) -> None:
+    """EVAL found a folder without files, and took it for a loss of the infrastructure: no reward instead of 0."""
+
+    async def body(sandbox: Sandbox) -> None:
+        await sandbox.write_file("answer", b"42")
+        server = await ExecutionClient.connect(sandbox.path)
+        await server.ask(messages.FreeDisk(2**30, 10, own=own))
+        server.close()
+        assert not sandbox.workspace.exists()
+        judged = await sandboxes.attach(sandbox.handle)
+        with pytest.raises(SandboxLimitExceeded if own else SandboxFailed, match="disk of the sandboxes") as caught:
+            await judged.copy("fresh")
+        assert caught.value.fields.get("limit" if own else "reason") == ("disk_bytes" if own else "disk")
+        await judged.close()
 
     use(sandboxes, body)
 

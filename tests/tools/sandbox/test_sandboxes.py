@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from prorl_zmq.errors import SandboxFailed
-from prorl_zmq.tools.sandbox.sandboxes import SPEC, Sandboxes
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
+from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+from prorl_zmq.tools.sandbox.specification import SPEC, SandboxSpec
 from prorl_zmq.tools.sandbox.sweeping import sweep_abandoned
 from prorl_zmq.wire.messages.jobs import SandboxHandle
 
