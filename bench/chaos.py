@@ -1,23 +1,22 @@
-"""A whole pipeline under load while its processes are killed and stopped and its link is cut, one at a time.
+"""A whole pipeline under load while its processes are killed, stopped and starved, its link cut and its disk filled.
 
 Brokers, two stage processes per role, two engines and real sandboxes on two nodes (chaos_nodes.py), kept by `prorl
-serve` and by this process (chaos_pipeline.py), with default settings; a trainer that may die too (chaos_client.py);
-real jobs whose rewards are known beforehand (chaos_jobs.py); strikes from one seed (chaos_plan.py). What counts as
-lost, hung, duplicate, fabricated and as recovery is said in chaos_account.py; orphans are counted after a clean end
-(chaos_remains.py). `--only` does only some of it, `--keep` keeps logs, ledger and strikes.
+serve` and by this process (chaos_pipeline.py), with default settings; a trainer that gives new weights all the while,
+and may die too (chaos_client.py); real jobs whose rewards are known beforehand (chaos_jobs.py), some of them of agents
+that sabotage what they can (chaos_engine.py); one strike at a time (chaos_strikes.py), all from one seed
+(chaos_plan.py). What counts as lost, hung, duplicate, fabricated, escape, outdated and as recovery is said in
+chaos_account.py; orphans are counted after a clean end (chaos_remains.py). `--only` does only some of it, `--keep`
+keeps logs, ledger and strikes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
-import signal
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from chaos_account import Account, delays, read_account, recoveries, usual_count
 from chaos_pipeline import Pipeline
 from chaos_plan import LAST_S, Strike, plan_strikes
 from chaos_remains import remains
+from chaos_strikes import strike_once
 from harness import Row, command, picture_path, report
 
 from prorl_zmq.tools.sandbox.kinds import problem_with
@@ -41,9 +41,14 @@ if TYPE_CHECKING:
 IN_FLIGHT = 48
 HANG_S = 150.0
 """Longer than any limit of a job: the longest of its waits is a minute, its attempts are three."""
-VICTIM_S = 10.0
-"""How long a strike waits for a process of its kind."""
 QUICK_MINUTES = 0.8
+LASTING_NAMES = {
+    "stop": "SIGSTOPs",
+    "cut": "link cuts",
+    "starve": "processes without descriptors",
+    "crowd": "crowds of idle connections",
+    "fill": "full disks",
+}
 GOAL_RECOVERY_S = 10.0
 GOAL_KILLS, GOAL_JOBS = 60, 2000
 
@@ -63,48 +68,16 @@ class Chaos:
 
     async def run(self, seed: int, seconds: float) -> bool:
         """Strike while jobs run; give whether the last trainer got all that it waited for."""
-        ledger = str(self._pipeline.folder / "ledger")
         until = self._started + seconds
-        arguments = (ledger, str(seed), str(IN_FLIGHT), str(until), str(HANG_S))
-        trainer = self._pipeline.keep_trainer(*arguments)
+        trainer = self._pipeline.keep_trainer(seed, IN_FLIGHT, until, HANG_S)
         for strike in self._strikes:
             await asyncio.sleep(self._started + strike.at_s - time.monotonic())
-            await self._strike(strike)
+            await strike_once(self._pipeline, strike)
         return await self._ended(trainer, until)
 
     async def _ended(self, trainer: Keeper, until: float) -> bool:
         limit_s = max(0.0, until - time.monotonic()) + 3 * HANG_S
         return await trainer.wait(limit_s) and trainer.codes[-1] == 0
-
-    async def _strike(self, strike: Strike) -> None:
-        if strike.kind == "cut":
-            strike.began = time.monotonic()
-            await self._pipeline.nodes.cut()
-            await asyncio.sleep(LAST_S)
-            await self._pipeline.nodes.mend()
-            strike.lifted = time.monotonic()
-            return
-        there = await self._there(strike.victim)
-        if not there:
-            return
-        pid = there[int(strike.share * len(there))]
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL if strike.kind == "kill" else signal.SIGSTOP)
-            strike.began = strike.lifted = time.monotonic()
-        if strike.kind == "stop" and strike.began:
-            await asyncio.sleep(LAST_S)
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-            strike.lifted = time.monotonic()
-
-    async def _there(self, victim: str) -> list[int]:
-        """Give the processes of a kind; of one that the strike before has ended, the next ones."""
-        until = time.monotonic() + VICTIM_S
-        while True:
-            there = [process.pid for process in self._pipeline.processes() if process.kind == victim]
-            if there or time.monotonic() > until:
-                return there
-            await asyncio.sleep(0.1)
 
 
 async def run(arguments: argparse.Namespace) -> tuple[Account, list[Strike], tuple[float, float], list[str]]:
@@ -123,7 +96,7 @@ async def run(arguments: argparse.Namespace) -> tuple[Account, list[Strike], tup
             stuck = await pipeline.close()
         left = [f"process {name} did not end" for name in stuck] + await asyncio.to_thread(remains, pipeline)
         (pipeline.folder / "strikes.json").write_text(json.dumps([asdict(strike) for strike in planned], indent=2))
-        account = read_account(pipeline.folder / "ledger", service_still_has=not complete)
+        account = read_account(pipeline.ledger, service_still_has=not complete)
         return account, [strike for strike in planned if strike.began], (began, began + 60 * arguments.minutes), left
     finally:
         if arguments.keep is not None:
@@ -143,18 +116,22 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
     kinds = Counter(strike.kind for strike in strikes)
     outcomes = account.outcomes
     other = outcomes.total() - outcomes["completed"] - outcomes["infrastructure_error"]
+    reborn = sum(strike.kind == "kill" and "engine" in strike.victim for strike in strikes)
     must_be_none = {"jobs lost": account.lost, "jobs hung": account.hung, "duplicates": account.duplicates}
-    must_be_none |= {"fabricated rewards": account.fabricated, "orphans": left}
+    must_be_none |= {"fabricated rewards": account.fabricated, "unearned escapes from 0": account.escapes}
+    must_be_none |= {"weights older than announced": account.outdated, "orphans": left}
     p50, p99 = np.percentile(recovered or [0.0], [50, 99])
     goals = not arguments.quick
     rows = [
         _at_least("SIGKILLs", kinds["kill"], "strikes", GOAL_KILLS if goals else 0),
-        Row("SIGSTOPs, longer than a lease", kinds["stop"], "strikes"),
-        Row("link cuts, longer than a lease", kinds["cut"], "strikes"),
+        Row("engines reborn with their first weights", reborn, "of these"),
+        *[Row(f"{what}, {LAST_S:g} s each", kinds[kind], "strikes") for kind, what in LASTING_NAMES.items()],
         _at_least("jobs accepted", len(account.accepted), "jobs", GOAL_JOBS if goals else 0),
         Row("jobs completed", outcomes["completed"], "jobs"),
         Row("infrastructure errors", outcomes["infrastructure_error"], "jobs"),
         Row("other outcomes", other, "jobs"),
+        Row("saboteurs' jobs", account.sabotages.total(), "jobs"),
+        Row("weight updates", account.updates, "versions"),
         Row("jobs started again", len(account.restarted), "jobs"),
         *[Row(name, len(what), "found", target="0", holds=not what) for name, what in must_be_none.items()],
         Row("recovery p50", float(p50), "s"),
@@ -181,7 +158,10 @@ def _details(account: Account, strikes: Sequence[Strike], recovered: Sequence[fl
     lines += [f"infrastructure error {code}: {count}" for code, count in account.infrastructure.items()]
     lines += [f"the trainer was told {code} {count} times" for code, count in account.errors.items()]
     lines += [f"given again to a trainer's successor: {account.given_again}"] if account.given_again else []
-    lines += [f"job {number}: {why}" for number, why in account.fabricated.items()]
+    lines += [f"saboteurs' jobs {outcome}: {count}" for outcome, count in account.sabotages.items()]
+    lines += [f"updates that not all engines took, {code}: {count}" for code, count in account.refused_updates.items()]
+    odd = (account.fabricated, account.escapes, account.outdated)
+    lines += [f"job {number}: {why}" for each in odd for number, why in each.items()]
     lines += [f"lost: {sorted(account.lost)}"] if account.lost else []
     lines += [f"hung: {sorted(account.hung)}"] if account.hung else []
     return lines + [f"left behind: {what}" for what in left]
@@ -199,6 +179,7 @@ def draw(account: Account, strikes: Sequence[Strike], began: float, ended: float
     bins = np.arange(0, max(ended - began, times.max(initial=0.0)) + 2, 2.0)
     axes.stairs(np.histogram(times, bins)[0] / 2, bins, fill=True, color="0.75", label="jobs ended per second")
     colours = {"kill": "tab:red", "stop": "tab:blue", "cut": "tab:green"}
+    colours |= {"starve": "tab:orange", "crowd": "tab:purple", "fill": "tab:brown"}
     for kind, colour in colours.items():
         those = [strike for strike in strikes if strike.kind == kind]
         for index, strike in enumerate(those):
@@ -230,7 +211,9 @@ def _sockets(folder: str, names: list[str]) -> list[str]:
 
 
 def main() -> None:
-    about = "a pipeline under load while its processes are killed and stopped and its link is cut"
+    about = (
+        "a pipeline under load while its processes are killed, stopped and starved, its link cut and its disk filled"
+    )
     parser = command("chaos", about)
     parser.add_argument("--seed", type=int, default=1, help="of the jobs and of what happens to whom and when")
     parser.add_argument("--minutes", type=float, default=10.0)

@@ -6,10 +6,12 @@
   is given what the killed one had not acknowledged is the contract, and is counted apart.
 - **fabricated**: a reward that the job cannot have earned, a reward with an outcome other than `completed`, or a
   trajectory that is not the job's (see chaos_jobs.py).
+- **escape**: a saboteur's job that ended with another reward than 0, or with none.
+- **outdated**: tokens of older weights than those that all engines had taken before the job was submitted.
 - **recovery**: from a strike to the first job that ends from when on jobs end at half the usual rate, taken over the
   next `WINDOW_S` seconds; usual is the median of such windows that no strike is in. Half, since a cut leaves the
-  service one of its two nodes. Where a broker or the trainer stood still, from when it went on: nobody can take its
-  place. For a job that was started again: from the first strike in its life to its end.
+  service one of its two nodes. Where what is alone stood still (a broker, the trainer, the disk), from when it went on:
+  nobody can take its place. For a job that was started again: from the first strike in its life to its end.
 """
 
 from __future__ import annotations
@@ -42,11 +44,19 @@ class Account:
     lost: set[int] = field(default_factory=set)
     hung: set[int] = field(default_factory=set)
     outcomes: Counter[str] = field(default_factory=Counter)
+    """Of jobs that are no saboteurs'."""
+    sabotages: Counter[str] = field(default_factory=Counter)
+    """Outcomes of those that are."""
     infrastructure: Counter[str] = field(default_factory=Counter)
     """Codes of infrastructure errors."""
     duplicates: list[int] = field(default_factory=list)
     given_again: int = 0
     fabricated: dict[int, str] = field(default_factory=dict)
+    escapes: dict[int, str] = field(default_factory=dict)
+    outdated: dict[int, str] = field(default_factory=dict)
+    updates: int = 0
+    """Versions that all engines took."""
+    refused_updates: Counter[str] = field(default_factory=Counter)
     ended_at: list[float] = field(default_factory=list)
     """When each job's first result came, in order, on the monotonic clock."""
     restarted: list[tuple[float, float]] = field(default_factory=list)
@@ -65,11 +75,20 @@ def read_account(path: Path, *, service_still_has: bool) -> Account:
     account = Account()
     first: dict[int, dict[str, Any]] = {}
     accepted_at: dict[int, float] = {}
+    announced = 0
+    wanted: dict[int, int] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.endswith("}"):
+        event = read_event(line)
+        if event is None:
             continue
-        event = json.loads(line)
         match event["event"]:
+            case "intent":
+                wanted.setdefault(event["number"], announced)
+            case "weights":
+                announced = max(announced, event["version"])
+                account.updates += 1
+            case "no update":
+                account.refused_updates[event["code"]] += 1
             case "accepted":
                 accepted_at.setdefault(event["number"], event["at"])
             case "lost":
@@ -80,6 +99,9 @@ def read_account(path: Path, *, service_still_has: bool) -> Account:
                 _take(account, first, event)
     account.accepted = {*accepted_at, *first}
     for number, event in first.items():
+        version, least = event["version"], wanted.get(number, 0)
+        if version is not None and version < least:
+            account.outdated[number] = f"tokens of weights {version}, when all engines had {least}"
         if event["attempt"] > 1:
             account.restarted.append((accepted_at.get(number, event["at"]), event["at"]))
     left = account.accepted - {*first} - account.lost
@@ -89,6 +111,15 @@ def read_account(path: Path, *, service_still_has: bool) -> Account:
     return account
 
 
+def read_event(line: str) -> dict[str, Any] | None:
+    """Read a line of a ledger; None if whoever wrote it was killed meanwhile."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
 def _take(account: Account, first: dict[int, dict[str, Any]], event: dict[str, Any]) -> None:
     number = event["number"]
     if event["odd"]:
@@ -96,7 +127,9 @@ def _take(account: Account, first: dict[int, dict[str, Any]], event: dict[str, A
     before = first.get(number)
     if before is None:
         first[number] = event
-        account.outcomes[event["outcome"]] += 1
+        (account.sabotages if event["saboteurs"] else account.outcomes)[event["outcome"]] += 1
+        if event["saboteurs"] and event["reward"] != 0.0:
+            account.escapes[number] = f"{event['outcome']} ({event['code']}) with reward {event['reward']}"
         account.ended_at.append(event["at"])
         if event["outcome"] == "infrastructure_error":
             account.infrastructure[event["code"]] += 1

@@ -1,7 +1,8 @@
-"""The trainer of bench/chaos.py, one process: `python chaos_client.py FRONT_DOOR LEDGER SEED IN_FLIGHT UNTIL HANG_S`.
+"""The trainer of bench/chaos.py, one process: `python chaos_client.py OPTIONS`, where OPTIONS is JSON (see `Options`).
 
-It keeps so many jobs going until the time `UNTIL` (on the machine's monotonic clock), then takes what is left, and ends
-with 0 when each job has ended, or with 3 when nothing has come for `HANG_S`. It may be killed at any moment: all that
+It keeps so many jobs going until the time (`until`), then takes what is left, and ends
+with 0 when each job has ended, or with 3 when nothing has come for `hang_s`. All the while it gives the engines new
+weights, each version once. It may be killed at any moment: all that
 it knows is in the ledger, one JSON object per line, and its successor goes on from there under the same session. A job
 is noted before it is submitted, so the successor submits again what may not have arrived; a result is noted before the
 next request acknowledges it.
@@ -13,43 +14,95 @@ import itertools
 import json
 import os
 import sys
+import threading
 import time
 from typing import Any
 
-from chaos_jobs import job_name, make_job, oddity
+import msgspec
+from chaos_account import read_event
+from chaos_jobs import is_saboteurs, job_name, make_job, oddity
 
 from prorl_zmq import RolloutClient
 from prorl_zmq.errors import JobsLost, ProrlError
 
 WAIT_S = 0.5
+PAUSE_S = 0.1
+"""After an error."""
 BATCH = 8
 """Jobs submitted at a time."""
 HUNG = 3
 """Exit code."""
+UPDATE_EVERY_S = 5.0
+UPDATE_LIMIT_S = 10.0
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What it is to do."""
+
+    front_door: str
+    keys: str
+    ledger: str
+    weights: str
+    """The file that is every version's weights."""
+    seed: int
+    in_flight: int
+    """How many jobs it keeps going."""
+    until: float
+    """On the machine's monotonic clock."""
+    hang_s: float
+    saboteurs: bool
 
 
 class Ledger:
     """The file that all clients of one run write, one after the other."""
 
     def __init__(self, path: str) -> None:
+        self._turn = threading.Lock()
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with open(path, encoding="utf-8") as file:  # noqa: PTH123
-            self.before = [json.loads(line) for line in file if line.endswith("}\n")]
+            self.before = [event for line in file if (event := read_event(line)) is not None]
         os.write(self._descriptor, b"\n")  # behind a line that a killed client did not end
 
     def note(self, event: str, **fields: Any) -> None:
         """Write one line; it is safe from a SIGKILL when this returns."""
         line = json.dumps({"event": event, "at": time.monotonic(), "pid": os.getpid(), **fields})
-        os.write(self._descriptor, line.encode() + b"\n")
+        with self._turn:
+            os.write(self._descriptor, line.encode() + b"\n")
+
+
+class Weights(threading.Thread):
+    """Gives the engines a new version every few seconds; notes each that all of them have taken."""
+
+    def __init__(self, options: Options, ledger: Ledger) -> None:
+        super().__init__(daemon=True)
+        self._options = options
+        self._ledger = ledger
+        begun = (event["version"] for event in ledger.before if event["event"] == "update")
+        self._versions = itertools.count(max(begun, default=0) + 1)
+
+    def run(self) -> None:
+        """Update until the end of the process."""
+        with RolloutClient(self._options.front_door, keys=self._options.keys, timeout_s=UPDATE_LIMIT_S) as client:
+            for version in self._versions:
+                time.sleep(UPDATE_EVERY_S)
+                self._ledger.note("update", version=version)
+                try:
+                    client.update_weights(self._options.weights, version)
+                except ProrlError as error:
+                    self._ledger.note("no update", version=version, code=error.code, message=error.message)
+                else:
+                    self._ledger.note("weights", version=version)
 
 
 class Trainer:
     """Submits and collects."""
 
-    def __init__(self, front_door: str, ledger: Ledger, seed: int) -> None:
-        self._client = RolloutClient(front_door, session=f"chaos-{seed}", timeout_s=5.0)
+    def __init__(self, options: Options, ledger: Ledger) -> None:
+        self._seed = options.seed
+        self._saboteurs = options.saboteurs
+        session = f"chaos-{self._seed}"
+        self._client = RolloutClient(options.front_door, session=session, keys=options.keys, timeout_s=5.0)
         self._ledger = ledger
-        self._seed = seed
         numbers = {event: [each["number"] for each in ledger.before if each["event"] == event] for event in EVENTS}
         ended = {*numbers["result"], *numbers["lost"]}
         self._unsure = sorted({*numbers["intent"]} - {*numbers["accepted"]} - ended)
@@ -67,7 +120,7 @@ class Trainer:
             self._unsure.append(number)
         batch = self._unsure[:BATCH]
         if batch:
-            self._client.submit([make_job(self._seed, number) for number in batch])
+            self._client.submit([make_job(self._seed, number, saboteurs=self._saboteurs) for number in batch])
             for number in batch:
                 self._ledger.note("accepted", number=number)
             self._open.update(batch)
@@ -85,7 +138,10 @@ class Trainer:
                 outcome=result.outcome,
                 attempt=result.attempt,
                 code=result.error.code if result.error is not None else "",
-                odd=oddity(self._seed, number, trajectory),
+                odd=oddity(self._seed, number, trajectory, saboteurs=self._saboteurs),
+                saboteurs=self._saboteurs and is_saboteurs(number),
+                reward=trajectory.reward,
+                version=min(trajectory.versions, default=None),
             )
             self._open.discard(number)
         return len(taken)
@@ -106,21 +162,23 @@ EVENTS = ("intent", "accepted", "result", "lost")
 
 
 def main() -> None:
-    front_door, path, seed, in_flight, until, hang_s = sys.argv[1:]
-    ledger = Ledger(path)
-    trainer = Trainer(front_door, ledger, int(seed))
+    options = msgspec.json.decode(sys.argv[1], type=Options)
+    ledger = Ledger(options.ledger)
+    trainer = Trainer(options, ledger)
     ledger.note("client")
+    Weights(options, ledger).start()
     news = time.monotonic()
-    while (running := time.monotonic() < float(until)) or len(trainer):
+    while (running := time.monotonic() < options.until) or len(trainer):
         try:
-            trainer.submit(max(0, int(in_flight) - len(trainer)) if running else 0)
+            trainer.submit(max(0, options.in_flight - len(trainer)) if running else 0)
             if trainer.collect():
                 news = time.monotonic()
         except JobsLost as error:
             trainer.lost(error)
         except ProrlError as error:
             ledger.note("error", code=error.code, message=error.message)
-        if not running and time.monotonic() > max(news, float(until)) + float(hang_s):
+            time.sleep(PAUSE_S)
+        if not running and time.monotonic() > max(news, options.until) + options.hang_s:
             sys.exit(HUNG)
     trainer.close()
 

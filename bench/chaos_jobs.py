@@ -3,7 +3,8 @@
 A `shell` job has a reward of its own, which only its check script knows, and which the script gives only if it finds
 the file that INIT placed: another job's reward, a default, or one for a sandbox that was not made is seen. A `math` job
 has an answer that no policy gives, so 0.0 is the only honest reward. The prompt holds the job's name, so a trajectory
-that belongs to another job is seen too.
+that belongs to another job is seen too. A saboteur's policy does not what its check asks for, but what a cheat would
+(see chaos_engine.py): whatever it does, it earns 0.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from chaos_engine import SABOTAGES
 
 from prorl_zmq.inference.tokenizer import decode
 from prorl_zmq.wire.messages.jobs import EpisodeLimits, Job, Outcome, PhaseLimits, Sampling
@@ -20,8 +22,12 @@ if TYPE_CHECKING:
 
 EPISODE = EpisodeLimits(max_turns=3, max_tokens=512, tool_call_s=10.0)
 LIMITS = PhaseLimits(init_s=60.0, run_s=120.0, eval_s=60.0)
+SABOTEURS_EPISODE = EpisodeLimits(max_turns=3, tool_call_s=60.0)
+SABOTEURS_LIMITS = PhaseLimits(init_s=60.0, run_s=20.0, eval_s=20.0)
 MATH_EVERY = 3
 """One of so many jobs is a `math` job."""
+SABOTEUR_EVERY = 20
+SABOTEURS_CHECK = 'while [ -e slow ]; do sleep 0.1; done; [ "$(cat answer)" = 42 ] || grep -q 4711 answer.txt'
 
 
 def job_name(seed: int, number: int) -> str:
@@ -29,33 +35,47 @@ def job_name(seed: int, number: int) -> str:
     return f"chaos-{seed}-{number}"
 
 
+def is_saboteurs(number: int) -> bool:
+    """Return whether a job is a saboteur's, where sandboxes are isolated."""
+    return bool(number % MATH_EVERY) and number % SABOTEUR_EVERY == SABOTEUR_EVERY // 2
+
+
 def expected_reward(number: int) -> float:
     """Give the only reward that a job can earn."""
     return 0.0 if number % MATH_EVERY == 0 else (number % 997 + 1) / 1000
 
 
-def make_job(seed: int, number: int) -> Job:
+def make_job(seed: int, number: int, *, saboteurs: bool = True) -> Job:
     """Make job number `number`; the same again, byte for byte, for the same seed."""
     name = job_name(seed, number)
     sampling = Sampling(max_tokens=40, seed=seed * 1_000_003 + number)
-    if number % MATH_EVERY == 0:
+    episode, limits = EPISODE, LIMITS
+    if saboteurs and is_saboteurs(number):
+        form = tuple(SABOTAGES)[number // SABOTEUR_EVERY % len(SABOTAGES)]
+        instance = {"instruction": f"{name}: sabotage {form}.", "check": SABOTEURS_CHECK}
+        sampling, episode, limits = Sampling(seed=number), SABOTEURS_EPISODE, SABOTEURS_LIMITS
+    elif number % MATH_EVERY == 0:
         instance = {"problem": f"{name}: how many?", "ground_truth": "-987654321"}
-        return Job(task="math", instance=instance, job_id=name, sampling=sampling, episode=EPISODE, limits=LIMITS)
-    instance = {
-        "instruction": f"{name}: read data.txt, and write its last number to answer.txt.",
-        "files": {"data.txt": "".join(f"{number + line}\n" for line in range(10)), ".placed/by_init": name},
-        "check": f'[ "$(cat .placed/by_init)" = {name} ] && echo "reward: {expected_reward(number)}"\n',
-    }
-    return Job(task="shell", instance=instance, job_id=name, sampling=sampling, episode=EPISODE, limits=LIMITS)
+        return Job(task="math", instance=instance, job_id=name, sampling=sampling, episode=episode, limits=limits)
+    else:
+        instance = {
+            "instruction": f"{name}: read data.txt, and write its last number to answer.txt.",
+            "files": {"data.txt": "".join(f"{number + line}\n" for line in range(10)), ".placed/by_init": name},
+            "check": f'[ "$(cat .placed/by_init)" = {name} ] && echo "reward: {expected_reward(number)}"\n',
+        }
+    return Job(task="shell", instance=instance, job_id=name, sampling=sampling, episode=episode, limits=limits)
 
 
-def oddity(seed: int, number: int, trajectory: Trajectory) -> str:
-    """Say what is wrong with a result; nothing if it can be true."""
+def oddity(seed: int, number: int, trajectory: Trajectory, *, saboteurs: bool = True) -> str:
+    """Say what is wrong with a result; nothing if it can be true. What a saboteur's earns is counted elsewhere."""
     result = trajectory.result
-    if result.outcome != Outcome.COMPLETED:
-        return "" if trajectory.reward is None else f"{result.outcome} with reward {trajectory.reward}"
-    if trajectory.reward != expected_reward(number):
-        return f"reward {trajectory.reward}, not {expected_reward(number)}"
+    if not (saboteurs and is_saboteurs(number)):
+        if result.outcome != Outcome.COMPLETED:
+            return "" if trajectory.reward is None else f"{result.outcome} with reward {trajectory.reward}"
+        if trajectory.reward != expected_reward(number):
+            return f"reward {trajectory.reward}, not {expected_reward(number)}"
+    elif result.outcome != Outcome.COMPLETED:
+        return ""
     arrays = (trajectory.logprobs, trajectory.loss_mask, trajectory.weight_versions)
     if not result.tokens or any(len(array) != result.tokens for array in (trajectory.token_ids, *arrays)):
         return f"arrays that are not of {result.tokens} tokens"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HUB_HOST, FAR_HOST = "10.213.7.1", "10.213.7.2"
-EVENTS_PORT, BACKENDS_PORT = 5561, 5562
+EVENTS_PORT, BACKENDS_PORT, ENGINE_PORT = 5561, 5562, 5563
 CHUNK_BYTES = 65_536
 
 
@@ -38,7 +38,9 @@ class Nodes(Protocol):
     """Where far's stage processes connect."""
     far_backend_broker: str
     far_bind: str
-    """Where far's processes bind; empty: they choose."""
+    """Where far's stage processes bind; empty: they choose."""
+    far_engine: str
+    """Where far's engine binds, in each of its lives."""
 
     async def start(self) -> None:
         """Make them."""
@@ -62,6 +64,7 @@ class NamespaceNodes:
     stage_events = far_stage_events = f"tcp://{HUB_HOST}:{EVENTS_PORT}"
     backend_broker = far_backend_broker = f"tcp://{HUB_HOST}:{BACKENDS_PORT}"
     far_bind = f"tcp://{FAR_HOST}:*"
+    far_engine = f"tcp://{FAR_HOST}:{ENGINE_PORT}"
 
     def __init__(self) -> None:
         self._holders: dict[str, asyncio.subprocess.Process] = {}
@@ -175,6 +178,7 @@ class ProxyNodes:
 
     def __init__(self) -> None:
         ports = free_port(), free_port()
+        self.far_engine = f"tcp://127.0.0.1:{free_port()}"
         self._proxies = [Proxy(port) for port in ports]
         self.stage_events, self.backend_broker = (f"tcp://127.0.0.1:{port}" for port in ports)
         self.far_stage_events, self.far_backend_broker = (f"tcp://127.0.0.1:{proxy.port}" for proxy in self._proxies)

@@ -3,14 +3,17 @@
 Each node has one stage process per role and one engine; both brokers and the supervisor are on `hub`. Between the nodes
 both sides prove keys. What the supervisor starts it starts again; this process is what an init system would be: it
 starts the supervisor, the pieces on `far` and the trainer again when they die. It is also the subreaper of everything
-below it, so a process that is left behind cannot hide by being adopted.
+below it, so a process that is left behind cannot hide by being adopted. The run folders lie on a small disk of their
+own, where this process may mount one; ledger and logs do not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 from contextlib import suppress
@@ -18,6 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import chaos_client
+import msgspec
+from chaos_client import Options
 from chaos_nodes import make_nodes
 
 from prorl_zmq import AsyncRolloutClient
@@ -38,6 +44,9 @@ RESTART_S = 0.5
 """Before a piece is started again, as long as the supervisor waits at first."""
 ROLES = ("init", "run", "eval")
 SLOTS = 8
+OPEN_FILES = 4096
+"""Most that a process of the service may have."""
+DISK = "1g"
 TOPOLOGY = """\
 [service]
 node = "hub"
@@ -56,6 +65,7 @@ kind = "{sandbox}"
 image = "{image}"
 
 [backends]
+kind = "saboteur"
 model = "{model}"
 """
 VICTIMS = {
@@ -66,6 +76,7 @@ VICTIMS = {
     "run": ("--role run",),
     "eval": ("--role eval",),
     "engine": ("prorl-engine",),
+    "far engine": ("--name far-engine",),
     "trainer": ("chaos_client.py",),
 }
 """What the command line of each kind of process holds; `spawner` and `execution server` are told apart by parents."""
@@ -105,7 +116,7 @@ class Keeper:
                     stderr=log,
                     env=self._environment,
                     start_new_session=True,
-                    preexec_fn=partial(die_with_parent, os.getpid()),
+                    preexec_fn=partial(_begin, os.getpid()),
                 )
             self.codes.append(await self._process.wait())
             if self.wanted and self.codes[-1] >= 0:
@@ -147,53 +158,75 @@ class Pipeline:
         self._link = link
         self._temporary = tempfile.TemporaryDirectory(prefix="prorl-chaos-", ignore_cleanup_errors=True)
         self.folder = Path(self._temporary.name)
-        self.run_dirs = {node: self.folder / node for node in ("hub", "far")}
-        self.temporary = self.folder / "tmp"
+        self.disk = self.folder / "disk"
+        self.disk_is_small = False
+        """It has a file system of its own, which may be filled."""
+        self.run_dirs = {node: self.disk / node for node in ("hub", "far")}
+        self.temporary = self.disk / "tmp"
         """Where the service makes temporary files."""
         self.logs = self.folder / "logs"
+        self.ledger = self.folder / "ledger"
         self.front_door = f"ipc://{self.run_dirs['hub']}/front_door"
         self._keepers: list[Keeper] = []
-        self._model = self.folder / "policy.npz"
+        self._packages = self.folder / "packages"
+        self._hub_keys = Path()
+        self.weights = self.folder / "policy.npz"
         self.nodes: Nodes
 
     async def start(self) -> None:
         """Start everything, and wait until it has reported."""
-        for folder in (self.temporary, self.logs):
+        self.disk.mkdir()
+        self.disk_is_small = os.geteuid() == 0 and _mount(self.disk)
+        for folder in (self.temporary, self.logs, self._packages):
             folder.mkdir()
-        (await asyncio.to_thread(build_base_policy)).save(self._model)
+        _install_engine(self._packages)
+        (await asyncio.to_thread(build_base_policy)).save(self.weights)
         self.nodes = nodes = await make_nodes(self._link)
-        hub_keys, far_keys = self._make_keys()
+        self._hub_keys, far_keys = self._make_keys()
         topology = self.folder / "topology.toml"
         topology.write_text(
             TOPOLOGY.format(
                 stage_events=nodes.stage_events,
                 backend_broker=nodes.backend_broker,
-                keys=hub_keys,
+                keys=self._hub_keys,
                 sandbox=self._sandbox,
                 image=self._image,
-                model=self._model,
+                model=self.weights,
             )
         )
         self._keep("serve", "hub", "prorl", "serve", "--config", str(topology), "--log-dir", str(self.logs))
-        shared = ["--node", "far", "--keys", str(far_keys), *(["--bind", nodes.far_bind] if nodes.far_bind else [])]
+        shared = ["--node", "far", "--keys", str(far_keys)]
         place = ["--sandbox", self._sandbox, "--image", self._image, "--connect", nodes.far_stage_events]
+        place += ["--bind", nodes.far_bind] if nodes.far_bind else []
         for role in ROLES:
             self._keep(f"far-{role}", "far", "prorl-stage", "--role", role, "--slots", str(SLOTS), *place, *shared)
-        engine = ["--name", "far-engine", "--model", str(self._model), "--connect", nodes.far_backend_broker]
+        engine = ["--name", "far-engine", "--engine", "saboteur", "--model", str(self.weights)]
+        engine += ["--connect", nodes.far_backend_broker, "--bind", nodes.far_engine]
         self._keep("far-engine", "far", "prorl-engine", *engine, *shared)
         async with asyncio.timeout(START_S), AsyncRolloutClient(self.front_door, timeout_s=START_S) as client:
             while len((await client.status()).stages) < 2 * len(ROLES):
                 await client.collect(1, wait_s=0.1)
 
-    def keep_trainer(self, *arguments: str) -> Keeper:
-        """Start the trainer, and again whenever it is killed; it is on neither node."""
-        script = str(Path(__file__).with_name("chaos_client.py"))
-        keeper = Keeper(
-            "trainer",
-            [sys.executable, script, self.front_door, *arguments],
-            self.logs / "trainer.log",
-            self._environment,
+    def keep_trainer(self, seed: int, in_flight: int, until: float, hang_s: float) -> Keeper:
+        """Start the trainer on the node `hub`, and again whenever it is killed."""
+        options = Options(
+            front_door=self.front_door,
+            keys=str(self._hub_keys),
+            ledger=str(self.ledger),
+            weights=str(self.weights),
+            seed=seed,
+            in_flight=in_flight,
+            until=until,
+            hang_s=hang_s,
+            saboteurs=self._sandbox != "process",
         )
+        command = [
+            *self.nodes.prefix("hub"),
+            sys.executable,
+            chaos_client.__file__,
+            msgspec.json.encode(options).decode(),
+        ]
+        keeper = Keeper("trainer", command, self.logs / "trainer.log", self._environment)
         self._keepers.append(keeper)
         return keeper
 
@@ -218,6 +251,8 @@ class Pipeline:
 
     def remove(self) -> None:
         """Remove the folder."""
+        if self.disk_is_small:
+            subprocess.run(["umount", "--lazy", str(self.disk)], check=False)
         self._temporary.cleanup()
 
     def _make_keys(self) -> tuple[Path, Path]:
@@ -236,7 +271,28 @@ class Pipeline:
 
     @property
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, "TMPDIR": str(self.temporary)}
+        return {**os.environ, "TMPDIR": str(self.temporary), "PYTHONPATH": str(self._packages)}
+
+
+def _begin(parent: int) -> None:
+    """Make a new child one that ends with its parent, and has few descriptors."""
+    die_with_parent(parent)
+    most = min(OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _mount(folder: Path) -> bool:
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=700", "none", str(folder)]
+    return subprocess.run(mount, capture_output=True, check=False).returncode == 0
+
+
+def _install_engine(packages: Path) -> None:
+    """Install the engine kind of chaos_engine.py, as a package of another maker would be."""
+    shutil.copy(Path(__file__).with_name("chaos_engine.py"), packages)
+    information = packages / "chaos_engine-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: chaos-engine\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[prorl_zmq.engines]\nsaboteur = chaos_engine:SaboteurKind\n")
 
 
 def _command(pid: int) -> str:

@@ -1,29 +1,47 @@
 """What bench/chaos.py does to whom and when, all from one seed.
 
-A strike is a SIGKILL of one process, a SIGSTOP of one for longer than its lease, or a cut of the link between the nodes
-for as long. Kinds of process take turns in a shuffled order, so that each is struck about equally often; which of the
-processes of a kind it is, is drawn as a share, since how many there are is known only at that moment.
+Most strikes are a SIGKILL of one process. The others last longer than a lease: a SIGSTOP, a cut of the link between the
+nodes, a process without free descriptors, a crowd of idle connections, a full disk. Kinds of strikes take turns in a
+shuffled order, so that each comes about equally often; which of the processes of a kind it is, is drawn as a share,
+since how many there are is known only at that moment. An engine that is killed comes back with its first weights, and
+the far one at its old endpoint too.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+T = TypeVar("T")
 
 KILLED = (
+    *("init", "run", "eval", "engine", "far engine", "execution server", "spawner"),
+    *("rollout broker", "backend broker", "supervisor", "trainer"),
+)
+STOPPED = (
     *("init", "run", "eval", "engine", "execution server", "spawner"),
     *("rollout broker", "backend broker", "supervisor", "trainer"),
 )
-STOPPED = ("init", "run", "eval", "engine", "rollout broker", "backend broker", "execution server", "trainer")
-SINGLE = ("rollout broker", "backend broker", "trainer")
+STARVED = ("rollout broker", "backend broker", "run")
+LASTING = (
+    *(("stop", victim) for victim in STOPPED),
+    *(("starve", victim) for victim in STARVED),
+    *(("cut", "link"), ("cut", "link"), ("crowd", "rollout broker"), ("fill", "disk")),
+)
+ALONE = ("rollout broker", "backend broker", "trainer", "disk")
 """Of these there is one."""
-KILLS_OF_STRIKES = 5 / 6
-LAST_S = 12.0
-"""How long a stop or a cut lasts: more than the default lease of 10 s."""
+KILLS_PER_MINUTE = 6.2
+LASTING_MINUTES = 10
+"""In so many, each lasting strike comes once."""
+LAST_S = 15.0
+"""How long they last: more than the default lease of 10 s."""
 CALM_S = 12.0
 """Before the first strike, to see what is usual; in a short run, `CALM_OF_TIME`."""
 CALM_OF_TIME = 1 / 8
-STRIKES_PER_MINUTE = 7.4
 
 
 @dataclass(slots=True)
@@ -33,15 +51,15 @@ class Strike:
     at_s: float
     """From the start."""
     kind: str
-    """`kill`, `stop` or `cut`."""
+    """`kill`, or that of a lasting one."""
     victim: str
-    """The kind of process; `link` for a cut."""
+    """The kind of process; `link` or `disk`."""
     share: float
     """Which of those that live then, oldest first: 0 is the first, 1 is behind the last."""
     began: float = 0.0
     """On the machine's monotonic clock; 0.0: it found no victim."""
     lifted: float = field(default=0.0)
-    """When the process went on, or the link was mended."""
+    """When what lasts was over."""
 
     @property
     def name(self) -> str:
@@ -50,32 +68,29 @@ class Strike:
 
     @property
     def over(self) -> float:
-        """From when on the service can be well again: a broker or trainer that stands still has no substitute."""
-        return self.lifted if self.kind == "stop" and self.victim in SINGLE else self.began
+        """From when on the service can be well again: what stands still and is alone has no substitute."""
+        return self.lifted if self.kind != "kill" and self.victim in ALONE else self.began
 
 
 def plan_strikes(seed: int, minutes: float) -> list[Strike]:
     """Plan a run."""
     draw = random.Random(seed)
-    count = max(3, round(minutes * STRIKES_PER_MINUTE))
-    kills = min(round(count * KILLS_OF_STRIKES), count - 2)
-    stops = (count - kills) // 2
-    strikes = [("kill", victim) for victim in _in_turn(draw, KILLED, kills)]
-    strikes += [("stop", victim) for victim in _in_turn(draw, STOPPED, stops)]
-    strikes += [("cut", "link")] * (count - kills - stops)
+    lasting = _in_turn(draw, LASTING, max(1, round(len(LASTING) * minutes / LASTING_MINUTES)))
+    kills = [("kill", victim) for victim in _in_turn(draw, KILLED, max(3, round(KILLS_PER_MINUTE * minutes)))]
+    strikes = [*kills, *lasting]
     draw.shuffle(strikes)
-    lasting = sum(LAST_S for kind, _ in strikes if kind != "kill")
     calm = min(CALM_S, 60 * minutes * CALM_OF_TIME)
-    pause = max(2.0, (60 * minutes - calm - lasting) / count)
+    shares = [draw.uniform(0.7, 1.3) for _ in strikes]
+    pause = max(2.0, (60 * minutes - calm - LAST_S * len(lasting)) / sum(shares))
     planned, at = [], calm
-    for kind, victim in strikes:
+    for (kind, victim), share in zip(strikes, shares, strict=True):
         planned.append(Strike(at, kind, victim, draw.random()))
-        at += pause * draw.uniform(0.7, 1.3) + (LAST_S if kind != "kill" else 0.0)
+        at += pause * share + (LAST_S if kind != "kill" else 0.0)
     return planned
 
 
-def _in_turn(draw: random.Random, kinds: tuple[str, ...], count: int) -> list[str]:
-    given: list[str] = []
+def _in_turn(draw: random.Random, kinds: Sequence[T], count: int) -> list[T]:
+    given: list[T] = []
     while len(given) < count:
         given += draw.sample(kinds, len(kinds))
     return given[:count]

@@ -37,9 +37,8 @@ def _left(pipeline: Pipeline) -> list[str]:
     reap()
     folder = str(pipeline.folder)
     left = [f"process {_words(pid)}" for pid in descendants(os.getpid()) if _state(pid) not in ("Z", "X", "")]
-    left += [
-        f"mount {line.split()[4]}" for line in Path("/proc/self/mountinfo").read_text().splitlines() if folder in line
-    ]
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if folder in line]
+    left += [f"mount {place}" for place in mounts if place != str(pipeline.disk)]
     for run_dir in pipeline.run_dirs.values():
         left += [f"socket {path.name}" for path in run_dir.iterdir() if path.is_socket()]
         sandboxes = run_dir / "sandboxes"
