@@ -24,6 +24,8 @@ EPISODE = EpisodeLimits(max_turns=3, max_tokens=512, tool_call_s=10.0)
 LIMITS = PhaseLimits(init_s=60.0, run_s=120.0, eval_s=60.0)
 SABOTEURS_EPISODE = EpisodeLimits(max_turns=3, tool_call_s=60.0)
 SABOTEURS_LIMITS = PhaseLimits(init_s=60.0, run_s=20.0, eval_s=20.0)
+SABOTEURS_ATTEMPTS = 10
+"""More than strikes can cost one: what ends without a reward after these did so by the saboteur's doing."""
 MATH_EVERY = 3
 """One of so many jobs is a `math` job."""
 SABOTEUR_EVERY = 20
@@ -49,21 +51,27 @@ def make_job(seed: int, number: int, *, saboteurs: bool = True) -> Job:
     """Make job number `number`; the same again, byte for byte, for the same seed."""
     name = job_name(seed, number)
     sampling = Sampling(max_tokens=40, seed=seed * 1_000_003 + number)
-    episode, limits = EPISODE, LIMITS
     if saboteurs and is_saboteurs(number):
         form = tuple(SABOTAGES)[number // SABOTEUR_EVERY % len(SABOTAGES)]
         instance = {"instruction": f"{name}: sabotage {form}.", "check": SABOTEURS_CHECK}
-        sampling, episode, limits = Sampling(seed=number), SABOTEURS_EPISODE, SABOTEURS_LIMITS
-    elif number % MATH_EVERY == 0:
+        return Job(
+            task="shell",
+            instance=instance,
+            job_id=name,
+            sampling=Sampling(seed=number),
+            episode=SABOTEURS_EPISODE,
+            limits=SABOTEURS_LIMITS,
+            max_attempts=SABOTEURS_ATTEMPTS,
+        )
+    if number % MATH_EVERY == 0:
         instance = {"problem": f"{name}: how many?", "ground_truth": "-987654321"}
-        return Job(task="math", instance=instance, job_id=name, sampling=sampling, episode=episode, limits=limits)
-    else:
-        instance = {
-            "instruction": f"{name}: read data.txt, and write its last number to answer.txt.",
-            "files": {"data.txt": "".join(f"{number + line}\n" for line in range(10)), ".placed/by_init": name},
-            "check": f'[ "$(cat .placed/by_init)" = {name} ] && echo "reward: {expected_reward(number)}"\n',
-        }
-    return Job(task="shell", instance=instance, job_id=name, sampling=sampling, episode=episode, limits=limits)
+        return Job(task="math", instance=instance, job_id=name, sampling=sampling, episode=EPISODE, limits=LIMITS)
+    instance = {
+        "instruction": f"{name}: read data.txt, and write its last number to answer.txt.",
+        "files": {"data.txt": "".join(f"{number + line}\n" for line in range(10)), ".placed/by_init": name},
+        "check": f'[ "$(cat .placed/by_init)" = {name} ] && echo "reward: {expected_reward(number)}"\n',
+    }
+    return Job(task="shell", instance=instance, job_id=name, sampling=sampling, episode=EPISODE, limits=LIMITS)
 
 
 def oddity(seed: int, number: int, trajectory: Trajectory, *, saboteurs: bool = True) -> str:

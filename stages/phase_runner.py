@@ -34,6 +34,7 @@ from ..errors import (
     shortened,
 )
 from ..inference.chat_loading import chat_format
+from ..system.open_files import wait_for_descriptors
 from ..tools.processes import to_the_end
 from ..wire import codec
 from ..wire.messages.base import METRICS_LIMIT, NOTE_LIMIT, new_id
@@ -78,6 +79,8 @@ EVENT_LIMIT_BYTES = codec.HEADER_LIMIT_BYTES // 2
 """Largest event: the phase data of a handler, its metrics and the rest. Bulk data goes into the sandbox."""
 AGENTS_SHARE = 0.5
 """A RUN that is out of time is the agent's own fault if so much of its limit passed in tools, and not in the engine."""
+DESCRIPTORS, DESCRIPTORS_LIMIT_S = 16, 60.0
+"""More than a phase takes of its process at a time; how long it waits for so many."""
 PROBE_S = 10.0
 MOVE_LIMIT = 4
 """How often a phase goes on with another backend after one has failed its generation; then the attempt has failed."""
@@ -114,6 +117,7 @@ class PhaseRunner:
         limit_s = self.job.limits.of(self.command.phase)
         event: PhaseDone | PhaseFailed
         try:
+            await wait_for_descriptors(DESCRIPTORS, DESCRIPTORS_LIMIT_S)
             async with asyncio.timeout(limit_s) as timer:
                 self._timer = timer
                 event = checked(await self._phase())

@@ -143,13 +143,22 @@ class WeightRequests:
         self._unsent += [call for call, _ in self._calls.values() if call.address == address]
 
     def registered(self, backend: Backend) -> None:
-        """A backend has registered: its host may be another process, to which its calls go from now on."""
-        address = _address(backend)
+        """A backend has registered: its host may be another process, to which its calls go from now on.
+
+        What its earlier life has done, one of other weights has not.
+        """
+        address, backend_id = _address(backend), backend.backend_id
         for request_id, (call, under_way) in self._calls.items():
-            if under_way.missing[request_id] == backend.backend_id and call.address != address:
+            if under_way.missing[request_id] == backend_id and call.address != address:
                 moved = EngineCall(address, call.request)
                 self._calls[request_id] = (moved, under_way)
                 self._unsent.append(moved)
+        for under_way in self._under_way.values():
+            request = under_way.request
+            taking_back = under_way.failure is not None or isinstance(request, CancelWeights)
+            has_answered = backend_id in under_way.done() and backend_id not in under_way.missing.values()
+            if has_answered and not taking_back and backend.weight_version != request.weight_version:
+                self._ask_one(under_way, backend_id)
 
     def tick(self, now: float) -> None:
         for under_way in [one for one in self._under_way.values() if one.until <= now]:
@@ -195,11 +204,14 @@ class WeightRequests:
 
     def _ask(self, under_way: _UnderWay) -> None:
         for backend_id in self._heap:
-            call = EngineCall(_address(self._heap.member(backend_id).backend), _part(under_way))
-            under_way.outcomes[backend_id] = None
-            under_way.missing[call.request.request_id] = backend_id
-            self._calls[call.request.request_id] = (call, under_way)
-            self._unsent.append(call)
+            self._ask_one(under_way, backend_id)
+
+    def _ask_one(self, under_way: _UnderWay, backend_id: str) -> None:
+        call = EngineCall(_address(self._heap.member(backend_id).backend), _part(under_way))
+        under_way.outcomes[backend_id] = None
+        under_way.missing[call.request.request_id] = backend_id
+        self._calls[call.request.request_id] = (call, under_way)
+        self._unsent.append(call)
 
     def _follow(self, under_way: _UnderWay, now: float) -> None:
         request, error = under_way.request, under_way.error()

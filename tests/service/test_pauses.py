@@ -1,7 +1,11 @@
-"""A process that was stopped for a while (a debugger, swap, a snapshot of its machine) holds nobody late for it."""
+"""A process that was stopped for a while (a debugger, swap, a snapshot of its machine) holds nobody late for it.
+
+Nor does one that lacks descriptors for a while lose jobs.
+"""
 
 from __future__ import annotations
 
+import resource
 import signal
 import tempfile
 import time
@@ -76,3 +80,20 @@ def test_nobody_is_late_for_another_ones_pause(served: Served, stopped: str) -> 
         )
         assert client.status().redelivered == 0
         assert [one.state for one in client.backends.list()] == ["ready"]
+
+
+@pytest.mark.parametrize("role", ["init", pytest.param("run", marks=pytest.mark.proof), "eval"])
+def test_a_stage_process_without_descriptors_waits_for_some(served: Served, role: str) -> None:
+    """It failed each phase at once, and so drew all jobs to itself, until their attempts were over."""
+    with RolloutClient(served.front_door, timeout_s=60) as client:
+        client.submit(msgspec.convert(SHELL, Job))
+        (first,) = client.stream(timeout_s=60)
+        (starved,) = (one.pid for one in served.children() if f"--role {role}" in words(one))
+        limits = resource.prlimit(starved, resource.RLIMIT_NOFILE)
+        resource.prlimit(starved, resource.RLIMIT_NOFILE, (psutil.Process(starved).num_fds(), limits[1]))
+        client.submit(msgspec.convert({**SHELL, "max_attempts": 1}, Job) for _ in range(4))
+        until(lambda: client.status().running.get(role, 0) == 4, "them to wait")
+        time.sleep(1.0)
+        resource.prlimit(starved, resource.RLIMIT_NOFILE, limits)
+        done = list(client.stream(timeout_s=60))
+    assert [str(one.outcome) for one in (first, *done)] == ["completed"] * 5, done[0].result

@@ -139,7 +139,7 @@ class Sandboxes:
         try:
             spec = msgspec.json.decode((path / SPEC).read_bytes(), type=SandboxSpec)
         except (OSError, msgspec.MsgspecError) as error:
-            raise SandboxFailed(f"the sandbox {path.name} is gone") from error
+            raise SandboxFailed(f"the sandbox {path.name} is gone: {error}") from error
         return await self._connected(path, spec)
 
     def close(self) -> None:

@@ -207,6 +207,27 @@ def test_a_host_that_was_restarted_under_another_key_is_asked_there() -> None:
     assert service.reply() == Done("r")
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [LoadWeights("r", "/weights", 3, "abort"), BeginWeights("r", 3, 60.0), SetWeightVersion("r", 3)],
+    ids=["load", "begin", "set"],
+)
+def test_what_a_host_did_in_an_earlier_life_its_next_one_is_asked_for_again(request_: Any) -> None:
+    """It was taken to have the weights that the life before had loaded, and gave tokens of its first ones."""
+    service = Service()
+    service.ask(request_)
+    calls = service.calls()
+    service.answer(calls["x"])
+    service.add("x")
+    again = service.calls()["x"]
+    assert (again.address, type(again.request)) == (calls["x"].address, type(calls["x"].request))
+    service.answer(calls["y"])
+    assert service.replies == []
+    assert service.states()["x"][0] != "ready" or isinstance(request_, SetWeightVersion)
+    service.answer(again)
+    assert service.reply() == Done("r")
+
+
 def test_a_connection_that_was_lost_has_its_calls_sent_again_and_one_that_is_refused_ends_them() -> None:
     service = Service()
     service.ask(CancelWeights("r", 1))
