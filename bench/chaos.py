@@ -191,7 +191,7 @@ def draw(account: Account, strikes: Sequence[Strike], began: float, ended: float
     axes.set_xlabel("seconds")
     axes.set_ylabel("jobs per second")
     axes.set_xlim(0, bins[-1])
-    axes.legend(loc="upper right")
+    figure.legend(loc="outside upper center", ncols=len(colours) + 1)
     figure.savefig(picture_path("chaos"), dpi=120)
     plt.close(figure)
 
