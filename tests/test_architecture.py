@@ -44,6 +44,7 @@ MAY_IMPORT = {
     "service": BASE | {"client", "tools", "inference"},
     "evaluation": BASE | {"client", "service", "inference", "tasks", "stages", "tools"},
     "demo": BASE | {"client", "service", "inference"},
+    "weights_publisher": BASE | {"client", "inference"},
     "examples": BASE | {"client", "service", "inference", "tools", "stages", "demo", "commands", "cli"},
 }
 """Rooms, and the rooms that their files may import; commands, which bring all together, are not listed."""

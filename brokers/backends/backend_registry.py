@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .backend_heap import BackendHeap
     from .backend_records import Fate
 
+SILENT_SHARE = 0.3
+"""Of the lease: a host that is silent for so long is gone if another one of its name comes."""
 LOST_LIMIT = 10_000
 """Most hosts that are gone and remembered; beyond it, the first that went is forgotten."""
 
@@ -62,6 +64,7 @@ class BackendRegistry:
         backend = request.backend
         backend_id = backend.backend_id
         check_backend(backend)
+        self._end_silent_namesake(request, now)
         lost = self._lost.get(backend_id)
         known = lost.backend.weight_version if lost is not None else 0
         if backend_id in self._heap:
@@ -94,6 +97,18 @@ class BackendRegistry:
             if self._heap.member(other_id).backend.endpoint == backend.endpoint:
                 log.warning("backend %s is gone: %s answers at its endpoint", other_id, backend.backend_id)
                 self._lose(other_id)
+
+    def _end_silent_namesake(self, request: AddBackend, now: float) -> None:
+        """Note that a host is gone which was started anew elsewhere, such as at another port."""
+        backend_id = request.backend.backend_id
+        host = self._hosts.get(backend_id)
+        if host is None or not request.heartbeats or host.heard + SILENT_SHARE * self._lease_s > now:
+            return
+        if self._heap.member(backend_id).backend.endpoint != request.backend.endpoint:
+            log.warning("backend %s is silent, and one of its name is at %s now", backend_id, request.backend.endpoint)
+            self._lose(backend_id)
+            if host.of_before:
+                del self._lost[backend_id]
 
     def _lose(self, backend_id: str) -> None:
         self._lost[backend_id] = self._record(backend_id, "lost")

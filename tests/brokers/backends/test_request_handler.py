@@ -314,6 +314,20 @@ def test_a_host_that_came_back_after_its_lease_was_not_held_to_its_weights() -> 
     assert broker.listed() == ("ready", 8)
 
 
+def test_a_host_that_was_restarted_at_another_port_waits_for_no_lease() -> None:
+    broker = Broker()
+    broker.ask(add(heartbeats=True, version=7))
+    elsewhere = add(heartbeats=True, endpoint="tcp://127.0.0.1:5555")
+    broker.tick(0.2 * LEASE_S)
+    assert broker.ask(elsewhere)[b"client"].error.code == "duplicate_backend", "two hosts of one name"
+    broker.ask(BackendAlive("alive", "x", 7))
+    broker.tick(0.4 * LEASE_S)
+    assert broker.ask(elsewhere)[b"client"].error.code == "duplicate_backend", "it was heard of"
+    broker.tick(0.51 * LEASE_S)
+    assert broker.ask(elsewhere)[b"client"] == Done("add")
+    assert broker.listed() == ("draining", 0), "it has to reach what its last life had served"
+
+
 @pytest.mark.parametrize("forget", [RemoveBackend("forget", "x"), ClearBackends("forget"), add()])
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_version_is_forgotten_on_request(forget: Any, lost: bool) -> None:

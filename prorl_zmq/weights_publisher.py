@@ -1,0 +1,303 @@
+"""Gives all engines a trainer's weights, from its tensors to their next token. Needs the extra `[train]`."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from .errors import ConfigError, ErrorInfo, InternalError, InvalidWeights, ProrlError, from_info
+from .inference.checkpoint import INDEX, read_tensors
+
+try:
+    import torch
+    from safetensors.torch import save_file
+    from torch import distributed
+    from torch.distributed.tensor import DTensor
+except ImportError as error:
+    message = "prorl_zmq.weights_publisher needs PyTorch and safetensors: pip install 'prorl-zmq[train]'"
+    raise ImportError(message) from error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+    from typing import Self
+
+    from .client.blocking.client import RolloutClient
+    from .inference.checkpoint import TensorKind
+    from .wire.messages.engines import UpdateMode
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""By the words of safetensors."""
+PART_BYTES = 5 * 2**30
+MADE = re.compile(r"\.?weights-\d+")
+"""The folders that are ours to remove."""
+
+
+class Published(NamedTuple):
+    """What one `publish` did."""
+
+    path: Path
+    """The folder that the engines have read."""
+    tensors: int
+    size_bytes: int
+    gather_s: float
+    """Seconds until all tensors were whole, of the served dtype, and on the CPU."""
+    write_s: float
+    """Seconds of writing files."""
+    update_s: float
+    """Seconds until all engines served them."""
+
+
+class WeightsPublisher:
+    """Writes a trainer's weights into a new folder, as the served model has them, and has all engines load it.
+
+    Each tensor is cast to the dtype that it has in the served model. A copy of a tied tensor that the served model does
+    not have is left out. The folder gets its name only when it is whole.
+
+    In a distributed trainer (`torch.distributed`) every rank makes one and calls `publish`, since sharded tensors
+    (`DTensor`, as FSDP 2 has them) are gathered by all ranks; rank 0 writes, and what fails there is raised on each.
+
+    Args:
+        client: of rank 0; None on the others.
+        served: the folder of the model that the engines were started with: its safetensors files say which tensors
+            there are, their shapes and dtypes.
+        folder: where the folders of weights go; all engine hosts see it under this path. Made if it is not there.
+        keep: how many folders of weights stay.
+        rename: gives the served model's name of a trainer's tensor, or None for one that it does not have.
+        mode: what becomes of running generations; see `RolloutClient.begin_weights`.
+        part_bytes: a file is ended when it has so many bytes.
+
+    Raises:
+        ConfigError: another publisher uses the folder, or a rank has a client that should not, or lacks one.
+        InvalidWeights: `served` has no safetensors files, or one cannot be read.
+    """
+
+    def __init__(
+        self,
+        client: RolloutClient | None,
+        served: str | Path,
+        folder: str | Path,
+        *,
+        keep: int = 2,
+        rename: Callable[[str], str | None] | None = None,
+        mode: UpdateMode = "keep",
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        if keep < 1:
+            raise ConfigError("keep is at least 1: engines read the newest folder", key="keep")
+        if (client is not None) != (_rank() == 0):
+            raise ConfigError(f"rank 0 has the client, all others None; this is rank {_rank()}", key="client")
+        self._client = client
+        self._folder = Path(folder).absolute()
+        self._keep = keep
+        self._rename = rename
+        self._mode = mode
+        self._part_bytes = part_bytes
+        self._served: dict[str, TensorKind] = {}
+        if client is None:
+            return
+        self._served = read_tensors(Path(served))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (self._folder / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise ConfigError(f"another trainer publishes its weights in {folder}", key="folder") from None
+        for unfinished in self._folder.glob(".weights-*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    def publish(
+        self,
+        weights: torch.nn.Module | Iterable[tuple[str, torch.Tensor]],
+        weight_version: int,
+        *,
+        timeout_s: float | None = None,
+    ) -> Published | None:
+        """Give the engines new weights; return when all serve them. None on ranks other than 0.
+
+        Args:
+            weights: a module, or names and tensors of any shape, dtype and device, each whole or a `DTensor`.
+            weight_version: what to call them, such as the trainer's step; its tokens carry it.
+            timeout_s: longest wait for all engines; None: the client's.
+
+        Raises:
+            InvalidWeights: they are not the served model's by name or shape, or hold values that are no finite numbers;
+                no engine has seen them. Or an engine refused them.
+            ProrlError: as `RolloutClient.update_weights`; the folder stays.
+            OSError: the folder cannot be written.
+        """
+        pairs = weights.state_dict().items() if isinstance(weights, torch.nn.Module) else weights
+        writer = None
+        if self._client is not None:
+            partial = self._folder / f".weights-{weight_version:08d}"
+            writer = _Writer(partial, self._served, self._part_bytes)
+        failure: Exception | None = None
+        published = None
+        began = time.perf_counter()
+        for name, tensor in pairs:
+            place = _place(tensor)
+            whole = _whole(tensor)  # by all ranks, also after a failure: the others wait for this one
+            if writer is not None and failure is None:
+                try:
+                    renamed = name if self._rename is None else self._rename(name)
+                    if renamed is not None:
+                        writer.add(renamed, whole, place)
+                except Exception as error:  # noqa: BLE001 - raised below, on all ranks
+                    failure = error
+        if writer is not None:
+            try:
+                if failure is None:
+                    published = self._finish(writer, weight_version, time.perf_counter() - began, timeout_s)
+            except Exception as error:  # noqa: BLE001 - raised below, on all ranks
+                failure = error
+            finally:
+                shutil.rmtree(writer.path, ignore_errors=True)
+        self._raise_everywhere(failure)
+        return published
+
+    def close(self) -> None:
+        """Let others publish in this folder."""
+        if self._client is not None:
+            self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _finish(self, writer: _Writer, weight_version: int, passed_s: float, timeout_s: float | None) -> Published:
+        assert self._client is not None, "rank 0 writes"
+        gather_s = passed_s - writer.write_s
+        writer.finish()
+        path = self._folder / f"weights-{weight_version:08d}"
+        shutil.rmtree(path, ignore_errors=True)  # of an earlier run of this trainer
+        writer.path.rename(path)
+        began = time.perf_counter()
+        self._client.update_weights(path, weight_version, mode=self._mode, timeout_s=timeout_s)
+        update_s = time.perf_counter() - began
+        made = [old for old in self._folder.iterdir() if MADE.fullmatch(old.name) and old != path]
+        for old in sorted(made, key=lambda old: -old.stat().st_mtime)[self._keep - 1 :]:
+            shutil.rmtree(old, ignore_errors=True)
+        return Published(path, writer.tensors, writer.size_bytes, gather_s, writer.write_s, update_s)
+
+    def _raise_everywhere(self, failure: Exception | None) -> None:
+        if _ranks() > 1:
+            told: list[ErrorInfo | str] = [failure.info() if isinstance(failure, ProrlError) else repr(failure or "")]
+            distributed.broadcast_object_list(told)
+            if isinstance(told[0], ErrorInfo):
+                failure = failure or from_info(told[0])
+            elif told[0] != repr(""):
+                failure = failure or InternalError(f"rank 0 failed: {told[0]}")
+        if failure is not None:
+            raise failure
+
+
+class _Writer:
+    """Writes one checkpoint, file by file."""
+
+    def __init__(self, path: Path, served: dict[str, TensorKind], part_bytes: int) -> None:
+        self.path = path
+        self.tensors = self.size_bytes = 0
+        self.write_s = 0.0
+        self._served = served
+        self._part_bytes = part_bytes
+        self._part: dict[str, torch.Tensor] = {}
+        self._held = self._parts = 0
+        self._files: dict[str, str] = {}
+        self._places: set[tuple[int, ...]] = set()
+        self._unknown: dict[str, tuple[int, ...]] = {}
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+
+    def add(self, name: str, tensor: torch.Tensor, place: tuple[int, ...]) -> None:
+        kind = self._served.get(name)
+        if kind is None:
+            self._unknown[name] = place
+            return
+        if name in self._files:
+            raise InvalidWeights(f"the tensor {name} comes twice", path=str(self.path))
+        if tuple(tensor.shape) != kind.shape:
+            message = f"the tensor {name} has the shape {list(tensor.shape)}, in the served model {list(kind.shape)}"
+            raise InvalidWeights(message, path=str(self.path))
+        if kind.dtype not in DTYPES:
+            raise InvalidWeights(
+                f"the served model has {name} as {kind.dtype}: publish none of it", path=str(self.path)
+            )
+        ours = tensor.detach().to(device="cpu", dtype=DTYPES[kind.dtype]).contiguous()
+        if ours.is_floating_point() and not bool(torch.isfinite(ours.float()).all()):
+            message = f"the tensor {name} holds values that are no finite numbers as {kind.dtype}"
+            raise InvalidWeights(message, path=str(self.path))
+        if ours.untyped_storage().nbytes() != ours.nbytes:
+            ours = ours.clone()  # a slice of something larger, which may come too
+        self._places.add(place)
+        self._part[name] = ours
+        self._files[name] = self._file
+        self._held += ours.nbytes
+        self.tensors += 1
+        self.size_bytes += ours.nbytes
+        if self._held >= self._part_bytes:
+            self._write()
+
+    def finish(self) -> None:
+        lacking = sorted(self._served.keys() - self._files.keys())
+        surplus = sorted(name for name, place in self._unknown.items() if place not in self._places)
+        for names, problem in ((lacking, "does not give"), (surplus, "gives, and the served model does not have")):
+            if names:
+                some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+                message = f"there are tensors that the trainer {problem}: {some}; see `rename`"
+                raise InvalidWeights(message, path=str(self.path))
+        self._write()
+        index = {"metadata": {"total_size": self.size_bytes}, "weight_map": self._files}
+        (self.path / INDEX).write_text(json.dumps(index))
+
+    def _write(self) -> None:
+        if self._part:
+            began = time.perf_counter()
+            save_file(self._part, self.path / self._file, metadata={"format": "pt"})
+            self.write_s += time.perf_counter() - began
+            self._part, self._held = {}, 0
+            self._parts += 1
+
+    @property
+    def _file(self) -> str:
+        return f"model-{self._parts:05d}.safetensors"
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return what two names of one tensor share."""
+    ours = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return (ours.data_ptr(), *tensor.shape, *tensor.stride())
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _ranks() -> int:
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def _rank() -> int:
+    return distributed.get_rank() if _ranks() > 1 else 0

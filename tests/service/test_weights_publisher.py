@@ -1,0 +1,138 @@
+"""A trainer's tensors on their way to the engines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from beside import beside
+
+from prorl_zmq import RolloutClient
+from prorl_zmq.errors import ConfigError, InvalidWeights, NoBackend, ProrlError
+from prorl_zmq.service.child import ChildService
+
+torch = pytest.importorskip("torch", reason="it is of the extra [train]")
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from prorl_zmq.weights_publisher import WeightsPublisher  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOPOLOGY = 'backends = []\nsandbox = {kind = "process"}\n'
+SHAPES = {"embed.weight": (8, 4), "layer.weight": (4, 4), "layer.bias": (4,)}
+
+
+class Model(torch.nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(8, 4)
+        self.layer = torch.nn.Linear(4, 4)
+        self.head = torch.nn.Linear(4, 8, bias=False)
+        self.head.weight = self.embed.weight
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    """What the engines were started with: of another dtype, and without the copy of the tied tensor."""
+    model = tmp_path / "model"
+    model.mkdir()
+    save_file(
+        {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in SHAPES.items()}, model / "a.safetensors"
+    )
+    return model
+
+
+@pytest.fixture
+def service(served: Path) -> Iterator[ChildService]:
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
+        service = ChildService(Path(folder), TOPOLOGY)
+        engine = [str(Path(__file__).with_name("folder_engine.py")), f"ipc://{service.run_dir}/backend_broker"]
+        with service, beside([*engine, f"ipc://{folder}/engine", str(served)]):
+            yield service
+
+
+@pytest.fixture
+def client(service: ChildService) -> Iterator[RolloutClient]:
+    with RolloutClient(service.front_door, timeout_s=60) as client:
+        service.wait_ready(client)
+        yield client
+
+
+@pytest.mark.timeout(120)
+def test_engines_get_a_modules_weights_as_they_serve_them(client: RolloutClient, served: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    model = Model()
+    with WeightsPublisher(client, served, folder, part_bytes=40) as publisher:
+        for step in (1, 2, 5):
+            published = publisher.publish(model, step)
+        assert published is not None
+        assert [one.backend.weight_version for one in client.backends.list()] == [5]
+        assert sorted(path.name for path in folder.iterdir()) == [".lock", "weights-00000002", "weights-00000005"]
+        files = sorted(published.path.glob("*.safetensors"))
+        found = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        assert len(files) == 2
+        assert found.keys() == SHAPES.keys()
+        for name, tensor in found.items():
+            assert torch.equal(tensor, model.state_dict()[name].to(torch.bfloat16)), name
+        assert (published.tensors, published.size_bytes) == (3, 2 * (32 + 16 + 4))
+        assert min(published.gather_s, published.write_s, published.update_s) > 0
+        with pytest.raises(ConfigError, match="another trainer publishes"):
+            WeightsPublisher(client, served, folder)
+        renamed = ((f"policy.{name}", tensor) for name, tensor in model.state_dict().items())
+        publisher.close()
+    with WeightsPublisher(client, served, folder, rename=lambda name: name.removeprefix("policy.")) as publisher:
+        publisher.publish(renamed, 6)
+    assert [one.backend.weight_version for one in client.backends.list()] == [6]
+
+
+@pytest.mark.timeout(120)
+def test_weights_that_do_not_fit_reach_no_engine(client: RolloutClient, served: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    good = {name: torch.ones(shape) for name, shape in SHAPES.items()}
+    wrong = {
+        "does not give: layer.bias": [(name, tensor) for name, tensor in good.items() if name != "layer.bias"],
+        "does not have: more": [*good.items(), ("more", torch.ones(2))],
+        r"shape \[6\], in the served model \[4\]": [*[*good.items()][:2], ("layer.bias", torch.ones(6))],
+        "no finite numbers as BF16": [*[*good.items()][:2], ("layer.bias", torch.full((4,), torch.nan))],
+        "embed.weight comes twice": [*good.items(), ("embed.weight", good["embed.weight"])],
+    }
+    with WeightsPublisher(client, served, folder) as publisher:
+        for words, pairs in wrong.items():
+            with pytest.raises(InvalidWeights, match=words):
+                publisher.publish(pairs, 1)
+        assert [path.name for path in folder.iterdir()] == [".lock"]
+        assert [one.backend.weight_version for one in client.backends.list()] == [0]
+        publisher.publish(good.items(), 1)
+        client.backends.clear()
+        with pytest.raises(NoBackend):
+            publisher.publish(good.items(), 2)
+    for keep, other in ((0, client), (2, None)):
+        with pytest.raises(ConfigError):
+            WeightsPublisher(other, served, folder, keep=keep)
+    with pytest.raises(ProrlError, match=r"no \*\.safetensors"):
+        WeightsPublisher(client, tmp_path, folder)
+
+
+@pytest.mark.timeout(180)
+def test_all_ranks_gather_and_the_first_writes(
+    service: ChildService, client: RolloutClient, served: Path, tmp_path: Path
+) -> None:
+    script = str(Path(__file__).with_name("sharded_trainer.py"))
+    launch = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launch, script, service.front_door, str(served), str(tmp_path / "weights")],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "invalid_weights", "invalid_weights", "took part", "wrote"]
+    assert [one.backend.weight_version for one in client.backends.list()] == [3]
