@@ -46,7 +46,7 @@ def small_disk(tmp_path: Path, sandbox_kind: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("fill", [FILL, MANY], ids=["bytes", "inodes"])
+@pytest.mark.parametrize("fill", [FILL, pytest.param(MANY, marks=pytest.mark.proof)], ids=["bytes", "inodes"])
 @pytest.mark.parametrize(
     "sandbox_kind", ["bubblewrap", pytest.param("apptainer", marks=pytest.mark.proof)], indirect=True
 )

@@ -82,7 +82,7 @@ def test_nobody_is_late_for_another_ones_pause(served: Served, stopped: str) -> 
         assert [one.state for one in client.backends.list()] == ["ready"]
 
 
-@pytest.mark.parametrize("role", ["init", pytest.param("run", marks=pytest.mark.proof), "eval"])
+@pytest.mark.parametrize("role", ["init", *(pytest.param(role, marks=pytest.mark.proof) for role in ("run", "eval"))])
 def test_a_stage_process_without_descriptors_waits_for_some(served: Served, role: str) -> None:
     """It failed each phase at once, and so drew all jobs to itself, until their attempts were over."""
     with RolloutClient(served.front_door, timeout_s=60) as client:

@@ -386,20 +386,21 @@ def test_an_image_without_python_is_said_when_the_session_starts(tmp_path: Path,
     sandboxes.close()
 
 
+@pytest.mark.parametrize(
+    "kind", [pytest.param("apptainer", marks=pytest.mark.proof), "bubblewrap", "process"], indirect=True
+)
 def test_a_server_that_was_stopped_counts_that_for_no_command(kind: SandboxKind, image: str, tmp_path: Path) -> None:
     async def body(sandbox: Sandbox) -> None:
         server = server_pid(sandbox)
         bash = await sandbox.bash()
-        for run in (
-            bash.run("sleep 5; echo done", 4.0),
-            sandbox.exec(["sh", "-c", "sleep 5; echo done"], 4.0),
-        ):
-            running = asyncio.create_task(run)
-            await asyncio.sleep(0.5)
-            os.kill(server, signal.SIGSTOP)
-            await asyncio.sleep(4.0)
-            os.kill(server, signal.SIGCONT)
-            result = await running
+        running = asyncio.gather(
+            bash.run("sleep 5; echo done", 4.0), sandbox.exec(["sh", "-c", "sleep 5; echo done"], 4.0)
+        )
+        await asyncio.sleep(0.5)
+        os.kill(server, signal.SIGSTOP)
+        await asyncio.sleep(4.0)
+        os.kill(server, signal.SIGCONT)
+        for result in await running:
             assert not result.timed_out
             assert result.exit_code == 0
         assert (await bash.run("sleep 60", 1.0)).timed_out
