@@ -298,8 +298,11 @@ def test_a_user_changes_an_image_by_fuse_where_the_kernel_does_not_let_him(
         (tmp_path / name).mkdir()
     parts = ",".join(f"{name}dir={tmp_path / name}" for name in ("lower", "upper", "work"))
     disk = tmp_path / "disk"
-    hide = "mount --bind /dev/null /dev/fuse; " if hidden else ""
-    script = f'{hide}mount -t overlay overlay -o {parts} {disk}; chown 65534:65534 {disk}; exec "$@"'
+    device = tmp_path / "fuse"  # one of our own: the machine's may be root's alone
+    if subprocess.run(["mknod", "--mode=666", device, "c", "10", "229"], check=False).returncode != 0:
+        pytest.skip("no device can be made here")
+    hide = f"mount --bind {'/dev/null' if hidden else device} /dev/fuse"
+    script = f'{hide}; mount -t overlay overlay -o {parts} {disk}; chown 65534:65534 {disk}; exec "$@"'
     done = subprocess.run(
         [*("unshare", "--mount", "bash", "-c", script, "bash"), *as_nobody, "-P", "-c", CHANGED, disk, small_image],
         capture_output=True,
