@@ -117,8 +117,8 @@ class BackendSettings(Section, frozen=True, kw_only=True):
     kind: str = "embedded"
     """An engine kind of an installed package (entry points `prorl_zmq.engines`); each takes some of what follows."""
     model: str = ""
-    """`embedded`: an .npz file, or empty for the base policy that comes with the package. `vllm`: a directory or a hub
-    name."""
+    """`embedded`: an .npz file, or empty for the base policy that comes with the package. `vllm` and `transformers`: a
+    directory or a hub name."""
     count: Annotated[int, Meta(ge=1, le=64)] = 1
     """Engines of this kind; not for `http`."""
     urls: tuple[str, ...] = ()
@@ -193,9 +193,7 @@ def _engine_options(kind: str, given: dict[str, Any], *, flags: bool) -> Any:
     fields = {field.name: field for field in msgspec.structs.fields(chosen)}
     for option in given.keys() - fields:
         takers = [name for name in offered(ENGINE_KINDS) if option in _options_of(name)]
-        only = (
-            f"; {' and '.join(takers)} would" if takers else f"; it takes {', '.join(map(spelled, fields)) or 'none'}"
-        )
+        only = f"; {_enumerated(takers)} would" if takers else f"; it takes {', '.join(map(spelled, fields)) or 'none'}"
         raise ConfigError(f"{subject} takes no {spelled(option)}{only}", key=option)
     for option, field in fields.items():
         if field.required and option not in given:
@@ -209,6 +207,10 @@ def _engine_options(kind: str, given: dict[str, Any], *, flags: bool) -> Any:
         what, _, where = str(error).partition(" - at `$.")
         option = where.rstrip("`")
         raise ConfigError(f"{subject}: {what}" + (f" in {spelled(option)}" if option else ""), key=option) from error
+
+
+def _enumerated(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _options_of(kind: str) -> tuple[str, ...]:

@@ -89,7 +89,11 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
         ("[backends]\nkind = 'vllm'", "backends[0].model", "needs model: a directory"),
         ("[backends]\nkind = 'http'", "backends[0].urls", "needs urls: the server's address"),
         ("[backends]\nurls = ['http://a:1']", "backends[0].urls", "takes no urls; http would"),
-        ("[backends]\ntokenizer = 'here'", "backends[0].tokenizer", "takes no tokenizer; http and vllm would"),
+        (
+            "[backends]\ntokenizer = 'here'",
+            "backends[0].tokenizer",
+            "takes no tokenizer; http, transformers and vllm would",
+        ),
         ("[backends]\noptions = {depth = 3}", "backends[0].depth", "takes no depth; it takes model"),
         ("[backends]\nkind = 'http'\nurls = ['gpu-7']", "backends[0].urls", "gpu-7 is not of the form http://"),
         ("[backends]\nkind = 'http'\nurls = ['http://a:1']\ncount = 2", "backends[0].count", "each of `urls`"),

@@ -23,8 +23,8 @@ def engine(
         typer.Option(
             "--engine",
             metavar="KIND",
-            help="What to host: `embedded`, the small policy of the package; `vllm`, in this process; `http`, a server "
-            "that runs already; or a kind that another package offers.",
+            help="What to host: `embedded`, the small policy of the package; `vllm` or `transformers`, in this "
+            "process; `http`, a server that runs already; or a kind that another package offers.",
         ),
     ] = "embedded",
     model: options.Model = "",

@@ -95,7 +95,10 @@ Images = Annotated[
 ]
 
 Model = Annotated[
-    str, typer.Option(help="embedded: an .npz file [default: the package's]; vllm: a directory or a hub name.")
+    str,
+    typer.Option(
+        help="embedded: an .npz file [default: the package's]; vllm, transformers: a directory or a hub name."
+    ),
 ]
 VllmFlags = Annotated[
     list[str] | None, typer.Argument(metavar="[-- VLLM FLAGS]", help="Such as -- --max-model-len 32768.")

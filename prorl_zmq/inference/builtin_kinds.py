@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
@@ -69,6 +71,36 @@ class VllmKind(EngineKind, frozen=True):
 
         chat = ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history)
         return await VllmEngine.start(self.model, self.arguments, chat, weight_version)
+
+
+class TransformersKind(EngineKind, frozen=True):
+    """A Hugging Face model in this process, for trying a trainer without vLLM."""
+
+    model: Annotated[str, msgspec.Meta(min_length=1, description="a directory or a hub name")]
+    tokenizer: str = ""
+    tool_calls: ToolCallFormatName = ""
+    history: History = "template"
+    device: str = "auto"
+    """Such as `cpu` or `cuda:1`; `auto`: a GPU where there is one."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of weights and computation; `auto`: that of the model."""
+    rows: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 32
+    """Generations at once."""
+
+    @classmethod
+    def problem(cls) -> str:
+        if importlib.util.find_spec("torch") is None:
+            return "PyTorch is not installed: pip install 'prorl-zmq[train]'"
+        return ""
+
+    async def start(self, weight_version: int) -> Engine:
+        if problem := self.problem():
+            raise ConfigError(problem, key="kind")
+        from .transformers_engine import load_transformers_engine
+
+        loading = partial(load_transformers_engine, device=self.device, dtype=self.dtype, rows=self.rows)
+        chat = ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history)
+        return await asyncio.to_thread(loading, self.model, chat, weight_version)
 
 
 class HttpKind(EngineKind, frozen=True):

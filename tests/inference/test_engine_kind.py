@@ -109,7 +109,7 @@ def test_a_job_is_answered_by_an_engine_of_another_package(
             "Expected `str`, got `int` in --option answer",
         ),
         (("--engine", "scripted", "--option", "answer"), 2, "--option answer: write NAME=JSON"),
-        (("--engine", "scripted", "--model", "m"), 2, "takes no --model; embedded and vllm would"),
+        (("--engine", "scripted", "--model", "m"), 2, "takes no --model; embedded, transformers and vllm would"),
         (
             ("--engine", "embedded", "--option", "times=2"),
             2,

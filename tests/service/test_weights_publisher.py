@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 from beside import beside
 
-from prorl_zmq import RolloutClient
+from prorl_zmq import EpisodeLimits, Job, RolloutClient, Sampling
 from prorl_zmq.errors import ConfigError, InvalidWeights, NoBackend, ProrlError
 from prorl_zmq.service.child import ChildService
 
 torch = pytest.importorskip("torch", reason="it is of the extra [train]")
+import tiny_model  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
 
 from prorl_zmq.weights_publisher import WeightsPublisher  # noqa: E402
 
@@ -136,3 +138,44 @@ def test_all_ranks_gather_and_the_first_writes(
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == ["", "invalid_weights", "invalid_weights", "took part", "wrote"]
     assert [one.backend.weight_version for one in client.backends.list()] == [3]
+
+
+@pytest.mark.timeout(180)
+def test_a_trainers_step_is_in_the_next_jobs_tokens_bit_for_bit(tmp_path: Path) -> None:
+    """Through `prorl serve` with the transformers engine: the log-probs are those of the trainer's own weights."""
+    served = tmp_path / "model"
+    tiny_model.main([str(served)])
+    trained = AutoModelForCausalLM.from_pretrained(served)
+    topology = f'sandbox = {{kind = "process"}}\nbackends = [{{kind = "transformers", model = "{served}"}}]\n'
+    job = Job(
+        task="math",
+        instance={"problem": "How many?", "ground_truth": "42"},
+        sampling=Sampling(max_tokens=24),
+        episode=EpisodeLimits(max_turns=1),
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="prorl-t-") as folder,
+        ChildService(Path(folder), topology) as service,
+        RolloutClient(service.front_door, timeout_s=90) as client,
+    ):
+        service.wait_ready(client)
+        publisher = WeightsPublisher(client, served, tmp_path / "weights")
+        for step in range(3):
+            if step:
+                with torch.no_grad():
+                    for parameter in trained.parameters():
+                        parameter += 0.02 * torch.randn_like(parameter)
+                published = publisher.publish(trained, step)
+                assert published is not None
+                pushed = load_file(published.path / "model-00000.safetensors")
+                assert all(torch.equal(pushed[name], value) for name, value in trained.state_dict().items())
+            client.submit([job])
+            (one,) = client.stream(timeout_s=60)
+            assert one.versions == (step,)
+            tokens = torch.from_numpy(one.token_ids.astype("int64"))
+            with torch.inference_mode():
+                scores = torch.log_softmax(trained(tokens[None]).logits[0, :-1].float(), dim=-1)
+            ours = scores.gather(1, tokens[1:, None])[:, 0].numpy()
+            mask = one.loss_mask[1:]
+            assert abs(ours[mask] - one.logprobs[1:][mask]).max() < 1e-4
+        publisher.close()

@@ -1,0 +1,226 @@
+"""The transformers engine: a Hugging Face model in the host's process, on a CPU or one GPU, for trying a trainer.
+
+Continuous batching with one cache for all rows, padded on the left: a step draws one token for every row, and runs one
+forward pass; those that join are read first, at most `PREFILL_TOKENS` at a time. When weights change under running
+generations the cache is computed anew from the tokens so far, so each token's log-prob is what a trainer computes for
+it with the weights of that token's version. It has no prefix cache, no paged memory and no kernels of its own: for
+throughput there is vLLM.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch.nn.functional import pad
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils.logging import disable_progress_bar
+
+from ..errors import ConfigError
+from .checkpoint import check_checkpoint, read_tensors
+from .engine import EngineDescription
+from .local_engine import LocalEngine, Running
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ..wire.messages.backends import ChatSettings
+
+PREFILL_TOKENS = 8192
+"""Most tokens, padding included, that are read between two steps; one conversation may be longer."""
+ATTENTIONS = {"full_attention", "sliding_attention"}
+"""The kinds of layers whose cache can be padded and put together."""
+
+
+class TransformersEngine(LocalEngine):
+    """Implements `engine.Engine` with a causal language model of a folder.
+
+    Args:
+        folder: of the model; new weights must have its tensors.
+        chat: with its tokenizer's folder.
+        device: such as `cpu` or `cuda:0`.
+        dtype: of the weights and the computation, such as `float32`; `auto`: that of the folder.
+        rows: generations at once; more wait.
+
+    Raises:
+        InvalidWeights: the folder has no safetensors files, or they cannot be read.
+        ConfigError: the model cannot be loaded, or has layers whose state is no attention cache.
+    """
+
+    def __init__(
+        self, folder: Path, chat: ChatSettings, weight_version: int, *, device: str, dtype: str, rows: int
+    ) -> None:
+        self._folder = folder
+        self._device = device
+        self._most_rows = rows
+        read_tensors(folder)
+        disable_progress_bar()  # type: ignore[no-untyped-call]
+        try:
+            self._model = self._loaded(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype))
+        except (OSError, ValueError, ImportError, RuntimeError) as error:
+            raise ConfigError(f"transformers cannot load {folder}: {error}", key="model") from error
+        text = self._model.config.get_text_config()
+        others = {*(getattr(text, "layer_types", None) or ATTENTIONS)} - ATTENTIONS
+        if others:
+            words = f"{folder} has layers of {', '.join(sorted(others))}, which this engine cannot batch; vLLM can"
+            raise ConfigError(words, key="model")
+        super().__init__(
+            EngineDescription(
+                str(folder), chat, text.max_position_embeddings, text.vocab_size, rows, "processed_logprobs"
+            ),
+            weight_version,
+        )
+        self._rows: list[Running] = []
+        self._cache = DynamicCache()
+        self._mask = torch.zeros((0, 0), dtype=torch.int64, device=device)
+        """int64 [rows, columns]: where the cache holds a token; each row ends with the last column."""
+        self._scores = np.zeros((0, text.vocab_size), np.float32)
+        """float32 [rows, vocabulary]: of each row's next token."""
+
+    def _step(self) -> None:
+        self._keep_running()
+        seated = set(self._rows)
+        waiting = [running for running in self._running if running not in seated]
+        joining: list[Running] = []
+        for running in waiting[: self._most_rows - len(self._rows)]:
+            longest = max(len(each.tokens) for each in (*joining, running))
+            if joining and longest * (len(joining) + 1) > PREFILL_TOKENS:
+                break
+            joining.append(running)
+        if joining:
+            self._join(joining)
+        self._draw(self._rows, self._scores)
+        self._keep_running()
+        if self._rows:
+            self._decode_one()
+
+    def _on_new_weights(self) -> None:
+        self._keep_running()
+        rows, self._rows = self._rows, []
+        self._cache, self._mask = DynamicCache(), self._mask[:0]
+        self._scores = self._scores[:0]
+        for running in rows:
+            self._join([running])
+
+    def _read_weights(self, path: Path) -> Any:
+        check_checkpoint(path, self._folder)
+        state = {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+        served = self._model
+        return self._loaded(
+            type(served).from_pretrained(None, config=served.config, state_dict=state, dtype=served.dtype)
+        )
+
+    def _take_weights(self, weights: Any) -> None:
+        self._model = weights
+
+    def _loaded(self, model: Any) -> Any:
+        return model.to(self._device).eval().requires_grad_(requires_grad=False)
+
+    def _keep_running(self) -> None:
+        """Take the rows of what is done or was cancelled out of the batch."""
+        kept = [row for row, running in enumerate(self._rows) if not running.done.done()]
+        if len(kept) == len(self._rows):
+            return
+        self._rows = [self._rows[row] for row in kept]
+        self._scores = self._scores[kept]
+        index = torch.tensor(kept, dtype=torch.int64, device=self._device)
+        mask = self._mask[index]
+        held = mask.any(0).nonzero()
+        first = int(held[0]) if len(held) else mask.shape[1]
+        self._mask = mask[:, first:]
+        self._cache = _cache_of(
+            [(keys[index, :, first:], values[index, :, first:]) for keys, values in _layers(self._cache)]
+        )
+
+    def _join(self, conversations: Sequence[Running]) -> None:
+        """Read conversations, and put them behind the rows."""
+        columns = max(len(running.tokens) for running in conversations)
+        ids = torch.zeros((len(conversations), columns), dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, running in enumerate(conversations):
+            ids[row, columns - len(running.tokens) :] = torch.tensor(running.tokens)
+            mask[row, columns - len(running.tokens) :] = 1
+        mask = mask.to(self._device)
+        cache = DynamicCache()
+        scores = self._forward(ids.to(self._device), mask, cache)
+        self._scores = np.concatenate([self._scores, scores])
+        if self._rows:
+            width = max(columns, self._mask.shape[1])
+            both = zip(_layers(self._cache), _layers(cache), strict=True)
+            cache = _cache_of(
+                [
+                    tuple(torch.cat([_wide(a, width), _wide(b, width)]) for a, b in zip(*pair, strict=True))
+                    for pair in both
+                ]
+            )
+            mask = torch.cat([pad(each, (width - each.shape[1], 0)) for each in (self._mask, mask)])
+        self._cache, self._mask = cache, mask
+        self._rows += conversations
+
+    def _decode_one(self) -> None:
+        last = torch.tensor([[running.tokens[-1]] for running in self._rows], device=self._device)
+        self._mask = torch.cat([self._mask, torch.ones_like(self._mask[:, :1])], dim=1)
+        self._scores = self._forward(last, self._mask, self._cache)
+
+    @torch.inference_mode()
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache) -> NDArray[np.float32]:
+        """Add ids, int64 [rows, n], to a cache; return the scores of the next tokens, float32 [rows, vocabulary]."""
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        done = self._model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return np.asarray(done.logits[:, -1].float().cpu().numpy())
+
+
+def _layers(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return each layer's keys and values, [rows, heads, columns, width]."""
+    layers: list[Any] = cache.layers  # a fresh `DynamicCache` has none but those of attention
+    return [(layer.keys, layer.values) for layer in layers]
+
+
+def _cache_of(layers: Sequence[tuple[torch.Tensor, ...]]) -> DynamicCache:
+    cache = DynamicCache()
+    for number, (keys, values) in enumerate(layers):
+        cache.update(keys, values, number)
+    return cache
+
+
+def _wide(tensor: torch.Tensor, columns: int) -> torch.Tensor:
+    return pad(tensor, (0, 0, columns - tensor.shape[2], 0))
+
+
+def load_transformers_engine(
+    model: str, chat: ChatSettings, weight_version: int, *, device: str, dtype: str, rows: int
+) -> TransformersEngine:
+    """Load a model of a folder or a hub; blocks.
+
+    Raises:
+        ConfigError: there is none, or it cannot be loaded; or the device is not there.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+        try:
+            folder = Path(
+                snapshot_download(model, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"])
+            )
+        except (HFValidationError, HfHubHTTPError, OSError) as error:
+            raise ConfigError(
+                f"no model in {model}: no such folder, and no hub has it: {error}", key="model"
+            ) from error
+    chosen = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    described = chat if chat.tokenizer else msgspec.structs.replace(chat, tokenizer=str(folder.absolute()))
+    return TransformersEngine(folder.absolute(), described, weight_version, device=chosen, dtype=dtype, rows=rows)

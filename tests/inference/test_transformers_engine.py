@@ -1,0 +1,140 @@
+"""The transformers engine beside what a trainer computes with the same model."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="it is of the extra [train]")
+import tiny_model  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+from prorl_zmq.errors import ConfigError, EngineFailed, InvalidWeights  # noqa: E402
+from prorl_zmq.inference import transformers_engine  # noqa: E402
+from prorl_zmq.inference.engine import checked  # noqa: E402
+from prorl_zmq.inference.transformers_engine import TransformersEngine, load_transformers_engine  # noqa: E402
+from prorl_zmq.wire.messages.backends import ChatSettings  # noqa: E402
+from prorl_zmq.wire.messages.jobs import Sampling  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from prorl_zmq.inference.engine import Generation
+
+ROWS = 5
+PROMPTS = [np.random.default_rng(index).integers(0, 1024, 1 + 7 * index % 41).astype(np.int32) for index in range(14)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("models")
+    paths = [folder / "one", folder / "two"]
+    tiny_model.main([str(path) for path in paths])
+    return paths
+
+
+def new_engine(model: Path, version: int = 0) -> TransformersEngine:
+    chat = ChatSettings("transformers")
+    return load_transformers_engine(str(model), chat, version, device="cpu", dtype="auto", rows=ROWS)
+
+
+def recomputed(model: Path, prompt: np.ndarray[Any, Any], generation: Generation, temperature: float) -> Any:
+    """What a trainer computes for the tokens of a generation, by one pass over all of them."""
+    trained = AutoModelForCausalLM.from_pretrained(model)
+    tokens = torch.from_numpy(np.concatenate([prompt, generation.token_ids]).astype(np.int64))
+    with torch.inference_mode():
+        scores = torch.log_softmax(trained(tokens[None, :-1]).logits[0].float() / temperature, dim=-1)
+    return scores.gather(1, tokens[1:, None])[len(prompt) - 1 :, 0].numpy()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+
+
+def test_log_probs_are_a_trainers_own_however_many_join_and_leave(
+    models: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers_engine, "PREFILL_TOKENS", 60)
+
+    async def main() -> None:
+        engine = new_engine(models[0], version=3)
+        turns = [Sampling(0.7 if i % 2 else 1.0, 3 + 5 * i % 23, seed=i) for i in range(len(PROMPTS))]
+        done = await asyncio.gather(
+            *(engine.generate(prompt, turn, (5,), "job") for prompt, turn in zip(PROMPTS, turns, strict=True))
+        )
+        for prompt, turn, generation in zip(PROMPTS, turns, done, strict=True):
+            checked(generation, turn.max_tokens)
+            assert generation.spans[0].weight_version == 3
+            expected = recomputed(models[0], prompt, generation, turn.temperature)
+            np.testing.assert_allclose(generation.logprobs, expected, atol=2e-5)
+        again = await engine.generate(PROMPTS[3], turns[3], (5,), "job")
+        assert again.token_ids.tolist() == done[3].token_ids.tolist(), "a seed gives the same tokens in any company"
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_new_weights_between_two_tokens_make_the_next_ones(models: list[Path]) -> None:
+    async def main() -> None:
+        engine = new_engine(models[0])
+        running = [
+            asyncio.create_task(engine.generate(prompt, Sampling(1.0, 60, seed=1), (), "job")) for prompt in PROMPTS[:3]
+        ]
+        await until(lambda: engine._rows and len(engine._rows[0].logprobs) >= 8)
+        await engine.update_weights(models[1], 1, "keep")
+        for prompt, generation in zip(PROMPTS, await asyncio.gather(*running), strict=False):
+            before, after = generation.spans
+            assert (before.weight_version, after.weight_version) == (0, 1)
+            parts = (models[0], slice(0, before.end)), (models[1], slice(before.end, after.end))
+            for model, part in parts:
+                expected = recomputed(model, prompt, generation, 1.0)[part]
+                np.testing.assert_allclose(generation.logprobs[part], expected, atol=2e-5)
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_cancelled_leaves_its_row_and_the_others_go_on(models: list[Path]) -> None:
+    async def main() -> None:
+        engine = new_engine(models[0])
+        first, second = (
+            asyncio.create_task(engine.generate(prompt, Sampling(1.0, 40, seed=2), (), "job"))
+            for prompt in PROMPTS[5:7]
+        )
+        await until(lambda: len(engine._rows) == 2)
+        first.cancel()
+        generation = await second
+        np.testing.assert_allclose(generation.logprobs, recomputed(models[0], PROMPTS[6], generation, 1.0), atol=2e-5)
+        with pytest.raises(EngineFailed):
+            await engine.generate(np.zeros(0, np.int32), Sampling(), (), "job")
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_served_is_said(models: list[Path], tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(models[0], other)
+    (other / "model.safetensors").write_bytes(b"none")
+    with pytest.raises(InvalidWeights, match="not a whole safetensors file"):
+        new_engine(other)
+    shutil.copy(models[0] / "model.safetensors", other)
+    (other / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="transformers cannot load"):
+        new_engine(other)
+    with pytest.raises(ConfigError, match="no such folder"):
+        load_transformers_engine(
+            str(tmp_path / "missing" / "more" / "x"), ChatSettings(), 0, device="cpu", dtype="auto", rows=1
+        )
+    engine = new_engine(models[0])
+    (other / "model.safetensors").unlink()
+    with pytest.raises(InvalidWeights):
+        asyncio.run(engine.update_weights(other, 1, "keep"))
+    assert engine.weight_version == 0
