@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import re
 import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from .errors import ConfigError, ErrorInfo, InternalError, InvalidWeights, ProrlError, from_info
+from .errors import ConfigError, EngineFailed, InvalidWeights, NoBackend, RequestTimeout
 from .inference.checkpoint import INDEX, read_tensors
 
 try:
     import torch
     from safetensors.torch import save_file
-    from torch import distributed
     from torch.distributed.tensor import DTensor
+
+    from .system.ranks import raise_everywhere, rank
 except ImportError as error:
     message = "prorl_zmq.weights_publisher needs PyTorch and safetensors: pip install 'prorl-zmq[train]'"
     raise ImportError(message) from error
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from .client.blocking.client import RolloutClient
     from .inference.checkpoint import TensorKind
     from .wire.messages.engines import UpdateMode
+
+log = logging.getLogger("prorl.trainer")
 
 DTYPES = {
     "F64": torch.float64,
@@ -47,6 +51,8 @@ DTYPES = {
 }
 """By the words of safetensors."""
 PART_BYTES = 5 * 2**30
+UPDATE_S = 600.0
+RETRY_S = 1.0
 MADE = re.compile(r"\.?weights-\d+")
 """The folders that are ours to remove."""
 
@@ -84,6 +90,7 @@ class WeightsPublisher:
         rename: gives the served model's name of a trainer's tensor, or None for one that it does not have.
         mode: what becomes of running generations; see `RolloutClient.begin_weights`.
         part_bytes: a file is ended when it has so many bytes.
+        all_ranks: every rank calls `publish`. False: only rank 0 does, with tensors that are whole.
 
     Raises:
         ConfigError: another publisher uses the folder, or a rank has a client that should not, or lacks one.
@@ -100,17 +107,21 @@ class WeightsPublisher:
         rename: Callable[[str], str | None] | None = None,
         mode: UpdateMode = "keep",
         part_bytes: int = PART_BYTES,
+        all_ranks: bool = True,
     ) -> None:
         if keep < 1:
             raise ConfigError("keep is at least 1: engines read the newest folder", key="keep")
-        if (client is not None) != (_rank() == 0):
-            raise ConfigError(f"rank 0 has the client, all others None; this is rank {_rank()}", key="client")
+        if (client is not None) != (rank() == 0):
+            raise ConfigError(f"rank 0 has the client, all others None; this is rank {rank()}", key="client")
         self._client = client
         self._folder = Path(folder).absolute()
         self._keep = keep
         self._rename = rename
         self._mode = mode
         self._part_bytes = part_bytes
+        self._all_ranks = all_ranks
+        self._last: int | None = None
+        """The last version that was published."""
         self._served: dict[str, TensorKind] = {}
         if client is None:
             return
@@ -130,18 +141,20 @@ class WeightsPublisher:
         weights: torch.nn.Module | Iterable[tuple[str, torch.Tensor]],
         weight_version: int,
         *,
-        timeout_s: float | None = None,
+        timeout_s: float = UPDATE_S,
     ) -> Published | None:
         """Give the engines new weights; return when all serve them. None on ranks other than 0.
 
         Args:
             weights: a module, or names and tensors of any shape, dtype and device, each whole or a `DTensor`.
             weight_version: what to call them, such as the trainer's step; its tokens carry it.
-            timeout_s: longest wait for all engines; None: the client's.
+            timeout_s: longest wait until an engine serves them, if all fail or are being started again. Engines that
+                come back later load them then.
 
         Raises:
             InvalidWeights: they are not the served model's by name or shape, or hold values that are no finite numbers;
                 no engine has seen them. Or an engine refused them.
+            ConfigError: the engines serve weights of another trainer.
             ProrlError: as `RolloutClient.update_weights`; the folder stays.
             OSError: the folder cannot be written.
         """
@@ -171,7 +184,10 @@ class WeightsPublisher:
                 failure = error
             finally:
                 shutil.rmtree(writer.path, ignore_errors=True)
-        self._raise_everywhere(failure)
+        if self._all_ranks:
+            raise_everywhere(failure)
+        elif failure is not None:
+            raise failure
         return published
 
     def close(self) -> None:
@@ -187,7 +203,7 @@ class WeightsPublisher:
     ) -> None:
         self.close()
 
-    def _finish(self, writer: _Writer, weight_version: int, passed_s: float, timeout_s: float | None) -> Published:
+    def _finish(self, writer: _Writer, weight_version: int, passed_s: float, timeout_s: float) -> Published:
         assert self._client is not None, "rank 0 writes"
         gather_s = passed_s - writer.write_s
         writer.finish()
@@ -195,23 +211,39 @@ class WeightsPublisher:
         shutil.rmtree(path, ignore_errors=True)  # of an earlier run of this trainer
         writer.path.rename(path)
         began = time.perf_counter()
-        self._client.update_weights(path, weight_version, mode=self._mode, timeout_s=timeout_s)
+        self._update(path, weight_version, timeout_s)
         update_s = time.perf_counter() - began
         made = [old for old in self._folder.iterdir() if MADE.fullmatch(old.name) and old != path]
         for old in sorted(made, key=lambda old: -old.stat().st_mtime)[self._keep - 1 :]:
             shutil.rmtree(old, ignore_errors=True)
         return Published(path, writer.tensors, writer.size_bytes, gather_s, writer.write_s, update_s)
 
-    def _raise_everywhere(self, failure: Exception | None) -> None:
-        if _ranks() > 1:
-            told: list[ErrorInfo | str] = [failure.info() if isinstance(failure, ProrlError) else repr(failure or "")]
-            distributed.broadcast_object_list(told)
-            if isinstance(told[0], ErrorInfo):
-                failure = failure or from_info(told[0])
-            elif told[0] != repr(""):
-                failure = failure or InternalError(f"rank 0 failed: {told[0]}")
-        if failure is not None:
-            raise failure
+    def _update(self, path: Path, weight_version: int, timeout_s: float) -> None:
+        """Have the engines load the weights; an engine that dies meanwhile loads them when it is back."""
+        assert self._client is not None, "rank 0 updates"
+        until = time.monotonic() + timeout_s
+        while True:
+            served = {one.backend.weight_version for one in self._client.backends.list() if one.state == "ready"}
+            served.discard(0)  # of a service that was started again
+            if self._last is not None and served and not served & {self._last, weight_version}:
+                raise ConfigError(
+                    f"this trainer gave the engines the weights {self._last}, and they serve {sorted(served)}: does "
+                    "another trainer use this service?",
+                    key="client",
+                )
+            left_s = until - time.monotonic()
+            try:
+                self._client.update_weights(path, weight_version, mode=self._mode, timeout_s=max(1.0, left_s))
+                break
+            except (NoBackend, EngineFailed, RequestTimeout) as error:
+                if any(one.backend.weight_version == weight_version for one in self._client.backends.list()):
+                    log.warning("%s; the others serve the weights %d", error.message, weight_version)
+                    break
+                if left_s < RETRY_S:
+                    raise
+                log.warning("%s; again in a second", error.message)
+                time.sleep(RETRY_S)
+        self._last = weight_version
 
 
 class _Writer:
@@ -293,11 +325,3 @@ def _place(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _ranks() -> int:
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-
-
-def _rank() -> int:
-    return distributed.get_rank() if _ranks() > 1 else 0

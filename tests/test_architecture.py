@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "security": {"errors", "system", "wire", "config"},
     "data": {"errors", "wire"},
     "client": BASE,
-    "integrations": BASE | {"client"},
+    "integrations": BASE | {"client", "weights_publisher"},
     "inference": BASE,
     "tasks": {"errors", "wire"},
     "brokers": BASE,

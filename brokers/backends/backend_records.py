@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ...wire.messages.backends import Backend  # noqa: TC001 - msgspec reads the annotations at run time
-from ...wire.messages.base import Part, Seconds, WeightVersion
+from ...wire.messages.base import Part, PathText, Seconds, WeightVersion
 
 Fate = Literal["listed", "lost", "dismissed"]
 """`lost`: its host fell silent. `dismissed`: it was removed on request, and its host may not know."""
@@ -34,3 +34,5 @@ class WeightsRecord(Part, frozen=True):
     """The weights that are on their way; None: none are."""
     limit_s: Seconds = 1.0
     """How long they may be."""
+    path: PathText = ""
+    """Where engines can load the wanted ones; empty: they came by other means."""

@@ -165,7 +165,7 @@ class BackendRequestHandler:
                 self._registry.host_alive(request, now)
             case AddBackend():
                 self._registry.add(request, now)
-                self.weights.registered(request.backend)
+                self.weights.registered(request.backend, now)
                 self._probation.forget(request.backend.backend_id)
             case DrainBackend():
                 self._registry.drain(request.backend_id)

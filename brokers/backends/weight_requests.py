@@ -12,15 +12,28 @@ request that is sent again joins the one under way, and one that has ended gets 
 would stand in the way of the next one. Hosts are asked once, and again where a connection was lost (their requests
 are idempotent). A broker that dies leaves updates to the limits of hosts and broker; a request that comes after its
 restart is run from the beginning.
+
+A backend that comes with older weights than the wanted ones, such as one whose host died and was started again, is
+asked to load them from where the others did: it catches up.
 """
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...errors import FIELDS_LIMIT, Busy, NoBackend, ProrlError, RequestTimeout, UnknownBackend, UpdateNotBegun
+from ...errors import (
+    FIELDS_LIMIT,
+    Busy,
+    InvalidWeights,
+    NoBackend,
+    ProrlError,
+    RequestTimeout,
+    UnknownBackend,
+    UpdateNotBegun,
+)
 from ...wire.messages.backends import (
     TAKE_BACK_S,
     BackendRefused,
@@ -46,6 +59,10 @@ if TYPE_CHECKING:
     WeightsRequest = BeginWeights | EndWeights | CancelWeights | LoadWeights | SetWeightVersion
     EngineRequest = BeginUpdate | EndUpdate | CancelUpdate | UpdateWeights | NoteWeightVersion
 
+log = logging.getLogger("prorl.backend_broker")
+
+CATCH_UP_S = 600.0
+"""How long one backend may take to load the wanted weights when it comes late."""
 REQUESTS_LIMIT = 256
 """Most requests under way, and most that have ended whose replies are remembered."""
 LIMIT_MOST_S = 7 * 86400.0
@@ -73,7 +90,8 @@ class EngineCall(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _UnderWay:
     request: WeightsRequest
-    envelope: Sequence[Frame]
+    envelope: Sequence[Frame] | None
+    """None: nobody asked, a backend catches up."""
     until: float
     outcomes: dict[str, ProrlError | None]
     """Of each backend; None: it did its part, if it is not missing."""
@@ -142,7 +160,7 @@ class WeightRequests:
         """A connection was lost, and is there again: what was sent may be lost too, and is sent again."""
         self._unsent += [call for call, _ in self._calls.values() if call.address == address]
 
-    def registered(self, backend: Backend) -> None:
+    def registered(self, backend: Backend, now: float) -> None:
         """A backend has registered: its host may be another process, to which its calls go from now on.
 
         What its earlier life has done, one of other weights has not.
@@ -159,6 +177,7 @@ class WeightRequests:
             has_answered = backend_id in under_way.done() and backend_id not in under_way.missing.values()
             if has_answered and not taking_back and backend.weight_version != request.weight_version:
                 self._ask_one(under_way, backend_id)
+        self._catch_up(backend_id, now)
 
     def tick(self, now: float) -> None:
         for under_way in [one for one in self._under_way.values() if one.until <= now]:
@@ -213,8 +232,31 @@ class WeightRequests:
         self._calls[call.request.request_id] = (call, under_way)
         self._unsent.append(call)
 
+    def _catch_up(self, backend_id: str, now: float) -> None:
+        """Have a backend load the wanted weights, if it has older ones and none are on their way."""
+        wanted, path = self._heap.wanted_version, self._update.path
+        is_asked = any(backend_id in under_way.missing.values() for under_way in self._under_way.values())
+        is_behind = self._heap.member(backend_id).backend.weight_version < wanted
+        if path and is_behind and not is_asked and self._update.version is None:
+            log.info("backend %s is asked to load weights %d from %s", backend_id, wanted, path)
+            request = LoadWeights(new_id(), path, wanted, "keep", CATCH_UP_S)
+            under_way = self._under_way[request] = _UnderWay(request, None, now + CATCH_UP_S, {})
+            self._ask_one(under_way, backend_id)
+
+    def _caught_up(self, under_way: _UnderWay) -> None:
+        del self._under_way[under_way.request]
+        for backend_id, error in under_way.outcomes.items():
+            if error is not None:
+                log.warning("weights %d: %s", under_way.request.weight_version, error.message)
+            elif under_way.request.weight_version == self._heap.wanted_version:
+                with suppress(UnknownBackend):
+                    self._registry.set_weight_version(under_way.request.weight_version, backend_id)
+
     def _follow(self, under_way: _UnderWay, now: float) -> None:
         request, error = under_way.request, under_way.error()
+        if under_way.envelope is None:
+            self._caught_up(under_way)
+            return
         if under_way.failure is not None:
             with suppress(ProrlError):
                 self._cancel(request.weight_version)
@@ -238,6 +280,9 @@ class WeightRequests:
         if len(self._ended) > REQUESTS_LIMIT:
             del self._ended[next(iter(self._ended))]
         self._answers.append(Answer(under_way.envelope, reply))
+        for backend_id in [*self._heap]:
+            if not isinstance(under_way.outcomes.get(backend_id), InvalidWeights):
+                self._catch_up(backend_id, now)  # it came meanwhile, or died meanwhile and came again
 
     def _conclude(self, under_way: _UnderWay) -> None:
         version, done = under_way.request.weight_version, under_way.done()
@@ -247,7 +292,8 @@ class WeightRequests:
                 for backend_id in done:  # heartbeats would say it too, in a second
                     with suppress(UnknownBackend):  # it has left meanwhile
                         self._registry.set_weight_version(version, backend_id)
-                if self._update.end(version):
+                request = under_way.request
+                if self._update.end(version, request.path if isinstance(request, LoadWeights) else ""):
                     self._registry.note_all()
             case CancelWeights():
                 self._cancel(version)

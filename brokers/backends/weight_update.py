@@ -15,6 +15,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ...errors import UpdateInProgress, UpdateNotBegun
 from .backend_records import WeightsRecord
 
@@ -35,12 +37,20 @@ class WeightUpdate:
     def __init__(self, heap: BackendHeap) -> None:
         self._heap = heap
         self._begun: _Begun | None = None
+        self._loaded: tuple[int, str] = (0, "")
+        """The last weights that engines loaded from a path, and that path."""
         self._noted = WeightsRecord()
 
     @property
     def version(self) -> int | None:
         """The weights that are on their way; None: none are."""
         return self._begun.version if self._begun is not None else None
+
+    @property
+    def path(self) -> str:
+        """Where engines can load the wanted weights; empty: they came by other means."""
+        version, path = self._loaded
+        return path if version == self._heap.wanted_version else ""
 
     def begin(self, version: int, limit_s: float, now: float) -> None:
         """Begin an update; of the same version begun twice, only the limit starts over."""
@@ -50,8 +60,8 @@ class WeightUpdate:
             log.info("weights %d are on their way", version)
         self._begun = _Begun(version, limit_s, now + limit_s)
 
-    def end(self, version: int) -> bool:
-        """Want these weights from now on; return whether that changes anything.
+    def end(self, version: int, path: str = "") -> bool:
+        """Want these weights from now on, loaded from `path`; return whether that changes anything.
 
         Without a begin it does if a backend serves them: then the end came late, or twice.
         """
@@ -66,7 +76,7 @@ class WeightUpdate:
                 )
             if version == wanted:
                 return False
-        self._begun = None
+        self._begun, self._loaded = None, (version, path)
         self._heap.end_update(version)
         log.info("weights %d are served", version)
         return True
@@ -107,10 +117,9 @@ class WeightUpdate:
 
     def take_change(self) -> WeightsRecord | None:
         """Return what a journal has to note since the last call; None: nothing."""
-        begun = self._begun
-        record = WeightsRecord(self._heap.wanted_version)
-        if begun is not None:
-            record = WeightsRecord(self._heap.wanted_version, begun.version, begun.limit_s)
+        record = WeightsRecord(self._heap.wanted_version, path=self.path)
+        if self._begun is not None:
+            record = msgspec.structs.replace(record, begun=self._begun.version, limit_s=self._begun.limit_s)
         if record == self._noted:
             return None
         self._noted = record
@@ -122,5 +131,6 @@ class WeightUpdate:
         if of_before:
             return
         self._heap.want_version(record.wanted)
+        self._loaded = (record.wanted, record.path)
         if record.begun is not None:
             self.begin(record.begun, record.limit_s, now)

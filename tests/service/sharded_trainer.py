@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -14,6 +15,11 @@ from prorl_zmq.errors import ProrlError
 from prorl_zmq.weights_publisher import WeightsPublisher
 
 
+def say(word: str) -> None:
+    """Print a line in one piece, since two ranks print."""
+    os.write(1, f"{word}\n".encode())
+
+
 def main(front_door: str, model: str, folder: str) -> None:
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
@@ -24,12 +30,12 @@ def main(front_door: str, model: str, folder: str) -> None:
     client = RolloutClient(front_door) if rank == 0 else None
     with WeightsPublisher(client, model, folder) as publisher:
         published = publisher.publish(sharded.items(), 3)
-        print("wrote" if published is not None else "took part", flush=True)
+        say("wrote" if published is not None else "took part")
         sharded["layer.bias"] = distribute_tensor(torch.randn(6), mesh, [Shard(0)])
         try:
             publisher.publish(sharded.items(), 4)
         except ProrlError as error:
-            print(error.code, flush=True)
+            say(error.code)
     if client is not None:
         client.close()
     distributed.barrier()

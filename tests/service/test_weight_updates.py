@@ -245,11 +245,13 @@ def test_a_host_that_is_born_again_with_old_weights_gives_no_tokens_of_these(
     first = start_engine(service, "a", make_policy(tmp_path, 0), 0, *at)
     with service.client() as client:
         until(lambda: client.backends.list(), "the engine to register")
-        client.update_weights(make_policy(tmp_path, 8), 8)
+        weights = make_policy(tmp_path, 8)
+        client.update_weights(weights, 8)
         client.submit(long_job(number) for number in range(6))
         until_running(client, 4)
         first.kill()
         first.wait()
+        weights.unlink()  # or it would load them by itself
         start_engine(service, name, make_policy(tmp_path, 0), 0, *at)
         until(lambda: states(client) == {name: ("draining", 0)}, "the second life")
         client.submit(long_job(number) for number in range(6, 8))
@@ -258,3 +260,19 @@ def test_a_host_that_is_born_again_with_old_weights_gives_no_tokens_of_these(
         done = [*early, *client.stream(timeout_s=60)]
         assert [one.outcome for one in done] == ["completed"] * 8
         assert {version for one in done for version in one.versions} == {8}
+
+
+def test_a_host_that_is_born_again_loads_the_weights_of_the_others_by_itself(
+    service: TestService, tmp_path: Path
+) -> None:
+    first = start_engine(service, "a", make_policy(tmp_path, 0), 0)
+    with service.client() as client:
+        until(lambda: client.backends.list(), "the engine to register")
+        client.update_weights(make_policy(tmp_path, 8), 8)
+        first.kill()
+        first.wait()
+        start_engine(service, "a", make_policy(tmp_path, 0), 0)
+        start_engine(service, "late", make_policy(tmp_path, 0), 0)
+        until(lambda: states(client) == {"a": ("ready", 8), "late": ("ready", 8)}, "both to have the weights")
+        client.submit(long_job(number) for number in range(4))
+        assert {version for one in client.stream(timeout_s=60) for version in one.versions} == {8}

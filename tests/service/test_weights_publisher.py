@@ -86,10 +86,14 @@ def test_engines_get_a_modules_weights_as_they_serve_them(client: RolloutClient,
         assert min(published.gather_s, published.write_s, published.update_s) > 0
         with pytest.raises(ConfigError, match="another trainer publishes"):
             WeightsPublisher(client, served, folder)
-        renamed = ((f"policy.{name}", tensor) for name, tensor in model.state_dict().items())
+        renamed = [(f"policy.{name}", tensor) for name, tensor in model.state_dict().items()]
         publisher.close()
     with WeightsPublisher(client, served, folder, rename=lambda name: name.removeprefix("policy.")) as publisher:
         publisher.publish(renamed, 6)
+        client.update_weights(folder / "weights-00000006", 99)
+        with pytest.raises(ConfigError, match=r"the weights 6, and they serve \[99\]: does another trainer"):
+            publisher.publish(renamed, 7)
+        client.update_weights(folder / "weights-00000006", 6)
     assert [one.backend.weight_version for one in client.backends.list()] == [6]
 
 
@@ -113,7 +117,7 @@ def test_weights_that_do_not_fit_reach_no_engine(client: RolloutClient, served: 
         publisher.publish(good.items(), 1)
         client.backends.clear()
         with pytest.raises(NoBackend):
-            publisher.publish(good.items(), 2)
+            publisher.publish(good.items(), 2, timeout_s=0)
     for keep, other in ((0, client), (2, None)):
         with pytest.raises(ConfigError):
             WeightsPublisher(other, served, folder, keep=keep)

@@ -271,3 +271,69 @@ def test_an_error_of_a_host_with_as_many_fields_as_are_allowed_reaches_the_clien
     reply = service.reply()
     assert codec.decode(codec.encode(reply), AnyBackendReply) == reply
     assert reply.error.fields["backend"] == "x"
+
+
+def loaded(service: Service, version: int = 3, **errors: ProrlError) -> None:
+    service.ask(LoadWeights("r", f"/weights-{version}", version))
+    for name, call in service.calls().items():
+        service.answer(call, errors.get(name))
+    service.replies.clear()
+
+
+def test_a_backend_that_comes_with_older_weights_loads_what_the_others_have() -> None:
+    service = Service()
+    loaded(service)
+    assert service.calls() == {}
+    service.add("x")
+    service.add("z")
+    assert service.states() == {"x": ("draining", 0), "y": ("ready", 3), "z": ("draining", 0)}
+    calls = service.calls()
+    assert {name: (call.request.path, call.request.weight_version) for name, call in calls.items()} == {
+        "x": ("/weights-3", 3),
+        "z": ("/weights-3", 3),
+    }
+    service.add("x")
+    assert service.calls() == {}, "it is asked already"
+    service.answer(calls["x"])
+    service.answer(calls["z"], InvalidWeights("there is no such folder here"))
+    assert service.states() == {"x": ("ready", 3), "y": ("ready", 3), "z": ("draining", 0)}
+    assert service.replies == []
+    assert service.handler.next_deadline() is None
+
+
+def test_a_backend_that_dies_in_an_update_and_comes_again_loads_it_then() -> None:
+    service = Service()
+    service.ask(LoadWeights("r", "/weights-3", 3))
+    calls = service.calls()
+    service.answer(calls["x"], ProrlError("it is gone"))
+    service.add("x")
+    assert service.calls() == {}, "it is asked when the update is over"
+    service.answer(calls["y"])
+    (again,) = service.calls().items()
+    assert again[0] == "x"
+    assert again[1].request.path == "/weights-3"
+    service.answer(again[1])
+    assert service.states() == {"x": ("ready", 3), "y": ("ready", 3)}
+
+
+@pytest.mark.parametrize("other", [BeginWeights("b", 4, 60.0), SetWeightVersion("s", 2)])
+def test_nobody_loads_from_a_path_while_or_after_weights_come_by_other_means(other: Any) -> None:
+    service = Service()
+    loaded(service)
+    service.ask(other)
+    for call in service.calls().values():
+        service.answer(call)
+    service.add("z")
+    assert service.calls() == {}
+
+
+def test_where_weights_are_is_known_to_the_brokers_next_life() -> None:
+    service = Service()
+    loaded(service)
+    records, weights = service.handler.take_changes(), service.handler.take_weights()
+    assert weights is not None
+    assert weights.path == "/weights-3"
+    later = Service("")
+    later.handler.restore([one for one in records.values() if one is not None], 0.0, weights=weights)
+    later.add("x")
+    assert {name: call.request.path for name, call in later.calls().items()} == {"x": "/weights-3"}

@@ -1,0 +1,15 @@
+"""TRL (1.16): rollouts and weights for `GRPOTrainer` and `AsyncGRPOTrainer`. Needs the extra `[trl]`.
+
+    with GrpoRollouts("models/qwen3-8b", "/shared/weights") as rollouts:
+        trainer = GRPOTrainer(model, rollout_reward, train_dataset=data, rollout_func=rollouts, args=args)
+        trainer.train()
+
+The data set has the columns `prompt`, `task` and `instance` (`dataset_rows` makes them of jobs). Chat templates, tools
+and rewards are the service's; TRL's loop, loss and optimizer are used as they are.
+"""
+
+from ..dataset_rows import dataset_rows, job_maker
+from .async_grpo import RolloutWorker, WeightTransfer
+from .grpo import GrpoRollouts, rollout_reward
+
+__all__ = ["GrpoRollouts", "RolloutWorker", "WeightTransfer", "dataset_rows", "job_maker", "rollout_reward"]

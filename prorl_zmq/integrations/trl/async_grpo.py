@@ -1,0 +1,277 @@
+"""`RolloutWorker` and `WeightTransfer`: what TRL's `AsyncGRPOTrainer` is given in place of its own.
+
+service   ├── rollouts, without a pause ───────────────────────────────────────────
+worker       groups → advantages → samples into the trainer's queue
+trainer            ├── step 1 ──┤ weights ├── step 2 ──┤ weights ├── step 3 …
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import threading
+import time
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...client.blocking.client import RolloutClient
+from ...data.rows import rows_of
+from ...errors import ConfigError, InternalError, RequestTimeout, UnknownBatch
+from ...weights_publisher import WeightsPublisher
+from ..dataset_rows import job_maker, of_prompt
+from ..versions import check_version
+from .samples import TESTED, check_too_long, response_room, sampling_of_args
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from ...client.blocking.batch import Batch
+    from ...data.group import Group
+    from ...data.rows import Row
+    from ...weights_publisher import Published
+    from ...wire.messages.jobs import Job
+    from ..dataset_rows import JobMaker
+    from .samples import TooLong
+
+log = logging.getLogger("prorl.trainer")
+
+POLL_S = 1.0
+"""How often the worker looks whether it is to stop."""
+NO_SPREAD = 1e-8
+
+
+class RolloutWorker:
+    """Rolls out prompts by the service, without a pause, for TRL's `AsyncGRPOTrainer`; pass it as `rollout_worker`.
+
+    Each segment of a trajectory becomes a sample; all samples of one trajectory have its advantage, which is that of
+    GRPO: (reward - mean) / standard deviation, over the group. A sample's `model_version` is that of its oldest token.
+    In a distributed trainer every process makes one, and only the main process's is started.
+
+    Args:
+        rows: the data set, such as a `datasets.Dataset`; its prompts are taken at random.
+        args: the trainer's `AsyncGRPOConfig`: group size, staleness, and how tokens are drawn.
+        connect: opens the client, in a thread of the worker; by default that of `prorl serve` without a topology file.
+        make_job: makes a row's job, by default from its columns `task` and `instance`.
+        too_long: what becomes of a sample whose response has more than `max_completion_length` tokens: it is `drop`ped
+            (and counted as `rollouts/dropped_total`), or `truncate`d.
+        ahead: steps' worth of samples that may wait for the trainer.
+        seed: of the order of prompts.
+        batch_options: options of `open_batch`, such as `keep="all"` (by default groups whose rewards are all equal
+            are not kept, since nothing can be learned from them).
+
+    Raises:
+        ImportError: TRL is not installed.
+        ConfigError: the data set is empty, a batch is no whole number of groups, or an option cannot be used.
+        InvalidJob: the first row makes no job.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        args: Any,
+        *,
+        connect: Callable[[], RolloutClient] = RolloutClient,
+        make_job: JobMaker | None = None,
+        too_long: TooLong = "drop",
+        ahead: float = 1.0,
+        seed: int = 0,
+        batch_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_version("trl", TESTED)
+        check_too_long(too_long)
+        if not len(rows):
+            raise ConfigError("the data set has no rows", key="rows")
+        self._samples_per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+        if self._samples_per_step % args.num_generations:
+            raise ConfigError(
+                f"a step has {self._samples_per_step} samples, which are no whole groups of num_generations = "
+                f"{args.num_generations}",
+                key="num_generations",
+            )
+        self.rollout_buffer: queue.Queue[Any] = queue.Queue()
+        self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
+        self._rows = rows
+        self._args = args
+        self._sampling = sampling_of_args(args)
+        self._connect = connect
+        self._make_job = make_job or job_maker()
+        self._make_job(rows[0])
+        self._too_long: TooLong = too_long
+        self._ahead = ahead * self._samples_per_step
+        self._random = random.Random(seed)  # noqa: S311 - the order of prompts is no secret
+        self._options = {"max_staleness": args.max_staleness, **(batch_options or {})}
+        self._group_ids = count()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._last_s = time.monotonic()
+        """When the last sample came, or the trainer had no need of one."""
+
+    def start(self) -> None:
+        """Begin to roll out, in a thread."""
+        self._last_s = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; what is under way is cancelled."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def update_model_version(self, model_version: int) -> None:
+        """Nothing: each token carries the version of the weights that drew it."""
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Raise what ended the worker; `RequestTimeout` if no sample came for so long."""
+        if self._failure is not None:
+            raise self._failure
+        if self._thread is None or not self._thread.is_alive():
+            raise InternalError("the rollout worker does not run")
+        silent_s = time.monotonic() - self._last_s
+        if silent_s > stale_after_s:
+            raise RequestTimeout(f"no rollout came for {silent_s:.0f} s; see `prorl status`", timeout_s=stale_after_s)
+
+    def _run(self) -> None:
+        try:
+            with self._connect() as client:
+                while not self._stop.is_set():
+                    try:
+                        self._fill(client)
+                    except (RequestTimeout, UnknownBatch) as error:  # the service is being started again, or was
+                        log.warning("%s; the next batch is opened in a second", error.message)
+                        self._stop.wait(POLL_S)
+        except BaseException as error:  # noqa: BLE001 - raised by check_health, in the trainer's thread
+            self._failure = error
+
+    def _fill(self, client: RolloutClient) -> None:
+        """Collect the groups of one step."""
+        while self.rollout_buffer.qsize() >= self._ahead:
+            self._last_s = time.monotonic()
+            if self._stop.wait(0.01):
+                return
+        groups = self._samples_per_step // self._args.num_generations
+        began = time.monotonic()
+        with client.open_batch(groups, self._args.num_generations, **self._options) as batch:
+            batch.feed(self._jobs())
+            for group in self._collected(batch):
+                self._put(group)
+            report = batch.report
+        metrics = {"rollouts/batch_s": time.monotonic() - began}
+        if report is not None:
+            metrics["rollouts/given_up_total"] = float(len(report.given_up))
+        self.metrics_queue.put(metrics)
+
+    def _collected(self, batch: Batch) -> Iterator[Group]:
+        while not self._stop.is_set():
+            try:
+                group = batch.next_group(POLL_S)
+            except RequestTimeout:  # none yet, or the service is away: check_health has the limit
+                continue
+            if group is None:
+                return
+            yield group
+
+    def _jobs(self) -> Iterator[Job]:
+        while True:
+            yield of_prompt(self._make_job(self._rows[self._random.randrange(len(self._rows))]), self._sampling)
+
+    def _put(self, group: Group) -> None:
+        rewards = group.rewards
+        advantages = (rewards - rewards.mean()) / (rewards.std() + NO_SPREAD)
+        group_id = next(self._group_ids)
+        dropped = 0
+        for row in rows_of([group]):
+            room = response_room(row, self._args.max_completion_length, self._too_long)
+            if not room:
+                dropped += 1
+                continue
+            metrics = {"reward": row.reward, "reward_std": float(rewards.std()), "truncated": float(row.truncated)}
+            self.rollout_buffer.put(self._sample(row, room, float(advantages[row.place]), group_id, metrics))
+            self._last_s = time.monotonic()
+        if dropped:
+            self.metrics_queue.put({"rollouts/dropped_total": float(dropped)})
+
+    def _sample(self, row: Row, room: int, advantage: float, group_id: int, metrics: dict[str, float]) -> Any:
+        from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+        arrays = row.arrays
+        kept = slice(0, row.prompt_tokens + room)
+        return RolloutSample(
+            prompt=[],
+            completion=[],
+            input_ids=arrays.token_ids[kept].astype(np.int64),
+            completion_mask=arrays.loss_mask[kept].astype(np.int64),
+            old_log_probs=arrays.logprobs[kept].astype(np.float32),
+            advantage=advantage,
+            model_version=row.versions[0],
+            group_id=group_id,
+            metrics=metrics,
+            enqueued_at=time.time(),
+        )
+
+
+class WeightTransfer:
+    """Gives the engines the weights of TRL's `AsyncGRPOTrainer`; pass it as `weight_transfer`.
+
+    The versions are the trainer's own: 1 before the first step, one more after each synchronization. Generations go on
+    between two tokens with the new weights, unless `mode` says otherwise.
+
+    Args:
+        served: folder of the model that the engines were started with; see `WeightsPublisher`.
+        weights_folder: where the weights are written; all engine hosts see it under this path.
+        connect: opens the client; by default that of `prorl serve` without a topology file.
+        publisher_options: options of `WeightsPublisher`, such as `rename`, `mode` and `keep`.
+    """
+
+    def __init__(
+        self,
+        served: str | Path,
+        weights_folder: str | Path,
+        *,
+        connect: Callable[[], RolloutClient] = RolloutClient,
+        publisher_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._served = served
+        self._weights_folder = weights_folder
+        self._connect = connect
+        self._options = dict(publisher_options or {})
+        self._client: RolloutClient | None = None
+        self._publisher: WeightsPublisher | None = None
+        self.published: list[Published] = []
+        """What each synchronization took."""
+
+    def init_weight_transfer(self) -> None:
+        """Connect; TRL calls it on the main process only, and gathers sharded tensors itself."""
+        self._client = self._connect()
+        self._publisher = WeightsPublisher(
+            self._client, self._served, self._weights_folder, all_ranks=False, **self._options
+        )
+
+    def pause(self) -> None:
+        """Nothing: `send_weights` has the engines pause, as its mode says."""
+
+    def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
+        """Have all engines serve these tensors.
+
+        Raises:
+            ProrlError: as `WeightsPublisher.publish`.
+        """
+        assert self._publisher is not None, "TRL calls init_weight_transfer first"
+        published = self._publisher.publish(iterator, len(self.published) + 1)
+        assert published is not None, "the main process writes"
+        self.published.append(published)
+
+    def resume(self) -> None:
+        """Nothing: the engines go on when they have the weights."""
+
+    def destroy(self) -> None:
+        """Close the client, and let others publish in the folder."""
+        if self._publisher is not None:
+            self._publisher.close()
+        if self._client is not None:
+            self._client.close()

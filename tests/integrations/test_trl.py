@@ -1,0 +1,287 @@
+"""TRL's trainers, as they are, train a tiny model through a whole service with the transformers engine."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from prorl_zmq import EpisodeLimits, Job, RolloutClient
+from prorl_zmq.errors import ConfigError, InvalidJob, NotTrainable, RequestTimeout
+from prorl_zmq.service.child import ChildService
+
+torch = pytest.importorskip("torch", reason="it is of the extra [trl]")
+pytest.importorskip("trl", reason="it is of the extra [trl]")
+import letters  # noqa: E402
+import psutil  # noqa: E402
+import tiny_model  # noqa: E402
+import trl_on_cpu  # noqa: E402
+from datasets import Dataset, IterableDataset  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer  # noqa: E402
+
+from prorl_zmq.integrations.trl import (  # noqa: E402
+    GrpoRollouts,
+    RolloutWorker,
+    WeightTransfer,
+    dataset_rows,
+    job_maker,
+    rollout_reward,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.xdist_group("one service for TRL")
+
+STEPS = 18
+JOBS = [Job(task="letters", instance={"name": f"n{number}"}) for number in range(64)]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder, pytest.MonkeyPatch.context() as patch:
+        package = Path(folder, "package")
+        package.mkdir()
+        letters.register(package, patch)
+        for name in ("plain", "calls"):
+            tiny_model.main([f"{folder}/{name}"])
+            letters.lean(Path(folder, name), to_calls=name == "calls")
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    return folder / "calls"
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path, model: Path) -> Iterator[ChildService]:
+    topology = f'sandbox = {{kind = "process"}}\nbackends = [{{kind = "transformers", model = "{model}"}}]\n'
+    with ChildService(folder, topology) as service, RolloutClient(service.front_door, timeout_s=90) as client:
+        service.wait_ready(client)
+        yield service
+
+
+def connect(service: ChildService) -> RolloutClient:
+    return RolloutClient(service.front_door, timeout_s=90)
+
+
+def rollouts_of(service: ChildService, model: Path, tmp_path: Path, turns: int = 1, **options: Any) -> GrpoRollouts:
+    return GrpoRollouts(
+        model,
+        tmp_path / "weights",
+        connect=lambda: connect(service),
+        make_job=job_maker(EpisodeLimits(max_turns=turns), max_tokens=16),
+        publisher_options={"keep": 100},
+        **options,
+    )
+
+
+def trainer_of(rollouts: GrpoRollouts, model: Path, tmp_path: Path, rows: Any = None, **options: Any) -> GRPOTrainer:
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 32,
+        "num_generations": 8,
+        "max_steps": STEPS,
+        "learning_rate": 3e-3,
+        "lr_scheduler_type": "constant",
+        **options,
+    }
+    args = GRPOConfig(
+        output_dir=str(tmp_path / "out"),
+        use_cpu=True,
+        bf16=False,
+        logging_steps=1,
+        save_steps=1,
+        report_to=[],
+        **settings,
+    )
+    data = Dataset.from_list(dataset_rows(JOBS)) if rows is None else rows
+    return GRPOTrainer(str(model), rollout_reward, args=args, train_dataset=data, rollout_func=rollouts)
+
+
+def check_rise(rewards: list[float]) -> None:
+    """The mean of the last third is above that of the first by more than two standard errors."""
+    third = len(rewards) // 3
+    first, last = rewards[:third], rewards[-third:]
+    error = math.sqrt(statistics.variance(first) / third + statistics.variance(last) / third)
+    assert statistics.mean(last) - statistics.mean(first) > 2 * error, rewards
+
+
+def check_pushed(tmp_path: Path, model: Path, versions: range, checkpoint: int = 0) -> None:
+    """What was pushed as version v are the weights of the checkpoint after v steps, bit for bit."""
+    before = load_file(model / "model.safetensors")
+    for version in versions:
+        pushed = load_file(tmp_path / "weights" / f"weights-{version:08d}" / "model-00000.safetensors")
+        step = version - checkpoint
+        saved = load_file(tmp_path / "out" / f"checkpoint-{step}" / "model.safetensors") if step else before
+        assert pushed.keys() == saved.keys()
+        assert all(torch.equal(pushed[name], saved[name]) for name in saved)
+        assert all(not torch.equal(saved[name], before[name]) for name in saved) or not step, "all tensors change"
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+def test_grpo_trains(service: ChildService, model: Path, tmp_path: Path) -> None:
+    with rollouts_of(service, model, tmp_path, batch_options={"max_staleness": 0}) as rollouts:
+        trainer = trainer_of(rollouts, model, tmp_path)
+        trainer.train()
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(steps) == STEPS
+    assert all(math.isfinite(entry["loss"]) for entry in steps)
+    assert max(entry["sampling/sampling_logp_difference/max"] for entry in steps) < 1e-4
+    assert steps[0]["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-4)
+    check_pushed(tmp_path, model, range(STEPS))
+    check_rise([entry["reward"] for entry in steps])
+    print([(entry["reward"], entry["step_time"]) for entry in steps])
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+def test_async_grpo_trains_on_several_segments(
+    service: ChildService, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trl_on_cpu.use_cpu(monkeypatch)
+    args = AsyncGRPOConfig(
+        output_dir=str(tmp_path / "out"),
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=32,
+        num_generations=8,
+        max_steps=STEPS,
+        learning_rate=3e-3,
+        token_budget=-1,
+        max_completion_length=256,
+        logging_steps=1,
+        save_steps=1,
+        report_to=[],
+    )
+    data = Dataset.from_list(dataset_rows(JOBS))
+    make_job = job_maker(EpisodeLimits(max_turns=3), max_tokens=24)
+    worker = RolloutWorker(data, args, connect=lambda: connect(service), make_job=make_job)
+    samples: list[Any] = []
+    put = worker.rollout_buffer.put
+    monkeypatch.setattr(worker.rollout_buffer, "put", lambda sample: (samples.append(sample), put(sample)))
+    transfer = WeightTransfer(
+        model, tmp_path / "weights", connect=lambda: connect(service), publisher_options={"keep": 100}
+    )
+    trainer = AsyncGRPOTrainer(
+        str(model), args=args, train_dataset=data, rollout_worker=worker, weight_transfer=transfer
+    )
+    trainer.train()
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(steps) == STEPS
+    assert all(math.isfinite(entry["loss"]) for entry in steps)
+    assert steps[0]["ratio"] == pytest.approx(1, abs=1e-4)
+    assert max(entry["sample/staleness_max"] for entry in steps) <= args.max_staleness
+    check_pushed(tmp_path, model, range(1, STEPS + 1), checkpoint=1)
+    check_rise([entry["reward"] for entry in steps])
+    groups: dict[int, list[Any]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group_id, []).append(sample)
+    assert max(len(group) for group in groups.values()) > args.num_generations, "some rollouts have several segments"
+    print([(entry["reward"], entry["sample/staleness_mean"], entry.get("perf/step_s")) for entry in steps])
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+def test_a_run_goes_on_when_broker_stage_process_and_engine_are_killed(
+    service: ChildService, model: Path, tmp_path: Path
+) -> None:
+    def kill(word: str) -> None:
+        """Kill the service's process whose command line has the word; its supervisor starts it again."""
+        children = psutil.Process(service.pid).children(recursive=True)
+        found = [child for child in children if word in " ".join(child.cmdline())]
+        assert found, (word, [" ".join(child.cmdline()) for child in children])
+        found[0].kill()
+
+    with rollouts_of(service, model, tmp_path) as rollouts:
+        trainer = trainer_of(rollouts, model, tmp_path, max_steps=12)
+        killed: list[str] = []
+
+        def kill_all() -> None:
+            for step, word in ((2, "broker rollout"), (5, "--role run"), (8, "cli prorl-engine")):
+                while trainer.state.global_step < step:
+                    time.sleep(0.02)
+                kill(word)
+                killed.append(word)
+
+        thread = threading.Thread(target=kill_all, daemon=True)
+        thread.start()
+        seen: list[str] = []
+        parts = rollouts._parts
+
+        def noting(everyone: Any, trainer: Any) -> Any:
+            made = parts(everyone, trainer)
+            seen.extend(job_id for part in made for job_id in part["job_id"])
+            return made
+
+        rollouts._parts = noting  # type: ignore[method-assign]
+        trainer.train()
+    assert len(killed) == 3
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(steps) == 12
+    assert len(seen) == len(set(seen)) == 12 * 32, "no sample twice"
+    assert max(entry["sampling/sampling_logp_difference/max"] for entry in steps) < 1e-4, "none made up"
+
+
+@pytest.mark.timeout(180)
+def test_what_cannot_be_trained_on_is_said(service: ChildService, model: Path, tmp_path: Path) -> None:
+    rows = dataset_rows(JOBS[:4])
+    bare = [{"prompt": row["prompt"], "answer": "x"} for row in rows]
+    twice = [*rows, {**rows[0], "task": "math"}]
+    failing = dataset_rows([Job(task="letters", instance={"name": "x", "fails": True})])
+    small = {"per_device_train_batch_size": 4, "num_generations": 4, "max_steps": 1, "save_strategy": "no"}
+    cases: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+        (bare, {}, InvalidJob, "rows without task and instance"),
+        (twice, {}, InvalidJob, "two rows of the data set have one prompt"),
+        (failing, {}, NotTrainable, r"1 of 1 prompts could not be rolled out \(handler_failed 5 times\)"),
+        (rows, {"max_completion_length": 2}, NotTrainable, "max_completion_length = 2"),
+    ]
+    for number, (data, options, error, words) in enumerate(cases):
+        place = tmp_path / str(number)
+        with rollouts_of(service, model, place) as rollouts:
+            trainer = trainer_of(rollouts, model, place, Dataset.from_list(data), **small, **options)
+            with pytest.raises(error, match=words):
+                trainer.train()
+    with rollouts_of(service, model, tmp_path / "stream") as rollouts:
+        stream = IterableDataset.from_generator(lambda: iter(rows))
+        trainer = trainer_of(rollouts, model, tmp_path / "stream", stream, **small)
+        with pytest.raises(ConfigError, match="IterableDataset cannot be looked up"):
+            trainer.train()
+    with pytest.raises(ConfigError, match="too_long is"):
+        rollouts_of(service, model, tmp_path, too_long="cut")
+    with rollouts_of(service, model, tmp_path / "cut", too_long="truncate") as rollouts:
+        trainer = trainer_of(rollouts, model, tmp_path / "cut", **small, max_completion_length=3)
+        trainer.train()
+    (step,) = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert step["rollouts/truncated"] > 0
+    assert step["completions/max_length"] == 3
+
+
+def test_a_worker_says_what_is_wrong_before_it_starts(tmp_path: Path) -> None:
+    args = AsyncGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, num_generations=8, report_to=[])
+    rows = dataset_rows(JOBS)
+    for data, count, error, words in (
+        ([], 8, ConfigError, "no rows"),
+        (rows, 3, ConfigError, "no whole groups of num_generations = 3"),
+        ([{"prompt": "x"}], 8, InvalidJob, "rows without task"),
+    ):
+        args.num_generations = count
+        with pytest.raises(error, match=words):
+            RolloutWorker(data, args)
+    args.num_generations = 8
+    worker = RolloutWorker(rows, args, connect=lambda: RolloutClient(f"ipc://{tmp_path}/nobody", timeout_s=0.5))
+    worker.start()
+    worker.check_health(60.0)
+    time.sleep(1.2)
+    with pytest.raises(RequestTimeout, match="no rollout came for 1 s"):
+        worker.check_health(1.0)
+    worker.stop()

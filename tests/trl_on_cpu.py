@@ -1,0 +1,36 @@
+"""`AsyncGRPOTrainer` on a CPU: what it does by CUDA alone (TRL 1.16), in PyTorch."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def attention(
+    query: Any, key: Any, value: Any, ends_q: Any, ends_k: Any, *_: Any, softmax_scale: Any, **_more: Any
+) -> Any:
+    """Attend, segment by segment: queries are the last of their keys. [tokens, heads, width] each."""
+    repeats = query.shape[1] // key.shape[1]
+    out = torch.empty_like(query)
+    for (q0, q1), (k0, k1) in zip(pairwise(ends_q), pairwise(ends_k), strict=True):
+        length_q, length_k = int(q1 - q0), int(k1 - k0)
+        mask = torch.ones(length_q, length_k, dtype=torch.bool).tril(length_k - length_q)
+        keys, values = (each[k0:k1].repeat_interleave(repeats, 1).transpose(0, 1) for each in (key, value))
+        part = torch.nn.functional.scaled_dot_product_attention(
+            query[q0:q1].transpose(0, 1), keys, values, attn_mask=mask, scale=softmax_scale
+        )
+        out[q0:q1] = part.transpose(0, 1)
+    return out
+
+
+def use_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trl.experimental.async_grpo import async_grpo_trainer, packing
+
+    monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
+    monkeypatch.setattr(packing, "_flash_attn", lambda: SimpleNamespace(flash_attn_varlen_func=attention))
