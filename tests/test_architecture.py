@@ -45,7 +45,9 @@ MAY_IMPORT = {
     "evaluation": BASE | {"client", "service", "inference", "tasks", "stages", "tools"},
     "demo": BASE | {"client", "service", "inference"},
     "weights_publisher": BASE | {"client", "inference"},
-    "examples": BASE | {"client", "service", "inference", "tools", "stages", "demo", "commands", "cli"},
+    "examples": BASE
+    | {"client", "service", "inference", "tools", "stages", "demo", "commands", "cli"}
+    | {"integrations", "prorl_zmq"},
 }
 """Rooms, and the rooms that their files may import; commands, which bring all together, are not listed."""
 ALL_TOGETHER = {"commands", "cli", "prorl_zmq"}

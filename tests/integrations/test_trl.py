@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -285,3 +289,31 @@ def test_a_worker_says_what_is_wrong_before_it_starts(tmp_path: Path) -> None:
     with pytest.raises(RequestTimeout, match="no rollout came for 1 s"):
         worker.check_health(1.0)
     worker.stop()
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+def test_the_example_trains_on_two_processes(service: ChildService, model: Path, tmp_path: Path) -> None:
+    example, out = tmp_path / "example", tmp_path / "out"
+    prorl = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl"]
+    subprocess.run([*prorl, "init", "--trainer", "trl", str(example)], check=True)
+    again = subprocess.run(
+        [*prorl, "init", "--trainer", "trl", str(example)], capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 2
+    assert "is there already; --force writes over it" in again.stderr
+    assert all(len((example / name).read_text().splitlines()) < 80 for name in ("grpo.py", "async_grpo.py"))
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1"]
+    options = ["--cpu", "--steps=3", "--batch=8", "--group=4", "--model", str(model), "--connect", service.front_door]
+    done = subprocess.run(
+        [*launch, "--mixed_precision=no", "--dynamo_backend=no", str(example / "grpo.py"), *options, "--out", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    pushed = [load_file(file) for file in sorted((out / "weights").glob("weights-*/*.safetensors"))]
+    assert len(pushed) == 2, "the last two versions stay"
+    assert {"rewards/rollout_reward/mean", "step_time"} <= set(re.findall(r"'([\w/]+)':", done.stdout + done.stderr))

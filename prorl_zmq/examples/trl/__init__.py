@@ -1,0 +1,1 @@
+"""What `prorl init --trainer trl` writes."""

@@ -1,0 +1,52 @@
+"""TRL's AsyncGRPOTrainer learns sums on a GPU, while prorl_zmq goes on with rollouts; see README.md."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+from datasets import Dataset
+from grpo import problems
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+
+from prorl_zmq import EpisodeLimits, RolloutClient
+from prorl_zmq.integrations.trl import RolloutWorker, WeightTransfer, dataset_rows, job_maker
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True, help="folder of the model that the engines serve")
+    parser.add_argument("--out", default="out", help="folder for checkpoints and weights; engine hosts see it too")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch", type=int, default=32, help="samples of a step, per process")
+    parser.add_argument("--group", type=int, default=8, help="rollouts of a prompt")
+    parser.add_argument("--connect", help="the service's front door (default: that of `prorl serve`)")
+    options = parser.parse_args()
+    args = AsyncGRPOConfig(
+        output_dir=options.out,
+        max_steps=options.steps,
+        per_device_train_batch_size=options.batch,
+        num_generations=options.group,
+        max_completion_length=2048,
+        token_budget=-1,  # by the number of samples; None would ask a vLLM server of TRL's own
+        max_staleness=2,
+        logging_steps=1,
+        report_to=[],
+    )
+    connect = partial(RolloutClient, options.connect) if options.connect else RolloutClient
+    data = Dataset.from_list(dataset_rows(problems(1000)))
+    make_job = job_maker(EpisodeLimits(max_turns=1), max_tokens=512)
+    trainer = AsyncGRPOTrainer(
+        options.model,
+        args=args,
+        train_dataset=data,
+        rollout_worker=RolloutWorker(data, args, connect=connect, make_job=make_job),
+        weight_transfer=WeightTransfer(options.model, f"{options.out}/weights", connect=connect),
+    )
+    trainer.train()
+    trainer.save_model()
+
+
+if __name__ == "__main__":
+    main()

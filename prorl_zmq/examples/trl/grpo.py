@@ -1,0 +1,60 @@
+"""TRL's GRPOTrainer learns sums, with rollouts by prorl_zmq; see README.md."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from functools import partial
+
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from prorl_zmq import EpisodeLimits, Job, RolloutClient
+from prorl_zmq.integrations.trl import GrpoRollouts, dataset_rows, job_maker, rollout_reward
+
+
+def problems(count: int) -> list[Job]:
+    """Make sums of two numbers; put your own jobs here, such as `prorl_zmq.tasks.loading.load_jobs(FILE)`."""
+    numbers = random.Random(0)  # noqa: S311
+    jobs = []
+    for _ in range(count):
+        one, other = numbers.randrange(100), numbers.randrange(100)
+        instance = {"problem": f"What is {one} + {other}?", "ground_truth": str(one + other)}
+        jobs.append(Job(task="math", instance=instance))
+    return jobs
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True, help="folder of the model that the engines serve")
+    parser.add_argument("--out", default="out", help="folder for checkpoints and weights; engine hosts see it too")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch", type=int, default=32, help="rollouts of a step, per process")
+    parser.add_argument("--group", type=int, default=8, help="rollouts of a prompt")
+    parser.add_argument("--cpu", action="store_true", help="train on the CPU, in float32")
+    parser.add_argument("--connect", help="the service's front door (default: that of `prorl serve`)")
+    options = parser.parse_args()
+    args = GRPOConfig(
+        output_dir=options.out,
+        max_steps=options.steps,
+        per_device_train_batch_size=options.batch,
+        num_generations=options.group,
+        max_completion_length=2048,
+        learning_rate=1e-6,
+        bf16=not options.cpu,
+        use_cpu=options.cpu,
+        logging_steps=1,
+        report_to=[],
+    )
+    connect = partial(RolloutClient, options.connect) if options.connect else RolloutClient
+    make_job = job_maker(EpisodeLimits(max_turns=1), max_tokens=512)
+    data = Dataset.from_list(dataset_rows(problems(1000)))
+    with GrpoRollouts(options.model, f"{options.out}/weights", connect=connect, make_job=make_job) as rollouts:
+        trainer = GRPOTrainer(options.model, rollout_reward, args=args, train_dataset=data, rollout_func=rollouts)
+        trainer.train()
+        trainer.save_model()
+
+
+if __name__ == "__main__":
+    main()
