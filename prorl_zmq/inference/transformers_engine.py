@@ -9,6 +9,7 @@ throughput there is vLLM.
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,10 @@ class TransformersEngine(LocalEngine):
             self._model = self._loaded(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype))
         except (OSError, ValueError, ImportError, RuntimeError) as error:
             raise ConfigError(f"transformers cannot load {folder}: {error}", key="model") from error
+        arguments = inspect.signature(type(self._model).forward).parameters
+        self._cache_argument = (
+            "cache" if "cache" in arguments else "past_key_values"
+        )  # its name up to transformers 5.23
         text = self._model.config.get_text_config()
         others = {*(getattr(text, "layer_types", None) or ATTENTIONS)} - ATTENTIONS
         if others:
@@ -176,7 +181,7 @@ class TransformersEngine(LocalEngine):
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
+            **{self._cache_argument: cache},
             use_cache=True,
             logits_to_keep=1,
         )

@@ -81,8 +81,9 @@ def train_arrays(groups: Sequence[Group], *, pad_id: int, multiple_of: int = 1) 
     """Return the arrays of `ClippedPGLossDataDict` that rollouts determine, and what advantages are computed from.
 
     `input_ids` int64 [B, S] (padded on the right), `input_lengths` int64 [B], `token_mask` and `generation_logprobs`
-    float32 [B, S], `sample_mask` and `total_reward` float32 [B], `prompt_ids_for_adv` int64 [B, P]. NeMo RL takes
-    rollouts for those of one prompt if their prompts' ids are equal.
+    float32 [B, S], `sample_mask` and `total_reward` float32 [B], `prompt_ids_for_adv` int64 [B, 1]. NeMo RL takes
+    rollouts for those of one group if these are equal, and uses them for nothing else: they are the groups' numbers,
+    since the prompts of one group may differ, by a sandbox's path for instance.
 
     Args:
         groups: what to train on.
@@ -94,9 +95,6 @@ def train_arrays(groups: Sequence[Group], *, pad_id: int, multiple_of: int = 1) 
     """
     rows = single_rows_of(groups, "NeMo RL", REMEDY)
     arrays = collate(groups, pad_id=pad_id, multiple_of=multiple_of)
-    prompts = np.full((len(rows), max(row.prompt_tokens for row in rows)), pad_id, np.int64)
-    for prompt, row in zip(prompts, rows, strict=True):
-        prompt[: row.prompt_tokens] = row.arrays.token_ids[: row.prompt_tokens]
     return {
         "input_ids": arrays["token_ids"].astype(np.int64),
         "input_lengths": arrays["lengths"].astype(np.int64),
@@ -104,7 +102,7 @@ def train_arrays(groups: Sequence[Group], *, pad_id: int, multiple_of: int = 1) 
         "sample_mask": np.ones(len(rows), np.float32),
         "generation_logprobs": np.array(arrays["logprobs"]),
         "total_reward": arrays["rewards"],
-        "prompt_ids_for_adv": prompts,
+        "prompt_ids_for_adv": arrays["group"].astype(np.int64)[:, None],
     }
 
 

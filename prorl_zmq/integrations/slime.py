@@ -1,6 +1,9 @@
-"""slime: a rollout function that lets this service collect the groups (after slime's `rollout/sglang_rollout.py`).
+r"""slime: a rollout function that lets this service collect the groups (after slime's `rollout/sglang_rollout.py`).
 
-    train.py --rollout-function-path prorl_zmq.integrations.slime.generate_rollout --custom-config-path prorl.yaml …
+    train.py --rollout-function-path prorl_zmq.integrations.slime.generate_rollout --custom-config-path prorl.yaml \
+        --custom-reward-post-process-path prorl_zmq.integrations.slime.post_process_rewards \
+        --update-weight-mode full --update-weight-transport disk --update-weight-disk-dir /shared/weights \
+        --custom-update-weight-post-write-path prorl_zmq.integrations.slime.update_weights …
 
 Its own settings are attributes of slime's `args`, for instance from that YAML file:
 
@@ -25,11 +28,14 @@ from __future__ import annotations
 
 import atexit
 import copy
+import re
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from ..client.blocking.client import RolloutClient
 from ..data.rows import check_sizes, rows_of
@@ -47,6 +53,11 @@ if TYPE_CHECKING:
 REMEMBERED_ROLLOUTS = 64
 """A prompt fed so many calls ago is forgotten: its group was dropped, since no job lasts that long."""
 ZERO_STD = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
+CENTERED = frozenset({"grpo", "gspo", "reinforce_plus_plus_baseline"})
+"""slime's estimators whose rewards are taken relative to their group's mean."""
+SCALED = frozenset({"grpo", "gspo"})
+NO_SPREAD = 1e-6
+UPDATE_S = 600.0
 SAMPLING = {
     "temperature": "rollout_temperature",
     "top_p": "rollout_top_p",
@@ -154,10 +165,62 @@ def fill_samples(groups: Sequence[Group], samples: Sequence[list[Any]], size: in
     return [[_filled(pairs) for pairs in group] for group in filled]
 
 
+def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """Return the samples' rewards, raw and normalized by group, each rollout counted once: slime's reward hook.
+
+    slime's own normalizes over the whole batch, and counts each segment, as soon as one rollout has several.
+
+    Args:
+        args: slime's: `reward_key`, `rewards_normalization`, `advantage_estimator`, `grpo_std_normalization`.
+        samples: of all groups, segments included; `group_index`, and `rollout_id` or `index`, tell whose they are.
+    """
+    key = getattr(args, "reward_key", None)
+    raw = [float(sample.reward[key] if key else sample.reward) for sample in samples]
+    if args.advantage_estimator not in CENTERED or not getattr(args, "rewards_normalization", True):
+        return raw, list(raw)
+    groups: dict[Any, dict[Any, float]] = {}
+    for sample, reward in zip(samples, raw, strict=True):
+        groups.setdefault(sample.group_index, {})[_rollout_of(sample)] = reward
+    by_std = args.advantage_estimator in SCALED and getattr(args, "grpo_std_normalization", True)
+    processed = []
+    for sample, reward in zip(samples, raw, strict=True):
+        rewards = np.array([*groups[sample.group_index].values()])
+        spread = float(rewards.std(ddof=1)) + NO_SPREAD if by_std and len(rewards) > 1 else 1.0
+        processed.append((reward - float(rewards.mean())) / spread)
+    return raw, processed
+
+
+def update_weights(args: Any, version_dir: str, rollout_engines: object) -> None:  # noqa: ARG001 - slime's contract
+    """Have the service's engines load a complete checkpoint: slime's hook behind a disk update, called by each rank.
+
+    The version is the number at the end of the folder's name.
+
+    Raises:
+        ConfigError: the name ends with no number.
+        ProrlError: as `RolloutClient.update_weights`.
+    """
+    from ..system.ranks import ranks, scatter
+
+    def update() -> list[None]:
+        number = re.search(r"(\d+)$", Path(version_dir).name)
+        if number is None:
+            raise ConfigError(f"{version_dir} does not end with a number, which is the version", key="version_dir")
+        with _client(args) as client:
+            client.update_weights(Path(version_dir).absolute(), int(number[1]), timeout_s=UPDATE_S)
+        return [None] * ranks()
+
+    scatter(update)
+
+
 def close() -> None:
     """Close this process's clients."""
     while _open:
         _open.popitem()[1].client.close()
+
+
+def _rollout_of(sample: Any) -> Any:
+    number = getattr(sample, "rollout_id", None)
+    return sample.index if number is None else number
 
 
 def _filled(pairs: list[tuple[Row, Any]]) -> Any:

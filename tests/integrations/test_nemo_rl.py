@@ -95,7 +95,12 @@ def test_the_arrays_of_the_loss() -> None:
     assert arrays["generation_logprobs"][1].tolist() == [0, 0, -0.5, -1, 0, 0, 0, 0]
     assert arrays["sample_mask"].tolist() == [1, 1, 1]
     assert arrays["total_reward"].tolist() == [0, 1, 0.5]
-    assert arrays["prompt_ids_for_adv"].tolist() == [[1, 9, 77, 77], [1, 9, 77, 77], [4, 5, 6, 9]]
+    assert arrays["prompt_ids_for_adv"].tolist() == [[0], [0], [1]]
+
+
+def test_one_groups_prompts_may_differ_and_two_groups_be_alike() -> None:
+    batch = [group("a", chat([1], [2], 0.0), chat([3], [2], 1.0)), group("b", chat([1], [7], 0.5))]
+    assert train_arrays(batch, pad_id=0)["prompt_ids_for_adv"].tolist() == [[0], [0], [1]]
 
 
 def test_several_segments_are_refused() -> None:

@@ -50,6 +50,23 @@ def test_several_segments_share_the_rollout() -> None:
         fill_samples(batch, [samples(4, 5)], 2)
 
 
+def test_rewards_are_normalized_by_group_and_each_rollout_counts_once() -> None:
+    batch = [group("a", rewritten(1.0), chat([1], [2], 0.0)), group("b", chat([1], [2], 5.0), chat([1], [2], 3.0))]
+    filled = fill_samples(batch, [samples(4, 5, kind=NewerSample), samples(6, 7, kind=NewerSample)], 2)
+    flat = [one for row in filled for each in row for one in (each if isinstance(each, list) else [each])]
+    args = SimpleNamespace(advantage_estimator="grpo", rewards_normalization=True, grpo_std_normalization=True)
+    raw, processed = slime.post_process_rewards(args, flat)
+    assert raw == [1.0, 1.0, 0.0, 5.0, 3.0]
+    assert processed == pytest.approx([0.7071, 0.7071, -0.7071, 0.7071, -0.7071], abs=1e-4)
+    args.grpo_std_normalization = False
+    assert slime.post_process_rewards(args, flat)[1] == [0.5, 0.5, -0.5, 1.0, -1.0]
+    args.advantage_estimator = "ppo"
+    assert slime.post_process_rewards(args, flat)[1] == raw
+    one = [sample for sample in flat if sample.index == 5]
+    args.advantage_estimator = "grpo"
+    assert slime.post_process_rewards(args, one)[1] == [0.0]
+
+
 def test_groups_of_another_size_are_refused() -> None:
     with pytest.raises(NotTrainable, match="group a has 1 trajectories, and slime counts on 2"):
         fill_samples([group("a", chat([1], [2]))], [samples(4, 5)], 2)

@@ -43,7 +43,10 @@ from prorl_zmq.integrations.trl import (  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.xdist_group("one service for TRL")
+pytestmark = [
+    pytest.mark.xdist_group("one service for TRL"),
+    pytest.mark.filterwarnings("ignore"),  # TRL's own, of what it will change
+]
 
 STEPS = 18
 JOBS = [Job(task="letters", instance={"name": f"n{number}"}) for number in range(64)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,7 @@ from beside import beside
 
 from prorl_zmq import EpisodeLimits, Job, RolloutClient, Sampling
 from prorl_zmq.errors import ConfigError, InvalidWeights, NoBackend, ProrlError
+from prorl_zmq.integrations import slime
 from prorl_zmq.service.child import ChildService
 
 torch = pytest.importorskip("torch", reason="it is of the extra [train]")
@@ -98,6 +101,17 @@ def test_engines_get_a_modules_weights_as_they_serve_them(client: RolloutClient,
 
 
 @pytest.mark.timeout(120)
+def test_a_checkpoint_that_slime_wrote_is_served(
+    service: ChildService, client: RolloutClient, served: Path, tmp_path: Path
+) -> None:
+    args = SimpleNamespace(prorl_endpoint=service.front_door)
+    slime.update_weights(args, str(shutil.copytree(served, tmp_path / "weight_v000012")), [])
+    assert [one.backend.weight_version for one in client.backends.list()] == [12]
+    with pytest.raises(ConfigError, match="does not end with a number"):
+        slime.update_weights(args, str(tmp_path / "latest"), [])
+
+
+@pytest.mark.timeout(120)
 def test_weights_that_do_not_fit_reach_no_engine(client: RolloutClient, served: Path, tmp_path: Path) -> None:
     folder = tmp_path / "weights"
     good = {name: torch.ones(shape) for name, shape in SHAPES.items()}
@@ -125,6 +139,7 @@ def test_weights_that_do_not_fit_reach_no_engine(client: RolloutClient, served: 
         WeightsPublisher(client, tmp_path, folder)
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(180)
 def test_all_ranks_gather_and_the_first_writes(
     service: ChildService, client: RolloutClient, served: Path, tmp_path: Path
@@ -144,6 +159,7 @@ def test_all_ranks_gather_and_the_first_writes(
     assert [one.backend.weight_version for one in client.backends.list()] == [3]
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(180)
 def test_a_trainers_step_is_in_the_next_jobs_tokens_bit_for_bit(tmp_path: Path) -> None:
     """Through `prorl serve` with the transformers engine: the log-probs are those of the trainer's own weights."""
