@@ -87,7 +87,7 @@ $(VENV)/.bench: $(SOURCES) | $(BIN)/python
 
 $(VENV)/.train: $(SOURCES) | $(VENV)/.bench
 	rm -rf build
-	$(PIP) install '.[train,trl]'
+	$(PIP) install '.[train,trl]' peft
 	touch $@
 
 $(VLLM)/.ready: $(SOURCES) | $(VLLM)/.engine

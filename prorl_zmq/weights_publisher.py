@@ -26,7 +26,6 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
     from typing import Self
 
     from .client.blocking.client import RolloutClient
@@ -198,9 +197,7 @@ class WeightsPublisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _finish(self, writer: _Writer, weight_version: int, passed_s: float, timeout_s: float) -> Published:

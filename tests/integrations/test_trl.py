@@ -92,7 +92,9 @@ def rollouts_of(service: ChildService, model: Path, tmp_path: Path, turns: int =
     )
 
 
-def trainer_of(rollouts: GrpoRollouts, model: Path, tmp_path: Path, rows: Any = None, **options: Any) -> GRPOTrainer:
+def trainer_of(
+    rollouts: GrpoRollouts, model: Path, tmp_path: Path, rows: Any = None, peft_config: Any = None, **options: Any
+) -> GRPOTrainer:
     settings: dict[str, Any] = {
         "per_device_train_batch_size": 32,
         "num_generations": 8,
@@ -111,7 +113,15 @@ def trainer_of(rollouts: GrpoRollouts, model: Path, tmp_path: Path, rows: Any = 
         **settings,
     )
     data = Dataset.from_list(dataset_rows(JOBS)) if rows is None else rows
-    return GRPOTrainer(str(model), rollout_reward, args=args, train_dataset=data, rollout_func=rollouts)
+    return GRPOTrainer(
+        str(model), rollout_reward, args=args, train_dataset=data, rollout_func=rollouts, peft_config=peft_config
+    )
+
+
+def wait_for_failure(worker: RolloutWorker) -> None:
+    for _ in range(600):
+        worker.check_health(60.0)
+        time.sleep(0.1)
 
 
 def check_rise(rewards: list[float]) -> None:
@@ -148,6 +158,23 @@ def test_grpo_trains(service: ChildService, model: Path, tmp_path: Path) -> None
     check_pushed(tmp_path, model, range(STEPS))
     check_rise([entry["reward"] for entry in steps])
     print([(entry["reward"], entry["step_time"]) for entry in steps])
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(120)
+def test_adapters_are_merged_into_what_is_served(service: ChildService, model: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="adapters need peft")
+    adapters = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    with rollouts_of(service, model, tmp_path) as rollouts:
+        trainer = trainer_of(rollouts, model, tmp_path, peft_config=adapters, max_steps=3)
+        trainer.train()
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert max(entry["sampling/sampling_logp_difference/max"] for entry in steps) < 1e-4
+    before, after = (
+        load_file(tmp_path / "weights" / f"weights-0000000{n}" / "model-00000.safetensors") for n in (0, 2)
+    )
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {f"model.layers.{n}.self_attn.{part}_proj.weight" for n in (0, 1) for part in "qv"}
 
 
 @pytest.mark.proof
@@ -273,6 +300,23 @@ def test_what_cannot_be_trained_on_is_said(service: ChildService, model: Path, t
     assert step["completions/max_length"] == 3
 
 
+@pytest.mark.timeout(120)
+def test_a_worker_whose_rollouts_are_all_too_long_says_so(service: ChildService, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"num_generations": 8, "per_device_train_batch_size": 8, "max_completion_length": 1}
+    args = AsyncGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], **settings)
+    make_job = job_maker(EpisodeLimits(max_turns=1), max_tokens=16)
+    options = {"keep": "all"}
+    worker = RolloutWorker(
+        dataset_rows(JOBS), args, connect=lambda: connect(service), make_job=make_job, batch_options=options
+    )
+    worker.start()
+    try:
+        with pytest.raises(NotTrainable, match="more than max_completion_length = 1 tokens"):
+            wait_for_failure(worker)
+    finally:
+        worker.stop()
+
+
 def test_a_worker_says_what_is_wrong_before_it_starts(tmp_path: Path) -> None:
     args = AsyncGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, num_generations=8, report_to=[])
     rows = dataset_rows(JOBS)
@@ -320,3 +364,12 @@ def test_the_example_trains_on_two_processes(service: ChildService, model: Path,
     pushed = [load_file(file) for file in sorted((out / "weights").glob("weights-*/*.safetensors"))]
     assert len(pushed) == 2, "the last two versions stay"
     assert {"rewards/rollout_reward/mean", "step_time"} <= set(re.findall(r"'([\w/]+)':", done.stdout + done.stderr))
+
+
+def test_an_example_is_written_once(tmp_path: Path) -> None:
+    prorl = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "init", "--trainer", "trl", str(tmp_path / "new")]
+    done = [subprocess.run(prorl, capture_output=True, text=True, check=False) for _ in range(2)]
+    assert [one.returncode for one in done] == [0, 2]
+    assert "is there already; --force writes over it" in done[1].stderr
+    names = {"README.md", "topology.toml", "grpo.py", "async_grpo.py"}
+    assert {file.name for file in (tmp_path / "new").iterdir()} == names

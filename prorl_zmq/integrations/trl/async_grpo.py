@@ -1,8 +1,10 @@
 """`RolloutWorker` and `WeightTransfer`: what TRL's `AsyncGRPOTrainer` is given in place of its own.
 
-service   ├── rollouts, without a pause ───────────────────────────────────────────
-worker       groups → advantages → samples into the trainer's queue
-trainer            ├── step 1 ──┤ weights ├── step 2 ──┤ weights ├── step 3 …
+    service   ├── rollouts, without a pause ───────────────────────────────────────────
+    worker       groups → advantages → samples into the trainer's queue
+    trainer            ├── step 1 ──┤ weights ├── step 2 ──┤ weights ├── step 3 …
+
+The worker is at most `ahead` steps' samples ahead of the trainer, beside the batch that is being collected.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import numpy as np
 
 from ...client.blocking.client import RolloutClient
 from ...data.rows import rows_of
-from ...errors import ConfigError, InternalError, RequestTimeout, UnknownBatch
+from ...errors import ConfigError, InternalError, NotTrainable, RequestTimeout, UnknownBatch
 from ...weights_publisher import WeightsPublisher
 from ..dataset_rows import job_maker, of_prompt
 from ..versions import check_version
@@ -118,7 +120,7 @@ class RolloutWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; what is under way is cancelled."""
+        """End the thread; the service stops what is under way, at the latest when the session's lease ends."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -158,9 +160,11 @@ class RolloutWorker:
         began = time.monotonic()
         with client.open_batch(groups, self._args.num_generations, **self._options) as batch:
             batch.feed(self._jobs())
-            for group in self._collected(batch):
-                self._put(group)
+            samples = [self._put(group) for group in self._collected(batch)]
             report = batch.report
+        if samples and not any(samples):
+            most = self._args.max_completion_length
+            raise NotTrainable(f"all rollouts of a batch have more than max_completion_length = {most} tokens")
         metrics = {"rollouts/batch_s": time.monotonic() - began}
         if report is not None:
             metrics["rollouts/given_up_total"] = float(len(report.given_up))
@@ -180,12 +184,14 @@ class RolloutWorker:
         while True:
             yield of_prompt(self._make_job(self._rows[self._random.randrange(len(self._rows))]), self._sampling)
 
-    def _put(self, group: Group) -> None:
+    def _put(self, group: Group) -> int:
+        """Give the trainer a group's samples; return how many were not dropped."""
         rewards = group.rewards
         advantages = (rewards - rewards.mean()) / (rewards.std() + NO_SPREAD)
         group_id = next(self._group_ids)
         dropped = 0
-        for row in rows_of([group]):
+        rows = rows_of([group])
+        for row in rows:
             room = response_room(row, self._args.max_completion_length, self._too_long)
             if not room:
                 dropped += 1
@@ -195,6 +201,7 @@ class RolloutWorker:
             self._last_s = time.monotonic()
         if dropped:
             self.metrics_queue.put({"rollouts/dropped_total": float(dropped)})
+        return len(rows) - dropped
 
     def _sample(self, row: Row, room: int, advantage: float, group_id: int, metrics: dict[str, float]) -> Any:
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample

@@ -21,7 +21,6 @@ from .samples import TESTED, check_too_long, response_room, sampling_of_args
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
-    from types import TracebackType
     from typing import Self
 
     from ...data.group import Group
@@ -140,9 +139,7 @@ class GrpoRollouts:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _begin(self, trainer: Any) -> None:
@@ -212,7 +209,9 @@ class GrpoRollouts:
             log.warning("%d of %d prompts could not be rolled out (%s)", len(lacking), len(places), why)
             others = self._more(sampling)
             places = [job if job.job_id in found else next(others) for job in places]
-        raise NotTrainable(f"{len(lacking)} of {len(jobs)} prompts could not be rolled out ({why}); see `prorl jobs`")
+        raise NotTrainable(
+            f"{len(lacking)} of {len(jobs)} prompts could not be rolled out ({why}); `prorl job JOB` shows one's way"
+        )
 
     def _with_more(self, jobs: list[Job], sampling: Sampling) -> Iterator[Job]:
         yield from jobs
@@ -229,7 +228,9 @@ class GrpoRollouts:
         if key not in self._rows:
             self._look_up()
         if key not in self._rows:
-            raise ConfigError("a prompt is not in the trainer's data set", key="train_dataset")
+            raise ConfigError(
+                "a prompt is not in the trainer's data set: leave its column `prompt` as it is", key="train_dataset"
+            )
         return of_prompt(self._make_job(self._rows[key]), sampling)
 
     def _look_up(self) -> None:
