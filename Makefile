@@ -87,7 +87,7 @@ $(VENV)/.bench: $(SOURCES) | $(BIN)/python
 
 $(VENV)/.train: $(SOURCES) | $(VENV)/.bench
 	rm -rf build
-	$(PIP) install '.[train,trl]' peft
+	$(PIP) install '.[train,trl]' peft tinker
 	touch $@
 
 $(VLLM)/.ready: $(SOURCES) | $(VLLM)/.engine

@@ -21,6 +21,7 @@ import slime_types
 from prorl_zmq import AsyncRolloutClient, EpisodeLimits, Job, RolloutClient, Sampling
 from prorl_zmq.errors import InvalidJob, NotTrainable
 from prorl_zmq.integrations import slime
+from prorl_zmq.integrations.single_jobs import SingleJobs
 from prorl_zmq.integrations.skyrl import Generator
 
 if TYPE_CHECKING:
@@ -186,3 +187,22 @@ def test_a_source_that_ends_is_no_batch(door: str, monkeypatch: pytest.MonkeyPat
             slime.generate_rollout(arguments(door), 0, Short(2, metadata("1")))
     finally:
         slime.close()
+
+
+def test_rollouts_are_asked_for_one_by_one(door: str) -> None:
+    async def run() -> None:
+        jobs = SingleJobs(lambda: AsyncRolloutClient(door))
+        asked = [problem(str(number)) for number in range(12)]
+        waiting = [asyncio.create_task(jobs.run(job)) for job in asked]
+        got = await asyncio.gather(*waiting)
+        assert [one.job_id for one in got] == [job.job_id for job in asked]
+        assert {one.outcome for one in got} == {"completed"}
+        unwanted = asyncio.create_task(jobs.run(problem("nobody waits for this one")))
+        await asyncio.sleep(0)
+        unwanted.cancel()
+        await asyncio.wait([unwanted])
+        assert unwanted.cancelled()
+        assert (await jobs.run(problem("the next"))).outcome == "completed"
+        await jobs.close()
+
+    asyncio.run(run())
