@@ -1,17 +1,19 @@
 """AReaL: a `RolloutWorkflow` whose episodes are made by the service (after `areal/api/workflow_api.py`).
 
-    trainer.train(workflow=rollout_workflow(make_job=job_maker(), sampling=Sampling(temperature=1.0)))
+    trainer.train(workflow="prorl_zmq.integrations.areal.ServiceWorkflow", workflow_kwargs={"endpoint": "tcp://…"})
 
-Written against AReaL 1.0.4, whose trainer was not run here. AReaL's staleness control counts its own versions: publish
-the weights of each step to the service under the same number (`WeightsPublisher`). A rollout that cannot be trained on
-raises, so that AReaL rejects its whole group; of a group with a part missing it would take the rest.
+Needs AReaL. Written against AReaL 1.0.4, whose trainer was not run here. Its staleness control counts its own versions:
+publish the weights of each step to the service under the same number (`WeightsPublisher`). A rollout that cannot be
+trained on raises, so that AReaL rejects its whole group; of a group with a part missing it would take the rest.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from areal.api.workflow_api import RolloutWorkflow
 
 from ..client.asynchronous.client import AsyncRolloutClient
 from ..wire.messages.jobs import Sampling
@@ -19,41 +21,44 @@ from .dataset_rows import job_maker, of_prompt
 from .single_jobs import SingleJobs, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..data.rows import Row
     from .dataset_rows import JobMaker
 
 
-def rollout_workflow(
-    make_job: JobMaker | None = None,
-    sampling: Sampling | None = None,
-    connect: Callable[[], AsyncRolloutClient] = AsyncRolloutClient,
-) -> Any:
-    """Return a `RolloutWorkflow`; needs AReaL.
+class ServiceWorkflow(RolloutWorkflow):  # type: ignore[misc]
+    """Makes each episode at the service.
 
     Args:
+        endpoint: the service's front door; None: that of `prorl serve` without a topology file.
+        keys: the folder of keys, if the service requires them.
         make_job: makes the job of a data set's row; None: from its columns `task` and `instance` (`dataset_rows`).
         sampling: how tokens are drawn; lengths stay the job's.
-        connect: opens a client; by default that of `prorl serve` without a topology file.
     """
-    from areal.api.workflow_api import RolloutWorkflow
 
-    maker = make_job if make_job is not None else job_maker()
-    drawn = sampling if sampling is not None else Sampling()
-    jobs = SingleJobs(connect)
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        keys: str | None = None,
+        make_job: JobMaker | None = None,
+        sampling: Sampling | None = None,
+    ) -> None:
+        self._make_job = make_job if make_job is not None else job_maker()
+        self._sampling = sampling if sampling is not None else Sampling()
+        self._jobs = SingleJobs(partial(AsyncRolloutClient, endpoint, keys=keys))
 
-    class Workflow(RolloutWorkflow):  # type: ignore[misc]
-        async def arun_episode(self, engine: object, data: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - AReaL's contract
-            """Return one rollout as tensors of one row.
+    async def arun_episode(self, engine: object, data: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - AReaL's contract
+        """Return one rollout as `tensors` gives it.
 
-            Raises:
-                InvalidJob: the row makes no job.
-                NotTrainable: the rollout cannot be trained on, or has several segments.
-            """
-            return tensors(row_of(await jobs.run(of_prompt(maker(data), drawn)), "AReaL"))
+        Raises:
+            InvalidJob: the row makes no job.
+            NotTrainable: the rollout cannot be trained on, or has several segments.
+        """
+        trajectory = await self._jobs.run(of_prompt(self._make_job(data), self._sampling))
+        return tensors(row_of(trajectory, "AReaL"))
 
-    return Workflow()
+    async def close(self) -> None:
+        """Close the client; AReaL itself leaves it open until its process ends."""
+        await self._jobs.close()
 
 
 def tensors(row: Row) -> dict[str, Any]:

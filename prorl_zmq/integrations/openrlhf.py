@@ -74,15 +74,16 @@ def agent_executor(
                 raise InvalidJob("images go to the service in the job's instance, not as images", field="images")
             sampling = sampling_of({name: getattr(sampling_params, name, None) for name in SAMPLING})
             job = maker(prompt, label)
-            for left in reversed(range(TRIES)):
+            tries = 0
+            while True:
                 trajectory = await self._jobs.run(of_prompt(job, sampling))
                 try:
                     return {"prompt": prompt, "label": label} | response(row_of(trajectory, "OpenRLHF"), max_length)
                 except NotTrainable as error:
-                    if not left:
+                    tries += 1
+                    if tries == TRIES:
                         raise
                     log.warning("%s; it is rolled out again", error)
-            raise AssertionError
 
     return AgentExecutor
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import framework_types
 import numpy as np
 import pytest
 from finished_groups import chat, group, rewritten, with_tool
 
 from prorl_zmq import Job
 from prorl_zmq.errors import InvalidJob, JobsLost, NotTrainable, RequestTimeout
-from prorl_zmq.integrations.areal import rollout_workflow
 from prorl_zmq.integrations.dataset_rows import dataset_rows
 from prorl_zmq.integrations.openrlhf import agent_executor, response
 from prorl_zmq.integrations.single_jobs import SingleJobs, row_of
@@ -57,15 +56,6 @@ class Client:
 
     async def close(self) -> None:
         pass
-
-
-@pytest.fixture
-def frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Base classes as the frameworks have them; their packages need GPUs."""
-    for name, base in (("openrlhf.utils.agent", "AgentExecutorBase"), ("areal.api.workflow_api", "RolloutWorkflow")):
-        module = ModuleType(name)
-        setattr(module, base, type(base, (), {}))
-        monkeypatch.setitem(sys.modules, name, module)
 
 
 def test_each_caller_gets_its_own_trajectory() -> None:
@@ -118,7 +108,8 @@ def test_what_the_service_lost_is_told_to_whom_it_concerns() -> None:
     asyncio.run(run())
 
 
-def test_openrlhf_gets_whole_sequences(frameworks: None) -> None:
+def test_openrlhf_gets_whole_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    framework_types.install(monkeypatch)
     client = Client(lambda job: with_tool(1.0, job_id=job.job_id))
     executor = agent_executor(connect=lambda: client)()  # type: ignore[arg-type,return-value]
     label = json.dumps(dataset_rows([JOB])[0])
@@ -133,7 +124,8 @@ def test_openrlhf_gets_whole_sequences(frameworks: None) -> None:
     assert job.job_id != JOB.job_id
 
 
-def test_openrlhf_gets_no_reward_that_nobody_gave(frameworks: None) -> None:
+def test_openrlhf_gets_no_reward_that_nobody_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    framework_types.install(monkeypatch)
     client = Client()
     rewards = iter([None, 1.0, None, None, None])
     client.end = lambda job: chat([1], [2], next(rewards), job_id=job.job_id)
@@ -152,7 +144,8 @@ def test_openrlhf_gets_no_reward_that_nobody_gave(frameworks: None) -> None:
 
 
 @pytest.mark.parametrize("label", [None, "two", "[]", '{"task": "math"}'])
-def test_a_label_that_makes_no_job(frameworks: None, label: Any) -> None:
+def test_a_label_that_makes_no_job(label: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    framework_types.install(monkeypatch)
     executor = agent_executor(connect=lambda: Client())()  # type: ignore[arg-type,return-value]
     with pytest.raises(InvalidJob, match=r"label|instance"):
         asyncio.run(executor.execute("?", label, PARAMETERS, 100, None, None))
@@ -168,11 +161,12 @@ def test_a_rollout_that_is_too_long_is_cut_and_marked() -> None:
         response(row, 4)
 
 
-def test_areal_gets_tensors(frameworks: None) -> None:
+def test_areal_gets_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    framework_types.install(monkeypatch)
     torch = pytest.importorskip("torch", reason="it is of the extra [train]")
-    client = Client(lambda job: with_tool(1.0, job_id=job.job_id))
-    workflow = rollout_workflow(connect=lambda: client)  # type: ignore[arg-type,return-value]
-    got = asyncio.run(workflow.arun_episode(None, dataset_rows([JOB])[0]))
+    from prorl_zmq.integrations.areal import tensors
+
+    got = tensors(row_of(with_tool(1.0), "AReaL"))
     assert got["input_ids"].tolist() == [[1, 2, 3, 9, 10, 11, 8, 20, 21, 9, 12]]
     assert got["loss_mask"].tolist() == [[0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1]]
     assert got["versions"].tolist() == [[-1, -1, -1, -1, 4, 4, -1, -1, -1, -1, 5]]
@@ -181,15 +175,11 @@ def test_areal_gets_tensors(frameworks: None) -> None:
     kinds = {name: value.dtype for name, value in got.items()}
     assert kinds["input_ids"] == kinds["loss_mask"] == kinds["versions"] == torch.int32
     assert (kinds["attention_mask"], kinds["rewards"]) == (torch.bool, torch.float32)
-    with pytest.raises(InvalidJob, match="without task and instance"):
-        asyncio.run(workflow.arun_episode(None, {"question": "1 + 1"}))
 
 
-def test_several_segments_are_refused_where_one_row_is_a_rollout(frameworks: None) -> None:
-    client = Client(lambda job: rewritten(1.0, job_id=job.job_id))
-    workflow = rollout_workflow(connect=lambda: client)  # type: ignore[arg-type,return-value]
+def test_several_segments_are_refused_where_one_row_is_a_rollout() -> None:
     with pytest.raises(NotTrainable, match="several segments, each of which AReaL"):
-        asyncio.run(workflow.arun_episode(None, dataset_rows([JOB])[0]))
+        row_of(rewritten(1.0), "AReaL")
 
 
 def test_tinker_gets_shifted_tokens_with_advantages() -> None:
