@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 6
 PROGRAM = CodeInstance(
-    "Print n squared plus one.", [CodeTest(f"{n}\n", f"{n * n + 1}\n") for n in NUMBERS], time_s=1.0, memory_bytes=2**28
+    "Print n squared plus one.", [CodeTest(f"{n}\n", f"{n * n + 1}\n") for n in NUMBERS], time_s=2.0, memory_bytes=2**28
 )
 FUNCTION = msgspec.structs.replace(
     PROGRAM, entry_point="f", tests=[CodeTest(f"[{n}]", str(n * n + 1)) for n in NUMBERS]
