@@ -6,6 +6,7 @@ service's processes find it (`register`).
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 class Letters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     fails: bool = False
+    reward: float | None = None
+    """Of each answer, whatever it says."""
+    wait_s: float = 0.0
+    """Before the turn, as if for a sandbox."""
 
 
 def score(text: str) -> float:
@@ -39,11 +44,13 @@ class LettersHandler(AgentHandler[Letters]):
         return {}
 
     async def run(self, phase: Any) -> dict[str, Any]:
+        await asyncio.sleep(phase.instance.wait_s)
         episode = await phase.converse([ChatMessage(Role.USER, f"Write letters, {phase.instance.name}.")], [])
         return {"text": episode.last_text.replace("<tool_call>", "")}
 
     async def eval(self, phase: Any) -> Evaluation:
-        return Evaluation(score(phase.data["text"]))
+        fixed = phase.instance.reward
+        return Evaluation(score(phase.data["text"]) if fixed is None else fixed)
 
 
 def register(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

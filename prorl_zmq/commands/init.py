@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +20,10 @@ class Trainer(StrEnum):
     """The trainers that there is an example for."""
 
     TRL = "trl"
+    VERL = "verl"
+    SKYRL = "skyrl"
+    NEMO_GYM = "nemo-gym"
+    SLIME = "slime"
 
 
 def init(
@@ -37,17 +43,28 @@ def init(
 
 
 def _write_example(trainer: Trainer, folder: Path, *, force: bool) -> None:
-    files_there = files("prorl_zmq.examples").joinpath(trainer)
-    names = [file.name for file in files_there.iterdir() if file.is_file() and file.name != "__init__.py"]
+    example = files("prorl_zmq.examples").joinpath("trainers", trainer.replace("-", "_"))
+    texts = dict(_files(example))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not force and (there := sorted(name for name in names if (folder / name).exists())):
+        if not force and (there := sorted(name for name in texts if (folder / name).exists())):
             raise ConfigError(f"{folder / there[0]} is there already; --force writes over it")
-        for name in names:
-            (folder / name).write_text(files_there.joinpath(name).read_text(encoding="utf-8"), encoding="utf-8")
+        for name, text in texts.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from error
-    print(f"wrote {', '.join(sorted(names))} into {folder}; begin with {folder / 'README.md'}")
+    print(f"wrote {', '.join(sorted(texts))} into {folder}; begin with {folder / 'README.md'}")
+
+
+def _files(folder: Traversable, under: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the names and texts of all files of an example."""
+    for entry in folder.iterdir():
+        name = f"{under}{entry.name}"
+        if entry.is_dir():
+            if entry.name != "__pycache__":
+                yield from _files(entry, f"{name}/")
+        else:
+            yield name, entry.read_text(encoding="utf-8")
 
 
 def _write_topology(path: Path, *, force: bool) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ..errors import InvalidWeights
-from .policy import open_regular
+from ..system.files import open_regular
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,6 @@ on two cores. A `Policy` is mutated only by its `Adam`; an engine swaps whole po
 from __future__ import annotations
 
 import os
-import stat
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..errors import InvalidWeights
+from ..system.files import open_regular
 from .tokenizer import PAD, VOCABULARY_SIZE
 
 if TYPE_CHECKING:
@@ -238,15 +238,6 @@ def draw(logits: Floats, temperatures: NDArray[np.float64], uniforms: NDArray[np
     drawn = (cumulated <= (uniforms * cumulated[:, -1])[:, None]).sum(axis=1)
     tokens = np.where(greedy, logits.argmax(axis=1), np.minimum(drawn, logits.shape[1] - 1)).astype(np.int32)
     return tokens, logprobs[np.arange(len(tokens)), tokens]
-
-
-def open_regular(path: str, flags: int) -> int:
-    """Open a file without waiting for a peer, as a FIFO would have it; refuse what is not a regular file."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError("it is not a regular file")
-    return descriptor
 
 
 def _problem(parameters: dict[str, Any], shape: PolicyShape | None) -> str:

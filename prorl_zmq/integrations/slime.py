@@ -30,7 +30,6 @@ import atexit
 import copy
 import re
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +41,7 @@ from ..data.rows import check_sizes, rows_of
 from ..errors import ConfigError, InvalidJob, NotTrainable
 from ..wire.messages.base import new_id
 from ..wire.messages.jobs import Job, Sampling
+from .loading import load_function
 from .sampling import sampling_of
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     filled = fill_samples(groups, [prompts.take(group.prompt_id) for group in groups], size)
     filled.sort(key=lambda group: _segments(group)[0].index)
     if path := getattr(args, "rollout_sample_filter_path", None):
-        _load(path)(args, filled)
+        load_function(path)(args, filled)
     return RolloutFnTrainOutput(samples=filled, metrics=_metrics(batch.report))
 
 
@@ -266,7 +266,7 @@ def _evaluate(args: Any) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
     data: dict[str, dict[str, Any]] = {}
     metrics: dict[str, float] = {}
     with _client(args) as client:
-        for name, samples in _load(path)(args).items():
+        for name, samples in load_function(path)(args).items():
             jobs = [_job(args, sample) for sample in samples]
             by_prompt = {job.job_id: sample for job, sample in zip(jobs, samples, strict=True)}
             with client.open_batch(len(jobs), 1, keep="all", carry="nothing") as batch:
@@ -322,7 +322,7 @@ def _job(args: Any, sample: Any) -> Job:
     """Make the job of a prompt with an id of its own: a data source may return the same prompt more than once."""
     sampling = sampling_of({ours: getattr(args, theirs, None) for ours, theirs in SAMPLING.items()})
     if path := getattr(args, "prorl_make_job", None):
-        job: Job = _load(path)(args, sample)
+        job: Job = load_function(path)(args, sample)
     else:
         job = _default_job(sample)
     if job.sampling == Sampling():
@@ -340,14 +340,6 @@ def _default_job(sample: Any) -> Job:
                 field=name,
             )
     return Job(task=metadata["task"], instance=metadata["instance"])
-
-
-def _load(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, ValueError, AttributeError) as error:
-        raise ConfigError(f"there is no {path}: {error}", key=path) from error
 
 
 def _segments(group: list[Any]) -> list[Any]:

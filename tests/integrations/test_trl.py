@@ -5,29 +5,23 @@ from __future__ import annotations
 import math
 import os
 import re
-import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from prorl_zmq import EpisodeLimits, Job, RolloutClient
 from prorl_zmq.errors import ConfigError, InvalidJob, NotTrainable, RequestTimeout
-from prorl_zmq.service.child import ChildService
 
 torch = pytest.importorskip("torch", reason="it is of the extra [trl]")
 pytest.importorskip("trl", reason="it is of the extra [trl]")
-import letters  # noqa: E402
-import psutil  # noqa: E402
-import tiny_model  # noqa: E402
 import trl_on_cpu  # noqa: E402
 from datasets import Dataset, IterableDataset  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+from trained import JOBS, check_rise, kill, models, service_of  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer  # noqa: E402
 
@@ -42,6 +36,9 @@ from prorl_zmq.integrations.trl import (  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from prorl_zmq.service.child import ChildService
 
 pytestmark = [
     pytest.mark.xdist_group("one service for TRL"),
@@ -49,19 +46,12 @@ pytestmark = [
 ]
 
 STEPS = 18
-JOBS = [Job(task="letters", instance={"name": f"n{number}"}) for number in range(64)]
 
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder, pytest.MonkeyPatch.context() as patch:
-        package = Path(folder, "package")
-        package.mkdir()
-        letters.register(package, patch)
-        for name in ("plain", "calls"):
-            tiny_model.main([f"{folder}/{name}"])
-            letters.lean(Path(folder, name), to_calls=name == "calls")
-        yield Path(folder)
+    with models() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +60,8 @@ def model(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def service(folder: Path, model: Path) -> Iterator[ChildService]:
-    topology = f'sandbox = {{kind = "process"}}\nbackends = [{{kind = "transformers", model = "{model}"}}]\n'
-    with ChildService(folder, topology) as service, RolloutClient(service.front_door, timeout_s=90) as client:
-        service.wait_ready(client)
+def service(model: Path) -> Iterator[ChildService]:
+    with service_of(model) as service:
         yield service
 
 
@@ -122,14 +110,6 @@ def wait_for_failure(worker: RolloutWorker) -> None:
     for _ in range(600):
         worker.check_health(60.0)
         time.sleep(0.1)
-
-
-def check_rise(rewards: list[float]) -> None:
-    """The mean of the last third is above that of the first by more than two standard errors."""
-    third = len(rewards) // 3
-    first, last = rewards[:third], rewards[-third:]
-    error = math.sqrt(statistics.variance(first) / third + statistics.variance(last) / third)
-    assert statistics.mean(last) - statistics.mean(first) > 2 * error, rewards
 
 
 def check_pushed(tmp_path: Path, model: Path, versions: range, checkpoint: int = 0) -> None:
@@ -229,13 +209,6 @@ def test_async_grpo_trains_on_several_segments(
 def test_a_run_goes_on_when_broker_stage_process_and_engine_are_killed(
     service: ChildService, model: Path, tmp_path: Path
 ) -> None:
-    def kill(word: str) -> None:
-        """Kill the service's process whose command line has the word; its supervisor starts it again."""
-        children = psutil.Process(service.pid).children(recursive=True)
-        found = [child for child in children if word in " ".join(child.cmdline())]
-        assert found, (word, [" ".join(child.cmdline()) for child in children])
-        found[0].kill()
-
     with rollouts_of(service, model, tmp_path) as rollouts:
         trainer = trainer_of(rollouts, model, tmp_path, max_steps=12)
         killed: list[str] = []
@@ -244,7 +217,7 @@ def test_a_run_goes_on_when_broker_stage_process_and_engine_are_killed(
             for step, word in ((2, "broker rollout"), (5, "--role run"), (8, "cli prorl-engine")):
                 while trainer.state.global_step < step:
                     time.sleep(0.02)
-                kill(word)
+                kill(service, word)
                 killed.append(word)
 
         thread = threading.Thread(target=kill_all, daemon=True)

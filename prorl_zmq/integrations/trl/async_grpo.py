@@ -24,8 +24,9 @@ from ...data.rows import rows_of
 from ...errors import ConfigError, InternalError, NotTrainable, RequestTimeout, UnknownBatch
 from ...weights_publisher import WeightsPublisher
 from ..dataset_rows import job_maker, of_prompt
+from ..lengths import check_too_long, response_room
 from ..versions import check_version
-from .samples import TESTED, check_too_long, response_room, sampling_of_args
+from .samples import TESTED, sampling_of_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from ...weights_publisher import Published
     from ...wire.messages.jobs import Job
     from ..dataset_rows import JobMaker
-    from .samples import TooLong
+    from ..lengths import TooLong
 
 log = logging.getLogger("prorl.trainer")
 
@@ -192,7 +193,7 @@ class RolloutWorker:
         dropped = 0
         rows = rows_of([group])
         for row in rows:
-            room = response_room(row, self._args.max_completion_length, self._too_long)
+            room = response_room(len(row) - row.prompt_tokens, self._args.max_completion_length, self._too_long)
             if not room:
                 dropped += 1
                 continue

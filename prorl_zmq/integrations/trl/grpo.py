@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,10 @@ from ...errors import ConfigError, InvalidJob, NotTrainable
 from ...system.ranks import gather, rank, scatter
 from ...weights_publisher import WeightsPublisher
 from ..dataset_rows import job_maker, of_prompt
+from ..given_up import why_given_up
+from ..lengths import check_too_long, response_room
 from ..versions import check_version
-from .samples import TESTED, check_too_long, response_room, sampling_of_args
+from .samples import TESTED, sampling_of_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,10 +27,9 @@ if TYPE_CHECKING:
     from ...data.group import Group
     from ...data.rows import Row
     from ...weights_publisher import Published
-    from ...wire.messages.batches import BatchReport
     from ...wire.messages.jobs import Job, Sampling
     from ..dataset_rows import JobMaker
-    from .samples import TooLong
+    from ..lengths import TooLong
 
 log = logging.getLogger("prorl.trainer")
 
@@ -203,7 +203,7 @@ class GrpoRollouts:
             with self._client.open_batch(len(wanted), size, **options) as batch:
                 batch.feed(wanted)
                 found.update((group.prompt_id, group) for group in batch)
-                why = _given_up(batch.report)
+                why = why_given_up(batch.report)
             if not (lacking := [job for job in places if job.job_id not in found]):
                 return [found[job.job_id] for job in places]
             log.warning("%d of %d prompts could not be rolled out (%s)", len(lacking), len(places), why)
@@ -252,7 +252,7 @@ class GrpoRollouts:
 
     def _entry(self, row: Row, most: int | None) -> dict[str, Any]:
         """Return what TRL is given of a rollout; one that is not trained on keeps a single token, which is masked."""
-        room = response_room(row, most, self._too_long)
+        room = response_room(len(row) - row.prompt_tokens, most, self._too_long)
         response = slice(row.prompt_tokens, row.prompt_tokens + max(room, 1))
         arrays = row.arrays
         return {
@@ -265,14 +265,6 @@ class GrpoRollouts:
             "job_id": row.trajectory.job_id,
             "weight_versions": row.versions,
         }
-
-
-def _given_up(report: BatchReport | None) -> str:
-    """Say what the jobs of given-up groups ended with, such as `handler_failed 5 times`."""
-    counts: Counter[str] = Counter()
-    for group in report.given_up if report is not None else ():
-        counts.update(group.failures)
-    return ", ".join(f"{code} {count} times" for code, count in counts.most_common()) or "no reason was given"
 
 
 def _key(prompt: Any) -> str:

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data.rows import rows_of, single_rows_of
-from ..errors import NotTrainable
+from ...data.rows import rows_of, single_rows_of
+from ...errors import NotTrainable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from ..data.group import Group
-    from ..data.rows import Row
+    from ...data.group import Group
+    from ...data.rows import Row
 
 NO_EXTRA = ("turn_scores", "tool_rewards", "extras")
 """Columns that verl always has and that stay empty here."""

@@ -1,1 +1,0 @@
-"""What `prorl init --trainer trl` writes."""

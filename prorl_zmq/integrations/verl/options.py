@@ -1,0 +1,102 @@
+"""The keys of verl's configuration that are ours, read from its `DictConfig` with an error that names a wrong one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+
+from ...errors import ConfigError
+from ...wire.messages.jobs import EpisodeLimits
+from ..dataset_rows import job_maker
+from ..loading import load_function
+
+if TYPE_CHECKING:
+    from ..dataset_rows import JobMaker
+    from ..lengths import TooLong
+
+TESTED = "0.9"
+NAME = "prorl"
+SERVICE_KEYS = f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.{NAME}"
+ROLLOUT_KEYS = f"trainer.v1.{NAME}"
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+
+
+class ServiceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.prorl`: the service, and the engines' weights."""
+
+    endpoint: str | None = None
+    """The front door; None: that of `prorl serve` without a topology file, on this node."""
+    keys: str | None = None
+    """The folder of keys, if the service requires them."""
+    served: str = ""
+    """Folder of the model that the engines were started with, such as `${actor_rollout_ref.model.path}`."""
+    folder: str = ""
+    """Where each step's weights are written; all engine hosts see it under this path."""
+    keep: int = 2
+    """Folders of weights that stay."""
+    mode: Literal["keep", "drain", "abort"] = "keep"
+    """What becomes of running generations; see `RolloutClient.begin_weights`."""
+
+
+class RolloutOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`trainer.v1.prorl`: how prompts are rolled out."""
+
+    parameter_sync_step: int = 1
+    """verl's: updates of the policy between two publications of its weights."""
+    num_warmup_batches: float = 0
+    """verl's: batches of rollouts that are under way while the policy learns; 0: none."""
+    make_job: str | None = None
+    """`package.module.function` that makes the job of a row; None: the columns `task` and `instance` are the job."""
+    turn_tokens: int | None = None
+    """Most tokens of one turn; None: `response_length`. It says nothing where `make_job` is given."""
+    too_long: TooLong = "drop"
+    """What becomes of a row of more than `prompt_length + response_length` tokens."""
+    keep: str = "all"
+    """Which groups are trained on: `all` of the prompts that verl asks for, or the groups of `open_batch(keep=…)`, such
+    as `informative`, for as many prompts as that takes."""
+    batch: dict[str, Any] = {}
+    """More options of `open_batch`, such as `max_replacements`, `carry` and `weight`."""
+    away_s: float = 600.0
+    """How long the service may be away before the training ends, in seconds."""
+
+
+def service_options(config: Any) -> ServiceOptions:
+    """Read the keys of `ServiceOptions` of a whole configuration.
+
+    Raises:
+        ConfigError: a key is unknown, or its value has a wrong type.
+    """
+    given = config.actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs
+    return _read(given.get(NAME), ServiceOptions, SERVICE_KEYS)
+
+
+def rollout_options(config: Any) -> RolloutOptions:
+    """Read the keys of `RolloutOptions` of a whole configuration.
+
+    Raises:
+        ConfigError: a key is unknown, or its value has a wrong type.
+    """
+    return _read(config.trainer.v1.get(NAME), RolloutOptions, ROLLOUT_KEYS)
+
+
+def job_maker_of(config: Any) -> JobMaker:
+    """Return what makes the job of a row: turns and lengths are verl's, unless `make_job` is given."""
+    options = rollout_options(config)
+    if options.make_job:
+        return load_function(options.make_job)  # type: ignore[no-any-return]
+    rollout = config.actor_rollout_ref.rollout
+    turns = rollout.multi_turn.get("max_assistant_turns") or EpisodeLimits().max_turns
+    limits = EpisodeLimits(max_turns=turns, max_tokens=rollout.prompt_length + rollout.response_length)
+    return job_maker(limits, max_tokens=options.turn_tokens or rollout.response_length)
+
+
+def _read(given: Any, kind: type[Options], keys: str) -> Options:
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(given, resolve=True) if OmegaConf.is_config(given) else given or {}
+    try:
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{keys}: {error}", key=keys) from None

@@ -1,0 +1,191 @@
+"""`RolloutManager`: verl's agent-loop manager, whose rollouts are the service's.
+
+It lives in verl's `TaskRunner` actor, beside the trainer, and has a thread with an asyncio loop; each call of
+`generate_sequences` is a task there with a client of its own. The service replaces jobs that bring no reward. A prompt
+that still has none is told as verl's `failure`, never as a reward of 0.
+
+If the service is away, its prompts wait for it, up to `away_s`. What cannot get better (a job that the service refuses,
+too many prompts in a row that fail) ends the training: `wait` raises it in the trainer's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter, deque
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...client.asynchronous.client import AsyncRolloutClient
+from ...errors import ConfigError, NotTrainable, RequestTimeout, UnknownBatch
+from ...wire.messages.jobs import Sampling
+from ..dataset_rows import of_prompt
+from ..given_up import why_given_up
+from ..outage import Outage
+from ..sampling import sampling_of
+from .options import job_maker_of, rollout_options, service_options
+from .prompts import Prompt, prompts_of
+
+if TYPE_CHECKING:
+    from ...data.group import Group
+    from ...wire.messages.batches import BatchReport
+    from ...wire.messages.jobs import Job
+
+log = logging.getLogger("prorl.trainer")
+
+GIVEN_UP_IN_A_ROW = 32
+"""So many prompts that fail one after the other are no accident."""
+
+
+class RolloutManager:
+    """Rolls out verl's prompts by the service: `rollout.agent.agent_loop_manager_class`.
+
+    Args:
+        config: verl's whole configuration; `options` lists our keys.
+
+    Raises:
+        ConfigError: a key of ours is unknown or has a wrong value.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.options = rollout_options(config)
+        self.service = service_options(config)
+        self._rollout = config.actor_rollout_ref.rollout
+        self._most_tokens = self._rollout.prompt_length + self._rollout.response_length
+        self._make_job = job_maker_of(config)
+        self.waiting: deque[Prompt] = deque()
+        """Prompts for a `DynamicReplayBuffer`, which rolls them out itself."""
+        self._failure: Exception | None = None
+        self._failed_in_a_row = 0
+        self._counts: Counter[str] = Counter()
+        self._changed = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True).start()
+
+    @classmethod
+    def create(
+        cls,
+        config: Any,
+        llm_client: object = None,  # noqa: ARG003 - verl passes it, as the two below
+        teacher_client: object = None,
+        reward_loop_worker_handles: object = None,  # noqa: ARG003
+    ) -> RolloutManager:
+        """Make one; verl's clients of its own engines are not used.
+
+        Raises:
+            ConfigError: a key of ours is wrong, or distillation is on: teachers need verl's own agent loops.
+        """
+        if teacher_client is not None:
+            raise ConfigError("distillation is not done here: set distillation.enabled=False", key="distillation")
+        return cls(config)
+
+    def generate_sequences(self, prompts: Any) -> None:
+        """Begin to roll out a `TensorDict` of prompts, and return; their rows come into verl's TransferQueue.
+
+        Raises:
+            InvalidJob: a row of the data set makes no job.
+        """
+        found = prompts_of(prompts)
+        jobs = [self.job(prompt) for prompt in found]
+        if self.options.keep != "all" and found[0].partition == "train":
+            self.waiting.extend(found)
+            return
+        sizes = [self._size(prompt) for prompt in found]
+        by_size = sorted(zip(sizes, found, jobs, strict=True), key=lambda entry: entry[0])
+        for size, entries in groupby(by_size, lambda entry: entry[0]):
+            asked = {job.job_id: (prompt, job) for _, prompt, job in entries}
+            asyncio.run_coroutine_threadsafe(self._roll_out(asked, size), self._loop)
+
+    def job(self, prompt: Prompt) -> Job:
+        """Make a prompt's job, whose id is the prompt's `uid`; how tokens are drawn is verl's configuration."""
+        drawn = self._rollout.val_kwargs if prompt.partition == "val" else self._rollout
+        sampling = sampling_of({name: drawn.get(name) for name in ("temperature", "top_p", "top_k")})
+        if not prompt.columns.get("__do_sample__", True):
+            sampling = Sampling(temperature=0.0)
+        return msgspec.structs.replace(of_prompt(self._make_job(prompt.columns), sampling), job_id=prompt.uid)
+
+    def put(self, prompt: Prompt, group: Group) -> dict[str, dict[str, Any]]:
+        """Put a prompt's rows into the queue; return their tags by their keys."""
+        rows = prompt.put(group, self._most_tokens, self.options.too_long)
+        self._counts.update(rows.counts)
+        if not rows.tags:
+            log.warning("prompt %s has no row of at most %d tokens", prompt.uid, self._most_tokens)
+        return rows.tags
+
+    def count(self, what: str, number: int = 1) -> None:
+        """Count something for the next step's metrics."""
+        self._counts[what] += number
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return what was counted since the last call, as `rollouts/…_total`."""
+        counts, self._counts = self._counts, Counter()
+        return {f"rollouts/{name}_total": float(count) for name, count in counts.items()}
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a prompt has ended.
+
+        Raises:
+            ProrlError: what ended the rollouts.
+        """
+        self._changed.wait(timeout_s)
+        self._changed.clear()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def group_size(self) -> int:
+        """Rollouts of a prompt in training."""
+        return int(self._rollout.n)
+
+    def _size(self, prompt: Prompt) -> int:
+        size = self._rollout.val_kwargs.n if prompt.partition == "val" else self.group_size
+        return int(prompt.columns.get("__rollout_n__", size))
+
+    async def _roll_out(self, asked: dict[str, tuple[Prompt, Job]], size: int) -> None:
+        """Roll out prompts, each of which is told as `finished` or `failure`."""
+        try:
+            outage = Outage(self.options.away_s)
+            for prompt, _ in asked.values():
+                await asyncio.to_thread(prompt.set_status, "running")
+            report = None
+            while asked:
+                try:
+                    report = await self._one_batch(asked, size, outage)
+                    break
+                except (RequestTimeout, UnknownBatch) as error:
+                    await asyncio.sleep(outage.pause_s(error))
+            for prompt, _ in asked.values():
+                await self._end(prompt, None, report)
+        except Exception as error:  # noqa: BLE001 - raised by `wait`, in the trainer's thread
+            self._failure = self._failure or error
+            self._changed.set()
+
+    async def _one_batch(self, asked: dict[str, tuple[Prompt, Job]], size: int, outage: Outage) -> BatchReport | None:
+        """Take out of `asked` what comes."""
+        options = {**self.options.batch, "keep": "all", "carry": "nothing", "adopt": False, "max_given_up": 2**31 - 1}
+        async with (
+            AsyncRolloutClient(self.service.endpoint, keys=self.service.keys) as client,
+            await client.open_batch(len(asked), size, **options) as batch,
+        ):
+            batch.feed([job for _, job in asked.values()])
+            async for group in batch:
+                outage.end()
+                prompt, _ = asked.pop(group.prompt_id)
+                await self._end(prompt, group, batch.report)
+            return batch.report
+
+    async def _end(self, prompt: Prompt, group: Group | None, report: BatchReport | None) -> None:
+        trainable = group is not None and bool(await asyncio.to_thread(self.put, prompt, group))
+        self.count("given_up", group is None)
+        self._failed_in_a_row = 0 if group is not None else self._failed_in_a_row + 1
+        if self._failed_in_a_row >= GIVEN_UP_IN_A_ROW:
+            raise NotTrainable(
+                f"{self._failed_in_a_row} prompts in a row could not be rolled out ({why_given_up(report)})"
+            )
+        if group is None:
+            log.warning("prompt %s could not be rolled out (%s)", prompt.uid, why_given_up(report))
+        await asyncio.to_thread(prompt.set_status, "finished" if trainable else "failure")
+        self._changed.set()

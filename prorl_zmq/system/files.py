@@ -1,0 +1,15 @@
+"""Files that somebody else may have made."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+
+def open_regular(path: str, flags: int) -> int:
+    """Open a file without waiting for a peer, as a FIFO would have it; refuse what is not a regular file."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("it is not a regular file")
+    return descriptor

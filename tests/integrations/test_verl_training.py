@@ -1,0 +1,132 @@
+"""verl's V1 trainer, in an environment of its own, trains a tiny model through a whole service."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from verl_runs import VerlRun
+
+from prorl_zmq import Job
+
+torch = pytest.importorskip("torch", reason="it is of the extra [train]")
+from safetensors.torch import load_file  # noqa: E402
+from trained import JOBS, check_rise, kill, models, service_of  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from prorl_zmq.service.child import ChildService
+
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(400), pytest.mark.xdist_group("verl")]
+
+STEPS = 14
+ON_POLICY = {"trainer__v1__prorl__num_warmup_batches": 0}
+SHORT = {"data__max_response_length": 16}
+SEGMENTS = {
+    "data__max_response_length": 512,
+    "actor_rollout_ref__rollout__multi_turn__max_assistant_turns": 3,
+    "+trainer__v1__prorl__turn_tokens": 64,
+}
+SAVED = {"trainer__save_freq": 1, "actor_rollout_ref__actor__checkpoint__save_contents": "[model]"}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with models() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[ChildService]:
+    with service_of(folder / "plain") as service:
+        yield service
+
+
+def finish(run: VerlRun, process: Any, code: int = 0) -> list[dict[str, float]]:
+    assert process.wait(300) == code, run.log.read_text()[-6000:]
+    return run.steps()
+
+
+def check_exact(steps: list[dict[str, float]]) -> None:
+    """All rollouts are of the newest weights, and the engine's log-probs those of the trainer."""
+    for step in steps:
+        assert math.isfinite(step["actor/loss"])
+        for end in ("max", "min"):
+            assert step[f"rollout_corr/rollout_is_{end}"] == pytest.approx(1, abs=1e-4)
+
+
+def test_verl_trains_on_several_segments(folder: Path, tmp_path: Path) -> None:
+    with service_of(folder / "calls") as service:
+        run = VerlRun(service, folder / "calls", tmp_path)
+        saved = {**SAVED, "trainer__default_local_dir": tmp_path / "saved"}
+        steps = finish(run, run.start(JOBS, STEPS, **ON_POLICY, **SEGMENTS, **saved))
+    assert len(steps) == STEPS
+    check_exact(steps)
+    check_rise([step["critic/score/mean"] for step in steps])
+    assert max(step["rollouts/rows_total"] for step in steps) > 32, "some rollouts have several segments"
+    before = load_file(folder / "calls" / "model.safetensors")
+    for step in range(STEPS + 1):
+        pushed = load_file(tmp_path / "weights" / f"weights-{step:08d}" / "model-00000.safetensors")
+        ours = before
+        if step:
+            shard = tmp_path / "saved" / f"global_step_{step}" / "actor" / "model_world_size_1_rank_0.pt"
+            whole = torch.load(shard, weights_only=False)
+            ours = {name: getattr(tensor, "_local_tensor", tensor) for name, tensor in whole.items()}
+            assert all(not torch.equal(pushed[name], before[name]) for name in before), "all tensors change"
+        assert all(torch.equal(pushed[name], ours[name]) for name in before)
+
+
+def test_the_service_samples_for_verl(service: ChildService, folder: Path, tmp_path: Path) -> None:
+    jobs = [
+        *JOBS[:16],
+        *(Job(task="letters", instance={"name": f"s{number}", "reward": 1.0}) for number in range(6)),
+        *(Job(task="letters", instance={"name": f"f{number}", "fails": True}) for number in range(2)),
+    ]
+    run = VerlRun(service, folder / "plain", tmp_path)
+    keys = {"+trainer__v1__prorl__keep": "informative", "trainer__test_freq": 6, **SHORT}
+    steps = finish(run, run.start(jobs, 6, **keys))
+    assert len(steps) == 6
+    assert all(step["rollouts/rows_total"] >= 32 for step in steps)
+    assert all(step["critic/score/max"] < 1 for step in steps), "groups of equal rewards are not trained on"
+    assert sum(step["rollouts/dropped_groups_total"] for step in steps) > 0
+    assert sum(step["rollouts/given_up_groups_total"] for step in steps) > 0
+    assert 0 < steps[-1]["val-core/letters/reward/mean@1"] < 1
+
+
+def test_prompts_that_fail_are_told_and_replaced(service: ChildService, folder: Path, tmp_path: Path) -> None:
+    jobs = [*JOBS[:10], *(Job(task="letters", instance={"name": f"f{number}", "fails": True}) for number in range(6))]
+    run = VerlRun(service, folder / "plain", tmp_path)
+    steps = finish(run, run.start(jobs, 6, **SHORT))
+    assert all(step["rollouts/rows_total"] >= 32 for step in steps)
+    assert sum(step["rollouts/given_up_total"] for step in steps) > 0
+    assert sum(step.get("training/rollout_failure/evicted_samples", 0) for step in steps) > 0
+
+
+def test_a_run_goes_on_when_broker_stage_process_and_engine_are_killed(
+    service: ChildService, folder: Path, tmp_path: Path
+) -> None:
+    run = VerlRun(service, folder / "plain", tmp_path)
+    process = run.start(JOBS, 12, **ON_POLICY, **SHORT, trainer__rollout_data_dir=tmp_path / "rolled")
+    for after, word in ((2, "broker rollout"), (5, "--role run"), (8, "cli prorl-engine")):
+        until = time.monotonic() + 200
+        while len(run.steps()) < after:
+            assert process.poll() is None, run.log.read_text()[-6000:]
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        kill(service, word)
+    steps = finish(run, process)
+    assert len(steps) == 12
+    check_exact(steps)  # none is made up
+    seen = [line for file in (tmp_path / "rolled").iterdir() for line in file.read_text().splitlines()]
+    assert len(seen) == 12 * 32
+
+
+def test_a_data_set_without_the_tasks_columns_is_refused(service: ChildService, folder: Path, tmp_path: Path) -> None:
+    run = VerlRun(service, folder / "plain", tmp_path)
+    rows = [{"prompt": [{"role": "user", "content": str(number)}], "answer": "x"} for number in range(8)]
+    assert run.start(rows, 2, **SHORT).wait(200) == 1
+    assert "the data set has rows without task and instance" in run.log.read_text()

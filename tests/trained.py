@@ -1,0 +1,66 @@
+"""What tests of trainers share: tiny models that can learn `letters`, a service that serves one, and what must hold."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import letters
+import psutil
+import pytest
+import tiny_model
+
+from prorl_zmq import Job, RolloutClient
+from prorl_zmq.service.child import ChildService
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+JOBS = [Job(task="letters", instance={"name": f"n{number}"}) for number in range(64)]
+
+
+@contextmanager
+def models() -> Iterator[Path]:
+    """Give a folder with the models `plain` and `calls`, whose rollouts have several segments."""
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder, pytest.MonkeyPatch.context() as patch:
+        package = Path(folder, "package")
+        package.mkdir()
+        letters.register(package, patch)
+        for name in ("plain", "calls"):
+            tiny_model.main([f"{folder}/{name}"])
+            letters.lean(Path(folder, name), to_calls=name == "calls")
+        yield Path(folder)
+
+
+@contextmanager
+def service_of(model: Path, slots: int = 8) -> Iterator[ChildService]:
+    """Serve a model by the engine kind `transformers`."""
+    stages = "".join(f'[[stage]]\nrole = "{role}"\nslots = {slots}\n' for role in ("init", "run", "eval"))
+    topology = f'sandbox = {{kind = "process"}}\nbackends = [{{kind = "transformers", model = "{model}"}}]\n{stages}'
+    with (
+        tempfile.TemporaryDirectory(prefix="prorl-t-") as folder,
+        ChildService(Path(folder), topology) as service,
+        RolloutClient(service.front_door, timeout_s=90) as client,
+    ):
+        service.wait_ready(client)
+        yield service
+
+
+def kill(service: ChildService, word: str) -> None:
+    """Kill the service's process whose command line has the word; its supervisor starts it again."""
+    children = psutil.Process(service.pid).children(recursive=True)
+    found = [child for child in children if word in " ".join(child.cmdline())]
+    assert found, (word, [" ".join(child.cmdline()) for child in children])
+    found[0].kill()
+
+
+def check_rise(rewards: list[float]) -> None:
+    """The mean of the last third is above that of the first by more than two standard errors."""
+    third = len(rewards) // 3
+    first, last = rewards[:third], rewards[-third:]
+    error = math.sqrt(statistics.variance(first) / third + statistics.variance(last) / third)
+    assert statistics.mean(last) - statistics.mean(first) > 2 * error, rewards
