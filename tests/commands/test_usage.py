@@ -108,6 +108,30 @@ def test_init_writes_every_default(tmp_path: Path) -> None:
         assert set(written) == set(struct.__struct_fields__), section
 
 
+AGENT = ("app.py", "requirements.txt", "configs/prorl_agent.yaml")
+TRAINERS = {
+    "trl": {"grpo.py", "async_grpo.py"},
+    "verl": {"prorl.yaml", "make_data.py", "train.sh"},
+    "nemo-gym": {"rows.py", *(f"responses_api_agents/prorl_agent/{name}" for name in AGENT)},
+    "slime": {"prorl.yaml", "make_data.py", "train.sh"},
+}
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_init_writes_a_trainers_example_once(trainer: str, tmp_path: Path) -> None:
+    done = [run("prorl", "init", "--trainer", trainer, "new", cwd=tmp_path) for _ in range(2)]
+    assert [one.returncode for one in done] == [0, 2], done
+    assert "begin with new/README.md" in done[0].stdout
+    assert "is there already; --force writes over it" in done[1].stderr
+    written = {str(file.relative_to(tmp_path / "new")) for file in (tmp_path / "new").rglob("*") if file.is_file()}
+    assert written == {"README.md", "topology.toml"} | TRAINERS[trainer]
+    assert 10 <= len((tmp_path / "new" / "README.md").read_text().splitlines()) <= 25
+    for script in (tmp_path / "new").rglob("*.sh"):
+        assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+    forced = run("prorl", "init", "--trainer", trainer, "--force", "new", cwd=tmp_path)
+    assert forced.returncode == 0
+
+
 def test_init_does_not_write_over_a_file(tmp_path: Path) -> None:
     (tmp_path / "topology.toml").write_text("mine")
     assert "--force" in complaint(run("prorl", "init", cwd=tmp_path))

@@ -22,9 +22,11 @@ import trl_on_cpu  # noqa: E402
 from datasets import Dataset, IterableDataset  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from trained import JOBS, check_rise, kill, models, service_of  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer  # noqa: E402
 
+from prorl_zmq.data.rows import rows_of  # noqa: E402
 from prorl_zmq.integrations.trl import (  # noqa: E402
     GrpoRollouts,
     RolloutWorker,
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from prorl_zmq import Group
+    from prorl_zmq.data.rows import Row
     from prorl_zmq.service.child import ChildService
 
 pytestmark = [
@@ -112,6 +116,60 @@ def wait_for_failure(worker: RolloutWorker) -> None:
         time.sleep(0.1)
 
 
+def async_trainer_of(
+    service: ChildService, model: Path, tmp_path: Path, steps: int
+) -> tuple[AsyncGRPOTrainer, RolloutWorker]:
+    args = AsyncGRPOConfig(
+        output_dir=str(tmp_path / "out"),
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=32,
+        num_generations=8,
+        max_steps=steps,
+        learning_rate=3e-3,
+        token_budget=-1,
+        max_completion_length=256,
+        logging_steps=1,
+        save_steps=1,
+        report_to=[],
+    )
+    data = Dataset.from_list(dataset_rows(JOBS))
+    make_job = job_maker(EpisodeLimits(max_turns=3), max_tokens=24)
+    worker = RolloutWorker(data, args, connect=lambda: connect(service), make_job=make_job)
+    transfer = WeightTransfer(
+        model, tmp_path / "weights", connect=lambda: connect(service), publisher_options={"keep": 100}
+    )
+    trainer = AsyncGRPOTrainer(
+        str(model), args=args, train_dataset=data, rollout_worker=worker, weight_transfer=transfer
+    )
+    return trainer, worker
+
+
+def kill_all(service: ChildService, trainer: Any, killed: list[str]) -> None:
+    """Kill broker, RUN stage process and engine once each, in the middle of a run of 12 steps."""
+    for step, word in ((2, "broker rollout"), (5, "--role run"), (8, "cli prorl-engine")):
+        while trainer.state.global_step < step:
+            time.sleep(0.02)
+        kill(service, word)
+        killed.append(word)
+
+
+def largest_gap(rows: list[Row], model: Path, weights: Path) -> float:
+    """The largest difference of the rows' log-probs from those of the weights that they name."""
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    gaps = [0.0]
+    for version in sorted({row.versions[0] for row in rows}):
+        policy.load_state_dict(load_file(weights / f"weights-{version:08d}" / "model-00000.safetensors"), strict=False)
+        for row in rows:
+            if row.versions == [version]:
+                ids = torch.tensor(row.arrays.token_ids[None].astype("int64"))
+                with torch.no_grad():
+                    logprobs = policy(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+                gap = (logprobs.numpy() - row.arrays.logprobs[1:])[row.arrays.loss_mask[1:]]
+                gaps.append(float(abs(gap).max()))
+    return max(gaps)
+
+
 def check_pushed(tmp_path: Path, model: Path, versions: range, checkpoint: int = 0) -> None:
     """What was pushed as version v are the weights of the checkpoint after v steps, bit for bit."""
     before = load_file(model / "model.safetensors")
@@ -163,44 +221,24 @@ def test_async_grpo_trains_on_several_segments(
     service: ChildService, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trl_on_cpu.use_cpu(monkeypatch)
-    args = AsyncGRPOConfig(
-        output_dir=str(tmp_path / "out"),
-        use_cpu=True,
-        bf16=False,
-        per_device_train_batch_size=32,
-        num_generations=8,
-        max_steps=STEPS,
-        learning_rate=3e-3,
-        token_budget=-1,
-        max_completion_length=256,
-        logging_steps=1,
-        save_steps=1,
-        report_to=[],
-    )
-    data = Dataset.from_list(dataset_rows(JOBS))
-    make_job = job_maker(EpisodeLimits(max_turns=3), max_tokens=24)
-    worker = RolloutWorker(data, args, connect=lambda: connect(service), make_job=make_job)
+    trainer, worker = async_trainer_of(service, model, tmp_path, STEPS)
     samples: list[Any] = []
     put = worker.rollout_buffer.put
     monkeypatch.setattr(worker.rollout_buffer, "put", lambda sample: (samples.append(sample), put(sample)))
-    transfer = WeightTransfer(
-        model, tmp_path / "weights", connect=lambda: connect(service), publisher_options={"keep": 100}
-    )
-    trainer = AsyncGRPOTrainer(
-        str(model), args=args, train_dataset=data, rollout_worker=worker, weight_transfer=transfer
-    )
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(steps) == STEPS
     assert all(math.isfinite(entry["loss"]) for entry in steps)
     assert steps[0]["ratio"] == pytest.approx(1, abs=1e-4)
-    assert max(entry["sample/staleness_max"] for entry in steps) <= args.max_staleness
+    assert max(entry["sample/staleness_max"] for entry in steps) <= trainer.args.max_staleness
     check_pushed(tmp_path, model, range(1, STEPS + 1), checkpoint=1)
     check_rise([entry["reward"] for entry in steps])
     groups: dict[int, list[Any]] = {}
     for sample in samples:
         groups.setdefault(sample.group_id, []).append(sample)
-    assert max(len(group) for group in groups.values()) > args.num_generations, "some rollouts have several segments"
+    assert max(len(group) for group in groups.values()) > trainer.args.num_generations, (
+        "some rollouts have several segments"
+    )
     print([(entry["reward"], entry["sample/staleness_mean"], entry.get("perf/step_s")) for entry in steps])
 
 
@@ -212,16 +250,7 @@ def test_a_run_goes_on_when_broker_stage_process_and_engine_are_killed(
     with rollouts_of(service, model, tmp_path) as rollouts:
         trainer = trainer_of(rollouts, model, tmp_path, max_steps=12)
         killed: list[str] = []
-
-        def kill_all() -> None:
-            for step, word in ((2, "broker rollout"), (5, "--role run"), (8, "cli prorl-engine")):
-                while trainer.state.global_step < step:
-                    time.sleep(0.02)
-                kill(service, word)
-                killed.append(word)
-
-        thread = threading.Thread(target=kill_all, daemon=True)
-        thread.start()
+        threading.Thread(target=kill_all, args=(service, trainer, killed), daemon=True).start()
         seen: list[str] = []
         parts = rollouts._parts
 
@@ -237,6 +266,31 @@ def test_a_run_goes_on_when_broker_stage_process_and_engine_are_killed(
     assert len(steps) == 12
     assert len(seen) == len(set(seen)) == 12 * 32, "no sample twice"
     assert max(entry["sampling/sampling_logp_difference/max"] for entry in steps) < 1e-4, "none made up"
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+def test_an_async_run_goes_on_when_broker_stage_process_and_engine_are_killed(
+    service: ChildService, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trl_on_cpu.use_cpu(monkeypatch)
+    trainer, worker = async_trainer_of(service, model, tmp_path, 12)
+    groups: list[Group] = []
+    put = worker._put
+
+    def noting(group: Group) -> int:
+        groups.append(group)
+        return put(group)
+
+    monkeypatch.setattr(worker, "_put", noting)
+    killed: list[str] = []
+    threading.Thread(target=kill_all, args=(service, trainer, killed), daemon=True).start()
+    trainer.train()
+    assert len(killed) == 3
+    assert len([entry for entry in trainer.state.log_history if "loss" in entry]) == 12
+    job_ids = [trajectory.job_id for group in groups for trajectory in group.trajectories]
+    assert len(job_ids) == len(set(job_ids)) >= 12 * 32, "no sample twice"
+    assert largest_gap(rows_of(groups), model, tmp_path / "weights") < 1e-4, "none made up"
 
 
 @pytest.mark.timeout(180)
@@ -317,11 +371,6 @@ def test_the_example_trains_on_two_processes(service: ChildService, model: Path,
     example, out = tmp_path / "example", tmp_path / "out"
     prorl = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl"]
     subprocess.run([*prorl, "init", "--trainer", "trl", str(example)], check=True)
-    again = subprocess.run(
-        [*prorl, "init", "--trainer", "trl", str(example)], capture_output=True, text=True, check=False
-    )
-    assert again.returncode == 2
-    assert "is there already; --force writes over it" in again.stderr
     assert all(len((example / name).read_text().splitlines()) < 80 for name in ("grpo.py", "async_grpo.py"))
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1"]
     options = ["--cpu", "--steps=3", "--batch=8", "--group=4", "--model", str(model), "--connect", service.front_door]
@@ -337,12 +386,3 @@ def test_the_example_trains_on_two_processes(service: ChildService, model: Path,
     pushed = [load_file(file) for file in sorted((out / "weights").glob("weights-*/*.safetensors"))]
     assert len(pushed) == 2, "the last two versions stay"
     assert {"rewards/rollout_reward/mean", "step_time"} <= set(re.findall(r"'([\w/]+)':", done.stdout + done.stderr))
-
-
-def test_an_example_is_written_once(tmp_path: Path) -> None:
-    prorl = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "init", "--trainer", "trl", str(tmp_path / "new")]
-    done = [subprocess.run(prorl, capture_output=True, text=True, check=False) for _ in range(2)]
-    assert [one.returncode for one in done] == [0, 2]
-    assert "is there already; --force writes over it" in done[1].stderr
-    names = {"README.md", "topology.toml", "grpo.py", "async_grpo.py"}
-    assert {file.name for file in (tmp_path / "new").iterdir()} == names

@@ -9,11 +9,11 @@ import msgspec
 from ...errors import ConfigError
 from ...wire.messages.jobs import EpisodeLimits
 from ..dataset_rows import job_maker
+from ..lengths import TooLong
 from ..loading import load_function
 
 if TYPE_CHECKING:
     from ..dataset_rows import JobMaker
-    from ..lengths import TooLong
 
 TESTED = "0.9"
 NAME = "prorl"

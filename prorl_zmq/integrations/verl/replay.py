@@ -94,9 +94,9 @@ class DynamicReplayBuffer(ServiceReplayBuffer):
             try:
                 size = self.manager.group_size
                 with self._client.open_batch(number - came, size, **options) as batch:
+                    outage.end()
                     batch.feed(self._jobs(number))
                     for group in batch:
-                        outage.end()
                         came += 1
                         yield group
                     report = batch.report

@@ -61,6 +61,7 @@ class RolloutManager:
         self._failure: Exception | None = None
         self._failed_in_a_row = 0
         self._counts: Counter[str] = Counter()
+        self._counting = threading.Lock()
         self._changed = threading.Event()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True).start()
@@ -110,18 +111,21 @@ class RolloutManager:
     def put(self, prompt: Prompt, group: Group) -> dict[str, dict[str, Any]]:
         """Put a prompt's rows into the queue; return their tags by their keys."""
         rows = prompt.put(group, self._most_tokens, self.options.too_long)
-        self._counts.update(rows.counts)
+        for what, number in rows.counts.items():
+            self.count(what, number)
         if not rows.tags:
             log.warning("prompt %s has no row of at most %d tokens", prompt.uid, self._most_tokens)
         return rows.tags
 
     def count(self, what: str, number: int = 1) -> None:
         """Count something for the next step's metrics."""
-        self._counts[what] += number
+        with self._counting:
+            self._counts[what] += number
 
     def take_metrics(self) -> dict[str, float]:
         """Return what was counted since the last call, as `rollouts/…_total`."""
-        counts, self._counts = self._counts, Counter()
+        with self._counting:
+            counts, self._counts = self._counts, Counter()
         return {f"rollouts/{name}_total": float(count) for name, count in counts.items()}
 
     def wait(self, timeout_s: float) -> None:
@@ -170,9 +174,9 @@ class RolloutManager:
             AsyncRolloutClient(self.service.endpoint, keys=self.service.keys) as client,
             await client.open_batch(len(asked), size, **options) as batch,
         ):
+            outage.end()
             batch.feed([job for _, job in asked.values()])
             async for group in batch:
-                outage.end()
                 prompt, _ = asked.pop(group.prompt_id)
                 await self._end(prompt, group, batch.report)
             return batch.report

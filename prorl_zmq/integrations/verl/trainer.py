@@ -44,7 +44,6 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
             with open_dict(config):
                 sampler.custom_sampler.path = "pkg://prorl_zmq.integrations.verl.replay"
                 sampler.custom_sampler.name = "DynamicReplayBuffer" if dynamic else "ServiceReplayBuffer"
-                config.trainer.v1.setdefault(NAME, {})["parameter_sync_step"] = options.parameter_sync_step
         self._warmup_batches = 0 if dynamic else options.num_warmup_batches
         super().__init__(config)
 
