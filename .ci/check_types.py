@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("prorl_zmq", "brokers", "stages", "tools")
 TEMPLATES = ROOT / "prorl_zmq" / "examples" / "trainers"
-"""What `prorl init --trainer` writes: scripts of a user, not modules of ours."""
+"""Scripts of a user, left out by pyproject.toml."""
 
 
 def main() -> int:

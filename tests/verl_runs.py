@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from framework_python import environment, framework_python
 
 from prorl_zmq.integrations.dataset_rows import dataset_rows
@@ -89,6 +91,16 @@ class VerlRun:
                 stderr=log,
                 text=True,
             )
+
+    def remains(self) -> list[str]:
+        """Processes of this run that are left, a while after its end."""
+        _, left = psutil.wait_procs([one for one in psutil.process_iter() if self._is_ours(one)], timeout=30)
+        return [" ".join(one.cmdline()) for one in left]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        with suppress(psutil.Error):
+            return process.environ().get("VERL_FILE_LOGGER_PATH") == str(self.folder / "steps.jsonl")
+        return False
 
     @property
     def log(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -25,6 +26,8 @@ from trained import JOBS, check_rise, kill, models, service_of  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer  # noqa: E402
+from vllm_python import environment, vllm_python  # noqa: E402
+from vllm_server import ON_CPU, SMALL  # noqa: E402
 
 from prorl_zmq.data.rows import rows_of  # noqa: E402
 from prorl_zmq.integrations.trl import (  # noqa: E402
@@ -182,9 +185,7 @@ def check_pushed(tmp_path: Path, model: Path, versions: range, checkpoint: int =
         assert all(not torch.equal(saved[name], before[name]) for name in saved) or not step, "all tensors change"
 
 
-@pytest.mark.proof
-@pytest.mark.timeout(300)
-def test_grpo_trains(service: ChildService, model: Path, tmp_path: Path) -> None:
+def check_grpo(service: ChildService, model: Path, tmp_path: Path) -> None:
     with rollouts_of(service, model, tmp_path, batch_options={"max_staleness": 0}) as rollouts:
         trainer = trainer_of(rollouts, model, tmp_path)
         trainer.train()
@@ -196,6 +197,24 @@ def test_grpo_trains(service: ChildService, model: Path, tmp_path: Path) -> None
     check_pushed(tmp_path, model, range(STEPS))
     check_rise([entry["reward"] for entry in steps])
     print([(entry["reward"], entry["step_time"]) for entry in steps])
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+def test_grpo_trains(service: ChildService, model: Path, tmp_path: Path) -> None:
+    check_grpo(service, model, tmp_path)
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_grpo_trains_with_a_real_vllm(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = json.dumps(["--logprobs-mode", "processed_logprobs", *SMALL])
+    engine = f'kind = "vllm", python = "{vllm_python()}", arguments = {flags}'
+    python_path = f"{environment(tmp_path)['PYTHONPATH']}{os.pathsep}{folder / 'package'}"
+    for name, value in {**ON_CPU, "PYTHONPATH": python_path}.items():
+        monkeypatch.setenv(name, value)
+    with service_of(folder / "plain", engine=engine) as service:
+        check_grpo(service, folder / "plain", tmp_path)
 
 
 @pytest.mark.proof

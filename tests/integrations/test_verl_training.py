@@ -48,6 +48,7 @@ def service(folder: Path) -> Iterator[ChildService]:
 
 def finish(run: VerlRun, process: Any, code: int = 0) -> list[dict[str, float]]:
     assert process.wait(300) == code, run.log.read_text()[-6000:]
+    assert run.remains() == []
     return run.steps()
 
 

@@ -14,7 +14,7 @@ import torch
 import transfer_queue as tq
 from tensordict import NonTensorData, NonTensorStack
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.utils.tensordict_utils import get_non_tensor_data, list_of_dict_to_tensordict
 
 from ..lengths import response_room
 from .arrays import agent_loop_outputs
@@ -88,7 +88,7 @@ class Rows:
 def prompts_of(batch: Any) -> list[Prompt]:
     """Return the prompts of a `TensorDict` as verl's trainer gives them to its agent-loop manager."""
     columns = {name: value for name, value in batch.items() if name != "validate"}
-    validate = batch.get("validate", False)
+    validate = get_non_tensor_data(batch, "validate", default=False)
     partition = "val" if validate else "train"
     prompts = []
     for index in range(len(batch)):

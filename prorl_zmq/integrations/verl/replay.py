@@ -67,7 +67,7 @@ class DynamicReplayBuffer(ServiceReplayBuffer):
             ProrlError: as `RolloutClient.open_batch`.
         """
         if partition_id == "val":
-            return super().sample(global_steps, partition_id, batch_size)  # type: ignore[no-any-return]
+            return super().sample(global_steps, partition_id, batch_size)
         tags: dict[str, dict[str, Any]] = {}
         for group in self._groups(batch_size):
             asked = self._asked.pop(group.prompt_id, None)

@@ -38,6 +38,7 @@ log = logging.getLogger("prorl.trainer")
 
 GIVEN_UP_IN_A_ROW = 32
 """So many prompts that fail one after the other are no accident."""
+CLOSE_S = 60.0
 
 
 class RolloutManager:
@@ -64,7 +65,8 @@ class RolloutManager:
         self._counting = threading.Lock()
         self._changed = threading.Event()
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._thread.start()
 
     @classmethod
     def create(
@@ -139,6 +141,12 @@ class RolloutManager:
         if self._failure is not None:
             raise self._failure
 
+    def close(self) -> None:
+        """Cancel what is under way, and end the thread; verl's TransferQueue must still be open."""
+        asyncio.run_coroutine_threadsafe(self._cancel(), self._loop).result(CLOSE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
     @property
     def group_size(self) -> int:
         """Rollouts of a prompt in training."""
@@ -166,6 +174,14 @@ class RolloutManager:
         except Exception as error:  # noqa: BLE001 - raised by `wait`, in the trainer's thread
             self._failure = self._failure or error
             self._changed.set()
+
+    async def _cancel(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # Its threads would be waited for at the process's end, when the queue no longer answers them.
+        await asyncio.get_running_loop().shutdown_default_executor()
 
     async def _one_batch(self, asked: dict[str, tuple[Prompt, Job]], size: int, outage: Outage) -> BatchReport | None:
         """Take out of `asked` what comes."""

@@ -48,9 +48,12 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
         super().__init__(config)
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train."""
+        """Train, and cancel the rollouts that are under way at the end."""
         self.replay_buffer.manager = agent_loop_manager
-        super().fit(agent_loop_manager)
+        try:
+            super().fit(agent_loop_manager)
+        finally:
+            agent_loop_manager.close()
 
     def on_init_end(self) -> None:
         self._publish()
