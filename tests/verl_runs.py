@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from framework_python import environment, framework_python
+from framework_python import framework_python
+from vllm_python import environment
 
 from prorl_zmq.integrations.dataset_rows import dataset_rows
 
@@ -43,7 +44,7 @@ class VerlRun:
         self.folder = folder
         self._service = service
         self._model = model
-        self._python = framework_python("verl")
+        self._python = framework_python("trainers")
 
     def start(self, jobs: list[Job] | list[dict[str, Any]], steps: int, **changed: Any) -> subprocess.Popen[str]:
         """Begin to train; `changed` are keys of verl's configuration, with `__` for the dots."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from prorl_zmq.integrations.skyrl import TrajectoryID, generator_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from prorl_zmq import Group
 
@@ -65,6 +67,20 @@ def test_an_output_step_by_step() -> None:
 def test_several_segments_need_steps() -> None:
     with pytest.raises(NotTrainable, match=r"job x has several segments.*step_wise_trajectories"):
         generator_output([group("a", rewritten(job_id="x"))])
+
+
+def test_the_experiment_says_which_skyrl_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="it is of the extra [train]")
+    name = "prorl_zmq.integrations.skyrl.experiment"
+    with pytest.raises(ImportError, match=r"skyrl is not installed: pip install 'skyrl~=0.3.0'"):
+        importlib.import_module(name)
+    info = tmp_path / "skyrl-9.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: skyrl\nVersion: 9.1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = r"skyrl 9.1.0 is installed; prorl_zmq was tested with skyrl 0.3"
+    with pytest.warns(UserWarning, match=words), pytest.raises(ModuleNotFoundError):
+        importlib.import_module(name)
 
 
 @pytest.mark.proof

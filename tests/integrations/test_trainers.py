@@ -131,6 +131,30 @@ def test_a_rollout_that_brings_no_reward_is_no_output(door: str) -> None:
         asyncio.run(generator.generate(generator_input(["1", "bad"], 2)))
 
 
+def test_a_prompt_that_brings_no_reward_is_replaced_in_training_only(door: str) -> None:
+    def failing(prompt: list[dict[str, str]], env_class: str, env_extras: dict[str, Any]) -> Job:
+        job = from_skyrl(prompt, env_class, env_extras)
+        return msgspec.structs.replace(job, episode=EpisodeLimits(max_tokens=8)) if env_extras["bad"] else job
+
+    spares = [failing([{"content": "spare"}], "gsm8k", {"bad": bad}) for bad in (False, True)]
+    generator = Generator(
+        failing,
+        connect=lambda: AsyncRolloutClient(door),
+        spare=spares.pop,  # the first of them is no better
+        options={"max_replacements": 0},
+    )
+    asked = generator_input(["1", "bad", "11"], 2)
+    asked["env_extras"] = [{"bad": text == "bad"} for text in ("1", "1", "bad", "bad", "11", "11")]
+    with pytest.raises(NotTrainable, match=r"1 of 3 prompts could not be rolled out \(invalid_job"):
+        asyncio.run(generator.generate({**asked, "batch_metadata": SimpleNamespace(training_phase="eval")}))
+    output = asyncio.run(generator.generate({**asked, "batch_metadata": SimpleNamespace(training_phase="train")}))
+    assert output["rollout_metrics"]["generate/replaced_prompts"] == 2.0
+    assert output["trajectory_ids"] == asked["trajectory_ids"]
+    prompts = [tuple(ids) for ids in output["prompt_token_ids"]]
+    assert [prompts.index(ids) for ids in prompts] == [0, 0, 2, 2, 4, 4]
+    assert not spares
+
+
 def arguments(door: str, **more: Any) -> SimpleNamespace:
     return SimpleNamespace(
         prorl_endpoint=door,

@@ -131,13 +131,13 @@ def async_trainer_of(
         max_steps=steps,
         learning_rate=3e-3,
         token_budget=-1,
-        max_completion_length=256,
+        max_completion_length=512,
         logging_steps=1,
         save_steps=1,
         report_to=[],
     )
     data = Dataset.from_list(dataset_rows(JOBS))
-    make_job = job_maker(EpisodeLimits(max_turns=3), max_tokens=24)
+    make_job = job_maker(EpisodeLimits(max_turns=3), max_tokens=64)  # one in eight has several segments
     worker = RolloutWorker(data, args, connect=lambda: connect(service), make_job=make_job)
     transfer = WeightTransfer(
         model, tmp_path / "weights", connect=lambda: connect(service), publisher_options={"keep": 100}

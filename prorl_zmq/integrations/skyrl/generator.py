@@ -1,4 +1,4 @@
-"""SkyRL: `GeneratorOutput`, and a generator on top of this service (after SkyRL 0.3.0, `train/generators/base.py`).
+"""SkyRL's `GeneratorOutput`, and a generator on top of this service (after SkyRL 0.3.0, `train/generators/base.py`).
 
     generator = Generator(make_job, step_wise=cfg.generator.step_wise_trajectories)
     trainer = RayPPOTrainer(..., generator=generator)
@@ -10,6 +10,7 @@ up with copies. To sample until enough groups are informative, collect them with
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,18 +18,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from ..client.asynchronous.client import AsyncRolloutClient
-from ..data.rows import rows_of, single_rows_of
-from ..errors import InvalidJob, NotTrainable
-from ..wire.messages.base import new_id
-from .sampling import sampling_of
+from ...client.asynchronous.client import AsyncRolloutClient
+from ...data.rows import rows_of, single_rows_of
+from ...errors import InvalidJob, NotTrainable
+from ...wire.messages.base import new_id
+from ..given_up import why_given_up
+from ..sampling import sampling_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..data.group import Group
-    from ..data.rows import Row
-    from ..wire.messages.jobs import Job
+    from ...data.group import Group
+    from ...data.rows import Row
+    from ...wire.messages.jobs import Job
+
+log = logging.getLogger("prorl.trainer")
+
+ROUNDS = 3
+"""How often prompts that could not be rolled out are replaced by others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,8 @@ class Generator:
             its `job_id` and, where SkyRL passes sampling parameters, its `sampling`.
         connect: opens a client; by default that of `prorl serve` without a topology file.
         step_wise: as in `generator_output`.
+        spare: gives the job of another prompt of the training data. In training it takes the place of a prompt that
+            cannot be rolled out: the group in that place is then of the other prompt. None: there is no replacement.
         options: more options of `open_batch`, such as `weight` and `max_replacements`.
     """
 
@@ -97,36 +106,64 @@ class Generator:
         *,
         connect: Callable[[], AsyncRolloutClient] = AsyncRolloutClient,
         step_wise: bool = False,
+        spare: Callable[[], Job] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._make_job = make_job
         self._connect = connect
         self._step_wise = step_wise
+        self._spare = spare
         self._options = {"carry": "nothing", **(options or {})}
 
     async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = False) -> dict[str, Any]:  # noqa: ARG002 - SkyRL passes it
         """Roll out a `GeneratorInput`; the output is in the order of the input.
 
+        Its metric `generate/replaced_prompts` counts the prompts in whose place another one was rolled out.
+
         Raises:
             InvalidJob: the prompts do not repeat as SkyRL repeats them, or a sampling parameter is not known.
-            NotTrainable: a rollout brought no reward, however often it was replaced.
+            NotTrainable: prompts brought no reward, however often they were replaced. In an evaluation none is
+                replaced: its score is of these prompts.
         """
+        given = input_batch.get("sampling_params")
+        drawn = {} if given is None else {"sampling": sampling_of(given)}
+
+        def prompt_of(job: Job) -> Job:
+            return msgspec.structs.replace(job, job_id=new_id(), **drawn)
+
         size, jobs = self._jobs(input_batch)
-        groups: dict[str, Group] = {}
-        async with (
-            self._connect() as client,
-            await client.open_batch(len(jobs), size, keep="all", **self._options) as batch,
-        ):
-            batch.feed(jobs)
-            async for group in batch:
-                groups[group.prompt_id] = group
-        if missing := [job.job_id for job in jobs if job.job_id not in groups]:
+        places = [prompt_of(job) for job in jobs]
+        metadata = input_batch.get("batch_metadata")
+        spare = self._spare if getattr(metadata, "training_phase", "train") == "train" else None
+        found: dict[str, Group] = {}
+        replaced = 0
+        for _ in range(ROUNDS if spare is not None else 1):
+            wanted = [job for job in places if job.job_id not in found]
+            async with (
+                self._connect() as client,
+                await client.open_batch(len(wanted), size, keep="all", **self._options) as batch,
+            ):
+                batch.feed(wanted)
+                async for group in batch:
+                    found[group.prompt_id] = group
+            if not (lacking := [job for job in places if job.job_id not in found]):
+                break
+            why = why_given_up(batch.report)
+            if spare is not None:
+                log.warning("%d of %d prompts could not be rolled out (%s)", len(lacking), len(places), why)
+                places = [job if job.job_id in found else prompt_of(spare()) for job in places]
+                replaced += len(lacking)
+        else:
             raise NotTrainable(
-                f"{len(missing)} of {len(jobs)} prompts could not be rolled out: {batch.report}",
-                prompts=" ".join(missing),
+                f"{len(lacking)} of {len(places)} prompts could not be rolled out ({why}); "
+                "`prorl job JOB` shows one's way",
+                prompts=" ".join(job.job_id for job in lacking),
             )
-        ordered = [groups[job.job_id] for job in jobs]
-        return generator_output(ordered, step_wise=self._step_wise, trajectory_ids=input_batch.get("trajectory_ids"))
+        ordered = [found[job.job_id] for job in places]
+        ids = input_batch.get("trajectory_ids")
+        output = generator_output(ordered, step_wise=self._step_wise, trajectory_ids=ids)
+        output["rollout_metrics"]["generate/replaced_prompts"] = float(replaced)
+        return output
 
     def _jobs(self, batch: Mapping[str, Any]) -> tuple[int, list[Job]]:
         """Return the number of rollouts per prompt, and one job per prompt."""
@@ -139,13 +176,8 @@ class Generator:
             raise InvalidJob(
                 f"prompts must be repeated {size} times each, one behind the other: {names.most_common(4)}"
             )
-        sampling = batch.get("sampling_params")
-        fixed = {} if sampling is None else {"sampling": sampling_of(sampling)}
-        jobs = []
-        for index in range(0, len(prompts), size):
-            job = self._make_job(prompts[index], batch["env_classes"][index], extras[index])
-            jobs.append(msgspec.structs.replace(job, job_id=new_id(), **fixed))
-        return size, jobs
+        firsts = range(0, len(prompts), size)
+        return size, [self._make_job(prompts[first], batch["env_classes"][first], extras[first]) for first in firsts]
 
 
 def _metrics(rows: list[Row]) -> dict[str, float]:

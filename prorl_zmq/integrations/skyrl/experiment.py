@@ -1,0 +1,240 @@
+"""`ProrlExp`: SkyRL's experiment whose rollouts are made by this service. Needs SkyRL (0.3) and the extra `[train]`.
+
+`main` is what `trainer.override_entrypoint=prorl_zmq.integrations.skyrl.experiment` calls. The service's part of the
+configuration is the section `prorl` (`ProrlConfig`); all else is SkyRL's own. The service's engines have GPUs of their
+own, so `trainer.placement.colocate_all=false`.
+"""
+
+# No `from __future__ import annotations`: SkyRL reads the types of the configuration's fields.
+
+import random
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+from ...client.asynchronous.client import AsyncRolloutClient
+from ...client.blocking.client import RolloutClient
+from ...errors import ConfigError
+from ...weights_publisher import WeightsPublisher
+from ...wire.messages.engines import UpdateMode
+from ...wire.messages.jobs import EpisodeLimits, Job
+from ..dataset_rows import job_maker
+from ..versions import check_version
+from .generator import Generator
+from .weights import ServedWeights
+
+TESTED = "0.3"
+"""The version of SkyRL that this was run with."""
+OVERRIDE = "trainer.override_entrypoint="
+NOT_HERE = ("apply_overlong_filtering", "zero_reward_on_non_stop", "vision_language_generator", "batched")
+"""What only SkyRL's own generator does, under `generator`."""
+
+try:
+    import ray
+    from skyrl.train.config import BaseConfig, SkyRLTrainConfig
+    from skyrl.train.entrypoints.main_base import BasePPOExp
+    from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
+    from skyrl.train.fully_async_trainer_sim import FullyAsyncTrainerSim
+    from skyrl.train.trainer import RayPPOTrainer
+    from skyrl.train.utils import validate_cfg
+    from skyrl.train.utils.utils import initialize_ray
+except ImportError:
+    check_version("skyrl", TESTED)  # says first which version it is
+    raise
+
+
+@dataclass
+class ProrlConfig(BaseConfig):  # type: ignore[misc]
+    """The section `prorl` of the configuration."""
+
+    endpoint: str | None = None
+    """The service's front door; None: that of `prorl serve` without a topology file."""
+    keys: str | None = None
+    """Folder of keys, or file of the secret one, for a service over TCP; None: `$PRORL_KEYS`."""
+    timeout_s: float = 60.0
+    """Longest wait for an answer of the service."""
+    served_model: str | None = None
+    """Folder of the model that the engines were started with; None: `trainer.policy.model.path`."""
+    weights_folder: str | None = None
+    """Where weights are written; all engine hosts and the trainer's machines see it under this path. None: `weights`
+    in `trainer.export_path`."""
+    keep_weights: int = 2
+    """How many folders of weights stay."""
+    update_mode: UpdateMode = "keep"
+    """What becomes of running generations; see `RolloutClient.begin_weights`."""
+    batch: dict[str, Any] = field(default_factory=dict)
+    """More options of `open_batch`, such as `max_replacements` and `weight`."""
+
+
+@dataclass
+class ProrlTrainConfig(SkyRLTrainConfig):  # type: ignore[misc]
+    """SkyRL's configuration, with the section `prorl`."""
+
+    prorl: ProrlConfig = field(default_factory=ProrlConfig)
+
+
+class InferenceClient:
+    """Stands for SkyRL's client of its engines: what is called of it without `ServedWeights`, in a simulated training.
+
+    The service pauses its engines itself while they load weights.
+    """
+
+    def __init__(self) -> None:
+        self.weight_version = 0
+
+    async def pause_generation(self) -> None:
+        """Do nothing."""
+
+    async def resume_generation(self) -> None:
+        """Do nothing."""
+
+    def increment_weight_version(self) -> None:
+        """Count the trainer's updates of weights."""
+        self.weight_version += 1
+
+
+class ProrlExp(BasePPOExp):  # type: ignore[misc]
+    """A SkyRL experiment with rollouts by this service, and weights for its engines.
+
+    The data sets have the columns `prompt`, `task` and `instance` (`dataset_rows` makes them of jobs). Turns are
+    limited by `generator.max_turns`, a turn's tokens by `sampling_params.max_generate_length`, and a conversation's by
+    that and `max_input_length` together. With `trainer.fully_async.enabled` the trainer is SkyRL's fully asynchronous
+    one. Where a prompt cannot be rolled out, another of the training data takes its place, three times at most.
+
+    To make jobs of other columns, override `make_job`.
+
+    Args:
+        cfg: the configuration.
+
+    Raises:
+        ConfigError: an option cannot be used here.
+        InvalidJob: a row of a data set makes no job; `field` names the column.
+    """
+
+    def __init__(self, cfg: ProrlTrainConfig) -> None:
+        check_version("skyrl", TESTED)
+        check_config(cfg)
+        generator = cfg.generator
+        length = generator.sampling_params.max_generate_length
+        episode = EpisodeLimits(max_turns=generator.max_turns, max_tokens=generator.max_input_length + length)
+        self._job_of_row = job_maker(episode, max_tokens=length)
+        self._random = random.Random(cfg.trainer.seed)  # noqa: S311 - the order of prompts is no secret
+        self._client: RolloutClient | None = None
+        self._publisher: WeightsPublisher | None = None
+        self.weights: ServedWeights | None = None
+        super().__init__(cfg)
+
+    def make_job(self, prompt: Any, env_class: str, env_extras: dict[str, Any]) -> Job:  # noqa: ARG002 - for overriding
+        """Make the job of a row: of its messages, its environment's name, and its other columns."""
+        return self._job_of_row(env_extras)
+
+    def get_train_dataset(self) -> Any:
+        """Return SkyRL's data set, after a look at each row."""
+        return self._checked(super().get_train_dataset())
+
+    def get_eval_dataset(self) -> Any:
+        """Return SkyRL's data set, after a look at each row; None: there is none."""
+        return self._checked(super().get_eval_dataset())
+
+    def get_inference_client(self) -> InferenceClient:
+        """Return what stands for SkyRL's engines; none are started."""
+        return InferenceClient()
+
+    def get_generator(self, cfg: ProrlTrainConfig, tokenizer: Any, inference_engine_client: Any) -> Generator:  # noqa: ARG002
+        """Return the generator that rolls out by the service."""
+        return Generator(
+            self.make_job,
+            connect=partial(AsyncRolloutClient, cfg.prorl.endpoint, keys=cfg.prorl.keys, timeout_s=cfg.prorl.timeout_s),
+            step_wise=cfg.generator.step_wise_trajectories,
+            spare=self._spare,
+            options=cfg.prorl.batch,
+        )
+
+    def get_trainer(self, cfg: ProrlTrainConfig, **parts: Any) -> Any:
+        """Return SkyRL's trainer, whose weights go to the service.
+
+        Raises:
+            ConfigError: another trainer uses the folder of weights.
+            InvalidWeights: the served model's folder cannot be read.
+            RequestTimeout: the service does not answer.
+        """
+        if cfg.trainer.fully_async.simulate_training:
+            return FullyAsyncTrainerSim(cfg=cfg, **parts)  # it has no model, so no weights
+        kind = FullyAsyncRayPPOTrainer if cfg.trainer.fully_async.enabled else RayPPOTrainer
+        trainer = kind(cfg=cfg, **parts)
+        ours = cfg.prorl
+        self._client = RolloutClient(ours.endpoint, keys=ours.keys, timeout_s=ours.timeout_s)
+        self._client.status()  # before SkyRL loads models for minutes
+        folder = Path(ours.weights_folder or Path(cfg.trainer.export_path, "weights")).absolute()
+        served = ours.served_model or cfg.trainer.policy.model.path
+        self._publisher = WeightsPublisher(
+            self._client, served, folder, keep=ours.keep_weights, mode=ours.update_mode, all_ranks=False
+        )
+        self.weights = ServedWeights(trainer, self._publisher, folder)
+        return trainer
+
+    def run(self) -> None:
+        """Train."""
+        try:
+            super().run()
+        finally:
+            if self._publisher is not None:
+                self._publisher.close()
+            if self._client is not None:
+                self._client.close()
+
+    def _spare(self) -> Job:
+        prompt, env_class, extras, _ = self.train_dataset[self._random.randrange(len(self.train_dataset))]
+        return self.make_job(prompt, env_class, extras)
+
+    def _checked(self, data: Any) -> Any:
+        for index in range(len(data) if data is not None else 0):
+            prompt, env_class, extras, _ = data[index]
+            self.make_job(prompt, env_class, extras)
+        return data
+
+
+def check_config(cfg: ProrlTrainConfig) -> None:
+    """Refuse what cannot be done here, or would silently not be done.
+
+    Raises:
+        ConfigError: `key` names the option.
+    """
+    if cfg.trainer.placement.colocate_all:
+        raise ConfigError(
+            "the service's engines have GPUs of their own: set trainer.placement.colocate_all=false",
+            key="trainer.placement.colocate_all",
+        )
+    if cfg.trainer.policy.model.lora.rank > 0:
+        raise ConfigError(
+            "the service's engines load whole models, and SkyRL saves adapters apart: set "
+            "trainer.policy.model.lora.rank=0",
+            key="trainer.policy.model.lora.rank",
+        )
+    if cfg.prorl.update_mode not in get_args(UpdateMode):
+        raise ConfigError(
+            f"prorl.update_mode is one of {', '.join(get_args(UpdateMode))}, not {cfg.prorl.update_mode}",
+            key="prorl.update_mode",
+        )
+    for name in NOT_HERE:
+        if getattr(cfg.generator, name):
+            raise ConfigError(f"only SkyRL's own generator has generator.{name}", key=f"generator.{name}")
+
+
+def main() -> None:
+    """Train by the command line's `key=value` words, as SkyRL's own entry point does."""
+    cfg = ProrlTrainConfig.from_cli_overrides([word for word in sys.argv[1:] if not word.startswith(OVERRIDE)])
+    check_config(cfg)
+    validate_cfg(cfg)
+    initialize_ray(cfg)
+    ray.get(ray.remote(num_cpus=1)(_train).remote(cfg))  # as SkyRL: on any machine, not just this one
+
+
+def _train(cfg: ProrlTrainConfig) -> None:
+    ProrlExp(cfg).run()
+
+
+if __name__ == "__main__":
+    main()
