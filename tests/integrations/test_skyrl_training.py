@@ -18,7 +18,6 @@ from vllm_python import environment
 
 from prorl_zmq import Job
 from prorl_zmq.integrations.dataset_rows import dataset_rows
-from prorl_zmq.service.child import ChildService
 
 torch = pytest.importorskip("torch", reason="it is of the extra [train]")
 from safetensors.torch import load_file, save_file  # noqa: E402
@@ -26,6 +25,8 @@ from trained import JOBS, check_rise, models, service_of  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from prorl_zmq.service.child import ChildService
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(600), pytest.mark.xdist_group("one service for SkyRL")]
 
