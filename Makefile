@@ -117,7 +117,7 @@ $(TRAINERS)/.ready: $(SOURCES) .ci/cpu_torch.txt
 	test -x $(TRAINERS)/bin/python || $(PYTHON) -m venv $(TRAINERS)
 	rm -rf build
 	$(TRAINERS)/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH) '.[verl]' skyrl==0.3.0 skyrl-gym==0.4.0 \
-	  ray==2.56.0 hydra-core==1.3.2 jaxtyping loguru polars s3fs threadpoolctl
+	  ray==2.56.0 hydra-core==1.3.2 jaxtyping loguru polars s3fs threadpoolctl hypothesis
 	touch $@
 
 $(GYM)/.ready: $(SOURCES)

@@ -112,8 +112,8 @@ AGENT = ("app.py", "requirements.txt", "configs/prorl_agent.yaml")
 TRAINERS = {
     "trl": {"grpo.py", "async_grpo.py"},
     "verl": {"prorl.yaml", "make_data.py", "train.sh"},
-    "skyrl": {"data.py", "train.sh"},
-    "nemo-gym": {"rows.py", *(f"responses_api_agents/prorl_agent/{name}" for name in AGENT)},
+    "skyrl": {"make_data.py", "train.sh"},
+    "nemo-gym": {"make_data.py", *(f"responses_api_agents/prorl_agent/{name}" for name in AGENT)},
     "slime": {"prorl.yaml", "make_data.py", "train.sh"},
 }
 

@@ -226,7 +226,7 @@ def test_the_example_starts_as_skyrl_starts_it(python: str, folder: Path, tmp_pa
     """It ends where SkyRL's workers ask for a GPU's package: the configuration, Ray and the data set are behind it."""
     with ExitStack() as stack:
         written = files("prorl_zmq.examples").joinpath("trainers", "skyrl")
-        for name in ("data.py", "train.sh"):
+        for name in ("make_data.py", "train.sh"):
             shutil.copy(stack.enter_context(as_file(written.joinpath(name))), tmp_path)
     assert len((tmp_path / "train.sh").read_text().splitlines()) < 40
     variables = environment(tmp_path)
@@ -235,7 +235,7 @@ def test_the_example_starts_as_skyrl_starts_it(python: str, folder: Path, tmp_pa
         "if sys.version_info < (3, 12): typing.TypedDict = typing_extensions.TypedDict\n"
     )
     variables |= {"PATH": f"{Path(python).parent}:{os.environ['PATH']}", "RAY_TMPDIR": str(folder)}
-    subprocess.run([python, "data.py"], cwd=tmp_path, env=variables, check=True, timeout=60)
+    subprocess.run([python, "make_data.py"], cwd=tmp_path, env=variables, check=True, timeout=60)
     for words, said in (
         ([f"trainer.policy.model.path={folder / 'plain'}"], "No module named 'flash_attn'"),
         (["trainer.placement.colocate_all=true"], "set trainer.placement.colocate_all=false"),

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import os
+import subprocess
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 import pytest
 from finished_groups import chat, group, groups, rewritten, with_tool
+from framework_python import framework_python
 from framework_source import lifted
 from hypothesis import given
+from vllm_python import environment
 
 from prorl_zmq.errors import NotTrainable
-from prorl_zmq.integrations.verl import agent_loop_outputs, data_proto, rollout_batch
+from prorl_zmq.integrations.verl import agent_loop_outputs, rollout_batch
 
 if TYPE_CHECKING:
     from prorl_zmq import Group
@@ -139,10 +144,20 @@ def test_verl_finds_the_groups_by_uid() -> None:
     assert np.allclose(advantages.numpy(), expected[:, None] * batch["response_mask"])
 
 
+WHOLE_BATCH = """
+from finished_groups import chat, group, with_tool
+from prorl_zmq.integrations.verl import data_proto
+
+batch = [group("a", chat([1, 2], [3, 4], 0.25), with_tool(1.0)), group("b", chat([1], [2, 3, 4], version=7))]
+proto = data_proto(batch, prompt_length=5, response_length=8, pad_token_id=77)
+print(len(proto), proto.batch["responses"][1].tolist(), proto[[1, 2]].non_tensor_batch["uid"].tolist())
+"""
+
+
 @pytest.mark.proof
-def test_verl_takes_the_whole_batch() -> None:
-    pytest.importorskip("verl", reason="verl is not installed here")
-    proto = data_proto(BATCH, prompt_length=5, response_length=8, pad_token_id=PAD)
-    assert len(proto) == 3
-    assert proto.batch["responses"][1].tolist() == [10, 11, 8, 20, 21, 9, 12, PAD]
-    assert proto[[1, 2]].non_tensor_batch["uid"].tolist() == ["a", "b"]
+def test_verl_takes_the_whole_batch(tmp_path: Path) -> None:
+    found = environment(tmp_path)
+    found["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parents[1]}"
+    command = [framework_python("trainers"), "-c", WHOLE_BATCH]
+    done = subprocess.run(command, env=found, capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout.splitlines()[-1] == "3 [10, 11, 8, 20, 21, 9, 12, 77] ['a', 'b']", done.stderr

@@ -23,13 +23,18 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(400), pytest.mark.xdist_group("verl")]
 
-STEPS = 14
+STEPS = 24
 ON_POLICY = {"trainer__v1__prorl__num_warmup_batches": 0}
 SHORT = {"data__max_response_length": 16}
 SEGMENTS = {
     "data__max_response_length": 512,
     "actor_rollout_ref__rollout__multi_turn__max_assistant_turns": 3,
-    "+trainer__v1__prorl__turn_tokens": 64,
+    "+trainer__v1__prorl__turn_tokens": 48,
+}
+TOO_LONG = {
+    "data__max_prompt_length": 24,  # all prompts have as many
+    "data__max_response_length": 16,
+    "+trainer__v1__prorl__make_job": "verl_on_cpu.long_job",
 }
 SAVED = {"trainer__save_freq": 1, "actor_rollout_ref__actor__checkpoint__save_contents": "[model]"}
 
@@ -98,12 +103,18 @@ def test_the_service_samples_for_verl(service: ChildService, folder: Path, tmp_p
     assert 0 < steps[-1]["val-core/letters/reward/mean@1"] < 1
 
 
-def test_prompts_that_fail_are_told_and_replaced(service: ChildService, folder: Path, tmp_path: Path) -> None:
+def test_prompts_that_fail_or_are_too_long_are_told_and_replaced(
+    service: ChildService, folder: Path, tmp_path: Path
+) -> None:
     jobs = [*JOBS[:10], *(Job(task="letters", instance={"name": f"f{number}", "fails": True}) for number in range(6))]
     run = VerlRun(service, folder / "plain", tmp_path)
-    steps = finish(run, run.start(jobs, 6, **SHORT))
-    assert all(step["rollouts/rows_total"] >= 32 for step in steps)
+    steps = finish(run, run.start(jobs, 6, **TOO_LONG))
+    assert all(math.isfinite(step["actor/loss"]) for step in steps)
     assert sum(step["rollouts/given_up_total"] for step in steps) > 0
+    assert (
+        sum(step["rollouts/dropped_total"] for step in steps) > sum(step["rollouts/rows_total"] for step in steps) > 0
+    )
+    assert max(step["response_length/max"] for step in steps) <= 16
     assert sum(step.get("training/rollout_failure/evicted_samples", 0) for step in steps) > 0
 
 
@@ -111,7 +122,8 @@ def test_a_run_goes_on_when_broker_stage_process_and_engine_are_killed(
     service: ChildService, folder: Path, tmp_path: Path
 ) -> None:
     run = VerlRun(service, folder / "plain", tmp_path)
-    process = run.start(JOBS, 12, **ON_POLICY, **SHORT, trainer__rollout_data_dir=tmp_path / "rolled")
+    cut = {**TOO_LONG, "trainer__v1__prorl__too_long": "truncate"}
+    process = run.start(JOBS, 12, **ON_POLICY, **cut, trainer__rollout_data_dir=tmp_path / "rolled")
     for after, word in ((2, "broker rollout"), (5, "--role run"), (8, "cli prorl-engine")):
         until = time.monotonic() + 200
         while len(run.steps()) < after:
@@ -124,6 +136,8 @@ def test_a_run_goes_on_when_broker_stage_process_and_engine_are_killed(
     check_exact(steps)  # none is made up
     seen = [line for file in (tmp_path / "rolled").iterdir() for line in file.read_text().splitlines()]
     assert len(seen) == 12 * 32
+    assert sum(step["rollouts/truncated_total"] for step in steps) > 12 * 16
+    assert {step["response_length/max"] for step in steps} == {16}
 
 
 def test_a_data_set_without_the_tasks_columns_is_refused(service: ChildService, folder: Path, tmp_path: Path) -> None:
