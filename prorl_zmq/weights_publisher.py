@@ -8,6 +8,7 @@ import logging
 import re
 import shutil
 import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -75,7 +76,8 @@ class WeightsPublisher:
     """Writes a trainer's weights into a new folder, as the served model has them, and has all engines load it.
 
     Each tensor is cast to the dtype that it has in the served model. A copy of a tied tensor that the served model does
-    not have is left out. The folder gets its name only when it is whole.
+    not have is left out: one that lies where another does, or `lm_head.weight` if its configuration ties embeddings.
+    The folder gets its name only when it is whole.
 
     In a distributed trainer (`torch.distributed`) every rank makes one and calls `publish`, since sharded tensors
     (`DTensor`, as FSDP 2 has them) are gathered by all ranks; rank 0 writes, and what fails there is raised on each.
@@ -125,6 +127,7 @@ class WeightsPublisher:
         if client is None:
             return
         self._served = read_tensors(Path(served))
+        self._tied = _tied_names(Path(served))
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = (self._folder / ".lock").open("w")
         try:
@@ -161,18 +164,17 @@ class WeightsPublisher:
         writer = None
         if self._client is not None:
             partial = self._folder / f".weights-{weight_version:08d}"
-            writer = _Writer(partial, self._served, self._part_bytes)
+            writer = _Writer(partial, self._served, self._tied, self._part_bytes)
         failure: Exception | None = None
         published = None
         began = time.perf_counter()
         for name, tensor in pairs:
-            place = _place(tensor)
             whole = _whole(tensor)  # by all ranks, also after a failure: the others wait for this one
             if writer is not None and failure is None:
                 try:
                     renamed = name if self._rename is None else self._rename(name)
                     if renamed is not None:
-                        writer.add(renamed, whole, place)
+                        writer.add(renamed, whole, tensor)
                 except Exception as error:  # noqa: BLE001 - raised below, on all ranks
                     failure = error
         if writer is not None:
@@ -220,51 +222,65 @@ class WeightsPublisher:
         assert self._client is not None, "rank 0 updates"
         until = time.monotonic() + timeout_s
         while True:
-            served = {one.backend.weight_version for one in self._client.backends.list() if one.state == "ready"}
-            served.discard(0)  # of a service that was started again
-            if self._last is not None and served and not served & {self._last, weight_version}:
-                raise ConfigError(
-                    f"this trainer gave the engines the weights {self._last}, and they serve {sorted(served)}: does "
-                    "another trainer use this service?",
-                    key="client",
-                )
             left_s = until - time.monotonic()
             try:
-                self._client.update_weights(path, weight_version, mode=self._mode, timeout_s=max(1.0, left_s))
+                self._check_alone(weight_version)
+                try:
+                    self._client.update_weights(path, weight_version, mode=self._mode, timeout_s=max(1.0, left_s))
+                except (NoBackend, EngineFailed, RequestTimeout) as error:
+                    if not any(one.backend.weight_version == weight_version for one in self._client.backends.list()):
+                        raise
+                    log.warning("%s; the others serve the weights %d", error.message, weight_version)
                 break
             except (NoBackend, EngineFailed, RequestTimeout) as error:
-                if any(one.backend.weight_version == weight_version for one in self._client.backends.list()):
-                    log.warning("%s; the others serve the weights %d", error.message, weight_version)
-                    break
                 if left_s < RETRY_S:
                     raise
                 log.warning("%s; again in a second", error.message)
                 time.sleep(RETRY_S)
         self._last = weight_version
 
+    def _check_alone(self, weight_version: int) -> None:
+        assert self._client is not None, "rank 0 updates"
+        served = {one.backend.weight_version for one in self._client.backends.list() if one.state == "ready"}
+        served.discard(0)  # of a service that was started again
+        if self._last is not None and served and not served & {self._last, weight_version}:
+            raise ConfigError(
+                f"this trainer gave the engines the weights {self._last}, and they serve {sorted(served)}: does "
+                "another trainer use this service?",
+                key="client",
+            )
+
 
 class _Writer:
     """Writes one checkpoint, file by file."""
 
-    def __init__(self, path: Path, served: dict[str, TensorKind], part_bytes: int) -> None:
+    def __init__(self, path: Path, served: dict[str, TensorKind], tied: set[str], part_bytes: int) -> None:
         self.path = path
         self.tensors = self.size_bytes = 0
         self.write_s = 0.0
         self._served = served
+        self._tied = tied
         self._part_bytes = part_bytes
         self._part: dict[str, torch.Tensor] = {}
         self._held = self._parts = 0
         self._files: dict[str, str] = {}
-        self._places: set[tuple[int, ...]] = set()
-        self._unknown: dict[str, tuple[int, ...]] = {}
+        self._places: dict[tuple[int, ...], list[tuple[str, weakref.ref[torch.Tensor]]]] = {}
+        """The tensors that came, by where they lie, which says something only while they live."""
+        self._unknown: set[str] = set()
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
 
-    def add(self, name: str, tensor: torch.Tensor, place: tuple[int, ...]) -> None:
+    def add(self, name: str, tensor: torch.Tensor, given: torch.Tensor) -> None:
+        """Add a whole tensor, and note where the one lies that the trainer gave for it."""
         kind = self._served.get(name)
+        beside = self._places.setdefault(_place(given), [])
+        copies = [other for other, alive in beside if alive() is not None]
+        beside.append((name, weakref.ref(given)))
         if kind is None:
-            self._unknown[name] = place
+            if name not in self._tied and not any(other in self._served for other in copies):
+                self._unknown.add(name)
             return
+        self._unknown -= {*copies}
         if name in self._files:
             raise InvalidWeights(f"the tensor {name} comes twice", path=str(self.path))
         if tuple(tensor.shape) != kind.shape:
@@ -280,7 +296,6 @@ class _Writer:
             raise InvalidWeights(message, path=str(self.path))
         if ours.untyped_storage().nbytes() != ours.nbytes:
             ours = ours.clone()  # a slice of something larger, which may come too
-        self._places.add(place)
         self._part[name] = ours
         self._files[name] = self._file
         self._held += ours.nbytes
@@ -291,7 +306,7 @@ class _Writer:
 
     def finish(self) -> None:
         lacking = sorted(self._served.keys() - self._files.keys())
-        surplus = sorted(name for name, place in self._unknown.items() if place not in self._places)
+        surplus = sorted(self._unknown)
         for names, problem in ((lacking, "does not give"), (surplus, "gives, and the served model does not have")):
             if names:
                 some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -312,6 +327,16 @@ class _Writer:
     @property
     def _file(self) -> str:
         return f"model-{self._parts:05d}.safetensors"
+
+
+def _tied_names(served: Path) -> set[str]:
+    """Return the names under which a trainer may give copies that the served model does not have."""
+    try:
+        config = json.loads((served / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return set()
+    tied = config.get("tie_word_embeddings") or config.get("text_config", {}).get("tie_word_embeddings")
+    return {"lm_head.weight"} if tied else set()
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, ...]:

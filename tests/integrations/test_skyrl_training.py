@@ -206,6 +206,7 @@ def test_what_cannot_be_trained_on_is_said(python: str, service: ChildService, m
         (rows, {"trainer__placement__colocate_all": True}, "ConfigError: the service's engines have GPUs of their own"),
         (rows, {"trainer__policy__model__lora__rank": 8}, "ConfigError: the service's engines load whole models"),
         (rows, {"generator__apply_overlong_filtering": True}, "ConfigError: only SkyRL's own generator has generator."),
+        (rows, {"generator__use_conversation_multi_turn": False}, "ConfigError: only SkyRL's own generator has"),
         ([*rows[:3], *failing[:1]], {}, ""),
     ]
     words: dict[Path, list[str]] = {}

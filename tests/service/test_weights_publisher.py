@@ -101,6 +101,29 @@ def test_engines_get_a_modules_weights_as_they_serve_them(client: RolloutClient,
 
 
 @pytest.mark.timeout(120)
+def test_tied_copies_are_told_apart_from_tensors_that_do_not_fit(
+    client: RolloutClient, served: Path, tmp_path: Path
+) -> None:
+    good = {name: torch.ones(shape) for name, shape in SHAPES.items()}
+
+    def gathered(*more: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each tensor is gone with the next one, as where shards are gathered one by one."""
+        for name in (*more, *good, *more):
+            yield name, good.get(name, good["embed.weight"]).clone()
+
+    with (
+        WeightsPublisher(client, served, tmp_path / "weights") as publisher,
+        pytest.raises(InvalidWeights, match=r"does not have: lm_head\.weight"),
+    ):
+        publisher.publish(gathered("lm_head.weight"), 1)
+    (served / "config.json").write_text('{"tie_word_embeddings": true}')
+    with WeightsPublisher(client, served, tmp_path / "weights") as publisher:
+        publisher.publish(gathered("lm_head.weight"), 1)
+        with pytest.raises(InvalidWeights, match=r"does not have: copy"):
+            publisher.publish(gathered("copy"), 2)
+
+
+@pytest.mark.timeout(120)
 def test_a_checkpoint_that_slime_wrote_is_served(
     service: ChildService, client: RolloutClient, served: Path, tmp_path: Path
 ) -> None:

@@ -28,8 +28,11 @@ from .weights import ServedWeights
 TESTED = "0.3"
 """The version of SkyRL that this was run with."""
 OVERRIDE = "trainer.override_entrypoint="
-NOT_HERE = ("apply_overlong_filtering", "zero_reward_on_non_stop", "vision_language_generator", "batched")
-"""What only SkyRL's own generator does, under `generator`."""
+NOT_HERE = (
+    *("apply_overlong_filtering", "zero_reward_on_non_stop", "vision_language_generator", "batched"),
+    *("chat_template", "chat_template_kwargs", "use_conversation_multi_turn"),
+)
+"""What only SkyRL's own generator does, under `generator`: the chat format is the engine's here."""
 
 try:
     import ray
@@ -55,6 +58,8 @@ class ProrlConfig(BaseConfig):  # type: ignore[misc]
     """Folder of keys, or file of the secret one, for a service over TCP; None: `$PRORL_KEYS`."""
     timeout_s: float = 60.0
     """Longest wait for an answer of the service."""
+    away_s: float = 600.0
+    """How long the service may be away while it rolls out, in seconds; while it loads weights, ten minutes."""
     served_model: str | None = None
     """Folder of the model that the engines were started with; None: `trainer.policy.model.path`."""
     weights_folder: str | None = None
@@ -101,7 +106,7 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
     The data sets have the columns `prompt`, `task` and `instance` (`dataset_rows` makes them of jobs). Turns are
     limited by `generator.max_turns`, a turn's tokens by `sampling_params.max_generate_length`, and a conversation's by
     that and `max_input_length` together. With `trainer.fully_async.enabled` the trainer is SkyRL's fully asynchronous
-    one. Where a prompt cannot be rolled out, another of the training data takes its place, three times at most.
+    one. Where a prompt cannot be rolled out, another of the training data takes its place, twice at most.
 
     To make jobs of other columns, override `make_job`.
 
@@ -149,6 +154,7 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
             connect=partial(AsyncRolloutClient, cfg.prorl.endpoint, keys=cfg.prorl.keys, timeout_s=cfg.prorl.timeout_s),
             step_wise=cfg.generator.step_wise_trajectories,
             spare=self._spare,
+            away_s=cfg.prorl.away_s,
             options=cfg.prorl.batch,
         )
 
@@ -218,8 +224,9 @@ def check_config(cfg: ProrlTrainConfig) -> None:
             f"prorl.update_mode is one of {', '.join(get_args(UpdateMode))}, not {cfg.prorl.update_mode}",
             key="prorl.update_mode",
         )
+    usual = ProrlTrainConfig().generator
     for name in NOT_HERE:
-        if getattr(cfg.generator, name):
+        if getattr(cfg.generator, name) != getattr(usual, name):
             raise ConfigError(f"only SkyRL's own generator has generator.{name}", key=f"generator.{name}")
 
 

@@ -10,6 +10,7 @@ up with copies. To sample until enough groups are informative, collect them with
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from dataclasses import dataclass
@@ -20,9 +21,10 @@ import numpy as np
 
 from ...client.asynchronous.client import AsyncRolloutClient
 from ...data.rows import rows_of, single_rows_of
-from ...errors import InvalidJob, NotTrainable
+from ...errors import InvalidJob, NotTrainable, RequestTimeout, UnknownBatch
 from ...wire.messages.base import new_id
 from ..given_up import why_given_up
+from ..outage import Outage
 from ..sampling import sampling_of
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("prorl.trainer")
 
 ROUNDS = 3
-"""How often prompts that could not be rolled out are replaced by others."""
+"""How often a place is tried: with its own prompt, and then with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Generator:
         step_wise: as in `generator_output`.
         spare: gives the job of another prompt of the training data. In training it takes the place of a prompt that
             cannot be rolled out: the group in that place is then of the other prompt. None: there is no replacement.
+        away_s: how long the service may be away, in seconds.
         options: more options of `open_batch`, such as `weight` and `max_replacements`.
     """
 
@@ -107,12 +110,14 @@ class Generator:
         connect: Callable[[], AsyncRolloutClient] = AsyncRolloutClient,
         step_wise: bool = False,
         spare: Callable[[], Job] | None = None,
+        away_s: float = 600.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._make_job = make_job
         self._connect = connect
         self._step_wise = step_wise
         self._spare = spare
+        self._away_s = away_s
         self._options = {"carry": "nothing", **(options or {})}
 
     async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = False) -> dict[str, Any]:  # noqa: ARG002 - SkyRL passes it
@@ -137,33 +142,44 @@ class Generator:
         spare = self._spare if getattr(metadata, "training_phase", "train") == "train" else None
         found: dict[str, Group] = {}
         replaced = 0
-        for _ in range(ROUNDS if spare is not None else 1):
-            wanted = [job for job in places if job.job_id not in found]
-            async with (
-                self._connect() as client,
-                await client.open_batch(len(wanted), size, keep="all", **self._options) as batch,
-            ):
-                batch.feed(wanted)
-                async for group in batch:
-                    found[group.prompt_id] = group
+        tries = ROUNDS if spare is not None else 1
+        while True:
+            why = await self._roll_out(places, size, found)
             if not (lacking := [job for job in places if job.job_id not in found]):
                 break
-            why = why_given_up(batch.report)
-            if spare is not None:
-                log.warning("%d of %d prompts could not be rolled out (%s)", len(lacking), len(places), why)
-                places = [job if job.job_id in found else prompt_of(spare()) for job in places]
-                replaced += len(lacking)
-        else:
-            raise NotTrainable(
-                f"{len(lacking)} of {len(places)} prompts could not be rolled out ({why}); "
-                "`prorl job JOB` shows one's way",
-                prompts=" ".join(job.job_id for job in lacking),
-            )
+            tries -= 1
+            if spare is None or not tries:
+                raise NotTrainable(
+                    f"{len(lacking)} of {len(places)} prompts could not be rolled out ({why}); "
+                    "`prorl job JOB` shows one's way",
+                    prompts=" ".join(job.job_id for job in lacking),
+                )
+            log.warning("%d of %d prompts could not be rolled out (%s)", len(lacking), len(places), why)
+            places = [job if job.job_id in found else prompt_of(spare()) for job in places]
+            replaced += len(lacking)
         ordered = [found[job.job_id] for job in places]
         ids = input_batch.get("trajectory_ids")
         output = generator_output(ordered, step_wise=self._step_wise, trajectory_ids=ids)
         output["rollout_metrics"]["generate/replaced_prompts"] = float(replaced)
         return output
+
+    async def _roll_out(self, jobs: list[Job], size: int, found: dict[str, Group]) -> str:
+        """Add the groups of the jobs that are not found yet; return why some could not be rolled out."""
+        outage = Outage(self._away_s)
+        while True:
+            wanted = [job for job in jobs if job.job_id not in found]
+            try:
+                async with (
+                    self._connect() as client,
+                    await client.open_batch(len(wanted), size, keep="all", **self._options) as batch,
+                ):
+                    outage.end()
+                    batch.feed(wanted)
+                    async for group in batch:
+                        found[group.prompt_id] = group
+                return why_given_up(batch.report)
+            except (RequestTimeout, UnknownBatch) as error:
+                await asyncio.sleep(outage.pause_s(error))
 
     def _jobs(self, batch: Mapping[str, Any]) -> tuple[int, list[Job]]:
         """Return the number of rollouts per prompt, and one job per prompt."""

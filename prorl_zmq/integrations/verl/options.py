@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from ...errors import ConfigError
 from ...wire.messages.jobs import EpisodeLimits
@@ -19,6 +20,9 @@ TESTED = "0.9"
 NAME = "prorl"
 SERVICE_KEYS = f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.{NAME}"
 ROLLOUT_KEYS = f"trainer.v1.{NAME}"
+
+BATCH = frozenset({"weight", "max_staleness", "max_replacements", "stop_early", "lease_s"})
+SAMPLED = BATCH | {"carry", "max_given_up"}
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -43,13 +47,14 @@ class ServiceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 class RolloutOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`trainer.v1.prorl`: how prompts are rolled out."""
 
-    parameter_sync_step: int = 1
-    """verl's: updates of the policy between two publications of its weights."""
-    num_warmup_batches: float = 0
-    """verl's: batches of rollouts that are under way while the policy learns; 0: none."""
+    parameter_sync_step: Annotated[int, Meta(ge=1, le=1)] = 1
+    """verl's: weights are published after each step."""
+    num_warmup_batches: Annotated[float, Meta(ge=0)] = 0
+    """verl's: batches of rollouts that are under way while the policy learns; 0: none. It says nothing with another
+    `keep` than `all`: what is under way at a batch's end goes on then."""
     make_job: str | None = None
     """`package.module.function` that makes the job of a row; None: the columns `task` and `instance` are the job."""
-    turn_tokens: int | None = None
+    turn_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Most tokens of one turn; None: `response_length`. It says nothing where `make_job` is given."""
     too_long: TooLong = "drop"
     """What becomes of a row of more than `prompt_length + response_length` tokens."""
@@ -57,9 +62,10 @@ class RolloutOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Which groups are trained on: `all` of the prompts that verl asks for, or the groups of `open_batch(keep=…)`, such
     as `informative`, for as many prompts as that takes."""
     batch: dict[str, Any] = {}
-    """More options of `open_batch`, such as `max_replacements`, `carry` and `weight`."""
+    """More options of `open_batch`, such as `max_replacements` and `weight`; of `BATCH` or, with another `keep` than
+    `all`, of `SAMPLED`."""
     away_s: float = 600.0
-    """How long the service may be away before the training ends, in seconds."""
+    """How long rollouts may wait for the service, in seconds, before the training ends; weights wait ten minutes."""
 
 
 def service_options(config: Any) -> ServiceOptions:
@@ -78,7 +84,14 @@ def rollout_options(config: Any) -> RolloutOptions:
     Raises:
         ConfigError: a key is unknown, or its value has a wrong type.
     """
-    return _read(config.trainer.v1.get(NAME), RolloutOptions, ROLLOUT_KEYS)
+    options = _read(config.trainer.v1.get(NAME), RolloutOptions, ROLLOUT_KEYS)
+    known = BATCH if options.keep == "all" else SAMPLED
+    if unknown := sorted(options.batch.keys() - known):
+        raise ConfigError(
+            f"{ROLLOUT_KEYS}.batch: {', '.join(unknown)} cannot be set here, only {', '.join(sorted(known))}",
+            key=f"{ROLLOUT_KEYS}.batch",
+        )
+    return options
 
 
 def job_maker_of(config: Any) -> JobMaker:

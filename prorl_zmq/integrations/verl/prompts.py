@@ -1,7 +1,7 @@
 """`Prompt`: a row of verl's data set that is to be rolled out, and what verl's TransferQueue is told of it.
 
-A prompt's key there is its `uid`; the keys of its rows are `{uid}_{place in the group}_{segment}`. Its `status` is
-`running`, then `finished`, or `failure` if it has no row that can be trained on (as in verl's `AgentLoopWorkerTQ`).
+A prompt's key there is its `uid`; the keys of its rows are `{uid}_{place in the group}_{segment}` (as in verl's
+`AgentLoopWorkerTQ`). Its `status` is `running`, then `finished`, or `failure` if it has no rows that can be trained on.
 """
 
 from __future__ import annotations
@@ -37,14 +37,18 @@ class Prompt:
         """Say how far it is."""
         tq.kv_put(key=self.uid, partition_id=self.partition, tag={"status": status})
 
-    def put(self, group: Group, most_tokens: int, too_long: TooLong) -> Rows:
-        """Put the rows of its group into the queue, those left out that are longer than `most_tokens`."""
+    def put(self, group: Group, most_tokens: int | None, too_long: TooLong) -> Rows:
+        """Put the rows of its group into the queue, without those that are longer than `most_tokens`.
+
+        None are put if rows of one rollout alone are left of several: it would have no baseline.
+        """
         rows = Rows({}, Counter())
         fields = []
         for place, segments in enumerate(agent_loop_outputs([group])):
             for number, segment in enumerate(segments):
                 tokens = len(segment["response_ids"])
-                room = response_room(tokens, most_tokens - len(segment["prompt_ids"]), too_long)
+                most = None if most_tokens is None else most_tokens - len(segment["prompt_ids"])
+                room = response_room(tokens, most, too_long)
                 rows.counts["truncated" if 0 < room < tokens else "dropped" if not room else "rows"] += 1
                 if not room:
                     continue
@@ -52,7 +56,10 @@ class Prompt:
                     segment[name] = segment[name][:room]
                 fields.append({**_fields(segment), **self.columns, "session_id": place})
                 rows.tags[f"{self.uid}_{place}_{number}"] = self._tag(segment)
-        if fields:
+        if len({row["session_id"] for row in fields}) < min(2, len(group)):
+            rows.tags.clear()
+            rows.counts = Counter(dropped=rows.counts.total())
+        if rows.tags:
             tq.kv_batch_put(
                 keys=list(rows.tags),
                 fields=list_of_dict_to_tensordict(fields),
@@ -75,7 +82,7 @@ class Prompt:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rows:
     """What of a group is in the queue."""
 

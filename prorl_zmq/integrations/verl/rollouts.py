@@ -1,11 +1,11 @@
 """`RolloutManager`: verl's agent-loop manager, whose rollouts are the service's.
 
-It lives in verl's `TaskRunner` actor, beside the trainer, and has a thread with an asyncio loop; each call of
-`generate_sequences` is a task there with a client of its own. The service replaces jobs that bring no reward. A prompt
-that still has none is told as verl's `failure`, never as a reward of 0.
+It lives in verl's `TaskRunner` actor, beside the trainer, and has a thread with an asyncio loop; a call of
+`generate_sequences` is a task there, with a client of its own, for each size of groups. The service replaces jobs that
+bring no reward. A prompt that still has none is told as verl's `failure`, never as a reward of 0.
 
 If the service is away, its prompts wait for it, up to `away_s`. What cannot get better (a job that the service refuses,
-too many prompts in a row that fail) ends the training: `wait` raises it in the trainer's thread.
+batches of which nothing came) ends the training: `wait` raises it in the trainer's thread.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from .prompts import Prompt, prompts_of
 
 if TYPE_CHECKING:
     from ...data.group import Group
-    from ...wire.messages.batches import BatchReport
     from ...wire.messages.jobs import Job
 
 log = logging.getLogger("prorl.trainer")
 
-GIVEN_UP_IN_A_ROW = 32
-"""So many prompts that fail one after the other are no accident."""
+GIVEN_UP = 32
+"""So many prompts that fail, with none between them that does not, are no accident."""
 CLOSE_S = 60.0
 
 
@@ -60,7 +59,9 @@ class RolloutManager:
         self.waiting: deque[Prompt] = deque()
         """Prompts for a `DynamicReplayBuffer`, which rolls them out itself."""
         self._failure: Exception | None = None
-        self._failed_in_a_row = 0
+        self._why = ""
+        self._given_up = 0
+        """Since the last batch of which something came."""
         self._counts: Counter[str] = Counter()
         self._counting = threading.Lock()
         self._changed = threading.Event()
@@ -106,17 +107,22 @@ class RolloutManager:
         """Make a prompt's job, whose id is the prompt's `uid`; how tokens are drawn is verl's configuration."""
         drawn = self._rollout.val_kwargs if prompt.partition == "val" else self._rollout
         sampling = sampling_of({name: drawn.get(name) for name in ("temperature", "top_p", "top_k")})
-        if not prompt.columns.get("__do_sample__", True):
+        if prompt.partition == "train" and not prompt.columns.get("__do_sample__", True):
             sampling = Sampling(temperature=0.0)
         return msgspec.structs.replace(of_prompt(self._make_job(prompt.columns), sampling), job_id=prompt.uid)
 
     def put(self, prompt: Prompt, group: Group) -> dict[str, dict[str, Any]]:
-        """Put a prompt's rows into the queue; return their tags by their keys."""
+        """Put a prompt's rows into the queue; return their tags by their keys: none, if they are too long.
+
+        In an evaluation no row is too long: its score is of all.
+        """
+        if prompt.partition == "val":
+            return prompt.put(group, None, self.options.too_long).tags
         rows = prompt.put(group, self._most_tokens, self.options.too_long)
         for what, number in rows.counts.items():
             self.count(what, number)
         if not rows.tags:
-            log.warning("prompt %s has no row of at most %d tokens", prompt.uid, self._most_tokens)
+            log.warning("of prompt %s too few rollouts have at most %d tokens", prompt.uid, self._most_tokens)
         return rows.tags
 
     def count(self, what: str, number: int = 1) -> None:
@@ -143,9 +149,12 @@ class RolloutManager:
 
     def close(self) -> None:
         """Cancel what is under way, and end the thread; verl's TransferQueue must still be open."""
-        asyncio.run_coroutine_threadsafe(self._cancel(), self._loop).result(CLOSE_S)
+        try:
+            asyncio.run_coroutine_threadsafe(self._cancel(), self._loop).result(CLOSE_S)
+        except TimeoutError:
+            log.warning("rollouts that are under way could not be cancelled within %.0f s", CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._thread.join(CLOSE_S)
 
     @property
     def group_size(self) -> int:
@@ -162,15 +171,16 @@ class RolloutManager:
             outage = Outage(self.options.away_s)
             for prompt, _ in asked.values():
                 await asyncio.to_thread(prompt.set_status, "running")
-            report = None
+            number = len(asked)
             while asked:
                 try:
-                    report = await self._one_batch(asked, size, outage)
-                    break
+                    came = await self._one_batch(asked, size, outage)
                 except (RequestTimeout, UnknownBatch) as error:
                     await asyncio.sleep(outage.pause_s(error))
-            for prompt, _ in asked.values():
-                await self._end(prompt, None, report)
+                    continue
+                self._given_up = 0 if came else self._given_up + number
+                if self._given_up >= GIVEN_UP:
+                    raise NotTrainable(f"none of {self._given_up} prompts could be rolled out ({self._why})")
         except Exception as error:  # noqa: BLE001 - raised by `wait`, in the trainer's thread
             self._failure = self._failure or error
             self._changed.set()
@@ -183,9 +193,10 @@ class RolloutManager:
         # Its threads would be waited for at the process's end, when the queue no longer answers them.
         await asyncio.get_running_loop().shutdown_default_executor()
 
-    async def _one_batch(self, asked: dict[str, tuple[Prompt, Job]], size: int, outage: Outage) -> BatchReport | None:
-        """Take out of `asked` what comes."""
+    async def _one_batch(self, asked: dict[str, tuple[Prompt, Job]], size: int, outage: Outage) -> bool:
+        """Take prompts out of `asked` as they end; return whether a group came."""
         options = {**self.options.batch, "keep": "all", "carry": "nothing", "adopt": False, "max_given_up": 2**31 - 1}
+        came = False
         async with (
             AsyncRolloutClient(self.service.endpoint, keys=self.service.keys) as client,
             await client.open_batch(len(asked), size, **options) as batch,
@@ -193,19 +204,23 @@ class RolloutManager:
             outage.end()
             batch.feed([job for _, job in asked.values()])
             async for group in batch:
+                came = True
                 prompt, _ = asked.pop(group.prompt_id)
-                await self._end(prompt, group, batch.report)
-            return batch.report
+                trainable = await asyncio.to_thread(self.put, prompt, group)
+                await self._end(prompt, "finished" if trainable else "failure")
+                await self._give_up(asked, {one.prompt_id for one in batch.report.given_up} if batch.report else set())
+            self._why = why_given_up(batch.report)
+        await self._give_up(asked, set(asked))
+        return came
 
-    async def _end(self, prompt: Prompt, group: Group | None, report: BatchReport | None) -> None:
-        trainable = group is not None and bool(await asyncio.to_thread(self.put, prompt, group))
-        self.count("given_up", group is None)
-        self._failed_in_a_row = 0 if group is not None else self._failed_in_a_row + 1
-        if self._failed_in_a_row >= GIVEN_UP_IN_A_ROW:
-            raise NotTrainable(
-                f"{self._failed_in_a_row} prompts in a row could not be rolled out ({why_given_up(report)})"
-            )
-        if group is None:
-            log.warning("prompt %s could not be rolled out (%s)", prompt.uid, why_given_up(report))
-        await asyncio.to_thread(prompt.set_status, "finished" if trainable else "failure")
+    async def _give_up(self, asked: dict[str, tuple[Prompt, Job]], prompt_ids: set[str]) -> None:
+        for prompt_id in prompt_ids & asked.keys():
+            prompt, _ = asked.pop(prompt_id)
+            log.warning("prompt %s could not be rolled out; `prorl job` shows a job's way", prompt.uid)
+            if prompt.partition == "train":
+                self.count("given_up")
+            await self._end(prompt, "failure")
+
+    async def _end(self, prompt: Prompt, status: str) -> None:
+        await asyncio.to_thread(prompt.set_status, status)
         self._changed.set()

@@ -18,6 +18,9 @@ from verl.utils.debug import marked_timer
 from ...errors import ConfigError
 from ..versions import check_version
 from .options import NAME, TESTED, rollout_options, service_options
+from .replay import DynamicReplayBuffer, ServiceReplayBuffer
+
+MANAGER = "prorl_zmq.integrations.verl.rollouts.RolloutManager"
 
 
 @register_trainer(NAME)
@@ -46,6 +49,13 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
                 sampler.custom_sampler.name = "DynamicReplayBuffer" if dynamic else "ServiceReplayBuffer"
         self._warmup_batches = 0 if dynamic else options.num_warmup_batches
         super().__init__(config)
+        wanted = DynamicReplayBuffer if dynamic else ServiceReplayBuffer
+        if not isinstance(self.replay_buffer, wanted):
+            raise ConfigError(
+                f"trainer.v1.sampler.custom_sampler: {type(self.replay_buffer).__name__} is no subclass of "
+                f"{wanted.__module__}.{wanted.__name__}, and would not see when rollouts end",
+                key="trainer.v1.sampler.custom_sampler",
+            )
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train, and cancel the rollouts that are under way at the end."""
@@ -53,6 +63,7 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
         try:
             super().fit(agent_loop_manager)
         finally:
+            self.replay_buffer.close()
             agent_loop_manager.close()
 
     def on_init_end(self) -> None:
@@ -82,6 +93,12 @@ def _check(config: Any) -> None:
         ("actor_rollout_ref.rollout.calculate_log_probs", rollout.calculate_log_probs, True),
         ("algorithm.filter_groups.enable", (config.algorithm.get("filter_groups") or {}).get("enable", False), False),
         ("reward.reward_model.enable", config.reward.reward_model.enable, False),
+        ("reward.custom_reward_function.path", config.reward.custom_reward_function.path, None),
+        (
+            "actor_rollout_ref.rollout.agent.agent_loop_manager_class",
+            rollout.agent.get("agent_loop_manager_class"),
+            MANAGER,
+        ),
     ):
         if value != wanted:
-            raise ConfigError(f"with trainer_mode={NAME}, set {key}={wanted} (it is {value})", key=key)
+            raise ConfigError(f"with trainer_mode={NAME}, {key} is {wanted}, not {value}", key=key)
