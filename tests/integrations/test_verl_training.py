@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from verl_runs import VerlRun
+from framework_python import framework_python
+from verl_runs import EXAMPLE, OURS, VerlRun
+from vllm_python import environment
 
 from prorl_zmq import Job
 
@@ -138,6 +141,43 @@ def test_a_run_goes_on_when_broker_stage_process_and_engine_are_killed(
     assert len(seen) == 12 * 32
     assert sum(step["rollouts/truncated_total"] for step in steps) > 12 * 16
     assert {step["response_length/max"] for step in steps} <= {16, 17}
+
+
+WRONG = {
+    f"+{OURS}.endpont=x": "Object contains unknown field `endpont`",
+    "trainer.v1.prorl.too_long=cut": "Invalid enum value 'cut' - at `$.too_long`",
+    "+trainer.v1.prorl.parameter_sync_step=4": "Expected `int` <= 1 - at `$.parameter_sync_step`",
+    "+trainer.v1.prorl.batch.weigth=2": "weigth cannot be set here, only lease_s, max_replacements",
+    "actor_rollout_ref.rollout.name=vllm": "actor_rollout_ref.rollout.name must be prorl; it is vllm",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class=null": "agent_loop_manager_class must be prorl_zmq",
+    "reward.custom_reward_function.path=x.py": "reward.custom_reward_function.path must be None; it is x.py",
+}
+REFUSED = """
+import sys
+from hydra import compose, initialize_config_dir
+import verl
+from verl.trainer.ppo.v1 import get_trainer_cls
+
+for words in sys.argv[2:]:
+    with initialize_config_dir(sys.argv[1], version_base=None):
+        config = compose("prorl", [words])
+    try:
+        get_trainer_cls("prorl")(config)
+    except Exception as error:
+        print("ended by", type(error).__name__, error)
+"""
+
+
+def test_keys_that_would_say_nothing_are_refused(tmp_path: Path) -> None:
+    command = [framework_python("trainers"), "-c", REFUSED, str(EXAMPLE), *WRONG]
+    done = subprocess.run(
+        command, env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100
+    )
+    ends = [line for line in done.stdout.splitlines() if line.startswith("ended by")]
+    assert len(ends) == len(WRONG), done.stderr
+    for end, words in zip(ends, WRONG.values(), strict=True):
+        assert end.startswith("ended by ConfigError")
+        assert words in end
 
 
 def test_a_data_set_without_the_tasks_columns_is_refused(service: ChildService, folder: Path, tmp_path: Path) -> None:

@@ -101,4 +101,4 @@ def _check(config: Any) -> None:
         ),
     ):
         if value != wanted:
-            raise ConfigError(f"with trainer_mode={NAME}, {key} is {wanted}, not {value}", key=key)
+            raise ConfigError(f"with trainer_mode={NAME}, {key} must be {wanted}; it is {value}", key=key)
