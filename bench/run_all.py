@@ -29,6 +29,7 @@ BENCHES = (
     "inference",
     "turns",
     "dapo",
+    "async_grpo",
     "tasks",
     "tools",
     "sandbox",

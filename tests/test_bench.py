@@ -23,6 +23,7 @@ NAMES = (
     "inference",
     "turns",
     "dapo",
+    "async_grpo",
     "tasks",
     "tools",
     "sandbox",
@@ -39,7 +40,11 @@ def quick(name: str, json_path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-PEERS = {"fetch": ("fastapi", "httpx", "uvicorn"), "tools": ("swerex", "libtmux", "bashlex", "ipykernel")}
+PEERS = {
+    "async_grpo": ("torch", "trl", "requests"),
+    "fetch": ("fastapi", "httpx", "uvicorn"),
+    "tools": ("swerex", "libtmux", "bashlex", "ipykernel"),
+}
 PROGRAMS = {"tools": ("tmux",)}
 
 
