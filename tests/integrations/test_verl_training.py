@@ -145,6 +145,7 @@ def test_a_run_goes_on_when_broker_stage_process_and_engine_are_killed(
 
 WRONG = {
     f"+{OURS}.endpont=x": "Object contains unknown field `endpont`",
+    f"{OURS}.folder=''": "engine_kwargs.prorl.folder is not set",
     "trainer.v1.prorl.too_long=cut": "Invalid enum value 'cut' - at `$.too_long`",
     "+trainer.v1.prorl.parameter_sync_step=4": "Expected `int` <= 1 - at `$.parameter_sync_step`",
     "+trainer.v1.prorl.batch.weigth=2": "weigth cannot be set here, only lease_s, max_replacements",

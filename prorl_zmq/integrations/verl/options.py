@@ -72,10 +72,18 @@ def service_options(config: Any) -> ServiceOptions:
     """Read the keys of `ServiceOptions` of a whole configuration.
 
     Raises:
-        ConfigError: a key is unknown, or its value has a wrong type.
+        ConfigError: a key is unknown or lacks, or its value has a wrong type.
     """
     given = config.actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs
-    return _read(given.get(NAME), ServiceOptions, SERVICE_KEYS)
+    return checked(_read(given.get(NAME), ServiceOptions, SERVICE_KEYS))
+
+
+def checked(options: ServiceOptions) -> ServiceOptions:
+    """Return options that have all that is needed."""
+    for name in ("served", "folder"):
+        if not getattr(options, name):
+            raise ConfigError(f"{SERVICE_KEYS}.{name} is not set", key=f"{SERVICE_KEYS}.{name}")
+    return options
 
 
 def rollout_options(config: Any) -> RolloutOptions:

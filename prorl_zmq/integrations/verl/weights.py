@@ -14,7 +14,7 @@ from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 from ...client.blocking.client import RolloutClient
 from ...errors import ConfigError
 from ...weights_publisher import WeightsPublisher
-from .options import NAME, SERVICE_KEYS, ServiceOptions
+from .options import NAME, SERVICE_KEYS, ServiceOptions, checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,12 +38,9 @@ class ServiceCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 
     def __init__(self, bucket_size: int, is_master: bool = False, **options: Any) -> None:  # noqa: ARG002
         try:
-            given = msgspec.convert(options, ServiceOptions)
+            given = checked(msgspec.convert(options, ServiceOptions))
         except msgspec.ValidationError as error:
             raise ConfigError(f"{SERVICE_KEYS}: {error}", key=SERVICE_KEYS) from None
-        for name in ("served", "folder"):
-            if not getattr(given, name):
-                raise ConfigError(f"{SERVICE_KEYS}.{name} is not set", key=f"{SERVICE_KEYS}.{name}")
         client = RolloutClient(given.endpoint, keys=given.keys) if is_master else None
         self._publisher = WeightsPublisher(client, given.served, given.folder, keep=given.keep, mode=given.mode)
 

@@ -3,7 +3,7 @@
 # Further arguments are slime's.
 set -eu
 cd "$(dirname "$0")"
-SLIME=${SLIME:-slime}
+SLIME=${SLIME:?set SLIME to the folder of slime}
 MODEL=${MODEL:-model}
 source "${MODEL_ARGS_FILE:-$SLIME/scripts/models/qwen2.5-0.5B.sh}"
 
