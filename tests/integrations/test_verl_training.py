@@ -113,9 +113,11 @@ def test_prompts_that_fail_or_are_too_long_are_told_and_replaced(
     run = VerlRun(service, folder / "plain", tmp_path)
     steps = finish(run, run.start(jobs, 6, **TOO_LONG))
     assert all(math.isfinite(step["actor/loss"]) for step in steps)
-    assert sum(step["rollouts/given_up_total"] for step in steps) > 0
+    assert sum(step.get("rollouts/given_up_total", 0) for step in steps) > 0
     assert (
-        sum(step["rollouts/dropped_total"] for step in steps) > sum(step["rollouts/rows_total"] for step in steps) > 0
+        sum(step.get("rollouts/dropped_total", 0) for step in steps)
+        > sum(step["rollouts/rows_total"] for step in steps)
+        > 0
     )
     assert max(step["response_length/max"] for step in steps) <= 17
     assert sum(step.get("training/rollout_failure/evicted_samples", 0) for step in steps) > 0
