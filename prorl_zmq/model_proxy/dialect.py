@@ -1,0 +1,66 @@
+"""What the server needs to know of an HTTP API: how to read a request and how to write each kind of answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .calls import CallRefused, ModelReply, ModelRequest
+
+KEEP_ALIVE_S = 15.0
+"""How often a stream says that it is alive, in an event of the API's own: comments are not counted by all harnesses."""
+
+
+class Route(NamedTuple):
+    """A path of an API, as a harness writes it behind its base URL."""
+
+    method: str
+    path: str
+    """With `{model}` and the like, as `aiohttp` has it."""
+    name: str
+    """What the dialect is asked for: such as `create`, `count_tokens`."""
+
+
+class EventStream(Protocol):
+    """The events of one streamed reply, each as bytes that go out as they are."""
+
+    def begin(self, turn_id: str, prompt_tokens: int) -> bytes:
+        """Return what comes first: at once, before anything is generated."""
+
+    def waiting(self) -> bytes:
+        """Return an event that says nothing but that the reply is still coming."""
+
+    def end(self, reply: ModelReply) -> bytes:
+        """Return all the rest."""
+
+    def fail(self, error: CallRefused, refusal_status: int) -> bytes:
+        """Return what ends a stream that has begun and cannot be finished."""
+
+
+class Dialect(Protocol):
+    """One HTTP API."""
+
+    routes: tuple[Route, ...]
+
+    def read(self, body: dict[str, Any], headers: Mapping[str, str], arguments: Mapping[str, str]) -> ModelRequest:
+        """Read a request; fields that are not known are left alone.
+
+        Args:
+            body: the decoded JSON.
+            headers: with names in lower case.
+            arguments: what stood in the path's places, such as `model`.
+
+        Raises:
+            CallRefused: it is wrong (`Problem.INVALID`), with the name of the field.
+        """
+
+    def write(self, request: ModelRequest, reply: ModelReply, model: str) -> dict[str, Any]:
+        """Return a whole reply as JSON data."""
+
+    def stream(self, request: ModelRequest, model: str) -> EventStream:
+        """Return the stream of a reply."""
+
+    def error(self, error: CallRefused, refusal_status: int) -> tuple[int, dict[str, Any]]:
+        """Return the status and the JSON data of an error in this API's form."""
