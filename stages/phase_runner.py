@@ -296,8 +296,7 @@ class PhaseRunner:
             sandbox=self._sandbox.handle if self._sandbox is not None and self._hands_on_sandbox() else None,
             phase_data=phase_data,
             reward=reward_of(evaluation) if evaluation is not None else None,
-            notes=notes_of(evaluation) if evaluation is not None else {},
-            **self._record(evaluation.metrics if evaluation is not None else {}),
+            **self._record(evaluation),
         )
 
     def _failed(self, failure: Failure) -> PhaseFailed:
@@ -309,12 +308,13 @@ class PhaseRunner:
             retry=failure.retry,
             reward=failure.reward if self.command.phase == Phase.EVAL or self._has_acted() else None,
             sandbox_gone=self.command.sandbox is not None and (self._sandbox is None or not self._sandbox.held),
-            **self._record({}),
+            **self._record(),
         )
 
-    def _record(self, metrics: dict[str, float]) -> dict[str, Any]:
+    def _record(self, evaluation: Evaluation | None = None) -> dict[str, Any]:
         """Return the fields that both kinds of event have."""
         episode = self._episode if self._episode is not None else Episode()
+        metrics = episode.metrics | (evaluation.metrics if evaluation is not None else {})
         trajectory = episode.trajectory
         return {
             "stage_id": self.stage_id,
@@ -323,7 +323,8 @@ class PhaseRunner:
             "phase": self.command.phase,
             "stop_reason": episode.stop_reason or "",
             "backend": self._backend.backend_id if self._backend is not None else "",
-            "metrics": {key: float(value) for key, value in (episode.metrics | metrics).items()},
+            "metrics": {key: float(value) for key, value in metrics.items()},
+            "notes": notes_of(episode.notes | (evaluation.notes if evaluation is not None else {})),
             "timings": {self.command.phase.value: time.monotonic() - self._started, **episode.timings},
             "tokens": trajectory.tokens,
             "turns": trajectory.turns if trajectory.tokens else 0,
@@ -369,9 +370,9 @@ def reward_of(evaluation: Evaluation) -> float:
     return number
 
 
-def notes_of(evaluation: Evaluation) -> dict[str, str]:
+def notes_of(notes: dict[str, str]) -> dict[str, str]:
     """Return notes within their limit: of long ones the beginning and the end, which has a judge's verdict."""
-    return {name: cut_text(note, NOTE_LIMIT) for name, note in evaluation.notes.items()}
+    return {name: cut_text(note, NOTE_LIMIT) for name, note in notes.items()}
 
 
 def checked(done: PhaseDone) -> PhaseDone:
@@ -396,7 +397,7 @@ def readable(failed: PhaseFailed) -> PhaseFailed:
         codec.decode(codec.encode(failed), PhaseFailed, limit_bytes=EVENT_LIMIT_BYTES)
     except MalformedMessage as problem:
         log.error("the record of a failed %s is left out: %s", failed.phase, problem.message)  # noqa: TRY400
-        bare = {"metrics": {}, "timings": {}, "stop_reason": "", "tokens": 0, "turns": 0, "segments": ()}
+        bare = {"metrics": {}, "timings": {}, "stop_reason": "", "tokens": 0, "turns": 0, "segments": (), "notes": {}}
         failed = msgspec.structs.replace(failed, **bare, logprobs_mode="")
     return failed
 
