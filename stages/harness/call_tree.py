@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from ...model_proxy.calls import ModelRequest, ReplyCall, RequestMessage
+    from .adapter import CallHints
 
 HANDED_OVER = 20
 """Characters of a text that is a sub-agent's task, if a call of a tool had it."""
@@ -56,14 +57,6 @@ class OrphanReason(StrEnum):
     UNDELIVERED = "undelivered"
     RETRIED = "retried"
     DROPPED = "dropped"
-
-
-class Hints(NamedTuple):
-    """What the headers of a call say, if the harness tells it (see `adapter.Adapter.hints`)."""
-
-    agent: str = ""
-    """Which agent is calling; empty: the only one, or not told."""
-    kind: CallKind | None = None
 
 
 class Said(NamedTuple):
@@ -151,11 +144,11 @@ class CallTree:
                 states.append(state)
         return Place(parent, tuple(new), tuple(states), tuple(told))
 
-    def open(self, turn_id: str, request: ModelRequest, place: Place, hints: Hints = Hints()) -> Turn:  # noqa: B008
+    def open(self, turn_id: str, request: ModelRequest, place: Place, hints: CallHints) -> Turn:
         """Add a call."""
         front = _digest((request.tools, _system(request)))
         if place.parent is not None:
-            kind = hints.kind or place.parent.kind
+            kind = CallKind(hints.kind or place.parent.kind)
         else:
             kind = self._kind_of_beginning(request, front, hints)
         for turn in place.told:
@@ -229,9 +222,9 @@ class CallTree:
                 return turn
         return None
 
-    def _kind_of_beginning(self, request: ModelRequest, front: bytes, hints: Hints) -> CallKind:
-        if hints.kind is not None:
-            return hints.kind
+    def _kind_of_beginning(self, request: ModelRequest, front: bytes, hints: CallHints) -> CallKind:
+        if hints.kind:
+            return CallKind(hints.kind)
         beginnings = [turn for turn in self.turns if turn.parent is None]
         main = [turn for turn in beginnings if turn.kind == CallKind.MAIN]
         if not any(turn.has_tools for turn in main) and request.tools:

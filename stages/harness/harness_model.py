@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from ...model_proxy.calls import FinishReason, ModelRequest, RequestMessage
     from ...wire.messages.jobs import Job
     from ..agent_loop import Episode
-    from .call_tree import CallKind, Hints, Place, Turn
+    from .adapter import CallHints
+    from .call_tree import CallKind, Place, Turn
 
 CALLS_AT_ONCE = 16
 """Calls of one rollout that wait for an engine at one time."""
@@ -66,7 +67,7 @@ class HarnessModel:
         *,
         name: str,
         refusal_status: int,
-        hints: Callable[[Mapping[str, str]], Hints],
+        hints: Callable[[Mapping[str, str]], CallHints],
     ) -> None:
         self.name = name
         self.refusal_status = refusal_status

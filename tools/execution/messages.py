@@ -160,6 +160,14 @@ class Edit(Request, frozen=True):
     timeout_s: float
 
 
+class Listen(Request, frozen=True):
+    """Pass a socket that listens on the 127.0.0.1 that commands see (see `Sandbox.listen`)."""
+
+    port: int
+    receiver: str
+    """Who gets it (see `passed_socket`)."""
+
+
 class CloseSession(Request, frozen=True):
     session: int
 
@@ -199,6 +207,7 @@ AnyRequest = (
     | StartKernel
     | RunCell
     | Edit
+    | Listen
     | CloseSession
     | EndProcesses
     | FreeDisk

@@ -20,6 +20,7 @@ from ..processes import to_the_end
 from ..sandbox import files
 from . import messages
 from .command import execute
+from .passed_socket import pass_socket
 
 if TYPE_CHECKING:
     import msgspec
@@ -56,6 +57,11 @@ class SandboxRequestHandler:
                 return await self._edit(request)
             case messages.Exec():
                 return await self._container.begin(partial(execute, self._container, request))
+            case messages.Listen(port, receiver):
+                await self._container.ensure_running()
+                with self._container.listening_socket(port) as listening:
+                    pass_socket(listening, self._container.path, receiver)
+                return messages.Done()
             case messages.StartBash() | messages.StartIPython() | messages.StartKernel():
                 return await self._open(self._new_session(request))
             case messages.RunBash(session, command, timeout_s, wait_s):

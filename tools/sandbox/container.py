@@ -11,9 +11,11 @@ dies (its limits were exceeded, or the host killed its runtime), `ensure_running
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import os
 import resource
+import socket
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
@@ -42,6 +44,7 @@ SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 RESULT_LIMIT_BYTES = 256 * 2**20
 """Largest result of a `call`."""
 READ_BYTES = 256 * 1024
+BACKLOG = 128
 KILL_LIMIT_S = 10.0
 """Longest time that a killed process may take to end."""
 KILL_ROUNDS = 20
@@ -279,6 +282,17 @@ class Container(ABC):
         value: T = msgspec.msgpack.decode(content[1:], type=returns)
         return value
 
+    def listening_socket(self, port: int) -> socket.socket:
+        """Return a socket that listens on the 127.0.0.1 that commands see; the caller closes it.
+
+        On `port` where they have a network of their own; else on a free port of the host's.
+
+        Raises:
+            SandboxFailed: a program inside has the port (`reason` is `port`), or the container is gone.
+        """
+        del port
+        return listen(socket.socket(), 0)
+
     def kill(self, pid: int) -> None:
         """Kill a process that is not reaped yet, all below it, and all of its process session."""
         most = self.spec.limits.processes if self.isolated else math.inf
@@ -392,6 +406,19 @@ class Container(ABC):
             _, hard = resource.prlimit(pid, kind)
             allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.prlimit(pid, kind, (allowed, allowed))
+
+
+def listen(new: socket.socket, port: int) -> socket.socket:
+    """Have a new socket listen on 127.0.0.1, or close it."""
+    try:
+        new.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of before may linger
+        new.bind(("127.0.0.1", port))
+        new.listen(BACKLOG)
+    except OSError as error:
+        new.close()
+        why = "is taken: a program inside listens there" if error.errno == errno.EADDRINUSE else str(error.strerror)
+        raise SandboxFailed(f"port {port} on a sandbox's 127.0.0.1: {why}", reason="port") from error
+    return new
 
 
 def _answer(function: Callable[[], Any], result: int) -> None:

@@ -15,6 +15,7 @@ import errno
 import math
 import os
 import signal
+import socket
 import subprocess
 from abc import abstractmethod
 from contextlib import suppress
@@ -27,7 +28,7 @@ from ..images.image import lock_image
 from ..processes import PROC, Child, become_subreaper, children, descendants, kill
 from . import forking, holder, namespaces, seccomp
 from .cgroups import make_cgroups
-from .container import KILL_LIMIT_S, SEARCH_PATH, Container
+from .container import KILL_LIMIT_S, SEARCH_PATH, Container, listen
 from .root_image import check_image
 
 if TYPE_CHECKING:
@@ -208,6 +209,25 @@ class NamespacedContainer(Container):
         elif self._runtime is not None and not self._runtime.ended:
             kill(*(children(self._runtime.pid) or [self._runtime.pid]))
 
+    def listening_socket(self, port: int) -> socket.socket:
+        if self.spec.network:
+            return super().listening_socket(port)
+        if self._namespaces is None:
+            raise SandboxFailed("the container has ended")
+        entered = self._namespaces
+        ours, theirs = socket.socketpair(socket.AF_UNIX)
+
+        def make() -> None:
+            entered.enter_network()
+            with socket.socket() as made:
+                socket.send_fds(theirs, [b"S"], [made.fileno()])
+
+        with ours, theirs:
+            if problem := _in_a_child(make, (*entered.descriptors, theirs.fileno())):
+                raise SandboxFailed(f"a sandbox's network cannot be joined: {problem}")
+            _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+        return listen(socket.socket(fileno=descriptors[0]), port)
+
     def _join(self, report: int, *, limited: bool) -> None:
         # A service of root has no user namespace for its containers: what is root inside is so to the kernel.
         kept = namespaces.ROOTS_OWN if self.spec.fakeroot and os.geteuid() != 0 else ()
@@ -254,7 +274,9 @@ class NamespacedContainer(Container):
             self._cgroups.add(first)
             self._limit(first, address_space=True)
             for change in (self._namespaces.close_devices, self._namespaces.limit_inotify):
-                _in_a_child(change, self._namespaces.descriptors)
+                if problem := _in_a_child(change, self._namespaces.descriptors):
+                    words = f"a container cannot be closed to its commands: {problem}"
+                    raise SandboxFailed(words, reason="start")
             variables = (PROC / str(first) / "environ").read_bytes().decode("utf-8", "surrogateescape")
             os.write(self._holder_input, b"\n")
             if not await _is_ready(ready, self._runtime, START_LIMIT_S):
@@ -284,7 +306,8 @@ class NamespacedContainer(Container):
             self._cgroups = None
 
 
-def _in_a_child(change: Callable[[], None], kept: tuple[int, ...]) -> None:
+def _in_a_child(change: Callable[[], None], kept: tuple[int, ...]) -> str:
+    """Call a function in a forked child; return what went wrong, if anything did."""
     ours, report = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -292,8 +315,7 @@ def _in_a_child(change: Callable[[], None], kept: tuple[int, ...]) -> None:
     os.close(report)
     _, _, problem = forking.read_report(ours)
     os.waitpid(pid, 0)
-    if problem:
-        raise SandboxFailed(f"a container cannot be closed to its commands: {problem}", reason="start")
+    return problem
 
 
 def _find_holder(runtime: int) -> int:

@@ -73,6 +73,15 @@ class Namespaces:
         for descriptor, flag in self._opened:
             _check(_libc.setns(descriptor, flag))
 
+    def enter_network(self) -> None:
+        """In a forked child: join the network alone, and the users that own it."""
+        for descriptor, flag in self._opened:
+            if flag == KINDS["net"]:
+                owner = fcntl.ioctl(descriptor, _NS_GET_USERNS)
+                if os.fstat(owner).st_ino != os.stat("/proc/self/ns/user").st_ino:  # noqa: PTH116
+                    _check(_libc.setns(owner, USER))
+                _check(_libc.setns(descriptor, flag))
+
     def close_devices(self) -> None:
         """In a forked child: let no command write to /dev itself, nor, as root, change a device's mode.
 

@@ -20,10 +20,11 @@ import tarfile
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import SandboxFailed
 from ..execution import messages
+from ..execution.passed_socket import receiving
 from ..execution.remote import RemoteBash, RemoteCells
 from ..execution.server import LOCK
 from ..output import OUTPUT_LIMIT_BYTES
@@ -32,6 +33,7 @@ from . import tree
 from .container import WORKSPACE
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ...wire.messages.jobs import SandboxHandle
@@ -79,6 +81,13 @@ configuration names as a hook or monitor. A judge that wants to import from the 
 Programs that read their configuration from the working directory itself (`conftest.py`, `Makefile`, git's filters) are
 not covered: such a judge still believes what it judges.
 """
+
+
+class ListeningSocket(NamedTuple):
+    listener: socket.socket
+    """Accepts the connections of a sandbox's commands; not blocking. Its owner closes it."""
+    url: str
+    """What commands connect to, such as http://127.0.0.1:8000."""
 
 
 class Sandbox:
@@ -270,6 +279,25 @@ class Sandbox:
         """
         archive = await asyncio.to_thread(_archive, Path(source))
         await self._client.ask(messages.Upload(path, archive))
+
+    async def listen(self, port: int = 8000) -> ListeningSocket:
+        """Listen on the 127.0.0.1 that commands see, so that they can reach this process, and nothing else.
+
+        The socket is in the sandbox's own network: whoever connects to it is a command of this sandbox, and each
+        sandbox has the port for itself. It lasts until `end_processes`, or until the container ends; after that
+        nobody can connect to it any more. A sandbox that shares the host's network (kind `process`, or
+        `SandboxSpec.network`) gets a free port of the host's 127.0.0.1 instead.
+
+        Args:
+            port: on which, where the network is the sandbox's own.
+
+        Raises:
+            SandboxFailed: a program inside listens there already (`reason` is `port`), or the sandbox is gone.
+        """
+        with receiving(self.path) as receiver:
+            await self._client.ask(messages.Listen(port, receiver.name))
+            passed = receiver.take()
+        return ListeningSocket(passed, f"http://127.0.0.1:{passed.getsockname()[1]}")
 
     async def copy(self, name: str, timeout_s: float = COPY_LIMIT_S) -> Sandbox:
         """Make a new sandbox like this one under that name, with a copy of the workspace (see `tree.copy_tree`).

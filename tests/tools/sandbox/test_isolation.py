@@ -162,6 +162,13 @@ async def main():
         print((await sandbox.exec(["bash", "-c", os.environ["MEMORY"]], 60)).stdout)
         await sandbox.write_file("a/b", b"1")
         print((await sandbox.exec(["cat", "a/b"], 60)).stdout)
+        listener, _ = await sandbox.listen()
+        hearing = asyncio.create_task(sandbox.exec(["bash", "-c", "cat < /dev/tcp/127.0.0.1/8000"], 60))
+        connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+        connection.sendall(b"heard")
+        connection.close()
+        listener.close()
+        print((await hearing).stdout)
         await sandbox.close()
     sandbox = await sandboxes.create("two", SandboxSpec(limits=Limits(processes=40)))
     bash = await sandbox.bash()
@@ -255,6 +262,7 @@ def test_an_unprivileged_user_can_do_it_all(
         "['/tmp', '1', '/proc/sys/kernel/hostname']",
         "b'done\\n'",
         "b'1'",
+        "b'heard'",
     ]
     fake = ["['0', 'new']", *plain[1:]] if kind == "apptainer" else []
     assert done.stdout.splitlines() == [*plain, *fake, "refused", *(["memory_bytes"] if closed else []), "[]"], (

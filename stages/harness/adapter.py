@@ -1,0 +1,190 @@
+"""What the service knows of an agent harness: how it is installed, started, refused, and what its headers tell.
+
+An adapter is pure: it makes a command line, an environment and files of what is asked. The prompt never stands in an
+argument that could be taken for an option or be longer than the kernel takes (128 KiB): it goes to standard input, or
+into a file. Neither does the key, which others may read in the process table.
+
+A package adds a harness with one class, and one line of its entry points:
+
+    prorl_zmq.harnesses =
+        my-harness = my_package.my_harness:MyHarness
+"""
+
+from __future__ import annotations
+
+import shlex
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from ...errors import ConfigError
+from ...system.plugins import load_plugin, offered
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ENTRY_POINT_GROUP = "prorl_zmq.harnesses"
+NODE = "24.21.0"
+
+CallKind = Literal["main", "subagent", "side", "compaction", ""]
+
+
+@dataclass(frozen=True, slots=True)
+class Npm:
+    """A package of the npm registry. Its scripts are not run."""
+
+    package: str
+    version: str
+    """The one that was tried; users may install another."""
+    program: str
+    """Its program below `node_modules`, `{arch}` being x64 or arm64: `bin/COMMAND` of the installation leads there."""
+    command: str
+    node: str = ""
+    """The version of Node that runs it, which is installed as `bin/node`; empty: it needs none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PyPI:
+    """A package of PyPI, installed in a virtual environment. Its scripts are run by `bin/python`."""
+
+    package: str
+    version: str
+    """The one that was tried; users may install another."""
+    also: tuple[str, ...] = ()
+    """Further requirements, where `{version}` is the package's."""
+    python: tuple[int, int] = (3, 11)
+    """The oldest Python that it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """What one rollout wants of a harness."""
+
+    url: str
+    """Where the model answers, such as http://127.0.0.1:8000; without a path."""
+    key: str
+    """What the harness sends as its API key; nothing is protected by it."""
+    model: str
+    prompt: str
+    home: str
+    """A writable folder inside, which is empty but for `Launch.files`."""
+    directory: str
+    """Where the agent works."""
+    folder: str
+    """The installation, inside; it is read-only."""
+    context_tokens: int
+    """Most tokens of a prompt and its answer: the harness shortens its history before that, if it can."""
+    max_tokens: int
+    """Most tokens of an answer."""
+    arguments: tuple[str, ...] = ()
+    """Added to the command line; for harness `command`, all of it."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment, or instead of what the adapter sets."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Most tokens of a prompt that leaves room for an answer."""
+        return max(1, self.context_tokens - self.max_tokens)
+
+    def program(self, command: str) -> str:
+        return f"{self.folder}/bin/{command}"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a harness is started."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    stdin: bytes = b""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Written before the start: the path below the home, and the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallHints:
+    """What the headers of a call tell; empty where they tell nothing."""
+
+    agent: str = ""
+    """Which of the harness's agents is calling."""
+    parent: str = ""
+    """The agent that started it."""
+    kind: CallKind = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedTurn:
+    """What a model says that follows a script, in this harness's terms."""
+
+    text: str = ""
+    tool: str = ""
+    """Of its one call; empty: it calls none."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Adapter(ABC):
+    """One harness; made without arguments, and without any state."""
+
+    name: ClassVar[str]
+    """As users write it, and as it is registered."""
+    package: ClassVar[Npm | PyPI | None]
+    """None: nothing is installed."""
+    refusal_status: ClassVar[int] = 400
+    """The HTTP status, 400 or 403, after which it gives up soonest."""
+
+    def launch(self, request: LaunchRequest) -> Launch:
+        """Return how to start it.
+
+        Raises:
+            ConfigError: the harness cannot do what is asked.
+        """
+        made = self._launch(request)
+        return replace(made, environment={"HOME": request.home, **made.environment, **request.environment})
+
+    @abstractmethod
+    def _launch(self, request: LaunchRequest) -> Launch:
+        """Return how to start it, the home and the caller's own environment left out."""
+
+    def hints(self, headers: Mapping[str, str]) -> CallHints:
+        """Return what the headers of a call tell; their names are in lower case."""
+        del headers
+        return CallHints()
+
+    def shell_turn(self, command: str) -> ScriptedTurn:
+        """Return the model's turn that has the harness run a command of the shell.
+
+        Raises:
+            ConfigError: it runs none.
+        """
+        del command
+        raise ConfigError(f"the harness {self.name} runs no commands of a model", key="harness")
+
+    def write_turn(self, path: str, content: str) -> ScriptedTurn:
+        """Return the model's turn that has the harness write a file in the folder where it works.
+
+        Raises:
+            ConfigError: it writes none.
+        """
+        return self.shell_turn(f"printf %s {shlex.quote(content)} > {shlex.quote(path)}")
+
+    def final_turn(self) -> ScriptedTurn:
+        """Return the model's turn that ends its work."""
+        return ScriptedTurn("Done.")
+
+
+def known_harnesses() -> list[str]:
+    return list(offered(ENTRY_POINT_GROUP))
+
+
+def load_adapter(name: str) -> Adapter:
+    """Return the adapter of a harness.
+
+    Raises:
+        ConfigError: no installed package offers it, or its entry point names no such `Adapter`.
+    """
+    base = f"{Adapter.__module__}:{Adapter.__qualname__}"
+    loaded: type[Adapter] = load_plugin(ENTRY_POINT_GROUP, name, "harness", key="harness", base=base)
+    if loaded.name != name:
+        where = f"{loaded.__module__}:{loaded.__qualname__}"
+        raise ConfigError(f"the harness {name} ({where}) has name = {loaded.name!r}; write {name!r}", key="harness")
+    return loaded()

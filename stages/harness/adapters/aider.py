@@ -1,0 +1,46 @@
+"""Aider, over chat completions. It edits files and runs no commands: with nobody to ask, it takes that for a no.
+
+It does one task per start, and asks the model for a commit message for each edit where it works in a git repository.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ..adapter import Adapter, Launch, LaunchRequest, PyPI, ScriptedTurn
+
+TASK = ".aider-task"
+METADATA = ".aider-models.json"
+OFF = (
+    *("--no-analytics", "--no-check-update", "--no-show-release-notes", "--no-show-model-warnings", "--no-gitignore"),
+    *("--no-suggest-shell-commands", "--no-detect-urls", "--no-pretty", "--no-fancy-input"),
+)
+
+
+class Aider(Adapter):
+    name = "aider"
+    package = PyPI("aider-chat", version="0.86.2", python=(3, 10))
+
+    def _launch(self, request: LaunchRequest) -> Launch:
+        model = f"openai/{request.model}"
+        limits = {
+            "max_input_tokens": request.prompt_tokens,
+            "max_tokens": request.context_tokens,
+            "max_output_tokens": request.max_tokens,
+            "litellm_provider": "openai",
+            "mode": "chat",
+        }
+        home = request.home
+        options = ("--yes-always", *OFF, "--model", model, "--model-metadata-file", f"{home}/{METADATA}")
+        history = tuple(f"--{kind}-history-file={home}/.aider-{kind}-history" for kind in ("input", "chat"))
+        environment = {
+            "OPENAI_API_KEY": request.key,
+            "OPENAI_API_BASE": f"{request.url}/v1",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        }
+        argv = (request.program("python"), request.program("aider"), *options, "--message-file", f"{home}/{TASK}")
+        files = {TASK: request.prompt, METADATA: json.dumps({model: limits})}
+        return Launch((*argv, *history, *request.arguments), environment, files=files)
+
+    def write_turn(self, path: str, content: str) -> ScriptedTurn:
+        return ScriptedTurn(f"{path}\n```\n<<<<<<< SEARCH\n=======\n{content}\n>>>>>>> REPLACE\n```\n")

@@ -1,0 +1,58 @@
+"""Claude Code, over Anthropic's Messages API.
+
+Left out: what changes the prefix of later prompts (tool search, attribution, reminders of tokens left), and all calls
+that are not of the work. Of a model that it does not know it takes the window to be 1 M tokens, so it is told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..adapter import Adapter, CallHints, Launch, LaunchRequest, Npm, ScriptedTurn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SETTINGS = {
+    "IS_SANDBOX": "1",  # or it refuses to run for root
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    "ENABLE_TOOL_SEARCH": "0",
+    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+    "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "0",
+    "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
+    "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
+    "CLAUDE_CODE_DISABLE_BUNDLED_SKILLS": "1",
+}
+
+
+class ClaudeCode(Adapter):
+    name = "claude-code"
+    package = Npm(
+        "@anthropic-ai/claude-code",
+        version="2.1.330",
+        program="@anthropic-ai/claude-code-linux-{arch}/claude",
+        command="claude",
+    )
+    refusal_status = 403
+
+    def _launch(self, request: LaunchRequest) -> Launch:
+        argv = ("-p", "--dangerously-skip-permissions", "--output-format", "json", "--model", request.model)
+        environment = {
+            **SETTINGS,
+            "ANTHROPIC_BASE_URL": request.url,
+            "ANTHROPIC_API_KEY": request.key,
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(request.context_tokens),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(request.max_tokens),
+        }
+        command = (request.program("claude"), *argv, *request.arguments)
+        return Launch(command, environment, stdin=request.prompt.encode())
+
+    def hints(self, headers: Mapping[str, str]) -> CallHints:
+        session = headers.get("x-claude-code-session-id", "")
+        if agent := headers.get("x-claude-code-agent-id", ""):
+            return CallHints(agent, parent=session, kind="subagent")
+        return CallHints(session)
+
+    def shell_turn(self, command: str) -> ScriptedTurn:
+        return ScriptedTurn(tool="Bash", arguments={"command": command, "description": "Run a command"})

@@ -1,0 +1,42 @@
+"""Any program that is in the sandbox: the command line is the caller's, with places for what it must be told.
+
+`{url}`, `{key}`, `{model}` and `{prompt}` in a word stand for these; other braces stay. The prompt comes on standard
+input too, since a word of a command line has at most 128 KiB. A placeholder in the environment is filled in as well.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ....errors import ConfigError
+from ..adapter import Adapter, Launch, LaunchRequest
+
+PLACE = re.compile(r"\{(url|key|model|prompt)\}")
+WORD_LIMIT_BYTES = 128 * 1024
+
+
+class Command(Adapter):
+    name = "command"
+    package = None
+
+    def launch(self, request: LaunchRequest) -> Launch:
+        environment = {name: _filled(text, request) for name, text in request.environment.items()}
+        return super().launch(replace(request, environment=environment))
+
+    def _launch(self, request: LaunchRequest) -> Launch:
+        if not request.arguments:
+            raise ConfigError("harness command has no command line; give its words as arguments", key="arguments")
+        argv = tuple(_filled(word, request) for word in request.arguments)
+        longest_bytes = max(len(word.encode()) for word in argv)
+        if longest_bytes >= WORD_LIMIT_BYTES:
+            raise ConfigError(
+                f"a word of the command line has {longest_bytes} bytes, and Linux takes {WORD_LIMIT_BYTES - 1}; leave out "
+                "{prompt} and read the prompt from standard input",
+                key="arguments",
+            )
+        return Launch(argv, {}, stdin=request.prompt.encode())
+
+
+def _filled(text: str, request: LaunchRequest) -> str:
+    return PLACE.sub(lambda found: str(getattr(request, found[1])), text)

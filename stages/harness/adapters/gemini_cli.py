@@ -1,0 +1,41 @@
+"""Gemini CLI, over Gemini's generateContent. Its headers say nothing of who is calling.
+
+The model is always called by one of Google's names: it stands in the URL's path, and without one a router model would
+be asked first. The name's window is 1 M tokens, and what can be set is the part of it that is used.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ..adapter import NODE, Adapter, Launch, LaunchRequest, Npm, ScriptedTurn
+
+MODEL = "gemini-2.5-pro"
+WINDOW_TOKENS = 2**20
+
+
+class GeminiCli(Adapter):
+    name = "gemini-cli"
+    package = Npm(
+        "@google/gemini-cli",
+        version="0.61.0",
+        program="@google/gemini-cli/bundle/gemini.js",
+        command="gemini",
+        node=NODE,
+    )
+
+    def _launch(self, request: LaunchRequest) -> Launch:
+        settings = {
+            "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
+            "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
+            "privacy": {"usageStatisticsEnabled": False},
+            "telemetry": {"enabled": False},
+            "model": {"compressionThreshold": request.prompt_tokens / WINDOW_TOKENS},
+        }
+        environment = {"GEMINI_API_KEY": request.key, "GOOGLE_GEMINI_BASE_URL": request.url}
+        argv = (request.program("node"), request.program("gemini"), "-y", "-m", MODEL, *request.arguments)
+        files = {".gemini/settings.json": json.dumps(settings)}
+        return Launch(argv, environment, stdin=request.prompt.encode(), files=files)
+
+    def shell_turn(self, command: str) -> ScriptedTurn:
+        return ScriptedTurn(tool="run_shell_command", arguments={"command": command, "description": "Run a command"})

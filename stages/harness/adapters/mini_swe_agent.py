@@ -1,0 +1,45 @@
+"""mini-swe-agent, over chat completions, not streamed. Its headers say nothing of who is calling.
+
+Its command `mini` takes the task as an argument only, so a line of Python gives it that from standard input. Neither
+400 nor 403 stops it soon: it must be killed.
+"""
+
+from __future__ import annotations
+
+from ..adapter import Adapter, Launch, LaunchRequest, PyPI, ScriptedTurn
+
+START = """\
+import sys
+from minisweagent.run.mini import app
+sys.argv += ["--task=" + sys.stdin.read()]
+app()
+"""
+SETTINGS = {
+    "MSWEA_CONFIGURED": "true",
+    "MSWEA_COST_TRACKING": "ignore_errors",
+    "MSWEA_SILENT_STARTUP": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}
+
+
+class MiniSweAgent(Adapter):
+    name = "mini-swe-agent"
+    # Its litellm needs mcp, and does not say so.
+    package = PyPI("mini-swe-agent", version="2.4.6", also=("mcp",), python=(3, 10))
+
+    def _launch(self, request: LaunchRequest) -> Launch:
+        options = ("-y", "--exit-immediately", "-l", "0", "-m", f"openai/{request.model}")
+        environment = {
+            **SETTINGS,
+            "OPENAI_API_KEY": request.key,
+            "OPENAI_BASE_URL": f"{request.url}/v1",
+            "MSWEA_GLOBAL_CONFIG_DIR": f"{request.home}/mini-swe-agent",
+        }
+        argv = (request.program("python"), "-c", START, *options, *request.arguments)
+        return Launch(argv, environment, stdin=request.prompt.encode())
+
+    def shell_turn(self, command: str) -> ScriptedTurn:
+        return ScriptedTurn(tool="bash", arguments={"command": command})
+
+    def final_turn(self) -> ScriptedTurn:
+        return self.shell_turn("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")

@@ -1,0 +1,92 @@
+"""Terminus 2, the agent of Harbor, over chat completions, not streamed. It types into a tmux, which must be inside.
+
+Harbor runs it outside of the container that it works in. Here it runs inside, and a class of a few lines runs its
+commands beside it: so its program needs Python inside, but the sandbox needs no way out.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from ..adapter import Adapter, CallHints, Launch, LaunchRequest, PyPI, ScriptedTurn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+START = """\
+import asyncio, os, sys
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from harbor.agents.terminus_2.terminus_2 import Terminus2
+from harbor.environments.base import ExecResult
+from harbor.models.agent.context import AgentContext
+from harbor.models.trial.paths import EnvironmentPaths
+
+home = Path(os.environ["HOME"])
+EnvironmentPaths.agent_dir = PurePosixPath(home)
+
+class Here:
+    default_user, session_id, trial_paths = None, "here", SimpleNamespace(agent_dir=home)
+
+    async def exec(self, command, cwd=None, env=None, timeout_sec=None, user=None):
+        pipe = asyncio.subprocess.PIPE
+        run = await asyncio.create_subprocess_exec(
+            "bash", "-c", command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, cwd=cwd,
+            env={**os.environ, **(env or {})},
+        )
+        try:
+            out, err = await asyncio.wait_for(run.communicate(), timeout_sec)
+        except TimeoutError:
+            run.kill()
+            raise
+        return ExecResult(stdout=out.decode(), stderr=err.decode(), return_code=run.returncode)
+
+    async def is_dir(self, path, user=None):
+        return os.path.isdir(path)
+
+async def main():
+    limits = {"max_input_tokens": int(os.environ["TERMINUS_PROMPT_TOKENS"])}
+    limits["max_output_tokens"] = int(os.environ["TERMINUS_MAX_TOKENS"])
+    agent = Terminus2(
+        logs_dir=home, model_name=os.environ["TERMINUS_MODEL"], api_base=os.environ["OPENAI_API_BASE"],
+        session_id="terminus", record_terminal_session=False, model_info=limits,
+    )
+    await agent.setup(Here())
+    await agent.run(sys.stdin.read(), Here(), AgentContext())
+
+asyncio.run(main())
+"""
+
+
+class Terminus2(Adapter):
+    name = "terminus-2"
+    package = PyPI("harbor", version="0.24.0", python=(3, 12))
+
+    def _launch(self, request: LaunchRequest) -> Launch:
+        environment = {
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "OPENAI_API_KEY": request.key,
+            "OPENAI_API_BASE": f"{request.url}/v1",
+            "TERMINUS_MODEL": f"openai/{request.model}",
+            "TERMINUS_PROMPT_TOKENS": str(request.prompt_tokens),
+            "TERMINUS_MAX_TOKENS": str(request.max_tokens),
+        }
+        argv = (request.program("python"), "-c", START, *request.arguments)
+        return Launch(argv, environment, stdin=request.prompt.encode())
+
+    def hints(self, headers: Mapping[str, str]) -> CallHints:
+        return CallHints(headers.get("x-session-id", ""))
+
+    def shell_turn(self, command: str) -> ScriptedTurn:
+        return _turn(command + "\n", complete=False)
+
+    def final_turn(self) -> ScriptedTurn:
+        return _turn("", complete=True)
+
+
+def _turn(keystrokes: str, *, complete: bool) -> ScriptedTurn:
+    commands = [{"keystrokes": keystrokes, "duration": 1.0}] if keystrokes else []
+    return ScriptedTurn(
+        json.dumps({"analysis": "It is clear.", "plan": "Do it.", "commands": commands, "task_complete": complete})
+    )
