@@ -48,6 +48,8 @@ class StopReason(StrEnum):
     """The conversation reached the engine's own limit; what no longer fitted was not added."""
     TURN_LENGTH = "turn_length"
     """The policy did not end a turn within `Sampling.max_tokens`."""
+    HARNESS_FAILED = "harness_failed"
+    """The harness that led the rollout ended with an error, or had to be killed (see `stages.harness`)."""
 
 
 @dataclass(slots=True)

@@ -36,6 +36,7 @@ from ..errors import (
 from ..inference.chat_loading import chat_format
 from ..system.open_files import wait_for_descriptors
 from ..tools.processes import to_the_end
+from ..tools.sandbox.specification import SandboxSpec
 from ..wire import codec
 from ..wire.messages.base import METRICS_LIMIT, NOTE_LIMIT, new_id
 from ..wire.messages.jobs import Outcome, Phase
@@ -53,6 +54,7 @@ from .handler import (
     RunPhase,
     failure_of,
 )
+from .harness.rollout import ChosenHarness
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +67,6 @@ if TYPE_CHECKING:
     from ..inference.engine import Generation
     from ..tools.sandbox.sandbox import Sandbox
     from ..tools.sandbox.sandboxes import Sandboxes
-    from ..tools.sandbox.specification import SandboxSpec
     from ..tools.tool import Tool
     from ..wire.messages.backends import Backend
     from ..wire.messages.jobs import Job, Sampling
@@ -102,6 +103,7 @@ class PhaseRunner:
     """Those that end with the phase."""
     _backend: Backend | None = field(default=None, init=False)
     _episode: Episode | None = field(default=None, init=False)
+    _harness: ChosenHarness | None = field(default=None, init=False)
     _conversing: float = field(default=math.inf, init=False)
     """Since when the agent acts."""
     _moves: int = field(default=0, init=False)
@@ -143,11 +145,16 @@ class PhaseRunner:
 
     async def _phase(self) -> PhaseDone:
         instance = self.handler.parse_instance(self.job)
+        choice = self.handler.harness(self.job, instance)
+        self._harness = ChosenHarness.find(choice) if choice is not None else None
         if self.command.sandbox is not None:
             self._sandbox = await self.sandboxes.attach(self.command.sandbox)
         match self.command.phase:
             case Phase.INIT:
-                return self._done(await self.handler.init(InitPhase(self.job, instance, self._create_sandbox)))
+                data = await self.handler.init(InitPhase(self.job, instance, self._create_sandbox))
+                if self._harness is not None:
+                    await self._create_sandbox(SandboxSpec())  # unless the task has made one
+                return self._done(data)
             case Phase.RUN:
                 phase = RunPhase(self.job, instance, self.command.phase_data, self._sandbox, self._converse)
                 try:
@@ -180,6 +187,8 @@ class PhaseRunner:
 
     async def _create_sandbox(self, spec: SandboxSpec) -> Sandbox:
         if self._sandbox is None:
+            if self._harness is not None:
+                spec = msgspec.structs.replace(spec, binds=(*spec.binds, *self._harness.binds))
             self._sandbox = await self.sandboxes.create(f"{self.job.job_id}.{self.command.attempt}", spec)
         return self._sandbox
 
@@ -210,6 +219,13 @@ class PhaseRunner:
         backend = await self._assigned()
         chat = await chat_format(backend.chat)
         self._episode, self._conversing = Episode(), time.monotonic()
+        if self._harness is not None:
+            if self._sandbox is None:
+                raise SandboxFailed("a harness needs the job's sandbox, and there is none")
+            await self._harness.lead(
+                messages, self._sandbox, self._generate, chat, backend.context_tokens, self.job, self._episode
+            )
+            return self._episode
         loop = AgentLoop(
             self._generate, chat, backend.context_tokens, tools, self.job.sampling, self.job.episode, self._episode
         )

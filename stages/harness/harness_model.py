@@ -10,6 +10,7 @@ One object per attempt, on the loop of its RUN process: when that ends, the call
 from __future__ import annotations
 
 import asyncio
+import time
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from .adapter import CallHints
     from .call_tree import CallKind, Place, Turn
 
+MODEL = "policy"
+"""What harnesses are told that the model is called: what some know of a name, such as its window, would not be true."""
 CALLS_AT_ONCE = 16
 """Calls of one rollout that wait for an engine at one time."""
 
@@ -52,7 +55,6 @@ class HarnessModel:
         context_tokens: of the engine; 0: not known.
         job: whose sampling and limits hold, whatever a harness asks for.
         episode: its record gets the counts.
-        name: what the policy is called.
         refusal_status: see `model_proxy.calls.Model`.
         hints: reads the headers of a call.
     """
@@ -65,11 +67,9 @@ class HarnessModel:
         job: Job,
         episode: Episode,
         *,
-        name: str,
         refusal_status: int,
         hints: Callable[[Mapping[str, str]], CallHints],
     ) -> None:
-        self.name = name
         self.refusal_status = refusal_status
         self.over = asyncio.Event()
         """Set with the first call that is refused since nothing more will be answered."""
@@ -82,11 +82,17 @@ class HarnessModel:
         self._hints = hints
         context = context_tokens or UNLIMITED
         limit = job.episode.max_tokens
-        self._limit = min(limit, context)
+        self.limit = min(limit, context)
+        """Most tokens of a prompt and its answer."""
         self._limited_by = StopReason.MAX_TOKENS if limit <= context else StopReason.CONTEXT_LENGTH
         self._tree = CallTree()
         self._captured = CapturedTurns(self._tree)
         self._in_flight = 0
+
+    @property
+    def name(self) -> str:
+        """What the policy is called."""
+        return MODEL
 
     @property
     def answered(self) -> int:
@@ -98,7 +104,7 @@ class HarnessModel:
         self._check_room()
         if request.sampling:
             self._episode.metrics["calls_with_own_sampling"] += 1
-        if request.model != self.name:
+        if request.model != MODEL:
             self._episode.metrics["calls_of_another_model"] += 1
         place = self._tree.locate(request)
         turn = self._tree.open(new_turn_id(), request, place, self._hints(request.headers))
@@ -106,11 +112,11 @@ class HarnessModel:
         try:
             context = await self._context(request, place)
             prompt = self._captured.prompt(place.parent, context)
-            room = self._limit - len(prompt)
+            room = self.limit - len(prompt)
             if room < 1:
                 self._episode.stop_reason = self._limited_by
-                message = f"the prompt has {len(prompt)} tokens, and the limit is {self._limit} with the answer"
-                raise CallRefused(Problem.CONTEXT_LENGTH, message, tokens=len(prompt), limit=self._limit)
+                message = f"the prompt has {len(prompt)} tokens, and the limit is {self.limit} with the answer"
+                raise CallRefused(Problem.CONTEXT_LENGTH, message, tokens=len(prompt), limit=self.limit)
         except BaseException:
             self.end(turn, delivered=False)
             raise
