@@ -92,6 +92,7 @@ class ReplyCall:
     """A tool call of the policy."""
 
     call_id: str
+    """Holds the turn id; goes out as it is."""
     name: str
     arguments: str
     """As the policy wrote them: JSON text, or what should have been."""
@@ -145,6 +146,8 @@ class Problem(StrEnum):
     """The engine failed; a later try may succeed."""
     NOT_FOUND = "not_found"
     """No such path."""
+    INTERNAL = "internal"
+    """The proxy itself failed; its log says why."""
 
 
 class CallRefused(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,18 +13,26 @@ KEEP_ALIVE_S = 15.0
 """How often a stream says that it is alive, in an event of the API's own: comments are not counted by all harnesses."""
 
 
+Purpose = Literal["create", "stream", "count", "websocket"]
+"""What a route is for: a reply; a reply that is streamed whatever the body says; the prompt's tokens; an upgrade."""
+
+
 class Route(NamedTuple):
     """A path of an API, as a harness writes it behind its base URL."""
 
     method: str
     path: str
-    """With `{model}` and the like, as `aiohttp` has it."""
-    name: str
-    """What the dialect is asked for: such as `create`, `count_tokens`."""
+    """How a request's path ends, whatever the base URL; with places, such as `{model}`."""
+    purpose: Purpose
+    count_field: str = ""
+    """Of `count`: the field of the answer that holds the tokens."""
 
 
 class EventStream(Protocol):
-    """The events of one streamed reply, each as bytes that go out as they are."""
+    """The events of one streamed reply, each as bytes that go out as they are.
+
+    `waiting` and `fail` may come before `begin`: a call may wait long before it is taken.
+    """
 
     def begin(self, turn_id: str, prompt_tokens: int) -> bytes:
         """Return what comes first: at once, before anything is generated."""
@@ -44,13 +52,12 @@ class Dialect(Protocol):
 
     routes: tuple[Route, ...]
 
-    def read(self, body: dict[str, Any], headers: Mapping[str, str], arguments: Mapping[str, str]) -> ModelRequest:
+    def read(self, body: dict[str, Any], headers: Mapping[str, str]) -> ModelRequest:
         """Read a request; fields that are not known are left alone.
 
         Args:
-            body: the decoded JSON.
+            body: the decoded JSON, and what stood in the path's places (`model`).
             headers: with names in lower case.
-            arguments: what stood in the path's places, such as `model`.
 
         Raises:
             CallRefused: it is wrong (`Problem.INVALID`), with the name of the field.

@@ -1,0 +1,239 @@
+"""OpenAI's chat completions.
+
+With `return_token_ids` and `logprobs` a reply has the exact tokens in vLLM's form, from which Harbor takes what
+Terminus sampled. A reply in text alone comes back without an id: this API has no place for one.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from ...data.trajectory import Role
+from ..calls import ModelRequest, RequestCall, new_turn_id
+from ..dialect import Route
+from .events import DONE, event
+from .fields import Content, arguments_text, converted, invalid, one_choice, sampling_of, text_of, texts, token_limit
+from .history import ROLES, History
+from .openai_errors import error_object, status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..calls import CallRefused, ModelReply, Usage
+
+SAMPLING: Final = {
+    name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
+}
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: Any = None
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+    id: str | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: Content = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Body(msgspec.Struct):
+    messages: list[_Message]
+    tools: list[dict[str, Any]] | None = None
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    return_token_ids: bool | None = None
+
+
+class _Asked(NamedTuple):
+    """What else a reply should have."""
+
+    usage: bool
+    logprobs: bool
+    token_ids: bool
+
+
+class ChatCompletions:
+    """Implements `Dialect`."""
+
+    routes: tuple[Route, ...] = (Route("POST", "/chat/completions", "create"),)
+
+    def read(self, body: dict[str, Any], headers: Mapping[str, str]) -> ModelRequest:
+        """Read a request; see `Dialect`."""
+        asked = converted(body, _Body)
+        one_choice(asked.n, "n")
+        options = asked.stream_options or _StreamOptions()
+        return ModelRequest(
+            messages=_messages(asked.messages),
+            tools=tuple(tool for tool in asked.tools or () if isinstance(tool.get("function"), dict)),
+            model=asked.model or "",
+            max_tokens=token_limit(asked.max_completion_tokens, asked.max_tokens),
+            stop=texts(asked.stop),
+            stream=bool(asked.stream),
+            sampling=sampling_of(body, SAMPLING),
+            headers=headers,
+            extra=_Asked(bool(options.include_usage), bool(asked.logprobs), bool(asked.return_token_ids)),
+        )
+
+    def write(self, request: ModelRequest, reply: ModelReply, model: str) -> dict[str, Any]:
+        """Return a whole reply; see `Dialect`."""
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": reply.text if reply.text or not reply.calls else None,
+        }
+        if reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
+        if reply.calls:
+            message["tool_calls"] = _calls(reply)
+        choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, **_tokens(request, reply)}
+        return {
+            "id": f"chatcmpl-{reply.turn_id}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": model,
+            "choices": [choice],
+            "usage": _usage(reply.usage),
+            **_prompt(request, reply),
+        }
+
+    def stream(self, request: ModelRequest, model: str) -> _Chunks:
+        """Return the stream of a reply."""
+        return _Chunks(request, model)
+
+    def error(self, error: CallRefused, refusal_status: int) -> tuple[int, dict[str, Any]]:
+        """Return an error; see `Dialect`."""
+        return status_of(error, refusal_status), {"error": error_object(error)}
+
+
+class _Chunks:
+    """Implements `EventStream`."""
+
+    def __init__(self, request: ModelRequest, model: str) -> None:
+        self._request = request
+        self._model = model
+        self._id = ""
+        self._created = int(time.time())
+
+    def begin(self, turn_id: str, prompt_tokens: int) -> bytes:  # noqa: ARG002 - usage has no place here
+        """Return the first chunk."""
+        self._id = self._id or f"chatcmpl-{turn_id}"
+        return self._delta({"role": "assistant", "content": ""})
+
+    def waiting(self) -> bytes:
+        """Return a chunk without content."""
+        self._id = self._id or f"chatcmpl-{new_turn_id()}"  # of no turn: clients do not send it back
+        return self._delta({})
+
+    def end(self, reply: ModelReply) -> bytes:
+        """Return the reply."""
+        deltas: list[dict[str, Any]] = []
+        if reply.reasoning:
+            deltas.append({"reasoning_content": reply.reasoning})
+        if reply.text:
+            deltas.append({"content": reply.text})
+        deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(_calls(reply))]
+        last = {"index": 0, "delta": {}, "finish_reason": reply.finish_reason, **_tokens(self._request, reply)}
+        chunks = [self._delta(delta) for delta in deltas]
+        chunks.append(event(self._chunk([last]) | _prompt(self._request, reply)))
+        if self._request.extra.usage:
+            chunks.append(event(self._chunk([]) | {"usage": _usage(reply.usage)}))
+        return b"".join([*chunks, DONE])
+
+    def fail(self, error: CallRefused, refusal_status: int) -> bytes:  # noqa: ARG002 - a stream has no status
+        """Return an error."""
+        return event({"error": error_object(error)})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return event(self._chunk([{"index": 0, "delta": delta, "finish_reason": None}]))
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        chunk = {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+        return chunk | {"usage": None} if self._request.extra.usage else chunk
+
+
+def _messages(messages: list[_Message]) -> tuple[Any, ...]:
+    history = History()
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        role = ROLES.get(message.role)
+        if role is None:
+            raise invalid(f"{where} has the role {message.role!r}; known are {', '.join(ROLES)}")
+        if role == Role.ASSISTANT:
+            history.assistant(
+                text_of(message.content, where, ""),
+                message.reasoning_content or message.reasoning or "",
+                [
+                    RequestCall(call.id or "", call.function.name, arguments_text(call.function.arguments))
+                    for call in message.tool_calls or ()
+                ],
+            )
+        elif role == Role.TOOL:
+            history.answer(message.tool_call_id or "", text_of(message.content, where), message.name or "")
+        else:
+            history.say(role, text_of(message.content, where))
+    return history.messages
+
+
+def _calls(reply: ModelReply) -> list[dict[str, Any]]:
+    return [
+        {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in reply.calls
+    ]
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.generated,
+        "total_tokens": usage.prompt + usage.generated,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+    }
+
+
+def _prompt(request: ModelRequest, reply: ModelReply) -> dict[str, Any]:
+    return {"prompt_token_ids": reply.prompt_token_ids.tolist()} if request.extra.token_ids else {}
+
+
+def _tokens(request: ModelRequest, reply: ModelReply) -> dict[str, Any]:
+    """Return what a choice has of tokens, in vLLM's form."""
+    tokens: dict[str, Any] = {"logprobs": None}
+    token_ids = reply.token_ids.tolist()
+    if request.extra.logprobs:
+        tokens["logprobs"] = {
+            "content": [
+                {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+                for token, logprob in zip(token_ids, reply.logprobs.tolist(), strict=True)
+            ]
+        }
+    if request.extra.token_ids:
+        tokens["token_ids"] = token_ids
+    return tokens

@@ -1,0 +1,139 @@
+"""Reading what all APIs have in common: texts in lists of contents, sampling, arguments of tool calls.
+
+Requests are read with `msgspec.convert`: fields that it was not told of are left alone, and its errors name the field.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+from ..calls import CallRefused, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_Read = TypeVar("_Read", bound=msgspec.Struct)
+
+_TEXTS: Final = {"text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"}
+_UNPARSED: Final = "__unparsedToolInput"
+"""Where Claude Code puts arguments that are no JSON object."""
+
+
+class Part(msgspec.Struct):
+    """One of a list of contents."""
+
+    type: str = "text"
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = str | list[Part] | None
+
+
+def invalid(message: str) -> CallRefused:
+    """Return the refusal of a request that is wrong."""
+    return CallRefused(Problem.INVALID, message)
+
+
+def converted(body: Mapping[str, Any], kind: type[_Read]) -> _Read:
+    """Read JSON data; fields that the type does not have are skipped.
+
+    Raises:
+        CallRefused: a field has another type than the API says.
+    """
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        raise invalid(f"the request is not of this API's form: {error}") from None
+
+
+def text_of(content: Content, where: str, between: str = "\n") -> str:
+    """Return the text of a content.
+
+    Raises:
+        CallRefused: it holds what is no text.
+    """
+    if not isinstance(content, list):
+        return content or ""
+    for part in content:
+        if part.type not in _TEXTS:
+            raise not_text(part.type, where)
+    return between.join(part.text or part.refusal or "" for part in content)
+
+
+def not_text(kind: str, where: str) -> CallRefused:
+    """Return the refusal of an image, a document, or another content that the policy cannot read."""
+    return invalid(
+        f"{where} has content of type {kind!r}: the policy takes text only; send it as text, or leave it out"
+    )
+
+
+def sampling_of(body: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
+    """Return what is asked of the sampling: `names` says what the API calls it, and we."""
+    asked = {ours: body.get(theirs) for theirs, ours in names.items()}
+    return {name: float(value) for name, value in asked.items() if isinstance(value, int | float)}
+
+
+def token_limit(*limits: int | None) -> int | None:
+    """Return the first limit that was set.
+
+    Raises:
+        CallRefused: it leaves no token.
+    """
+    limit = next((limit for limit in limits if limit is not None), None)
+    if limit is not None and limit < 1:
+        raise invalid(f"the most tokens of a reply must be 1 or more, not {limit}")
+    return limit
+
+
+def one_choice(count: int | None, field: str) -> None:
+    """Check how many replies are asked for.
+
+    Raises:
+        CallRefused: more than one.
+    """
+    if count is not None and count != 1:
+        raise invalid(f"{field} must be 1, not {count}: the proxy gives one reply to a request; send more requests")
+
+
+def function_tool(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
+    """Return a tool in the form of chat completions."""
+    function: dict[str, Any] = {"name": name}
+    if description:
+        function["description"] = description
+    function["parameters"] = parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def arguments_text(arguments: Any) -> str:
+    """Return a call's arguments as the text that the policy would have written."""
+    if isinstance(arguments, str):
+        return arguments
+    if isinstance(arguments, dict) and isinstance(arguments.get(_UNPARSED), dict):
+        return str(arguments[_UNPARSED].get("raw", ""))
+    return json_text({} if arguments is None else arguments)
+
+
+def arguments_object(text: str) -> dict[str, Any]:
+    """Return a call's arguments as an object, for APIs that have no text of them.
+
+    What is no JSON object goes out as Claude Code writes such input down: the tool finds none of its parameters and
+    says so, and the policy sees what it wrote.
+    """
+    try:
+        arguments = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {_UNPARSED: {"raw": text, "len": len(text)}}
+
+
+def texts(values: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Return one text or several as several, without empty ones."""
+    return tuple(value for value in ([values] if isinstance(values, str) else values or ()) if value)
+
+
+def json_text(data: Any) -> str:
+    """Return data as JSON."""
+    return msgspec.json.encode(data).decode()

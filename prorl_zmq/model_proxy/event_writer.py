@@ -1,0 +1,75 @@
+"""One answer on its way to a harness: headers with the first byte, keep-alive events, and an end that is known.
+
+When a harness leaves, aiohttp cancels the handler of its request; what is written meanwhile goes nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class EventWriter:
+    """Writes the events of a stream."""
+
+    def __init__(self, request: web.BaseRequest, keep_alive_s: float) -> None:
+        self._request = request
+        self._keep_alive_s = keep_alive_s
+        self.response = web.StreamResponse(headers=_HEADERS)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the harness has been told the status."""
+        return self.response.prepared
+
+    async def write(self, events: bytes) -> None:
+        """Write events."""
+        try:
+            if not self.begun:
+                await self.response.prepare(self._request)
+            await self.response.write(events)
+        except ConnectionError:
+            pass  # the handler is being cancelled
+
+    async def finish(self, events: bytes) -> bool:
+        """Write the last events, and return whether the connection took all."""
+        await self.write(events)
+        return await finished(self._request, self.response)
+
+    @asynccontextmanager
+    async def kept_alive(self, waiting: Callable[[], bytes]) -> AsyncIterator[None]:
+        """Write an event now and then, as long as the block lasts."""
+        keeping = asyncio.create_task(self._keep_alive(waiting))
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+
+    async def _keep_alive(self, waiting: Callable[[], bytes]) -> None:
+        while True:
+            await asyncio.sleep(self._keep_alive_s)
+            await self.write(waiting())
+
+
+async def finished(request: web.BaseRequest, response: web.StreamResponse) -> bool:
+    """Send what is left of a response; return whether the connection took all of it."""
+    transport = request.transport
+    if transport is None:
+        return False
+    transport.set_write_buffer_limits(high=0)  # to drain is to empty it
+    try:
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write_eof()
+    except ConnectionError:
+        return False
+    return not transport.is_closing()

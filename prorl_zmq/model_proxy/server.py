@@ -1,0 +1,251 @@
+"""The HTTP server of one rollout's model: what a harness sends becomes calls of a `Model`, in all dialects at once.
+
+It listens on the socket that it is given, which says which rollout is calling: no key is looked at. A stream has a
+status within `keep_alive_s`, even if the model has not taken the call by then; errors after that are events. A harness
+that leaves cancels its call. `Model` and the calls under way learn on every path whether a reply was delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from .calls import CallRefused, Problem
+from .dialect import KEEP_ALIVE_S
+from .dialects.chat_completions import ChatCompletions
+from .dialects.fields import invalid
+from .dialects.gemini import Gemini
+from .dialects.messages import Messages
+from .dialects.responses import Responses
+from .event_writer import EventWriter, finished
+from .routes import Routes
+
+if TYPE_CHECKING:
+    import socket
+
+    from aiohttp.abc import AbstractStreamWriter
+    from aiohttp.http_parser import RawRequestMessage
+    from aiohttp.streams import StreamReader
+    from aiohttp.web_protocol import RequestHandler
+
+    from .calls import Model, ModelRequest
+    from .dialect import Dialect
+    from .routes import Match
+
+log = logging.getLogger(__name__)
+
+BODY_LIMIT_BYTES: Final = 32 * 2**20
+"""Of a request, decompressed. The largest that harnesses were seen to send is below one."""
+_RETRY_AFTER_S: Final = 1
+_CHAT: Final = ChatCompletions()
+_ROUTES: Final = Routes([_CHAT, Responses(), Messages(), Gemini()])
+
+
+class ModelServer:
+    """Serves a model to one rollout's harness.
+
+    Args:
+        model: what answers.
+        keep_alive_s: how often a stream says that it is alive.
+        body_limit_bytes: of a request.
+    """
+
+    def __init__(
+        self, model: Model, *, keep_alive_s: float = KEEP_ALIVE_S, body_limit_bytes: int = BODY_LIMIT_BYTES
+    ) -> None:
+        self._model = model
+        self._keep_alive_s = keep_alive_s
+        self._body_limit_bytes = body_limit_bytes
+        self._handling: set[asyncio.Task[Any]] = set()
+        self._web: web.Server | None = None
+        self._listener: asyncio.Server | None = None
+
+    async def start(self, sock: socket.socket) -> None:
+        """Serve on a listening socket, which is the server's from here on."""
+        self._web = web.Server(
+            self._handle, request_factory=self._request, handler_cancellation=True, access_log=None, logger=log
+        )
+        self._listener = await asyncio.get_running_loop().create_server(self._web, sock=sock)
+
+    async def close(self, timeout_s: float) -> None:
+        """Take no more calls; those under way are cancelled when they have not ended by the timeout."""
+        if self._web is None or self._listener is None:
+            return
+        self._listener.close()
+        self._web.pre_shutdown()
+        if self._handling:
+            await asyncio.wait(self._handling, timeout=timeout_s)
+        for task in tuple(self._handling):
+            task.cancel()
+        if self._handling:
+            await asyncio.wait(self._handling)
+        await self._web.shutdown(0)
+
+    def _request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> web.BaseRequest:
+        loop = asyncio.get_running_loop()
+        limit = self._body_limit_bytes
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=limit)
+
+    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        task = asyncio.current_task()
+        assert task is not None
+        self._handling.add(task)
+        try:
+            return await self._answer(http)
+        finally:
+            self._handling.discard(task)
+
+    async def _answer(self, http: web.BaseRequest) -> web.StreamResponse:
+        if http.method == "HEAD":  # Claude Code asks whether anybody is here
+            return web.Response()
+        if http.method == "GET" and http.path.rstrip("/").endswith("/models"):
+            return _json_response(200, _models(self._model.name))
+        matches = _ROUTES.matches(http.path)
+        match = next((match for match in matches if match.route.method == http.method), None)
+        if match is None or match.route.purpose == "websocket":
+            return self._no_route(http, matches, match)
+        try:
+            return await self._call(http, match)
+        except Exception as error:  # noqa: BLE001 - logged, unless it is a refusal
+            return self._refusal(match.dialect, _refused(error))
+
+    async def _call(self, http: web.BaseRequest, match: Match) -> web.StreamResponse:
+        body = {**await self._body(http), **match.places}
+        headers = {name.lower(): value for name, value in http.headers.items()}
+        try:
+            request = match.dialect.read(body, headers)
+        except RecursionError:
+            raise invalid("the body is nested too deeply") from None
+        if match.route.purpose == "count":
+            return _json_response(200, {match.route.count_field: await self._model.count_tokens(request)})
+        if match.route.purpose == "stream":
+            request = replace(request, stream=True)
+        reply = self._stream if request.stream else self._whole
+        return await reply(http, match.dialect, request)
+
+    async def _whole(self, http: web.BaseRequest, dialect: Dialect, request: ModelRequest) -> web.StreamResponse:
+        call = await self._model.open(request)
+        delivered = False
+        try:
+            response = _json_response(200, dialect.write(request, await call.reply(), self._model.name))
+            delivered = await finished(http, response)
+        finally:
+            call.close(delivered=delivered)
+        return response
+
+    async def _stream(self, http: web.BaseRequest, dialect: Dialect, request: ModelRequest) -> web.StreamResponse:
+        events = dialect.stream(request, self._model.name)
+        writer = EventWriter(http, self._keep_alive_s)
+        call = None
+        delivered = False
+        try:
+            async with writer.kept_alive(events.waiting):
+                call = await self._model.open(request)
+                await writer.write(events.begin(call.turn_id, call.prompt_tokens))
+                reply = await call.reply()
+            delivered = await writer.finish(events.end(reply))
+        except Exception as error:
+            if not writer.begun:
+                raise
+            await writer.finish(events.fail(_refused(error), self._model.refusal_status))
+        finally:
+            if call is not None:
+                call.close(delivered=delivered)
+        return writer.response
+
+    async def _body(self, http: web.BaseRequest) -> dict[str, Any]:
+        """Return a request's JSON.
+
+        Raises:
+            CallRefused: it is too large, or no JSON object.
+        """
+        too_large = f"the body has more than {self._body_limit_bytes} bytes, which is the most that is taken"
+        if (http.content_length or 0) > self._body_limit_bytes:
+            raise CallRefused(Problem.TOO_LARGE, too_large)
+        try:
+            data = await http.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise CallRefused(Problem.TOO_LARGE, too_large) from None
+        except (HttpProcessingError, web.RequestPayloadError) as error:
+            raise invalid(f"the body cannot be read: {error}") from None
+        body = _decoded(data)
+        if not isinstance(body, dict):
+            raise invalid("the body must be a JSON object")
+        return body
+
+    def _no_route(self, http: web.BaseRequest, matches: list[Match], match: Match | None) -> web.Response:
+        """Answer what no dialect answers, in the form of the nearest."""
+        dialect = matches[0].dialect if matches else _CHAT
+        if match is not None:
+            status, words = 426, "this path is not served over WebSocket; use POST"
+        elif matches:
+            allowed = ", ".join(found.route.method for found in matches)
+            status, words = 405, f"{http.path} takes {allowed}, not {http.method}"
+        else:
+            status, words = 404, f"there is no {http.path}; behind any prefix there are GET /models, {_ROUTES.paths()}"
+        _, data = dialect.error(CallRefused(Problem.NOT_FOUND, words), self._model.refusal_status)
+        return _json_response(status, data)
+
+    def _refusal(self, dialect: Dialect, refused: CallRefused) -> web.Response:
+        status, data = dialect.error(refused, self._model.refusal_status)
+        response = _json_response(status, data)
+        if refused.problem == Problem.BUSY:
+            response.headers["Retry-After"] = str(_RETRY_AFTER_S)
+        return response
+
+
+def _refused(error: Exception) -> CallRefused:
+    """Return what to tell a harness of an error."""
+    if isinstance(error, CallRefused):
+        return error
+    log.error("a call of the model failed in the proxy", exc_info=error)
+    return CallRefused(Problem.INTERNAL, "the model proxy failed; its log says why")
+
+
+def _decoded(data: bytes) -> Any:
+    """Decode JSON. JavaScript cuts texts within a character, and JSON of that takes a second look.
+
+    Raises:
+        CallRefused: it is no JSON.
+    """
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        text = json.dumps(json.loads(data), ensure_ascii=False)
+        return msgspec.json.decode(text.encode(errors="replace"))
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"the body is not JSON: {error}") from None
+
+
+def _json_response(status: int, data: dict[str, Any]) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(data), content_type="application/json")
+
+
+def _models(name: str) -> dict[str, Any]:
+    """Return the list of models, as OpenAI and Anthropic have it."""
+    model = {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "prorl",
+        "type": "model",
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+    }
+    return {"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name}

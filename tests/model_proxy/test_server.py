@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+from scripted_model import ScriptedModel, served, turn
+
+from prorl_zmq.model_proxy.calls import CallRefused, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+GEMINI = "/v1beta/models/m:streamGenerateContent?alt=sse"
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "hi"}], "stream": True},
+    RESPONSES: {"input": "hi", "stream": True},
+    MESSAGES: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stream": True},
+    GEMINI: {"contents": [{"parts": [{"text": "hi"}]}]},
+}
+Client = aiohttp.ClientSession
+
+
+def run(model: ScriptedModel, talk: Callable[[Client], Coroutine[Any, Any, None]], keep_alive_s: float = 15.0) -> None:
+    async def main() -> None:
+        async with served(model, keep_alive_s=keep_alive_s) as url, Client(url) as client:
+            await talk(client)
+
+    asyncio.run(main())
+
+
+async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    async for line in response.content:
+        if line.startswith(b"data: {"):
+            yield json.loads(line[len(b"data: ") :])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/models", 200),
+        ("HEAD", "/api/hello", 200),
+        ("GET", RESPONSES, 426),
+        ("GET", CHAT, 405),
+        ("POST", "/v1/embeddings", 404),
+    ],
+)
+def test_what_is_no_call(method: str, path: str, status: int) -> None:
+    async def talk(client: Client) -> None:
+        async with client.request(method, path) as response:
+            assert response.status == status
+            if status == 404:
+                assert "POST /chat/completions" in (await response.json())["error"]["message"]
+
+    run(ScriptedModel(), talk)
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    ("body", "headers", "words"),
+    [
+        (b'{"messages": [', {}, "not JSON"),
+        (b"[1]", {}, "must be a JSON object"),
+        (b"\xff\xfe", {}, "not JSON"),
+        (b"[" * 100_000, {}, "not JSON"),
+        (b"no gzip", {"Content-Encoding": "gzip"}, "cannot be read"),
+    ],
+)
+def test_a_broken_body_is_refused(path: str, body: bytes, headers: dict[str, str], words: str) -> None:
+    async def talk(client: Client) -> None:
+        async with client.post(path, data=body, headers=headers) as response:
+            assert response.status == 400
+            assert words in (await response.json())["error"]["message"]
+
+    run(ScriptedModel(), talk)
+
+
+def test_a_text_that_javascript_cut_within_a_character_is_read() -> None:
+    model = ScriptedModel(turn("hi"))
+
+    async def talk(client: Client) -> None:
+        body = rb'{"messages": [{"role": "user", "content": "cut \ud83d"}]}'
+        async with client.post(CHAT, data=body) as response:
+            assert response.status == 200
+
+    run(model, talk)
+    assert model.requests[0].messages[0].text == "cut ?"
+
+
+def test_a_compressed_body_is_read() -> None:
+    async def talk(client: Client) -> None:
+        body = gzip.compress(json.dumps(BODIES[MESSAGES] | {"stream": False}).encode())
+        async with client.post(MESSAGES, data=body, headers={"Content-Encoding": "gzip"}) as response:
+            assert (await response.json())["content"] == [{"type": "text", "text": "hi"}]
+
+    run(ScriptedModel(turn("hi")), talk)
+
+
+@pytest.mark.parametrize("how", ["known length", "chunked", "compressed"])
+def test_a_body_of_100_mb_is_refused(how: str) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * 10**6
+
+    async def talk(client: Client) -> None:
+        whole = b" " * 10**8
+        headers = {"Content-Encoding": "gzip"} if how == "compressed" else {}
+        data = chunks() if how == "chunked" else gzip.compress(whole, 1) if how == "compressed" else io.BytesIO(whole)
+        async with client.post(MESSAGES, data=data, headers=headers) as response:
+            assert response.status == 413
+            assert (await response.json())["error"]["type"] == "request_too_large"
+
+    run(ScriptedModel(), talk)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_stream_says_that_it_is_alive_before_and_after_the_call_is_taken(path: str) -> None:
+    model = ScriptedModel(turn("hi"))
+    model.may_open.clear()
+    model.may_reply.clear()
+
+    async def talk(client: Client) -> None:
+        async with client.post(path, json=BODIES[path]) as response:
+            assert response.status == 200
+            coming = events(response)
+            waiting = [await anext(coming) for _ in range(3)]
+            model.may_open.set()
+            await model.replying.wait()
+            async for event in coming:  # until the call was taken, and one more
+                waiting.append(event)
+                if "message_start" in event.get("type", "") or len(waiting) > 5:
+                    break
+            waiting.append(await anext(coming))
+            model.may_reply.set()
+            rest = [event async for event in coming]
+        said = [json.dumps(event) for event in waiting]
+        assert not [event for event in said if '"hi"' in event]
+        assert [event for event in rest if '"hi"' in json.dumps(event)]
+        kinds = {
+            CHAT: lambda event: event["choices"][0]["delta"].get("content", "") == "",
+            RESPONSES: lambda event: event["type"] in {"response.created", "response.in_progress"},
+            MESSAGES: lambda event: event["type"] in {"ping", "message_start"},
+            GEMINI: lambda event: event["candidates"][0]["content"]["parts"] == [{"text": ""}],
+        }
+        assert all(kinds[path](event) for event in waiting)
+
+    run(model, talk, keep_alive_s=0.01)
+    assert model.delivered == [True]
+
+
+def test_the_sdks_take_streams_that_begin_late() -> None:
+    import anthropic
+    import openai
+
+    async def main() -> None:
+        model = ScriptedModel(turn("hi"), turn("hi"), turn("hi"))
+
+        def late() -> None:
+            model.may_open.clear()
+            asyncio.get_running_loop().call_later(0.1, model.may_open.set)
+
+        async with (
+            served(model, keep_alive_s=0.01) as url,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any") as client,
+            anthropic.AsyncAnthropic(base_url=url, api_key="any") as claude,
+        ):
+            late()
+            async with client.responses.stream(model="m", input="hi") as stream:
+                assert (await stream.get_final_response()).output_text == "hi"
+            late()
+            async with client.chat.completions.stream(model="m", messages=BODIES[CHAT]["messages"]) as chat:
+                assert (await chat.get_final_completion()).choices[0].message.content == "hi"
+            late()
+            async with claude.messages.stream(model="m", messages=BODIES[MESSAGES]["messages"], max_tokens=9) as events:
+                assert await events.get_final_text() == "hi"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("when", ["opening", "generating", "whole"])
+def test_a_harness_that_leaves_cancels_its_call(path: str, when: str) -> None:
+    if when == "whole":
+        path = path.replace("streamGenerateContent?alt=sse", "generateContent")
+    model = ScriptedModel(turn("hi"))
+    (model.may_open if when == "opening" else model.may_reply).clear()
+
+    async def talk(client: Client) -> None:
+        body = BODIES.get(path, BODIES[GEMINI]) | {"stream": when != "whole"}
+        asking = asyncio.create_task(client.post(path, json=body))
+        if when == "opening":
+            await model.opening.wait()
+        else:
+            await model.replying.wait()
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            (await asking).close()
+        await (model.given_up if when == "opening" else model.closed).wait()
+
+    run(model, talk)
+    assert model.delivered == ([] if when == "opening" else [False])
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_an_error_within_a_stream_is_an_event(path: str) -> None:
+    model = ScriptedModel(CallRefused(Problem.FAILED, "the engine is gone"))
+    model.may_reply.clear()
+
+    async def talk(client: Client) -> None:
+        async with client.post(path, json=BODIES[path]) as response:
+            await model.replying.wait()
+            model.may_reply.set()
+            assert "the engine is gone" in json.dumps([event async for event in events(response)][-1])
+
+    run(model, talk)
+    assert model.delivered == [False]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_an_error_before_a_stream_has_a_status(path: str) -> None:
+    async def talk(client: Client) -> None:
+        async with client.post(path, json=BODIES[path]) as response:
+            assert response.status == 429
+            assert response.headers["Retry-After"] == "1"
+        async with client.post(path, json=BODIES[path]) as response:
+            assert response.status == 500
+            assert "secret" not in await response.text()
+
+    run(ScriptedModel(CallRefused(Problem.BUSY, "too many"), ValueError("secret")), talk)
+
+
+def test_the_sdks_raise_errors_of_streams() -> None:
+    import anthropic
+    import openai
+
+    async def main() -> None:
+        model = ScriptedModel(*(CallRefused(Problem.FAILED, "the engine is gone") for _ in range(2)))
+        model.may_reply.clear()
+        async with (
+            served(model) as url,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client,
+            anthropic.AsyncAnthropic(base_url=url, api_key="any", max_retries=0) as claude,
+        ):
+            chunks = await client.chat.completions.create(model="m", **BODIES[CHAT])
+            model.may_reply.set()
+            with pytest.raises(openai.APIError, match="the engine is gone"):
+                [chunk async for chunk in chunks]
+            model.may_reply.clear()
+            messages = await claude.messages.create(model="m", **BODIES[MESSAGES])
+            model.may_reply.set()
+            with pytest.raises(anthropic.APIStatusError, match="the engine is gone"):
+                [event async for event in messages]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stuck", ["generation", "reader"])
+def test_closing_ends_calls_under_way_in_time(stuck: str) -> None:
+    model = ScriptedModel(turn("x" * 2**25))
+    if stuck == "generation":
+        model.may_reply.clear()
+
+    async def main() -> None:
+        async with Client() as client:
+            async with asyncio.timeout(5), served(model) as url:
+                asking = asyncio.create_task(client.post(url + CHAT, json=BODIES[CHAT]))
+                await model.replying.wait()
+            (await asking).close()
+
+    asyncio.run(main())
+    assert model.delivered == [False]
