@@ -44,7 +44,6 @@ MAY_IMPORT = {
     "make_swe": {"errors", "system", "tools"},
     "service": BASE | {"client", "tools", "inference"},
     "evaluation": BASE | {"client", "service", "inference", "tasks", "stages", "tools"},
-    "model_proxy": BASE | {"inference"},
     "demo": BASE | {"client", "service", "inference"},
     "weights_publisher": BASE | {"client", "inference"},
     "examples": BASE

@@ -19,6 +19,7 @@ from . import (
     demo,
     engine,
     evaluate,
+    harnesses,
     images,
     init,
     job,
@@ -81,6 +82,7 @@ prorl.add_typer(backends.commands, name="backends")
 prorl.add_typer(keys.commands, name="keys")
 prorl.add_typer(journal.commands, name="journal")
 prorl.add_typer(images.commands, name="image")
+prorl.add_typer(harnesses.commands, name="harness")
 prorl.command("doctor")(machine.doctor)
 prorl.add_typer(service.broker, name="broker")
 

@@ -27,8 +27,8 @@ REWARD_PREFIX = "reward: "
 CHECK_OUTPUT_LIMIT_BYTES = 64 * 1024
 
 CheckScript = Annotated[str, Meta(min_length=1)]
-"""Bash script, run in a copy of the files that the agent left. The reward is 0.0 if its exit code is not 0, else 1.0, or
-X if the last line that it prints is `reward: X`, with X from 0 to 1."""
+"""Bash script, run in a copy of the files that the agent left. The reward is 0.0 if its exit code is not 0, else 1.0,
+or X if the last line that it prints is `reward: X`, with X from 0 to 1."""
 
 
 async def checked_files(phase: EvalPhase[Any], check: str) -> Evaluation:

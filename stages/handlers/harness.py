@@ -16,7 +16,6 @@ from ...data.trajectory import Role
 from ...errors import InvalidJob
 from ...inference.chat import ChatMessage
 from ...tools.sandbox.specification import SandboxSpec
-from ...wire.messages.base import Identifier
 from ...wire.messages.jobs import Harness, Job
 from ..handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase, load_handlers
 from .check_script import checked_files
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 class Grader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Another task, whose INIT and EVAL are used."""
 
-    task: Identifier
+    task: str
     instance: dict[str, Any]
 
 

@@ -149,11 +149,13 @@ class HarnessModel:
 
     async def _context(self, request: ModelRequest, place: Place) -> tuple[Piece, ...]:
         """Return the ids of what is new."""
-        if (
-            sum(len(message.text) for message in place.new) > LONG_TEXT
-        ):  # seconds, in which this process would be silent
-            return await asyncio.to_thread(self._tokenised, request, place)
-        return self._tokenised(request, place)
+        started = time.monotonic()
+        try:
+            if sum(len(message.text) for message in place.new) > LONG_TEXT:
+                return await asyncio.to_thread(self._tokenised, request, place)
+            return self._tokenised(request, place)
+        finally:
+            self._episode.spent("chat", started)
 
     def _tokenised(self, request: ModelRequest, place: Place) -> tuple[Piece, ...]:
         try:

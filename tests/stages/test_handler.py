@@ -12,8 +12,8 @@ import pytest
 
 from prorl_zmq import Job, errors
 from prorl_zmq.stages.handler import failure_of, load_handlers
-from prorl_zmq.stages.handlers.math import MathHandler
 from prorl_zmq.stages.handlers.check_script import check_reward
+from prorl_zmq.stages.handlers.math import MathHandler
 from prorl_zmq.stages.handlers.shell import ShellHandler
 from prorl_zmq.wire.messages.jobs import Outcome
 from prorl_zmq.wire.messages.stages import Task

@@ -31,8 +31,8 @@ class Command(Adapter):
         longest_bytes = max(len(word.encode()) for word in argv)
         if longest_bytes >= WORD_LIMIT_BYTES:
             raise ConfigError(
-                f"a word of the command line has {longest_bytes} bytes, and Linux takes {WORD_LIMIT_BYTES - 1}; leave "
-                "out {prompt} and read the prompt from standard input",
+                f"a word of the command line has {longest_bytes} bytes, and Linux takes {WORD_LIMIT_BYTES - 1}; "
+                "leave out {prompt} and read the prompt from standard input",
                 key="arguments",
             )
         return Launch(argv, {}, stdin=request.prompt.encode())

@@ -1,0 +1,90 @@
+"""`prorl harness`."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Column, Table
+
+from .images import build_progress
+from .options import columns, console
+
+if TYPE_CHECKING:
+    from ..stages.harness.installation import HarnessStore
+
+commands = typer.Typer(
+    help="Install and try the agent harnesses that rollouts run. Try: "
+    "prorl harness install codex, then prorl harness list.",
+    rich_markup_mode=None,
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME[==VERSION]", help="The harness, as `prorl harness list` shows.")]
+Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for another who installs it.")]
+Into = Annotated[
+    Path | None,
+    typer.Option(
+        "--into",
+        metavar="FOLDER",
+        help="Where harnesses are kept. [default: $PRORL_HARNESSES, or ~/.cache/prorl/harnesses]",
+    ),
+]
+
+
+@commands.command()
+def install(
+    name: Name,
+    into: Into = None,
+    timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long npm or pip may take.")] = 1800.0,
+    wait: Wait = 3600.0,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that npm and pip say.")] = False,
+) -> None:
+    """Install a harness for all sandboxes of this machine, from npm or PyPI; print its folder.
+
+    Example: prorl harness install codex==0.169.0
+    """
+    # Half an installation is removed and programs ended on ^C; so it is on SIGTERM.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with build_progress(verbose=verbose) as (say, heard):
+        installed = harness_store(into).install(name, say=say, heard=heard, timeout_s=timeout, wait_s=wait)
+    print(installed.folder)
+
+
+@commands.command("list")
+def list_(into: Into = None) -> None:
+    """List all harnesses, and which of them are installed."""
+    from ..stages.harness.adapter import Npm, known_harnesses, load_adapter
+
+    store = harness_store(into)
+    name, source = columns("harness", "from", overflow="fold")
+    table = Table(name, "version", Column("MB", justify="right"), source, title=f"harnesses in {store.root}")
+    table.title_justify = "left"
+    installed = store.list()
+    for each in known_harnesses():
+        package = load_adapter(each).package
+        if package is None:
+            table.add_row(each, "any", "", "the sandbox's own")
+            continue
+        registry = "npm" if isinstance(package, Npm) else "PyPI"
+        found = [one for one in installed if one.name == each]
+        for one in found:
+            table.add_row(each, one.version, f"{one.size_bytes / 1e6:.0f}", f"{registry}: {one.package}")
+        if not found:
+            table.add_row(each, "not installed", "", f"{registry}: {package.package} {package.version}")
+    console().print(table)
+
+
+@commands.command()
+def remove(name: Name, into: Into = None, wait: Wait = 3600.0) -> None:
+    """Remove a version of a harness, or all of them. Sandboxes that run it lose its files."""
+    with build_progress(verbose=False) as (say, _):
+        harness_store(into).remove(name, say=say, wait_s=wait)
+
+
+def harness_store(root: Path | None) -> HarnessStore:
+    """Return the harnesses in a folder; None: the default one."""
+    from ..stages.harness.installation import HarnessStore, default_root
+
+    return HarnessStore(default_root() if root is None else root)

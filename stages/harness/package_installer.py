@@ -1,0 +1,160 @@
+"""Installs a package of npm or PyPI into a folder that can be moved afterwards, with what runs it.
+
+Of npm no scripts are run: what harnesses need is in their packages. Node is one of them, so that sandboxes need none,
+nor the one of this machine that npm itself runs on. A virtual environment keeps the path of its Python, and the first
+lines of its scripts name a folder that has moved by then: adapters start them by `bin/python`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...errors import ConfigError, SandboxFailed
+from ...tools.images.program import run_program
+from .adapter import Npm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .adapter import PyPI
+
+ARCHITECTURES = {"x86_64": "x64", "aarch64": "arm64"}
+"""By the kernel's name for the machine, as npm's packages are named."""
+NEWEST_PYTHON = 20
+PROBE = "import sys, venv, ensurepip; print(*sys.version_info[:2], sys.base_prefix)"
+PROBE_LIMIT_S = 10.0
+NPM_FLAGS = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
+PIP_FLAGS = ("--disable-pip-version-check", "--no-input", "--progress-bar=off", "--no-warn-script-location")
+
+
+class Python(NamedTuple):
+    version: tuple[int, int]
+    prefix: str
+    program: str
+
+
+class PackageInstaller:
+    """Installs one package.
+
+    Args:
+        package: what to install.
+        version: of it.
+        timeout_s: for each program that is run.
+        heard: called with each line that these print.
+
+    Raises:
+        ConfigError: this machine lacks what installs it.
+    """
+
+    def __init__(self, package: Npm | PyPI, version: str, timeout_s: float, heard: Callable[[str], None]) -> None:
+        self._package = package
+        self._version = version
+        self._timeout_s = timeout_s
+        self._heard = heard
+        self._npm = self._python = ""
+        if isinstance(package, Npm):
+            self._npm = _find_npm(package.package)
+            self._architecture = _architecture(package.package)
+        else:
+            found = find_python(package.python)
+            self._python, self._base = found.program, found.prefix
+
+    def install(self, folder: Path, lock: int) -> str:
+        """Install it into an empty folder; return the folder of the Python that it needs, or nothing.
+
+        What is started inherits `lock`.
+
+        Raises:
+            SandboxFailed: npm or pip failed, or the package is not what the adapter says.
+        """
+        package = self._package
+        if isinstance(package, Npm):
+            self._install_npm(package, folder, lock)
+            return ""
+        requirements = (f"{package.package}=={self._version}", *package.also)
+        self._run((self._python, "-m", "venv", str(folder)), folder, lock)
+        pip = (str(folder / "bin" / "python"), "-m", "pip", "install", *PIP_FLAGS)
+        self._run((*pip, *(each.format(version=self._version) for each in requirements)), folder, lock)
+        return self._base
+
+    def _install_npm(self, package: Npm, folder: Path, lock: int) -> None:
+        node = f"node-linux-{self._architecture}"
+        wanted = [f"{package.package}@{self._version}", *([f"{node}@{package.node}"] if package.node else [])]
+        self._run((self._npm, "install", *NPM_FLAGS, "--prefix", str(folder), *wanted), folder, lock)
+        (folder / "bin").mkdir()
+        self._link(folder, package.command, package.program.format(arch=self._architecture))
+        if package.node:
+            self._link(folder, "node", f"{node}/bin/node")
+
+    def _link(self, folder: Path, command: str, pattern: str) -> None:
+        found = sorted((folder / "node_modules").glob(pattern))
+        if not found:
+            raise SandboxFailed(
+                f"{self._package.package} {self._version} has no {pattern}; version {self._package.version} was tried"
+            )
+        (folder / "bin" / command).symlink_to(os.path.relpath(found[0], folder / "bin"))
+
+    def _run(self, argv: tuple[str, ...], folder: Path, lock: int) -> None:
+        run_program(
+            argv, folder=folder, environment=os.environ, timeout_s=self._timeout_s, heard=self._heard, inherited=(lock,)
+        )
+
+
+def find_python(least: tuple[int, int]) -> Python:
+    """Return the Python of this machine that suits best: outside of /usr, and the oldest that is new enough.
+
+    One below /usr is not shown in a sandbox that has an image.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = {python for each in _python_programs() if (python := _probe(each)) and python.version >= least}
+    if not found:
+        wanted = ".".join(map(str, least))
+        raise ConfigError(
+            f"there is no Python {wanted} or newer with venv here; install one (pyenv, or the Debian packages "
+            f"python{wanted} and python{wanted}-venv)",
+            key="harness",
+        )
+    return min(found, key=lambda each: (each.prefix.startswith("/usr"), each))
+
+
+def _python_programs() -> Iterator[str]:
+    yield sys.executable
+    yield from (f"python3.{minor}" for minor in range(NEWEST_PYTHON))
+    pyenv = Path(os.environ.get("PYENV_ROOT", "") or Path("~/.pyenv").expanduser())
+    yield from map(str, pyenv.glob("versions/3.*/bin/python"))
+
+
+def _probe(program: str) -> Python | None:
+    if shutil.which(program) is None:
+        return None
+    try:
+        done = subprocess.run([program, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_LIMIT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    major, minor, prefix = done.stdout.strip().split(" ", 2)
+    return Python((int(major), int(minor)), prefix, f"{prefix}/bin/python{major}.{minor}")
+
+
+def _find_npm(package: str) -> str:
+    if (npm := shutil.which("npm")) is None:
+        raise ConfigError(
+            f"npm, which installs {package}, is not on this machine; install Node.js with npm (the Debian package npm, "
+            "or nodejs.org); sandboxes need neither",
+            key="harness",
+        )
+    return npm
+
+
+def _architecture(package: str) -> str:
+    machine = os.uname().machine
+    if machine not in ARCHITECTURES:
+        known = " and ".join(ARCHITECTURES)
+        raise ConfigError(f"{package} has programs for {known}; this machine is {machine}", key="harness")
+    return ARCHITECTURES[machine]
