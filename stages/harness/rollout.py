@@ -126,7 +126,7 @@ class HarnessRollout:
         key = secrets.token_hex(16)
         listening = await self.sandbox.listen()
         server = ModelServer(self.model, key="" if self.sandbox.has_own_network else key)
-        await server.start(listening.socket)
+        await server.start(listening.listener)
         try:
             launch = self.harness.adapter.launch(self._request(listening.url, key, prompt))
             await self._write(launch)
