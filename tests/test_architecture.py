@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "tasks": {"errors", "wire"},
     "brokers": BASE,
     "tools": BASE - {"data"},
-    "stages": BASE | {"tools", "tasks", "inference"},
+    "stages": BASE | {"tools", "tasks", "inference", "model_proxy"},
     "make_swe": {"errors", "system", "tools"},
     "service": BASE | {"client", "tools", "inference"},
     "evaluation": BASE | {"client", "service", "inference", "tasks", "stages", "tools"},
