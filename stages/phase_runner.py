@@ -188,7 +188,7 @@ class PhaseRunner:
     async def _create_sandbox(self, spec: SandboxSpec) -> Sandbox:
         if self._sandbox is None:
             if self._harness is not None:
-                spec = msgspec.structs.replace(spec, binds=(*spec.binds, *self._harness.binds))
+                spec = self._harness.prepared(spec)
             self._sandbox = await self.sandboxes.create(f"{self.job.job_id}.{self.command.attempt}", spec)
         return self._sandbox
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Column, Table
 
+from ..errors import HandlerFailed
 from .images import build_progress
-from .options import columns, console
+from .options import Image, Sandbox, columns, console
 
 if TYPE_CHECKING:
     from ..stages.harness.installation import HarnessStore
@@ -81,6 +85,35 @@ def remove(name: Name, into: Into = None, wait: Wait = 3600.0) -> None:
     """Remove a version of a harness, or all of them. Sandboxes that run it lose its files."""
     with build_progress(verbose=False) as (say, _):
         harness_store(into).remove(name, say=say, wait_s=wait)
+
+
+@commands.command("test")
+def try_(name: Name, sandbox: Sandbox = None, image: Image = None, into: Into = None) -> None:
+    """Run an installed harness in a sandbox without network, with a model that follows a script of two turns.
+
+    Exit code 1, with what the harness said, if it did not do as it was told.
+    """
+    from ..stages.harness.installation import parse_name
+    from ..stages.harness.trial import try_harness
+    from ..tools.sandbox.sandboxes import Sandboxes
+
+    adapter, _ = parse_name(name)
+    installation = harness_store(into).find(name)
+    with TemporaryDirectory(prefix="prorl-harness-") as folder:
+        sandboxes = Sandboxes(sandbox or "bubblewrap", Path(folder) / "sandboxes", image=image or "")
+        sandboxes.check()
+        try:
+            trial = asyncio.run(try_harness(adapter, installation, sandboxes))
+        finally:
+            sandboxes.close()
+    what = f"{adapter.name} {installation.version} in {sandboxes.kind}"
+    calls = f"{trial.calls} calls of the model, the first after {trial.first_call_s:.1f} s; {trial.took_s:.1f} s in all"
+    if not trial.problem:
+        print(f"{what} did as it was told: {calls}")
+        return
+    for output in (trial.result.stdout, trial.result.stderr):
+        sys.stdout.write(output.decode("utf-8", "replace"))
+    raise HandlerFailed(f"{what} did not do as it was told: {trial.problem} ({calls})")
 
 
 def harness_store(root: Path | None) -> HarnessStore:

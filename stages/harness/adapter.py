@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "prorl_zmq.harnesses"
 NODE = "24.21.0"
 
+ADDRESS_SPACE_BYTES = 2**40
+"""What a sandbox must allow one process: JavaScript engines reserve that much, and use little of it."""
+
 CallKind = Literal["main", "subagent", "side", "compaction", ""]
 
 
@@ -39,6 +42,8 @@ class Npm:
     program: str
     """Its program below `node_modules`, `{arch}` being x64 or arm64: `bin/COMMAND` of the installation leads there."""
     command: str
+    executables: tuple[str, ...] = ()
+    """Further programs below `node_modules` that its archive has without the right to execute them."""
     node: str = ""
     """The version of Node that runs it, which is installed as `bin/node`; empty: it needs none."""
 

@@ -87,17 +87,24 @@ class PackageInstaller:
         wanted = [f"{package.package}@{self._version}", *([f"{node}@{package.node}"] if package.node else [])]
         self._run((self._npm, "install", *NPM_FLAGS, "--prefix", str(folder), *wanted), folder, lock)
         (folder / "bin").mkdir()
-        self._link(folder, package.command, package.program.format(arch=self._architecture))
+        self._link(folder, package.command, package.program)
+        for each in package.executables:
+            self._program(folder, each).chmod(0o755)
         if package.node:
-            self._link(folder, "node", f"{node}/bin/node")
+            self._link(folder, "node", "node-linux-{arch}/bin/node")
 
     def _link(self, folder: Path, command: str, pattern: str) -> None:
+        program = self._program(folder, pattern)
+        (folder / "bin" / command).symlink_to(os.path.relpath(program, folder / "bin"))
+
+    def _program(self, folder: Path, pattern: str) -> Path:
+        pattern = pattern.format(arch=self._architecture)
         found = sorted((folder / "node_modules").glob(pattern))
         if not found:
             raise SandboxFailed(
                 f"{self._package.package} {self._version} has no {pattern}; version {self._package.version} was tried"
             )
-        (folder / "bin" / command).symlink_to(os.path.relpath(found[0], folder / "bin"))
+        return found[0]
 
     def _run(self, argv: tuple[str, ...], folder: Path, lock: int) -> None:
         run_program(

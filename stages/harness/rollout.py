@@ -15,11 +15,13 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+import msgspec
+
 from ...data.trajectory import Role
 from ...errors import ConfigError, HarnessFailed, SandboxFailed
 from ...model_proxy.server import ModelServer
 from ..agent_loop import StopReason
-from .adapter import LaunchRequest, load_adapter
+from .adapter import ADDRESS_SPACE_BYTES, LaunchRequest, load_adapter
 from .call_tree import CallKind
 from .harness_model import HarnessModel
 from .installation import HarnessStore, default_root
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from ...inference.engine import Generator
     from ...tools.execution.messages import ExecResult
     from ...tools.sandbox.sandbox import Sandbox
-    from ...tools.sandbox.specification import Bind
+    from ...tools.sandbox.specification import SandboxSpec
     from ...wire.messages.jobs import Harness, Job
     from ..agent_loop import Episode
     from .adapter import Adapter, Launch
@@ -71,10 +73,11 @@ class ChosenHarness:
         except ConfigError as error:
             raise HarnessFailed(error.message, harness=choice.name, exit_code=0) from error
 
-    @property
-    def binds(self) -> tuple[Bind, ...]:
-        """What the sandbox must show."""
-        return self.installation.binds if self.installation is not None else ()
+    def prepared(self, spec: SandboxSpec) -> SandboxSpec:
+        """Return what a task asks for, with what the harness needs besides."""
+        limits = msgspec.structs.replace(spec.limits, address_space_bytes=ADDRESS_SPACE_BYTES)
+        binds = self.installation.binds if self.installation is not None else ()
+        return msgspec.structs.replace(spec, limits=limits, binds=(*spec.binds, *binds))
 
     async def lead(
         self,

@@ -401,7 +401,7 @@ class Container(ABC):
         if processes:
             wanted[resource.RLIMIT_NPROC] = limits.processes
         if address_space:
-            wanted[resource.RLIMIT_AS] = limits.memory_bytes
+            wanted[resource.RLIMIT_AS] = limits.address_space_bytes or limits.memory_bytes
         for kind, value in wanted.items():
             _, hard = resource.prlimit(pid, kind)
             allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)

@@ -34,6 +34,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: Amount = 4 * 2**30
     """Address space of one process (the kernel refuses more), and memory of all together: beyond that the sandbox is
     ended and the job fails."""
+    address_space_bytes: Amount | None = None
+    """Of one process, where it is not `memory_bytes`: JavaScript engines reserve far more than they use."""
     processes: Amount = 512
     """Processes and threads at one time. The kernel refuses more, or, where the service runs as root, the sandbox is
     ended."""

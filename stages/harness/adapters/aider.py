@@ -1,6 +1,6 @@
 """Aider, over chat completions. It edits files and runs no commands: with nobody to ask, it takes that for a no.
 
-It does one task per start, and asks the model for a commit message for each edit where it works in a git repository.
+It commits nothing, so that its work is in the files; nor does it make a repository where there is none.
 """
 
 from __future__ import annotations
@@ -9,11 +9,17 @@ import json
 
 from ..adapter import Adapter, Launch, LaunchRequest, PyPI, ScriptedTurn
 
+START = """\
+import os, sys
+from aider.main import main
+sys.exit(main(sys.argv[1:] + ([] if os.path.exists(".git") else ["--no-git"])))
+"""
 TASK = ".aider-task"
 METADATA = ".aider-models.json"
 OFF = (
     *("--no-analytics", "--no-check-update", "--no-show-release-notes", "--no-show-model-warnings", "--no-gitignore"),
     *("--no-suggest-shell-commands", "--no-detect-urls", "--no-pretty", "--no-fancy-input"),
+    *("--no-auto-commits", "--no-dirty-commits"),
 )
 
 
@@ -38,9 +44,9 @@ class Aider(Adapter):
             "OPENAI_API_BASE": f"{request.url}/v1",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         }
-        argv = (request.program("python"), request.program("aider"), *options, "--message-file", f"{home}/{TASK}")
+        argv = (request.program("python"), "-c", START, *options, "--message-file", f"{home}/{TASK}")
         files = {TASK: request.prompt, METADATA: json.dumps({model: limits})}
         return Launch((*argv, *history, *request.arguments), environment, files=files)
 
     def write_turn(self, path: str, content: str) -> ScriptedTurn:
-        return ScriptedTurn(f"{path}\n```\n<<<<<<< SEARCH\n=======\n{content}\n>>>>>>> REPLACE\n```\n")
+        return ScriptedTurn(f"{path}\n```\n{content}\n```\n")

@@ -10,7 +10,12 @@ from ..adapter import NODE, Adapter, Launch, LaunchRequest, Npm, ScriptedTurn
 class QwenCode(Adapter):
     name = "qwen-code"
     package = Npm(
-        "@qwen-code/qwen-code", version="0.24.4", program="@qwen-code/qwen-code/cli-entry.js", command="qwen", node=NODE
+        "@qwen-code/qwen-code",
+        version="0.24.4",
+        program="@qwen-code/qwen-code/cli-entry.js",
+        command="qwen",
+        executables=("@qwen-code/qwen-code/vendor/ripgrep/{arch}-linux/rg",),
+        node=NODE,
     )
 
     def _launch(self, request: LaunchRequest) -> Launch:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 START = """\
-import asyncio, os, sys
+import asyncio, os, shutil, sys
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from harbor.agents.terminus_2.terminus_2 import Terminus2
@@ -46,6 +46,8 @@ class Here:
         return os.path.isdir(path)
 
 async def main():
+    if shutil.which("tmux") is None:
+        sys.exit("terminus-2 types into a tmux, and there is none in this sandbox: use an image that has it")
     limits = {"max_input_tokens": int(os.environ["TERMINUS_PROMPT_TOKENS"])}
     limits["max_output_tokens"] = int(os.environ["TERMINUS_MAX_TOKENS"])
     agent = Terminus2(
