@@ -44,7 +44,8 @@ class ScriptedPolicy:
     """Implements `engine.Generator`.
 
     Args:
-        script: what it says, in order, or what it says to the text of a prompt; an `EngineFailed` is raised.
+        script: what it says, in order, and the last for ever; or what it says to the text of a prompt. An `EngineFailed`
+            is raised.
         version: of its weights; each turn that it says has the next one.
     """
 
@@ -55,7 +56,10 @@ class ScriptedPolicy:
     async def __call__(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
     ) -> Generation:
-        text = self.script(CHAT.decode(token_ids)) if callable(self.script) else self.script.pop(0)
+        if callable(self.script):
+            text = self.script(CHAT.decode(token_ids))
+        else:
+            text = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if isinstance(text, EngineFailed):
             raise text
         ids = np.concatenate([encode(text), np.array([IM_END], np.int32)])
