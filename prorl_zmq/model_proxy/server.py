@@ -167,7 +167,7 @@ class ModelServer:
         try:
             async with writer.kept_alive(events.waiting):
                 call = await self._model.open(request)
-                await writer.write(events.begin(call.turn_id, call.prompt_tokens))
+                writer.write_later(events.begin(call.turn_id, call.prompt_tokens))
                 reply = await call.reply()
             delivered = await writer.finish(events.end(reply))
         except Exception as error:

@@ -7,7 +7,7 @@ harness sent none, its text. What comes after it is new. A call that continues n
     the harness's headers say what it is                                              that one
     nothing, it is the first, or the first one with tools                             main
     with tools, and a text that a call handed over: the task of a sub-agent           subagent
-    a text that a turn replied: that turn was a compaction (a summary)                that of what was compacted
+    a line's tools, and a text that a turn replied: a summary, so a compaction        that of what was compacted
     the tools and the system message of another line                                  that line's
     anything else: a title, a memory, a commit message                                side
 
@@ -235,13 +235,14 @@ class CallTree:
             return CallKind.MAIN
         told = "\n".join(message.text for message in request.messages if message.role != Role.SYSTEM)
         same = next((turn.kind for turn in beginnings if turn.front == front), None)
+        goes_on = any(turn.states[0] == _digest(request.tools) for turn in beginnings)
         for turn in reversed(self.turns):
             if turn.said is None:
                 continue
             handed_over = (text for call in turn.said.calls for text in _handed_over(call.arguments))
             if request.tools and any(text in told for text in handed_over):
                 return CallKind.SUBAGENT
-            if not turn.children and _is_told_in(turn.said.text, told):
+            if goes_on and not turn.children and _is_told_in(turn.said.text, told):
                 compacted = turn.parent.kind if turn.parent is not None else same
                 turn.kind = CallKind.COMPACTION
                 return compacted or CallKind.MAIN

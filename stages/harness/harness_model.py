@@ -177,7 +177,7 @@ class HarnessModel:
             read = self._chat.read_turn(generation.token_ids)
         except EngineFailed as error:
             self.failure = error
-            raise CallRefused(Problem.FAILED, error.message) from error
+            raise CallRefused(Problem.FAILED, f"service unavailable: {error.message}") from error
         self.failure = None
         self._captured.add(call.turn, Capture(call.context, generation, read))
         reply = self._made_reply(call, generation, read)

@@ -198,6 +198,15 @@ def test_side_calls() -> None:
     assert (memory.kind, commit.kind) == (CallKind.SIDE, CallKind.SIDE)
 
 
+def test_who_reads_the_last_words_with_other_tools_does_not_go_on() -> None:
+    """Qwen Code: an agent that keeps memories is told what was said, after the end."""
+    tree = CallTree()
+    last = asked(tree, request(TASK), SUMMARY)
+    tools = ({"type": "function", "function": {"name": "remember", "parameters": {}}},)
+    memory = asked(tree, request(user(f"They said: {SUMMARY}"), tools=tools, front="You keep memories."), "Nothing.")
+    assert (last.kind, memory.kind) == (CallKind.MAIN, CallKind.SIDE)
+
+
 def test_a_compaction_within_the_conversation() -> None:
     """Claude Code: the same history and another instruction; then a new one with the summary and the last turn."""
     tree = CallTree()
