@@ -18,7 +18,9 @@ def gateway(
     ] = None,
     tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Certificate and its chain, PEM.")] = "",
     tls_key: Annotated[str, typer.Option(metavar="FILE", help="The certificate's private key, PEM.")] = "",
-    name: Annotated[str, typer.Option(help="Of this gateway, where several have one run folder. [default: bind]")] = "",
+    name: Annotated[
+        str, typer.Option(help="Of this gateway; no two may have the same. [default: of host and port]")
+    ] = "",
     tokenizer: Annotated[
         str,
         typer.Option(metavar="DIR", help="Of servers that /add_llm_server names. [default: what the client says]"),

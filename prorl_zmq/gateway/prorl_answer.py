@@ -34,8 +34,10 @@ MALFORMED = "malformed_tool_call"
 NAMES = {Role.SYSTEM: "system", Role.USER: "user", Role.TOOL: "tool"}
 
 
-def answer(instance: Mapping[str, Any], job: Job, trajectory: Trajectory, texts: MessageTexts | None) -> dict[str, Any]:
-    """Return the answer for a job that ended."""
+def answer(
+    instance: Mapping[str, Any], job_id: str | None, job: Job, trajectory: Trajectory, texts: MessageTexts | None
+) -> dict[str, Any]:
+    """Return the answer for a job that ended, which its client calls `job_id`."""
     result = trajectory.result
     learnable = [arrays for arrays in trajectory.segments() if arrays.loss_mask.any()]
     told = result.reward is not None and bool(learnable)
@@ -44,7 +46,7 @@ def answer(instance: Mapping[str, Any], job: Job, trajectory: Trajectory, texts:
     if len(result.segments):
         notes["segments"] = f"the last of {len(result.segments) + 1} segments of the trajectory is told"
     return {
-        **_head(instance, job.job_id, result.error.message if result.error is not None else None),
+        **_head(instance, job_id, result.error.message if result.error is not None else None),
         "resolved": (result.reward or 0.0) >= 1.0,
         "success": result.outcome == Outcome.COMPLETED,
         "finish": finished,
@@ -63,7 +65,7 @@ def answer(instance: Mapping[str, Any], job: Job, trajectory: Trajectory, texts:
     }
 
 
-def failure(instance: Any, job_id: str, message: str, where: str) -> dict[str, Any]:
+def failure(instance: Any, job_id: str | None, message: str, where: str) -> dict[str, Any]:
     """Return the answer for a job that has no trajectory; `where` is `init`, `run`, `eval` or `timeout`."""
     named = instance if isinstance(instance, dict) else {}
     flags = dict.fromkeys(("resolved", "success", "finish", "end_properly"), False)
@@ -133,7 +135,7 @@ def _assistant(arrays: TokenArrays, start: int, end: int, texts: MessageTexts | 
     return message
 
 
-def _head(instance: Mapping[str, Any], job_id: str, error: str | None) -> dict[str, Any]:
+def _head(instance: Mapping[str, Any], job_id: str | None, error: str | None) -> dict[str, Any]:
     named = {name: instance.get(name) for name in ("instance_id", "trajectory_id")}
     return {**named, "job_id": job_id, "error": error}
 

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -55,7 +56,6 @@ ADDRESS_LIMIT = 1024
 ASIDE_TOKENS = 8192
 """From so many tokens on, an answer is made in a thread."""
 CANCELLED = "the job was cancelled"
-NO_WHERE = "run"
 
 log = logging.getLogger("prorl.gateway")
 
@@ -75,7 +75,7 @@ class ProrlApi:
         self._servers = servers
         """None: the service has its own backends, and those that are named here are not used."""
         self._tokenizer = tokenizer
-        self._open: dict[str, dict[str, set[asyncio.Task[Any]]]] = defaultdict(lambda: defaultdict(set))
+        self._open: dict[str, dict[str | None, set[asyncio.Task[bytes]]]] = defaultdict(lambda: defaultdict(set))
         """What goes on, by token and by the client's name for it."""
         self._row_formats: tuple[RowFormat, ...] = ()
         self._texts: dict[ChatSettings, MessageTexts | None] = {}
@@ -160,7 +160,7 @@ class ProrlApi:
     async def cancel(self, request: web.Request, sender: Sender) -> web.Response:
         self._client(sender)
         job_id = (await _body(request)).get("job_id")
-        tasks = self._open[sender.name].get(job_id, set()) if isinstance(job_id, str) else set()
+        tasks = set(self._open[sender.name].get(job_id, ())) if isinstance(job_id, str) else set()
         for task in tasks:
             task.cancel()
         return json_response({"status": "cancelled", "jobs": len(tasks)})
@@ -170,18 +170,18 @@ class ProrlApi:
             return detail(503, "Server is not running; POST /start first")
         body = await _body(request)
         job_id = body.get("job_id")
-        name = job_id if isinstance(job_id, str) else ""
+        name = job_id if isinstance(job_id, str) else None
         work = asyncio.create_task(self._processed(body, name))
         named = self._open[sender.name][name]
         named.add(work)
-        work.add_done_callback(named.discard)
+        work.add_done_callback(partial(self._ended, sender.name, name))
         try:
             await asyncio.wait({work})
         except asyncio.CancelledError:  # the client has left
             work.cancel()
             raise
         if work.cancelled():
-            return json_response(failure(body.get("instance"), name, CANCELLED, NO_WHERE))
+            return json_response(failure(body.get("instance"), name, CANCELLED, "run"))
         return web.Response(body=work.result(), content_type="application/json")
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -198,7 +198,14 @@ class ProrlApi:
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_S)
 
-    async def _processed(self, body: dict[str, Any], name: str) -> bytes:
+    def _ended(self, client: str, name: str | None, work: asyncio.Task[bytes]) -> None:
+        named = self._open.get(client, {})
+        if (tasks := named.get(name)) is not None:
+            tasks.discard(work)
+            if not tasks:
+                del named[name]
+
+    async def _processed(self, body: dict[str, Any], name: str | None) -> bytes:
         """Run a request's job and return the answer, whatever becomes of it."""
         instance: Any = body.get("instance")
         parameters: Any = body.get("sampling_params") or {}
@@ -215,19 +222,18 @@ class ProrlApi:
         except Exception as error:
             log.exception("a fault of prorl_zmq")
             info = ErrorInfo("internal_error", f"{type(error).__name__}: {error}")
-        return msgspec.json.encode(failure(instance, name, f"{info.code}: {info.message}", NO_WHERE))
+        return msgspec.json.encode(failure(instance, name, f"{info.code}: {info.message}", "run"))
 
     async def _rolled_out(self, job: Job) -> Trajectory:
         while True:
             with suppress(Busy):  # the client has waited for room between its tries
                 return await self._jobs.run(job)
 
-    async def _told(self, instance: dict[str, Any], name: str, job: Job, trajectory: Trajectory) -> bytes:
+    async def _told(self, instance: dict[str, Any], name: str | None, job: Job, trajectory: Trajectory) -> bytes:
         texts = await self._texts_of(trajectory.result.backend) if len(trajectory.token_ids) else None
 
         def written() -> bytes:
-            told = answer(instance, job, trajectory, texts)
-            return msgspec.json.encode({**told, "job_id": name or None})
+            return msgspec.json.encode(answer(instance, name, job, trajectory, texts))
 
         return await asyncio.to_thread(written) if len(trajectory.token_ids) >= ASIDE_TOKENS else written()
 

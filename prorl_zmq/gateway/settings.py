@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ..errors import ConfigError
 from ..security.bearer_list import BearerList
 from ..security.keyring import BROKER, Keyring
 from ..security.keys import SECRET, KeyFolder, named_folder
-from ..wire.messages.base import KeyRole
+from ..wire.messages.base import JobIdentifier, KeyRole
 from ..wire.sockets import is_loopback_host
 
 if TYPE_CHECKING:
@@ -28,7 +32,7 @@ class GatewayOptions:
     settings: GatewaySettings
     run_dir: Path
     name: str = ""
-    """Which gateway this is, where there are several; empty: its address."""
+    """Which gateway this is; empty: made of its host's name and its address."""
     keys: Path | None = None
     insecure: bool = False
     timeout_s: float = 10.0
@@ -48,7 +52,12 @@ class GatewayOptions:
 
     @property
     def own_name(self) -> str:
-        return self.name or f"{self.host.strip('[]').replace(':', '_')}-{self.port}"
+        """Its name, by which its jobs and its state are known; no two gateways of a service may have the same."""
+        name = self.name or re.sub(r"[^\w.-]+", "_", f"{socket.gethostname()[:32]}-{self.settings.bind}")
+        try:
+            return msgspec.convert(name, JobIdentifier)
+        except msgspec.ValidationError:
+            raise ConfigError(f"--name {name!r}: letters, digits and . _ - only, 64 at most", key="name") from None
 
     @property
     def url(self) -> str:
