@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
 from ..config import GatewaySettings, default_run_dir, own_run_dir
+from ..security.keys import VARIABLE, named_folder
 from . import options
 
 
@@ -47,13 +49,15 @@ def gateway(
     from ..gateway.settings import GatewayOptions
 
     options.log_as("gateway", log_format, log_level)
+    key_folder = named_folder(keys)
+    os.environ.pop(VARIABLE, None)  # it may hold bearer tokens only, which are no keys for connections of ours
     folder = run_dir if run_dir is not None else default_run_dir()
     gateway_options = GatewayOptions(
         front_door=front_door if front_door is not None else f"ipc://{folder}/front_door",
         settings=GatewaySettings(bind, tls_cert, tls_key, not no_llm_servers, tokenizer),
         run_dir=own_run_dir(folder),
         name=name,
-        keys=keys,
+        keys=key_folder,
         insecure=insecure,
         timeout_s=timeout_s,
     )

@@ -97,9 +97,10 @@ class LlmServers:
 
     async def _run(self, address: str, tokenizer: str) -> str:
         """Run an engine host until it ends, and return how it did."""
-        digest = hashlib.blake2b(address.encode(), digest_size=6).hexdigest()
+        # Of this gateway alone, and short: a socket's path has it.
+        digest = hashlib.blake2b(f"{self._name} {address}".encode(), digest_size=6).hexdigest()
         engine = ["--engine", "http", "--url", address.removesuffix(TEXT_MODE), "--tokenizer", tokenizer]
-        arguments = ["prorl-engine", *engine, "--name", f"{self._name}-{digest}", *await self._flags()]
+        arguments = ["prorl-engine", *engine, "--name", f"llm-{digest}", *await self._flags()]
         output = ChildOutput(None)
         # From here on the child is ours even if this task is cancelled while it starts.
         starting = asyncio.ensure_future(

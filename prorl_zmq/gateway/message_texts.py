@@ -6,7 +6,7 @@ content is known; of a tool's answer, behind a turn that called one. A message t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..data.trajectory import Role
 from ..errors import ProrlError
@@ -14,6 +14,8 @@ from ..evaluation.transcript import TextReader
 from ..inference.chat import ChatMessage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -25,17 +27,18 @@ MARK = "the content of a message"
 
 
 class MessageTexts:
-    """Reads the tokens of one model."""
+    """Reads the tokens of one model in conversations with some tools, which many templates describe in a message."""
 
-    def __init__(self, chat: ChatFormat, settings: ChatSettings) -> None:
+    def __init__(self, chat: ChatFormat, settings: ChatSettings, tools: Sequence[dict[str, Any]] = ()) -> None:
         self._chat = chat
+        self._tools = tools
         self._reader = TextReader(chat, settings)
         self._around: dict[Role, tuple[str, str]] = {}
         """What the template writes before and after a message of each role."""
         system, user = ChatMessage(Role.SYSTEM, MARK), ChatMessage(Role.USER, MARK)
         for opening in ([user], [system, user]):
             try:
-                self._learn(chat.conversation(opening, ()).prompt())
+                self._learn(chat.conversation(opening, tools).prompt())
             except ProrlError:
                 continue  # a template without a system message
 
@@ -58,7 +61,7 @@ class MessageTexts:
     def _learn_tool(self, turn: NDArray[np.int32]) -> None:
         self._around[Role.TOOL] = ("", "")
         try:
-            conversation = self._chat.conversation([ChatMessage(Role.USER, MARK)], ())
+            conversation = self._chat.conversation([ChatMessage(Role.USER, MARK)], self._tools)
             conversation.prompt()
             calls = conversation.add_turn(turn).calls
             conversation.add_tool_results([MARK] * len(calls))

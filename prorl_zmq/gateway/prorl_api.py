@@ -34,6 +34,7 @@ from .llm_servers import SERVERS_LIMIT
 from .message_texts import MessageTexts
 from .prorl_answer import answer, failure
 from .prorl_instances import job_of
+from .tool_schemas import schemas_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -55,6 +56,8 @@ STOP_S = 20.0
 ADDRESS_LIMIT = 1024
 ASIDE_TOKENS = 8192
 """From so many tokens on, an answer is made in a thread."""
+TEXTS_LIMIT = 64
+"""Readers of messages that are kept, for each chat format and set of tools."""
 CANCELLED = "the job was cancelled"
 
 log = logging.getLogger("prorl.gateway")
@@ -78,7 +81,7 @@ class ProrlApi:
         self._open: dict[str, dict[str | None, set[asyncio.Task[bytes]]]] = defaultdict(lambda: defaultdict(set))
         """What goes on, by token and by the client's name for it."""
         self._row_formats: tuple[RowFormat, ...] = ()
-        self._texts: dict[ChatSettings, MessageTexts | None] = {}
+        self._texts: dict[tuple[ChatSettings, tuple[str, ...]], MessageTexts] = {}
         self.handlers: dict[tuple[str, str], Handler] = {
             ("POST", "/start"): self.start,
             ("POST", "/stop"): self.stop,
@@ -230,7 +233,7 @@ class ProrlApi:
                 return await self._jobs.run(job)
 
     async def _told(self, instance: dict[str, Any], name: str | None, job: Job, trajectory: Trajectory) -> bytes:
-        texts = await self._texts_of(trajectory.result.backend) if len(trajectory.token_ids) else None
+        texts = await self._texts_of(trajectory.result.backend, job) if len(trajectory.token_ids) else None
 
         def written() -> bytes:
             return msgspec.json.encode(answer(instance, name, job, trajectory, texts))
@@ -252,7 +255,7 @@ class ProrlApi:
             self._state.write()
         self._servers.start(self._tokenizer or self._state.tokenizer)
 
-    async def _texts_of(self, backend_id: str) -> MessageTexts | None:
+    async def _texts_of(self, backend_id: str, job: Job) -> MessageTexts | None:
         """Return the reader of a backend's tokens; None: its tokenizer cannot be loaded here."""
         listed: BackendList = await self._connection.ask_backend_broker(ANYBODY, ListBackends(new_id()))
         found = {one.backend.chat for one in listed.backends if one.backend.backend_id == backend_id}
@@ -260,14 +263,18 @@ class ProrlApi:
         if len(found) != 1:
             return None
         (settings,) = found
-        if settings not in self._texts:
+        tools = schemas_of(job.instance.get("tools"))
+        key = settings, tuple(tool["function"]["name"] for tool in tools)
+        if key not in self._texts:
             try:
-                chat = await chat_format(settings)
-                self._texts[settings] = await asyncio.to_thread(MessageTexts, chat, settings)
+                made = await asyncio.to_thread(MessageTexts, await chat_format(settings), settings, tools)
             except ProrlError as error:
                 log.warning("messages have no texts: %s", error.message)
                 return None
-        return self._texts[settings]
+            if len(self._texts) == TEXTS_LIMIT:
+                self._texts.clear()
+            self._texts[key] = made
+        return self._texts[key]
 
 
 def detail(status: int, text: str) -> web.Response:

@@ -73,7 +73,7 @@ class Gateway:
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT."""
         options = self._options
-        if options.keys_named and not len(self._bearers):
+        if options.keys is not None and not len(self._bearers):
             log.warning("no bearer token is let in yet: make one with `prorl keys bearer NAME --role trainer`")
         runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=75

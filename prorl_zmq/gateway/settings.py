@@ -13,7 +13,7 @@ import msgspec
 from ..errors import ConfigError
 from ..security.bearer_list import BearerList
 from ..security.keyring import BROKER, Keyring
-from ..security.keys import SECRET, KeyFolder, named_folder
+from ..security.keys import SECRET, KeyFolder
 from ..wire.messages.base import JobIdentifier, KeyRole
 from ..wire.sockets import is_loopback_host
 
@@ -37,10 +37,6 @@ class GatewayOptions:
     insecure: bool = False
     timeout_s: float = 10.0
     """How long the service may take to answer."""
-
-    @property
-    def keys_named(self) -> bool:
-        return named_folder(self.keys) is not None
 
     @property
     def host(self) -> str:
@@ -75,24 +71,22 @@ class GatewayOptions:
         Raises:
             ConfigError: the gateway could be reached from other machines by anybody.
         """
-        named = named_folder(self.keys)
-        if named is None and not (self.insecure or is_loopback_host(self.host)):
+        if self.keys is None and not (self.insecure or is_loopback_host(self.host)):
             raise ConfigError(
                 f"{self.settings.bind} can be reached from other machines, and no keys are asked for: name a folder "
                 "with --keys, in which `prorl keys bearer` has let somebody in; or --insecure, where the network is "
                 "trusted",
                 key="keys",
             )
-        return BearerList(KeyFolder(named) if named is not None else None)
+        return BearerList(KeyFolder(self.keys) if self.keys is not None else None)
 
     def keyring(self) -> Keyring | None:
         """Return the gateway's own key, if it has one; over ipc none is needed."""
-        named = named_folder(self.keys)
-        if named is None:
+        keys = self.keys
+        if keys is None:
             return None
-        is_secret = named.suffix == SECRET
-        if self.front_door.startswith("tcp://") or is_secret or any(named.glob(f"*{SECRET}")):
-            return Keyring.load(self.keys, ROLES)
+        if self.front_door.startswith("tcp://") or keys.suffix == SECRET or any(keys.glob(f"*{SECRET}")):
+            return Keyring.load(keys, ROLES)
         return None
 
     def tls(self) -> ssl.SSLContext | None:

@@ -101,14 +101,15 @@ class Served:
         self.environment = {**os.environ, "PRORL_RUN_DIR": str(self.run_dir)}
         self.process = self.start("serve", "--sandbox", "process", "--config", str(topology))
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*PRORL, *arguments], env=self.environment, stderr=self.log, stdin=subprocess.DEVNULL)
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
+        environment = {**self.environment, **variables}
+        return subprocess.Popen([*PRORL, *arguments], env=environment, stderr=self.log, stdin=subprocess.DEVNULL)
 
     @contextmanager
-    def gateway(self, *flags: str, port: int = 0) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    def gateway(self, *flags: str, port: int = 0, **variables: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
         """A further gateway, and its URL."""
         bind = f"127.0.0.1:{port or free_port()}"
-        process = self.start("gateway", "--bind", bind, *flags)
+        process = self.start("gateway", "--bind", bind, *flags, **variables)
         try:
             yield process, f"http{'s' if '--tls-cert' in flags else ''}://{bind}"
         finally:

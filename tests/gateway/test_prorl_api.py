@@ -147,7 +147,7 @@ def test_stop_ends_what_goes_on(served: Served) -> None:
             await until(lambda: _equals(served.waiting(service), 5), "five jobs")
             assert (await client.post("/stop"))[0] == 200
             assert [(status, answer["messages"]) for status, answer in await asyncio.gather(*open_)] == [(200, [])] * 5
-            assert await served.waiting(service) == 0
+            await until(lambda: _equals(served.waiting(service), 0), "the jobs' end")
         assert (await client.get("/status"))[0] == 503
         assert (await client.post("/start"))[0] == 200
         assert (await client.get("/status"))[1]["status"] == "running"

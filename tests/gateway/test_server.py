@@ -59,13 +59,16 @@ def test_tokens_and_their_roles(served: Served, tmp_path: Path) -> None:
             assert (await client("DELETE", f"{place}/trajectory", **bearer(alice)))[1]["session"] == "http-alice"
             # /start of one is not that of another.
             assert (await client.post("/start", **bearer(alice)))[0] == 200
+            rollout = {"instance": {"problem": "1", "answer": "1"}, "sampling_params": {"max_output_tokens": 4}}
+            status, answer = await client.post("/process", rollout, **bearer(alice))
+            assert (status, answer["error"], len(answer["messages"]) > 2) == (200, None, True)
             assert (await client.get("/status", **bearer(bob)))[0] == 503
             folder.revoke("alice")
             await until(lambda: _refused(client, alice), "the revocation")
             carol = folder.new_bearer("carol", KeyRole.OPERATOR)
             await until(lambda: _let_in(client, carol), "a new token")
 
-    with served.gateway("--keys", str(folder.path)) as (_, url):
+    with served.gateway(PRORL_KEYS=str(folder.path)) as (_, url):
         asyncio.run(asks(url))
 
 
