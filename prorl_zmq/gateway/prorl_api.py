@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from ..errors import Busy, ErrorInfo, MalformedMessage, ProrlError
+from ..errors import Busy, ErrorInfo, MalformedMessage, ProrlError, UnknownBackend
 from ..inference.chat_loading import chat_format
 from ..security.rights import ANYBODY
 from ..stages.known_row_formats import known_row_formats
@@ -219,7 +219,8 @@ class ProrlApi:
         self._start_engines(parameters)
         try:
             trajectory = await self._rolled_out(job)
-            return await self._told(instance, name, job, trajectory)
+            texts = await self._texts_for(parameters, job, trajectory)
+            return await self._told(instance, name, job, trajectory, texts)
         except ProrlError as error:
             info = error.info()
         except Exception as error:
@@ -232,9 +233,24 @@ class ProrlApi:
             with suppress(Busy):  # the client has waited for room between its tries
                 return await self._jobs.run(job)
 
-    async def _told(self, instance: dict[str, Any], name: str | None, job: Job, trajectory: Trajectory) -> bytes:
-        texts = await self._texts_of(trajectory.result.backend, job) if len(trajectory.token_ids) else None
+    async def _texts_for(self, parameters: Any, job: Job, trajectory: Trajectory) -> MessageTexts | None:
+        """Return what reads the trajectory's tokens; None: nobody reads the texts.
 
+        Raises:
+            ProrlError: it is not to be had, and messages without texts would be trained on.
+        """
+        if not len(trajectory.token_ids):
+            return None
+        try:
+            return await self._texts_of(trajectory.result.backend, job)
+        except ProrlError:
+            if parameters.get("token_level_generation") is True:
+                return None
+            raise
+
+    async def _told(
+        self, instance: Any, name: str | None, job: Job, trajectory: Trajectory, texts: MessageTexts | None
+    ) -> bytes:
         def written() -> bytes:
             return msgspec.json.encode(answer(instance, name, job, trajectory, texts))
 
@@ -255,22 +271,17 @@ class ProrlApi:
             self._state.write()
         self._servers.start(self._tokenizer or self._state.tokenizer)
 
-    async def _texts_of(self, backend_id: str, job: Job) -> MessageTexts | None:
-        """Return the reader of a backend's tokens; None: its tokenizer cannot be loaded here."""
+    async def _texts_of(self, backend_id: str, job: Job) -> MessageTexts:
         listed: BackendList = await self._connection.ask_backend_broker(ANYBODY, ListBackends(new_id()))
         found = {one.backend.chat for one in listed.backends if one.backend.backend_id == backend_id}
         found = found or {one.backend.chat for one in listed.backends}
         if len(found) != 1:
-            return None
+            raise UnknownBackend(f"the backend {backend_id} is gone, and nobody else can read its tokens")
         (settings,) = found
         tools = schemas_of(job.instance.get("tools"))
         key = settings, tuple(tool["function"]["name"] for tool in tools)
         if key not in self._texts:
-            try:
-                made = await asyncio.to_thread(MessageTexts, await chat_format(settings), settings, tools)
-            except ProrlError as error:
-                log.warning("messages have no texts: %s", error.message)
-                return None
+            made = await asyncio.to_thread(MessageTexts, await chat_format(settings), settings, tools)
             if len(self._texts) == TEXTS_LIMIT:
                 self._texts.clear()
             self._texts[key] = made

@@ -125,6 +125,8 @@ class Gateway:
                     sender = self._sender(request)
                 except NotAllowed as error:
                     return error_response(error, 401)
+                if sender.role is None and "Origin" in request.headers:
+                    raise NotAllowed("a web page may not use a gateway that asks for no keys")
                 return await handler(request, sender)
             except ProrlError as error:
                 return error_response(error)
@@ -142,10 +144,7 @@ class Gateway:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             token = request.headers.get("x-api-key", "")
-        sender = self._bearers.sender(token.strip())
-        if sender.role is None and "Origin" in request.headers:
-            raise NotAllowed("a web page may not use a gateway that asks for no keys")
-        return sender
+        return self._bearers.sender(token.strip())
 
     async def _health(self, _request: web.Request) -> web.Response:
         try:

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from finished_groups import chat
+
+from prorl_zmq.gateway.prorl_api import ProrlApi
+from prorl_zmq.gateway.stored_state import StoredState
+from prorl_zmq.security.rights import ANYBODY
+from prorl_zmq.wire.messages.backends import Backend, BackendList, BackendStatus, ChatSettings
 
 from .conftest import Http, Served, http, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+    from prorl_zmq import Job
+    from prorl_zmq.data.trajectory import Trajectory
 
 pytestmark = pytest.mark.xdist_group("one service for the gateway")
 VERL = {
@@ -174,6 +187,53 @@ def test_what_cannot_be_run_is_answered_and_never_refused(served: Served, asked:
         assert said in answer["error"]
 
     run(served, asks)
+
+
+class Service:
+    """One backend whose tokenizer is not on this machine, and jobs that end at once."""
+
+    async def ask_backend_broker(self, *_: object) -> BackendList:
+        settings = ChatSettings("transformers", "/nowhere/at/all")
+        backend = Backend(backend_id="far", endpoint="ipc:///x", chat=settings)
+        status = BackendStatus(backend=backend, state="ready", in_flight=0, assigned=1)
+        return BackendList("r", (status,))
+
+    async def run(self, job: Job) -> Trajectory:
+        return chat([1], [2], job_id=job.job_id, backend="far")
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("token_mode", "told"), [(True, True), (False, False)])
+def test_messages_without_texts_are_for_those_only_who_read_tokens(
+    tmp_path: Path, token_mode: bool, told: bool
+) -> None:
+    service: Any = Service()
+    api = ProrlApi(service, service, StoredState(tmp_path / "state"), None, "")
+
+    async def main() -> dict[str, Any]:
+        app = web.Application()
+        for (method, path), handler in api.handlers.items():
+            app.router.add_route(method, path, partial(_as_anybody, handler))
+        async with TestClient(TestServer(app)) as client:
+            await client.post("/start")
+            parameters = {"token_level_generation": token_mode}
+            body = {"instance": instance(), "sampling_params": parameters}
+            async with client.post("/process", json=body) as response:
+                assert response.status == 200
+                answer: dict[str, Any] = await response.json()
+                return answer
+
+    answer = asyncio.run(main())
+    assert bool(answer["messages"]) == told
+    assert (answer["error"] is None) == told
+    assert told or "/nowhere/at/all" in answer["error"]
+
+
+async def _as_anybody(handler: Any, request: web.Request) -> web.Response:
+    response: web.Response = await handler(request, ANYBODY)
+    return response
 
 
 async def _equals(awaited: Any, value: object) -> bool:

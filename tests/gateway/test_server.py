@@ -84,7 +84,7 @@ def test_a_web_page_may_not_use_a_gateway_without_keys(served: Served) -> None:
     async def asks() -> None:
         async with http(served.url) as client:
             status, answer = await client.post("/v1/jobs", problem(), headers={"Origin": "http://somewhere.example"})
-            assert (status, answer["error"]["code"]) == (401, "not_allowed")
+            assert (status, answer["error"]["code"]) == (403, "not_allowed")
 
     asyncio.run(asks())
 
