@@ -44,9 +44,6 @@ class GatewayConnection:
     async def job_limit_bytes(self) -> int:
         return (await self._service.hello(self._service.until())).job_limit_bytes
 
-    async def backend_broker(self) -> str:
-        return (await self._service.hello(self._service.until())).backend_broker
-
 
 def session_of(sender: Sender) -> str:
     """Return the session of a bearer token, which has its name; without tokens there is one for all."""

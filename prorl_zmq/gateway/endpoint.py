@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ..errors import MalformedMessage
+from .bodies import Waiting  # noqa: TC001 - msgspec reads annotations at run time
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -34,6 +35,13 @@ class Call:
 
 class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of endpoints that take no query parameters."""
+
+
+class WaitQuery(NoQuery, frozen=True):
+    """How long the answer may be held back."""
+
+    wait_s: Waiting = 0.0
+    """Seconds to wait while there is nothing to give."""
 
 
 class Endpoint(NamedTuple):

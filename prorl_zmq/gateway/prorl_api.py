@@ -21,17 +21,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from ..errors import Busy, ErrorInfo, MalformedMessage, ProrlError, UnknownBackend
-from ..inference.chat_loading import chat_format
-from ..security.rights import ANYBODY
+from ..errors import Busy, ErrorInfo, MalformedMessage, ProrlError
 from ..stages.known_row_formats import known_row_formats
-from ..wire.messages.backends import BackendList, ListBackends
 from ..wire.messages.base import KeyRole, new_id
 from ..wire.messages.front_door import ServiceStatus, Status
 from .connection import check_may
 from .http_errors import json_response
 from .llm_servers import SERVERS_LIMIT
-from .message_texts import MessageTexts
+from .loaded_texts import LoadedTexts
 from .prorl_answer import answer, failure
 from .prorl_instances import job_of
 from .tool_schemas import schemas_of
@@ -43,10 +40,10 @@ if TYPE_CHECKING:
     from ..integrations.single_jobs import SingleJobs
     from ..security.rights import Sender
     from ..tasks.row_format import RowFormat
-    from ..wire.messages.backends import ChatSettings
     from ..wire.messages.jobs import Job
     from .connection import GatewayConnection
     from .llm_servers import LlmServers
+    from .message_texts import MessageTexts
     from .stored_state import ClientState, StoredState
 
     Handler = Callable[[web.Request, Sender], Awaitable[web.Response]]
@@ -56,8 +53,6 @@ STOP_S = 20.0
 ADDRESS_LIMIT = 1024
 ASIDE_TOKENS = 8192
 """From so many tokens on, an answer is made in a thread."""
-TEXTS_LIMIT = 64
-"""Readers of messages that are kept, for each chat format and set of tools."""
 CANCELLED = "the job was cancelled"
 
 log = logging.getLogger("prorl.gateway")
@@ -81,7 +76,7 @@ class ProrlApi:
         self._open: dict[str, dict[str | None, set[asyncio.Task[bytes]]]] = defaultdict(lambda: defaultdict(set))
         """What goes on, by token and by the client's name for it."""
         self._row_formats: tuple[RowFormat, ...] = ()
-        self._texts: dict[tuple[ChatSettings, tuple[str, ...]], MessageTexts] = {}
+        self._texts = LoadedTexts(connection)
         self.handlers: dict[tuple[str, str], Handler] = {
             ("POST", "/start"): self.start,
             ("POST", "/stop"): self.stop,
@@ -242,7 +237,7 @@ class ProrlApi:
         if not len(trajectory.token_ids):
             return None
         try:
-            return await self._texts_of(trajectory.result.backend, job)
+            return await self._texts.of(trajectory.result.backend, schemas_of(job.instance.get("tools")))
         except ProrlError:
             if parameters.get("token_level_generation") is True:
                 return None
@@ -270,22 +265,6 @@ class ProrlApi:
             self._state.tokenizer = named
             self._state.write()
         self._servers.start(self._tokenizer or self._state.tokenizer)
-
-    async def _texts_of(self, backend_id: str, job: Job) -> MessageTexts:
-        listed: BackendList = await self._connection.ask_backend_broker(ANYBODY, ListBackends(new_id()))
-        found = {one.backend.chat for one in listed.backends if one.backend.backend_id == backend_id}
-        found = found or {one.backend.chat for one in listed.backends}
-        if len(found) != 1:
-            raise UnknownBackend(f"the backend {backend_id} is gone, and nobody else can read its tokens")
-        (settings,) = found
-        tools = schemas_of(job.instance.get("tools"))
-        key = settings, tuple(tool["function"]["name"] for tool in tools)
-        if key not in self._texts:
-            made = await asyncio.to_thread(MessageTexts, await chat_format(settings), settings, tools)
-            if len(self._texts) == TEXTS_LIMIT:
-                self._texts.clear()
-            self._texts[key] = made
-        return self._texts[key]
 
 
 def detail(status: int, text: str) -> web.Response:
