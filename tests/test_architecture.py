@@ -44,6 +44,7 @@ MAY_IMPORT = {
     "make_swe": {"errors", "system", "tools"},
     "service": BASE | {"client", "tools", "inference"},
     "evaluation": BASE | {"client", "service", "inference", "tasks", "stages", "tools"},
+    "gateway": BASE | {"client", "service", "inference", "tasks", "stages", "tools", "evaluation", "integrations"},
     "demo": BASE | {"client", "service", "inference"},
     "weights_publisher": BASE | {"client", "inference"},
     "examples": BASE
