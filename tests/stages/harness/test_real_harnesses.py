@@ -27,6 +27,9 @@ SLOW = ("opencode", "qwen-code", "mini-swe-agent", "openhands")
 OPTIONAL = ("gemini-cli", "aider", "terminus-2")
 """What `make harnesses` does not install."""
 ROOT = MADE if MADE.is_dir() and "PRORL_HARNESSES" not in os.environ else default_root()
+ODD = '/help -p "it\'s" $HOME `id` {url} {{x}} {% y %} é\U0001f600\n'
+PROMPT = ODD + "".join(f"line {number} of a long task\n" for number in range(6000)) + "the end"
+"""More than one argument of a program may be long."""
 NAMES = (*QUICK, *(pytest.param(name, marks=pytest.mark.proof) for name in (*SLOW, *OPTIONAL)))
 
 
@@ -53,9 +56,10 @@ def test_a_real_harness_does_as_a_scripted_model_tells_it(name: str, kind: Sandb
         pytest.skip("the image has no tmux")
     sandboxes = Sandboxes(kind, tmp_path / "sandboxes", image=image)
     try:
-        trial = asyncio.run(try_harness(load_adapter(name), installation, sandboxes))
+        trial = asyncio.run(try_harness(load_adapter(name), installation, sandboxes, PROMPT))
     finally:
         sandboxes.close()
     said = (trial.result.stdout + trial.result.stderr).decode("utf-8", "replace")
     assert not trial.problem, f"{trial.problem}\n{said}"
+    assert any(PROMPT in message.text for message in trial.requests[0].messages)
     assert {request.headers.get("host") for request in trial.requests} == {"127.0.0.1:8000"}
