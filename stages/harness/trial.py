@@ -115,8 +115,10 @@ class Trial:
     requests: tuple[ModelRequest, ...] = field(repr=False)
 
 
-async def try_harness(adapter: Adapter, installation: Installation, sandboxes: Sandboxes) -> Trial:
-    """Run an installed harness in a new sandbox on a script.
+async def try_harness(
+    adapter: Adapter, installation: Installation, sandboxes: Sandboxes, prompt: str = PROMPT
+) -> Trial:
+    """Run an installed harness in a new sandbox on a script, which is the same whatever the prompt says.
 
     Raises:
         SandboxFailed: the sandbox could not be made, or died.
@@ -131,7 +133,7 @@ async def try_harness(adapter: Adapter, installation: Installation, sandboxes: S
         await server.start(listener)
         started = time.monotonic()
         try:
-            result = await run_harness(sandbox, adapter, _request(sandbox, url, installation), LIMIT_S)
+            result = await run_harness(sandbox, adapter, _request(sandbox, url, installation, prompt), LIMIT_S)
         finally:
             await server.close(CLOSE_LIMIT_S)
         took_s = time.monotonic() - started
@@ -168,12 +170,12 @@ async def run_harness(sandbox: Sandbox, adapter: Adapter, request: LaunchRequest
     )
 
 
-def _request(sandbox: Sandbox, url: str, installation: Installation) -> LaunchRequest:
+def _request(sandbox: Sandbox, url: str, installation: Installation, prompt: str) -> LaunchRequest:
     return LaunchRequest(
         url=url,
         key="trial",
         model="policy",
-        prompt=PROMPT,
+        prompt=prompt,
         home=home_in(sandbox),
         directory=sandbox.directory,
         folder=installation.folder,

@@ -12,12 +12,16 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import SandboxFailed
 from ..processes import first_line
 from . import seccomp
 from .container import WORKSPACE
 from .namespaced import NamespacedContainer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PROGRAM = "bwrap"
 LINKED_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -75,7 +79,8 @@ class BubblewrapContainer(NamespacedContainer):
         spec = self.spec
         if spec.fakeroot or spec.writable != "no":
             raise SandboxFailed("bubblewrap has neither fakeroot nor a writable image; use apptainer for these")
-        root = _image_arguments(image) if image is not None else _host_arguments()
+        bound = [Path(bind.target) for bind in spec.binds]
+        root = _image_arguments(image, bound) if image is not None else _host_arguments()
         arguments = [PROGRAM, *_FIXED, *root, *_OWN]
         if spec.network:
             arguments.append("--share-net")
@@ -121,14 +126,21 @@ def _host_arguments() -> tuple[str, ...]:
     return tuple(arguments)
 
 
-def _image_arguments(image: Path) -> list[str]:
+def _image_arguments(image: Path, bound: Sequence[Path]) -> list[str]:
     """Return what shows an image's entries, one by one: in a read-only root no folder for the workspace can be made."""
-    arguments: list[str] = []
-    for entry in sorted(image.iterdir()):
-        if entry.name in OWN_FOLDERS:
-            continue
-        if entry.is_symlink():
-            arguments += ["--symlink", str(entry.readlink()), f"/{entry.name}"]
-        else:
-            arguments += ["--ro-bind", str(entry), f"/{entry.name}"]
-    return arguments
+    entries = sorted(each for each in image.iterdir() if each.name not in OWN_FOLDERS)
+    return [word for entry in entries for word in _shown(entry, Path("/", entry.name), bound)]
+
+
+def _shown(entry: Path, path: Path, bound: Sequence[Path]) -> list[str]:
+    """Return what shows an entry; a folder in which a place for what is bound is missing is shown entry by entry."""
+    if entry.is_symlink():
+        return ["--symlink", str(entry.readlink()), str(path)]
+    below = [target.relative_to(path) for target in bound if target.is_relative_to(path)]
+    if all((entry / each).exists() for each in below):
+        return ["--ro-bind", str(entry), str(path)]
+    return [
+        "--dir",
+        str(path),
+        *(word for each in sorted(entry.iterdir()) for word in _shown(each, path / each.name, bound)),
+    ]

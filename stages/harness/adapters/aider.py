@@ -45,7 +45,7 @@ class Aider(Adapter):
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         }
         argv = (request.program("python"), "-c", START, *options, "--message-file", f"{home}/{TASK}")
-        files = {TASK: request.prompt, METADATA: json.dumps({model: limits})}
+        files = {TASK: request.plain_prompt, METADATA: json.dumps({model: limits})}
         return Launch((*argv, *history, *request.arguments), environment, files=files)
 
     def write_turn(self, path: str, content: str) -> ScriptedTurn:

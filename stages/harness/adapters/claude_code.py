@@ -46,7 +46,7 @@ class ClaudeCode(Adapter):
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(request.max_tokens),
         }
         command = (request.program("claude"), *argv, *request.arguments)
-        return Launch(command, environment, stdin=request.prompt.encode())
+        return Launch(command, environment, stdin=request.plain_prompt.encode())
 
     def hints(self, headers: Mapping[str, str]) -> CallHints:
         session = headers.get("x-claude-code-session-id", "")

@@ -32,7 +32,7 @@ class QwenCode(Adapter):
         }
         argv = (request.program("node"), request.program("qwen"), "-y", "--auth-type", "openai", *request.arguments)
         files = {".qwen/settings.json": json.dumps(settings)}
-        return Launch(argv, environment, stdin=request.prompt.encode(), files=files)
+        return Launch(argv, environment, stdin=request.plain_prompt.encode(), files=files)
 
     def shell_turn(self, command: str) -> ScriptedTurn:
         return ScriptedTurn(tool="run_shell_command", arguments={"command": command, "is_background": False})

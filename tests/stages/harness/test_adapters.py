@@ -63,6 +63,13 @@ def test_a_prompt_is_never_an_option_nor_too_long(name: str, prompt: str) -> Non
     assert (made.stdin.decode() == prompt) != (prompt in made.files.values())
 
 
+@pytest.mark.parametrize("name", ["claude-code", "qwen-code", "aider"])
+@pytest.mark.parametrize("prompt", ["/help me", " !ls is slow"])
+def test_a_prompt_is_never_taken_for_a_command_of_the_harness(name: str, prompt: str) -> None:
+    made = launched(name, prompt=prompt)
+    assert f"Task: {prompt}" in {made.stdin.decode(), *made.files.values()}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_key_is_in_no_argument_and_no_file(name: str) -> None:
     made = launched(name)

@@ -8,7 +8,7 @@ import pytest
 from prorl_zmq.errors import SandboxFailed, SandboxUnavailable
 from prorl_zmq.tools.sandbox import bubblewrap
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
+from prorl_zmq.tools.sandbox.specification import Bind, SandboxSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +21,28 @@ def test_an_images_directory_is_its_root(sandboxes: Sandboxes, root_filesystem: 
         result = await sandbox.exec(["sh", "-c", "cat /etc/debian_version; ls -d /var /workspace; whoami; pwd"], 60)
         expected = (root_filesystem / "etc" / "debian_version").read_bytes() + b"/var\n/workspace\nagent\n/workspace\n"
         assert result.stdout == expected
+        await sandbox.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap"], indirect=True)
+def test_something_is_bound_in_a_folder_that_the_image_has(
+    sandboxes: Sandboxes, root_filesystem: Path, tmp_path: Path
+) -> None:
+    """A harness lies in its user's home, say, and an image may have that home too."""
+    (tmp_path / "bound").mkdir()
+    (tmp_path / "bound" / "file").write_text("it is there\n")
+    binds = tuple(Bind(str(tmp_path / "bound"), target) for target in ("/usr/share/new/deep", "/root/new", "/mnt"))
+
+    async def main() -> None:
+        sandbox = await sandboxes.create("one", SandboxSpec(image=str(root_filesystem), binds=binds))
+        places = " ".join(f"{bind.target}/file" for bind in binds)
+        result = await sandbox.exec(
+            ["sh", "-c", f"cat {places}; cd /usr/share; ls -d zoneinfo; touch /usr/x new/x"], 60
+        )
+        assert result.stdout == b"it is there\n" * 3 + b"zoneinfo\n"
+        assert result.stderr.count(b"Read-only file system") == 2
         await sandbox.close()
 
     asyncio.run(main())

@@ -1,0 +1,78 @@
+"""A tiny harness tried in real sandboxes: when it does as it is told, and each way in which it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import rootfs
+import tiny_harness
+from needed import usable
+
+from prorl_zmq.stages.harness.adapter import load_adapter
+from prorl_zmq.stages.harness.installation import HarnessStore, Installation
+from prorl_zmq.stages.harness.trial import PROMPT, Trial, try_harness
+from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from prorl_zmq.wire.messages.jobs import SandboxKind
+
+pytestmark = pytest.mark.xdist_group("tiny-harness")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """The tiny harness, whose adapter is found while this module runs."""
+    folder = tmp_path_factory.mktemp("tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in tiny_harness.offer(folder).items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "path", [str(folder), *sys.path])
+        yield HarnessStore(folder / "harnesses").install("tiny", say=lambda _: None, heard=lambda _: None)
+
+
+def tried(installed: Installation, kind: SandboxKind, folder: Path) -> Trial:
+    usable(kind)
+    image = str(rootfs.root_filesystem()) if kind == "apptainer" else ""
+    if image and not installed.binds[1:]:
+        pytest.skip("the Python of this harness is the system's, which the image hides")
+    sandboxes = Sandboxes(kind, folder / "sandboxes", image=image)
+    try:
+        return asyncio.run(try_harness(load_adapter("tiny"), installed, sandboxes))
+    finally:
+        sandboxes.close()
+
+
+@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap", "process"])
+def test_it_does_as_it_is_told_in_every_kind_of_sandbox(
+    installed: Installation, kind: SandboxKind, tmp_path: Path
+) -> None:
+    trial = tried(installed, kind, tmp_path)
+    assert (trial.problem, trial.calls, trial.result.exit_code) == ("", 2, 0), trial.result
+    assert trial.requests[0].messages[0].text == PROMPT
+    assert 0 < trial.first_call_s < trial.took_s
+    assert list((tmp_path / "sandboxes").iterdir()) == []
+    if kind != "process":
+        assert trial.result.stdout == b"Done. /tmp/harness\n"
+
+
+@pytest.mark.parametrize(
+    ("mood", "problem"),
+    [
+        ("silent", "it never called the model"),
+        ("other-tool", "it offered no tool run, but: other"),
+        ("idle", "it did not write the file that the model asked for"),
+        ("fails", "it ended with exit code 3"),
+    ],
+)
+def test_what_went_wrong_is_said(
+    installed: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mood: str, problem: str
+) -> None:
+    monkeypatch.setenv("TINY_MOOD", mood)
+    trial = tried(installed, "bubblewrap", tmp_path)
+    assert trial.problem.startswith(problem)
