@@ -44,8 +44,8 @@ class ScriptedPolicy:
     """Implements `engine.Generator`.
 
     Args:
-        script: what it says, in order, and the last for ever; or what it says to the text of a prompt. An `EngineFailed`
-            is raised.
+        script: what it says, in order, and the last for ever; or what it says to the text of a prompt. An
+            `EngineFailed` is raised.
         version: of its weights; each turn that it says has the next one.
     """
 

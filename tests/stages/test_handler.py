@@ -79,7 +79,7 @@ def load_with_entry_point(folder: Path, target: str, names: str = "") -> subproc
 
 
 def test_users_package_adds_a_task(tmp_path: Path) -> None:
-    assert load_with_entry_point(tmp_path, "my_tasks:EchoHandler").stdout == "code echo math shell stem swe\n"
+    assert load_with_entry_point(tmp_path, "my_tasks:EchoHandler").stdout == "code echo harness math shell stem swe\n"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_users_package_adds_a_task(tmp_path: Path) -> None:
 def test_a_handler_that_does_not_work_costs_only_those_who_ask_for_it(target: str, said: str, tmp_path: Path) -> None:
     """A package that nobody used ended every stage process, `prorl eval` and `prorl tasks`."""
     done = load_with_entry_point(tmp_path, target)
-    assert done.stdout == "code math shell stem swe\n"
+    assert done.stdout == "code harness math shell stem swe\n"
     assert said in done.stderr
     assert "the task echo is left out" in done.stderr
     done = load_with_entry_point(tmp_path, target, "['echo']")
