@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from prorl_zmq.data.trajectory import TokenArrays, Trajectory, TrajectoryBuilder
+    from prorl_zmq.data.trajectory import TokenArrays
     from prorl_zmq.wire.messages.jobs import Sampling
 
 CHAT = EmbeddedChatFormat()
@@ -71,7 +71,7 @@ class ScriptedPolicy:
         self.said.append(Said(token_ids.copy(), generation))
         return generation
 
-    def check(self, trajectory: Trajectory | TrajectoryBuilder, segments: Sequence[TokenArrays]) -> None:
+    def check(self, segments: Sequence[TokenArrays]) -> None:
         """Assert that each generated token of the segments is one that was said, after the prompt that it was said to.
 
         And that nothing is there twice.

@@ -19,6 +19,7 @@ compaction left out stays too.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,7 +30,7 @@ import msgspec
 from ...data.trajectory import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator
 
     from ...model_proxy.calls import ModelRequest, ReplyCall, RequestMessage
     from .adapter import CallHints
@@ -38,6 +39,7 @@ HANDED_OVER = 20
 """Characters of a text that is a sub-agent's task, if a call of a tool had it."""
 SUMMARY_LINE = 40
 """Characters of a line by which a reply is found in a later conversation."""
+_LINE_ENDS = re.compile(r"\n|</?[a-z_]{1,32}>")
 
 
 class CallKind(StrEnum):
@@ -283,5 +285,6 @@ def _handed_over(arguments: str) -> Iterator[str]:
 
 
 def _is_told_in(reply: str, told: str) -> bool:
-    lines: Sequence[str] = [line.strip() for line in reply.splitlines() if len(line.strip()) >= SUMMARY_LINE]
-    return bool(lines) and all(line in told for line in lines[:3])
+    """Return whether a text has a long line of a reply, which may have lost its marks and its thoughts."""
+    lines = (line.strip() for line in _LINE_ENDS.split(reply))
+    return any(len(line) >= SUMMARY_LINE and line in told for line in lines)

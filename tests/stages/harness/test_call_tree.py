@@ -213,7 +213,8 @@ def test_a_compaction_within_the_conversation() -> None:
     first = asked(tree, request(TASK), command="ls")
     history = (TASK, echoed(first), result(first, "a"))
     second = asked(tree, request(*history), command="cat a")
-    summary = asked(tree, request(*history, user("CRITICAL: Respond with TEXT ONLY")), SUMMARY)
+    reply = f"<analysis>Nobody will ever be told of this line, long as it is.</analysis><summary>{SUMMARY}</summary>"
+    summary = asked(tree, request(*history, user("CRITICAL: Respond with TEXT ONLY")), reply)
     told = user(f"This session is being continued. Summary: {SUMMARY}")
     after = asked(tree, request(told, echoed(second), result(second, "x")), "Done.")
     assert [turn.kind for turn in tree.turns] == ["main", "main", "compaction", "main"]

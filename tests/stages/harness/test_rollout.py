@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from captured import segments_of
 from scripted_policy import CHAT, ScriptedPolicy, call
 
 from prorl_zmq import EpisodeLimits, Job, Sampling
-from prorl_zmq.data.trajectory import Role, TokenArrays, TrajectoryBuilder, array_views
+from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import EngineFailed, HarnessFailed
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.agent_loop import Episode
@@ -32,12 +32,6 @@ def job(command: list[str], **changes: Any) -> Job:
     return Job(task="t", instance={}, harness=Harness("command", arguments=tuple(command)), **options)
 
 
-def segments_of(trajectory: TrajectoryBuilder) -> list[TokenArrays]:
-    arrays = array_views(trajectory.block(), trajectory.tokens, trajectory.turns)
-    edges = [0, *trajectory.segments, trajectory.tokens]
-    return [TokenArrays(*(array[start:end] for array in arrays[:4]), arrays.turns) for start, end in pairwise(edges)]
-
-
 def lead(sandboxes: Sandboxes, policy: ScriptedPolicy, wanted: Job, prompt: str = "Write a file.") -> Episode:
     """Run a rollout, and check that what was captured is what the policy said."""
     episode = Episode()
@@ -55,7 +49,7 @@ def lead(sandboxes: Sandboxes, policy: ScriptedPolicy, wanted: Job, prompt: str 
             await sandbox.close()
 
     asyncio.run(main())
-    policy.check(episode.trajectory, segments_of(episode.trajectory))
+    policy.check(segments_of(episode.trajectory))
     return episode
 
 
@@ -203,7 +197,7 @@ def test_chosen_kinds_are_trained_on(sandboxes: Sandboxes) -> None:
         wanted = job(["bash", "-c", both])
         harness = msgspec.structs.replace(wanted.harness, train_on=train_on)
         episode = lead(sandboxes, policy, msgspec.structs.replace(wanted, harness=harness))
-        assert len([one for one in segments_of(episode.trajectory) if len(one.token_ids)]) == segments
+        assert len(segments_of(episode.trajectory)) == segments
         assert (episode.metrics["main_turns"], episode.metrics["side_turns"]) == (1, 1)
 
 
