@@ -6,37 +6,21 @@ Reasoning goes out as a thought where the request includes thoughts.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from ...data.trajectory import Role
-from ..calls import ModelRequest, Problem, RequestCall
+from ..calls import ModelRequest, Problem
 from ..dialect import Route
+from .errors import status_of
 from .events import event, signature
-from .fields import (
-    arguments_object,
-    arguments_text,
-    converted,
-    function_tool,
-    invalid,
-    json_text,
-    not_text,
-    one_choice,
-    sampling_of,
-    texts,
-    token_limit,
-)
-from .history import ROLES, History
-from .openai_errors import status_of
+from .fields import arguments_object, converted, one_choice, sampling_of, texts, token_limit
+from .gemini_request import GeminiBody, GenerationConfig, ThinkingConfig, in_camel_case, messages_of, tools_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..calls import CallRefused, ModelReply, RequestMessage, Usage
+    from ..calls import CallRefused, ModelReply, Usage
 
-SAMPLING: Final = {
+_SAMPLING: Final = {
     "temperature": "temperature",
     "topP": "top_p",
     "topK": "top_k",
@@ -51,66 +35,6 @@ _STATUSES: Final = {
     Problem.INTERNAL: "INTERNAL",
 }
 _FORBIDDEN: Final = 403
-_OPAQUE: Final = {"args", "response", "parameters", "parametersJsonSchema"}
-"""Fields whose values have names that are not the API's."""
-
-
-class _Call(msgspec.Struct):
-    name: str
-    id: str | None = None
-    args: dict[str, Any] | None = None
-
-
-class _Answer(msgspec.Struct):
-    name: str
-    id: str | None = None
-    response: Any = None
-    parts: list[Any] | None = None
-
-
-class _Part(msgspec.Struct, rename="camel"):
-    text: str | None = None
-    thought: bool | None = None
-    thought_signature: str | None = None
-    function_call: _Call | None = None
-    function_response: _Answer | None = None
-    inline_data: Any = None
-    file_data: Any = None
-
-
-class _Content(msgspec.Struct):
-    parts: list[_Part] | None = None
-    role: str | None = None
-
-
-class _Function(msgspec.Struct, rename="camel"):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    parameters_json_schema: Any = None
-
-
-class _Tool(msgspec.Struct, rename="camel"):
-    function_declarations: list[_Function] | None = None
-
-
-class _ThinkingConfig(msgspec.Struct, rename="camel"):
-    include_thoughts: bool | None = None
-
-
-class _GenerationConfig(msgspec.Struct, rename="camel"):
-    max_output_tokens: int | None = None
-    stop_sequences: list[str] | None = None
-    candidate_count: int | None = None
-    thinking_config: _ThinkingConfig | None = None
-
-
-class _Body(msgspec.Struct, rename="camel"):
-    contents: list[_Content]
-    model: str | None = None
-    system_instruction: str | _Content | None = None
-    tools: list[_Tool] | None = None
-    generation_config: _GenerationConfig | None = None
 
 
 class Gemini:
@@ -124,27 +48,19 @@ class Gemini:
 
     def read(self, body: dict[str, Any], headers: Mapping[str, str]) -> ModelRequest:
         """Read a request; see `Dialect`."""
-        body = _camel(body)
+        body = in_camel_case(body)
         body = body.get("generateContentRequest") or body  # countTokens takes either
-        asked = converted(body, _Body)
-        config = asked.generation_config or _GenerationConfig()
+        asked = converted(body, GeminiBody)
+        config = asked.generation_config or GenerationConfig()
         one_choice(config.candidate_count, "candidateCount")
-        thinking = config.thinking_config or _ThinkingConfig()
+        thinking = config.thinking_config or ThinkingConfig()
         return ModelRequest(
-            messages=_messages(asked),
-            tools=tuple(
-                function_tool(
-                    function.name,
-                    function.description,
-                    function.parameters_json_schema or _json_schema(function.parameters),
-                )
-                for tool in asked.tools or ()
-                for function in tool.function_declarations or ()
-            ),
+            messages=messages_of(asked),
+            tools=tools_of(asked),
             model=asked.model or "",
             max_tokens=token_limit(config.max_output_tokens),
             stop=texts(config.stop_sequences),
-            sampling=sampling_of(body.get("generationConfig") or {}, SAMPLING),
+            sampling=sampling_of(body.get("generationConfig") or {}, _SAMPLING),
             headers=headers,
             extra=bool(thinking.include_thoughts),
         )
@@ -225,112 +141,3 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "thoughtsTokenCount": usage.reasoning,
         "totalTokenCount": usage.prompt + usage.generated,
     }
-
-
-def _camel(data: Any) -> Any:
-    """Return a request with fields named as the API has them: it takes `with_underscores` too, and SDKs mix both."""
-    if isinstance(data, list):
-        return [_camel(value) for value in data]
-    if not isinstance(data, dict):
-        return data
-    named = {re.sub(r"_([a-z])", lambda found: found[1].upper(), name): value for name, value in data.items()}
-    return {name: value if name in _OPAQUE else _camel(value) for name, value in named.items()}
-
-
-def _json_schema(schema: Any) -> Any:
-    """Return an OpenAPI schema, whose types are in capitals, as a JSON schema."""
-    if isinstance(schema, list):
-        return [_json_schema(value) for value in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        name: value.lower() if name == "type" and isinstance(value, str) else _json_schema(value)
-        for name, value in schema.items()
-    }
-
-
-def _messages(asked: _Body) -> tuple[RequestMessage, ...]:
-    history = History()
-    system = asked.system_instruction
-    if system:
-        parts = system if isinstance(system, str) else _joined(system.parts or [], "systemInstruction")
-        history.say(Role.SYSTEM, parts)
-    names = _CallNames()
-    for index, content in enumerate(asked.contents):
-        where = f"contents[{index}]"
-        role = ROLES.get(content.role or "user")
-        if role == Role.ASSISTANT:
-            history.assistant()
-            for part in content.parts or ():
-                _read_model(history, part, names, where)
-        elif role in {Role.USER, Role.TOOL}:
-            _read_user(history, content.parts or [], names, where)
-        else:
-            raise invalid(f"{where} has the role {content.role!r}; known are user and model")
-    return history.messages
-
-
-class _CallNames:
-    """Which answer belongs to which call, where a client leaves ids out."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._unanswered: list[RequestCall] = []
-
-    def call(self, call: _Call) -> RequestCall:
-        self._count += 1
-        read = RequestCall(call.id or f"call_{self._count}", call.name, arguments_text(call.args))
-        self._unanswered.append(read)
-        return read
-
-    def answered(self, answer: _Answer) -> str:
-        """Return the id of the call that is answered."""
-        for call in self._unanswered:
-            if answer.id == call.call_id or (not answer.id and answer.name == call.name):
-                self._unanswered.remove(call)
-                return call.call_id
-        return answer.id or ""
-
-
-def _read_model(history: History, part: _Part, names: _CallNames, where: str) -> None:
-    ids = [part.thought_signature]
-    if part.function_call:
-        history.assistant(calls=[names.call(part.function_call)], ids=ids)
-    elif part.thought:
-        history.assistant(reasoning=part.text or "", ids=ids)
-    else:
-        history.assistant(_text(part, where), ids=ids)
-
-
-def _read_user(history: History, parts: list[_Part], names: _CallNames, where: str) -> None:
-    said: list[_Part] = []
-    for part in parts:
-        answer = part.function_response
-        if answer is None:
-            said.append(part)
-            continue
-        if said:
-            history.say(Role.USER, _joined(said, where))
-            said = []
-        if answer.parts:
-            raise not_text("functionResponse.parts", where)
-        history.answer(names.answered(answer), _answer_text(answer.response), answer.name)
-    if said or not parts:
-        history.say(Role.USER, _joined(said, where))
-
-
-def _answer_text(response: Any) -> str:
-    """Return what a tool answered; its text, where a text is all that there is."""
-    if isinstance(response, dict) and len(response) == 1:
-        (response,) = response.values()
-    return response if isinstance(response, str) else json_text(response)
-
-
-def _joined(parts: list[_Part], where: str) -> str:
-    return "\n".join(_text(part, where) for part in parts)
-
-
-def _text(part: _Part, where: str) -> str:
-    if part.inline_data is not None or part.file_data is not None:
-        raise not_text("inlineData" if part.file_data is None else "fileData", where)
-    return part.text or ""

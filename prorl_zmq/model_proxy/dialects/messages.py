@@ -1,41 +1,33 @@
 """Anthropic's Messages, as Claude Code uses it.
 
-Reasoning goes out as a thinking block only where the request has thinking enabled: other clients expect text in the
-first block. Arguments that are no JSON object are streamed as they are, and Claude Code tells the policy so.
+Thinking blocks go out only where the request has thinking enabled: other clients expect text in the first block.
+Arguments that are no JSON object are streamed as they are, and Claude Code tells the policy so.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from ...data.trajectory import Role
-from ..calls import ModelRequest, Problem, RequestCall
+from ..calls import ModelRequest, Problem
 from ..dialect import Route
+from .errors import status_of
 from .events import named_event, signature
 from .fields import (
     arguments_object,
-    arguments_text,
     converted,
     function_tool,
-    invalid,
-    not_text,
     sampling_of,
     texts,
     token_limit,
 )
-from .history import History
-from .openai_errors import status_of
+from .messages_request import MessagesBody, messages_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..calls import CallRefused, ModelReply, RequestMessage
+    from ..calls import CallRefused, ModelReply
 
-SAMPLING: Final = {name: name for name in ("temperature", "top_p", "top_k")}
-_BILLING: Final = "x-anthropic-billing-header:"
-"""A line of the system prompt for Anthropic's accounts: other in sub-agents and after compaction, so left out."""
+_SAMPLING: Final = {name: name for name in ("temperature", "top_p", "top_k")}
 _STOP_REASONS: Final = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 _ERRORS: Final = {
     Problem.TOO_LARGE: "request_too_large",
@@ -48,46 +40,6 @@ _OVERLOADED: Final = 529
 _FORBIDDEN: Final = 403
 
 
-class _Block(msgspec.Struct):
-    type: str
-    text: str | None = None
-    thinking: str | None = None
-    signature: str | None = None
-    data: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: Any = None
-    tool_use_id: str | None = None
-    tool_name: str | None = None
-    content: str | list[_Block] | None = None
-
-
-class _Message(msgspec.Struct):
-    role: str
-    content: str | list[_Block]
-
-
-class _Tool(msgspec.Struct):
-    name: str | None = None
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
-
-
-class _Thinking(msgspec.Struct):
-    type: str = "disabled"
-
-
-class _Body(msgspec.Struct):
-    messages: list[_Message]
-    system: str | list[_Block] | None = None
-    tools: list[_Tool] | None = None
-    model: str | None = None
-    max_tokens: int | None = None
-    stop_sequences: list[str] | None = None
-    stream: bool | None = None
-    thinking: _Thinking | None = None
-
-
 class Messages:
     """Implements `Dialect`."""
 
@@ -98,9 +50,9 @@ class Messages:
 
     def read(self, body: dict[str, Any], headers: Mapping[str, str]) -> ModelRequest:
         """Read a request; see `Dialect`."""
-        asked = converted(body, _Body)
+        asked = converted(body, MessagesBody)
         return ModelRequest(
-            messages=_messages(asked),
+            messages=messages_of(asked),
             tools=tuple(
                 function_tool(tool.name, tool.description, tool.input_schema)
                 for tool in asked.tools or ()
@@ -110,7 +62,7 @@ class Messages:
             max_tokens=token_limit(asked.max_tokens),
             stop=texts(asked.stop_sequences),
             stream=bool(asked.stream),
-            sampling=sampling_of(body, SAMPLING),
+            sampling=sampling_of(body, _SAMPLING),
             headers=headers,
             extra=asked.thinking is not None and asked.thinking.type != "disabled",
         )
@@ -200,7 +152,7 @@ def _usage(reply: ModelReply) -> dict[str, Any]:
 
 def _said(request: ModelRequest, reply: ModelReply) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
-    if reply.reasoning and request.extra:
+    if request.extra:  # without reasoning too: a reply in text alone has no other place that names the turn
         blocks.append({"type": "thinking", "thinking": reply.reasoning, "signature": signature(reply.turn_id)})
     if reply.text:
         blocks.append({"type": "text", "text": reply.text})
@@ -222,66 +174,3 @@ def _error(error: CallRefused, status: int) -> dict[str, Any]:
     if error.problem == Problem.CONTEXT_LENGTH:  # Claude Code looks for these words
         message = f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
     return {"type": "error", "error": {"type": kind, "message": message}}
-
-
-def _messages(asked: _Body) -> tuple[RequestMessage, ...]:
-    history = History()
-    system = (
-        [asked.system] if isinstance(asked.system, str) else [_text(block, "system") for block in asked.system or ()]
-    )
-    if any(kept := [text for text in system if not text.startswith(_BILLING)]):
-        history.say(Role.SYSTEM, "\n".join(kept))
-    for index, message in enumerate(asked.messages):
-        where = f"messages[{index}]"
-        content = [_Block("text", message.content)] if isinstance(message.content, str) else message.content
-        match message.role:
-            case "assistant":
-                history.assistant()
-                for block in content:
-                    _read_assistant(history, block, where)
-            case "user":
-                _read_user(history, content, where)
-            case "system":
-                history.say(Role.SYSTEM, "\n".join(_text(block, where) for block in content))
-            case role:
-                raise invalid(f"{where} has the role {role!r}; known are user, assistant and system")
-    return history.messages
-
-
-def _read_assistant(history: History, block: _Block, where: str) -> None:
-    match block.type:
-        case "thinking":
-            history.assistant(reasoning=block.thinking or "", ids=[block.signature])
-        case "redacted_thinking":
-            history.assistant(ids=[block.data])
-        case "tool_use":
-            call = RequestCall(block.id or "", block.name or "", arguments_text(block.input))
-            history.assistant(calls=[call])
-        case _:
-            history.assistant(_text(block, where))
-
-
-def _read_user(history: History, content: list[_Block], where: str) -> None:
-    """Read answers of tools, each a message, and the texts between and after them."""
-    said: list[str] = []
-    for block in content:
-        if block.type != "tool_result":
-            said.append(_text(block, where))
-            continue
-        if said:
-            history.say(Role.USER, "\n".join(said))
-            said = []
-        answer = block.content
-        if isinstance(answer, list):
-            answer = "\n".join(_text(part, f"{where}, tool_result") for part in answer)
-        history.answer(block.tool_use_id or "", answer or "")
-    if said or not content:
-        history.say(Role.USER, "\n".join(said))
-
-
-def _text(block: _Block, where: str) -> str:
-    if block.type == "tool_reference":
-        return block.tool_name or ""
-    if block.type != "text":
-        raise not_text(block.type, where)
-    return block.text or ""

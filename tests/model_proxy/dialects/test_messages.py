@@ -128,7 +128,7 @@ def test_anthropics_sdk_has_a_conversation(streamed: bool) -> None:
             ]
             back = {"role": "assistant", "content": first.content}
             second = await ask([*QUESTION, back, {"role": "user", "content": results}])
-            assert (second.content[0].text, second.stop_reason) == ("Two files.", "max_tokens")
+            assert (second.content[-1].text, second.stop_reason) == ("Two files.", "max_tokens")
             counted = await client.messages.count_tokens(model="claude-9", messages=QUESTION)
             assert counted.input_tokens == USAGE.prompt
         assert model.delivered == [True, True]

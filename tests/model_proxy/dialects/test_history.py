@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from prorl_zmq.data.trajectory import Role
+from prorl_zmq.model_proxy.calls import RequestCall
+from prorl_zmq.model_proxy.dialects.history import History
+
+ONE, TWO = "prt0000000000000001", "prt0000000000000002"
+
+
+def call(turn_id: str, number: int) -> RequestCall:
+    return RequestCall(f"call_{turn_id}_{number}", "bash", "{}")
+
+
+def test_pieces_in_a_row_are_one_turn() -> None:
+    history = History()
+    history.assistant(reasoning="hm", ids=[f"rs_{ONE}"])
+    history.assistant("I ")
+    history.assistant("look.", calls=[call(ONE, 0)])
+    (turn,) = history.messages
+    assert (turn.text, turn.reasoning, turn.calls, turn.turn_ids) == ("I look.", "hm", (call(ONE, 0),), (ONE,))
+
+
+def test_calls_of_one_turn_with_answers_between_are_one_turn() -> None:
+    history = History()
+    history.assistant(calls=[call(ONE, 0)])
+    history.answer("call_0", "a")
+    history.assistant(calls=[call(ONE, 1)])
+    history.answer("call_1", "b")
+    assert [message.role for message in history.messages] == [Role.ASSISTANT, Role.TOOL, Role.TOOL]
+    assert history.messages[0].calls == (call(ONE, 0), call(ONE, 1))
+
+
+def test_other_turns_stay_apart() -> None:
+    history = History()
+    history.assistant(calls=[call(ONE, 0)])
+    history.assistant(calls=[call(TWO, 0)])
+    history.answer("call_0", "a")
+    history.assistant("no id")
+    history.say(Role.USER, "go on")
+    history.assistant(calls=[call(TWO, 1)])
+    roles = [Role.ASSISTANT, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT, Role.USER, Role.ASSISTANT]
+    assert [message.role for message in history.messages] == roles
