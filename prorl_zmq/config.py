@@ -238,6 +238,21 @@ class SandboxSettings(Section, frozen=True):
     jobs sees all that is in them."""
 
 
+class GatewaySettings(Section, frozen=True):
+    """`[gateway]`: the HTTP gateway, for clients without ZeroMQ and for those of ProRL Agent's REST API."""
+
+    bind: str = ""
+    """HOST:PORT where it listens; empty: there is none. Beyond loopback it wants TLS and keys."""
+    tls_cert: str = ""
+    """File of the certificate, with what it was signed by; PEM."""
+    tls_key: str = ""
+    """File of its private key; PEM."""
+    use_llm_servers: bool = True
+    """`/add_llm_server` starts an engine host for the server that it names; False: it is ignored."""
+    tokenizer: str = ""
+    """The tokenizer of such servers; empty: what the client names, or the server's own model."""
+
+
 class Topology(Section, frozen=True):
     """A whole topology file."""
 
@@ -252,6 +267,7 @@ class Topology(Section, frozen=True):
     )
     backends: tuple[BackendSettings, ...] = (BackendSettings(),)
     sandbox: SandboxSettings = SandboxSettings()
+    gateway: GatewaySettings = GatewaySettings()
 
     @property
     def run_dir(self) -> Path:

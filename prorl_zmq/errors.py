@@ -268,6 +268,10 @@ class InvalidToolCall(ProrlError):
     """A tool session was sent something that it cannot take, such as a command with a NUL; nothing was done."""
 
 
+class HarnessFailed(ProrlError):
+    """An agent program ended without a call of the model that was answered. Fields: `harness`, `exit_code`."""
+
+
 class ToolSessionLost(ProrlError):
     """A tool session (a live bash) ended and could not be restarted."""
 

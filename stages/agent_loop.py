@@ -9,34 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-import numpy as np
-
 from ..data.trajectory import TrajectoryBuilder
-from ..errors import EngineFailed, InvalidJob
-from ..inference.engine import Generation
+from ..errors import InvalidJob
 from ..inference.tool_calls.call import MalformedCall, ToolCall
 from ..tools.tool import ToolArgumentsInvalid
-from ..wire.messages.engines import VersionSpan
-from .stop_texts import cut_at
+from .turn_sampler import Record, TurnSampler, version_per_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from ..inference.chat import ChatFormat, ChatMessage, PolicyTurn, Prompt
-    from ..inference.engine import Generator
+    from ..inference.engine import Generation, Generator
     from ..tools.tool import Tool
     from ..wire.messages.jobs import EpisodeLimits, Sampling
 
-EMPTY_ABORTS = 8
-"""How often new weights may come before a turn's first token; beyond it, the engine just takes no work."""
 LONG_TEXT = 32 * 1024
 """Characters that are tokenised in a thread."""
 UNLIMITED = 2**31 - 1
@@ -58,11 +48,20 @@ class StopReason(StrEnum):
     """The conversation reached the engine's own limit; what no longer fitted was not added."""
     TURN_LENGTH = "turn_length"
     """The policy did not end a turn within `Sampling.max_tokens`."""
+    HARNESS_FAILED = "harness_failed"
+    """The harness that led the rollout ended with an error, or had to be killed (see `stages.harness`)."""
 
 
 @dataclass(slots=True)
-class Episode:
-    """An episode as far as it has come, or as far as it came before it was interrupted."""
+class Episode(Record):
+    """An episode as far as it has come, or as far as it came before it was interrupted.
+
+    Of `metrics`: `turns`, `generated_tokens`; `prompt_tokens`, summed over the turns, and `cached_tokens`, those of
+    them that the engine's prefix cache had; `tool_calls`, all that could be read; `malformed_tool_calls`, which could
+    not be read or name no tool; `invalid_tool_arguments`, calls of a tool with arguments that it does not take;
+    `continued_turns`, how often new weights ended a generation, which then went on with them. Of `timings`: seconds in
+    the `engine`, in the `chat` template, and in each tool (`tool.bash`).
+    """
 
     trajectory: TrajectoryBuilder = field(default_factory=TrajectoryBuilder)
     stop_reason: StopReason | None = None
@@ -70,17 +69,8 @@ class Episode:
     """The text of the policy's last turn."""
     final_message: str | None = None
     """What the policy said with the call that ended the episode, if there was one."""
-    metrics: Counter[str] = field(default_factory=Counter)
-    """`turns`, `generated_tokens`; `prompt_tokens`, summed over the turns, and `cached_tokens`, those of them that the
-    engine's prefix cache had; `tool_calls`, all that could be read; `malformed_tool_calls`, which could not be read or
-    name no tool; `invalid_tool_arguments`, calls of a tool with arguments that it does not take; `continued_turns`,
-    how often new weights ended a generation, which then went on with them."""
-    timings: dict[str, float] = field(default_factory=dict)
-    """Seconds in the `engine`, in the `chat` template, and in each tool (`tool.bash`)."""
-
-    def spent(self, what: str, since: float) -> None:
-        """Add the time since `since` (monotonic clock) to a timing."""
-        self.timings[what] = self.timings.get(what, 0.0) + time.monotonic() - since
+    notes: dict[str, str] = field(default_factory=dict)
+    """For people, in the trajectory's `result.notes`."""
 
 
 class _Budget(NamedTuple):
@@ -105,7 +95,7 @@ class AgentLoop:
         self.context_tokens = self.context_tokens or UNLIMITED
         self._tools = {tool.name: tool for tool in self.tools}
         self._trajectory = self.episode.trajectory
-        self._stop_token_ids = tuple(dict.fromkeys((*self.chat.stop_token_ids, *self.sampling.stop_token_ids)))
+        self._sampler = TurnSampler(self.generate, self.chat, self.sampling, self.episode)
 
     async def run(self, messages: Sequence[ChatMessage]) -> StopReason:
         self.episode.stop_reason = await self._turns(messages)
@@ -124,7 +114,7 @@ class AgentLoop:
                 if not turn:
                     raise self._no_room(prompt, room)
                 return room.limit
-            generation = await self._policy_turn(room, turn)
+            generation = await self._sampler.sample(self._trajectory.prompt(), room.tokens, turn, self._append)
             started = time.monotonic()
             said = conversation.add_turn(generation.token_ids)
             self.episode.last_text = said.text
@@ -166,48 +156,10 @@ class AgentLoop:
             what, name = f"the engine's context ({self.context_tokens} tokens)", "messages"
         return InvalidJob(f"the opening messages, {tokens} tokens, leave no room in {what}", field=name)
 
-    async def _policy_turn(self, room: _Budget, turn: int) -> Generation:
-        """Generate one turn, which new weights may interrupt, and append it as it comes."""
-        seed = turn_seed(self.sampling.seed, turn)
-        wanted = min(room.tokens, self.sampling.max_tokens)
-        self.episode.metrics["turns"] += 1
-        turn_so_far = await self._generated(wanted, seed)
-        self._append(turn_so_far, 0)
-        empty = 0
-        while turn_so_far.finish_reason == "abort":
-            done = len(turn_so_far.token_ids)
-            empty = 0 if done else empty + 1
-            if empty > EMPTY_ABORTS:
-                raise EngineFailed(f"the engine ended {empty} generations before their first token", unreachable=True)
-            self.episode.metrics["continued_turns"] += 1
-            part = await self._generated(wanted - done, turn_seed(seed, self.episode.metrics["continued_turns"]))
-            turn_so_far = self._ended(joined(turn_so_far, part), wanted)
-            self._append(turn_so_far, done)
-        return turn_so_far
-
-    async def _generated(self, max_tokens: int, seed: int | None) -> Generation:
-        prompt = self._trajectory.prompt()
-        sampling = msgspec.structs.replace(self.sampling, max_tokens=max_tokens, seed=seed)
-        started = time.monotonic()
-        try:
-            generation = await self.generate(prompt, sampling, self._stop_token_ids)
-        finally:
-            self.episode.spent("engine", started)
-        self.episode.metrics["prompt_tokens"] += len(prompt)
-        self.episode.metrics["cached_tokens"] += generation.cached_tokens
-        return self._ended(generation, max_tokens)
-
-    def _ended(self, generation: Generation, wanted: int) -> Generation:
-        """Cut a turn at a stop text; one with all `wanted` tokens is complete, even if new weights ended it."""
-        cut = cut_at(generation, self.sampling.stop, self.chat.decode)
-        if cut.finish_reason == "abort" and len(cut.token_ids) >= wanted:
-            return replace(cut, finish_reason="length")
-        return cut
-
-    def _append(self, generation: Generation, start: int) -> None:
-        versions = version_per_token(generation)
-        self._trajectory.add_generated(generation.token_ids[start:], generation.logprobs[start:], versions[start:])
-        self.episode.metrics["generated_tokens"] += len(generation.token_ids) - start
+    def _append(self, turn_so_far: Generation, start: int) -> None:
+        versions = version_per_token(turn_so_far)
+        ids, logprobs = turn_so_far.token_ids[start:], turn_so_far.logprobs[start:]
+        self._trajectory.add_generated(ids, logprobs, versions[start:])
 
     def _stop_reason(self, generation: Generation, room: _Budget, said: PolicyTurn) -> StopReason | None:
         """Return why the episode stops after this turn; None: it continues with tool calls."""
@@ -247,32 +199,3 @@ class AgentLoop:
         if tool.ends_episode:
             self.episode.final_message = text
         return text
-
-
-def turn_seed(seed: int | None, turn: int) -> int | None:
-    """Return a turn's own seed, so that two turns with the same prompt differ and a job can be repeated exactly."""
-    return (seed * 1_000_003 + turn) % 2**63 if seed is not None else None
-
-
-def joined(first: Generation, second: Generation) -> Generation:
-    """Return one generation of two, the second of which continued the first."""
-    start = len(first.token_ids)
-    moved = (VersionSpan(span.weight_version, start + span.start, start + span.end) for span in second.spans)
-    return Generation(
-        np.concatenate([first.token_ids, second.token_ids]),
-        np.concatenate([first.logprobs, second.logprobs]),
-        (*first.spans, *moved),
-        second.finish_reason,
-        first.cached_tokens + second.cached_tokens,
-    )
-
-
-def version_per_token(generation: Generation) -> NDArray[np.int32]:
-    """Spell out a generation's version spans, int32 [G]."""
-    spans = generation.spans
-    versions = np.repeat(
-        np.array([span.weight_version for span in spans], np.int32), [span.end - span.start for span in spans]
-    )
-    if len(versions) != len(generation.token_ids):
-        raise EngineFailed("the engine's weight versions do not cover the tokens that it generated")
-    return versions

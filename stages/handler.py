@@ -31,6 +31,7 @@ from ..errors import (
     ErrorInfo,
     GraderFailed,
     HandlerFailed,
+    HarnessFailed,
     InternalError,
     InvalidJob,
     JudgeUnreachable,
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from ..tools.sandbox.sandbox import Sandbox
     from ..tools.sandbox.specification import SandboxSpec
     from ..tools.tool import Tool
-    from ..wire.messages.jobs import Job
+    from ..wire.messages.jobs import Harness, Job
     from .agent_loop import Episode
 
 log = logging.getLogger("prorl.stage")
@@ -94,7 +95,8 @@ class RunPhase(Generic[Instance]):
     """The sandbox that INIT made."""
     converse: Callable[[Sequence[ChatMessage], Sequence[Tool[Any]]], Awaitable[Episode]]
     """Runs the agent loop on the job's backend, from the opening messages to the end, and returns the episode. The chat
-    template describes the tools to the model."""
+    template describes the tools to the model. Where a harness leads the rollout, it gets the user's messages as its
+    task, and has tools of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
     EngineFailed: True,
     SandboxFailed: True,
     ToolSessionLost: True,
+    HarnessFailed: True,
     InternalError: True,
     JudgeUnreachable: True,
     GraderFailed: False,
@@ -184,6 +187,11 @@ class AgentHandler(ABC, Generic[Instance]):
     """The published data sets whose rows become instances of the task. Rows that are instances need none."""
     eval_in_sandbox: ClassVar[bool] = False
     """Keep the sandbox after RUN, and run EVAL on its node."""
+
+    def harness(self, job: Job, instance: Instance) -> Harness | None:
+        """Return what leads the rollout; None: the service's own agent loop, in `RunPhase.converse`."""
+        del instance
+        return job.harness
 
     def lacks(self, instance: Instance) -> str:
         """Return what the instance needs and this process's environment lacks, in words; empty: nothing."""

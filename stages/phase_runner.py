@@ -36,6 +36,7 @@ from ..errors import (
 from ..inference.chat_loading import chat_format
 from ..system.open_files import wait_for_descriptors
 from ..tools.processes import to_the_end
+from ..tools.sandbox.specification import SandboxSpec
 from ..wire import codec
 from ..wire.messages.base import METRICS_LIMIT, NOTE_LIMIT, new_id
 from ..wire.messages.jobs import Outcome, Phase
@@ -53,6 +54,7 @@ from .handler import (
     RunPhase,
     failure_of,
 )
+from .harness.rollout import ChosenHarness
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +67,6 @@ if TYPE_CHECKING:
     from ..inference.engine import Generation
     from ..tools.sandbox.sandbox import Sandbox
     from ..tools.sandbox.sandboxes import Sandboxes
-    from ..tools.sandbox.specification import SandboxSpec
     from ..tools.tool import Tool
     from ..wire.messages.backends import Backend
     from ..wire.messages.jobs import Job, Sampling
@@ -102,6 +103,7 @@ class PhaseRunner:
     """Those that end with the phase."""
     _backend: Backend | None = field(default=None, init=False)
     _episode: Episode | None = field(default=None, init=False)
+    _harness: ChosenHarness | None = field(default=None, init=False)
     _conversing: float = field(default=math.inf, init=False)
     """Since when the agent acts."""
     _moves: int = field(default=0, init=False)
@@ -143,11 +145,16 @@ class PhaseRunner:
 
     async def _phase(self) -> PhaseDone:
         instance = self.handler.parse_instance(self.job)
+        choice = self.handler.harness(self.job, instance)
+        self._harness = ChosenHarness.find(choice) if choice is not None else None
         if self.command.sandbox is not None:
             self._sandbox = await self.sandboxes.attach(self.command.sandbox)
         match self.command.phase:
             case Phase.INIT:
-                return self._done(await self.handler.init(InitPhase(self.job, instance, self._create_sandbox)))
+                data = await self.handler.init(InitPhase(self.job, instance, self._create_sandbox))
+                if self._harness is not None:
+                    await self._create_sandbox(SandboxSpec())  # unless the task has made one
+                return self._done(data)
             case Phase.RUN:
                 phase = RunPhase(self.job, instance, self.command.phase_data, self._sandbox, self._converse)
                 try:
@@ -180,6 +187,8 @@ class PhaseRunner:
 
     async def _create_sandbox(self, spec: SandboxSpec) -> Sandbox:
         if self._sandbox is None:
+            if self._harness is not None:
+                spec = self._harness.prepared(spec)
             self._sandbox = await self.sandboxes.create(f"{self.job.job_id}.{self.command.attempt}", spec)
         return self._sandbox
 
@@ -210,6 +219,13 @@ class PhaseRunner:
         backend = await self._assigned()
         chat = await chat_format(backend.chat)
         self._episode, self._conversing = Episode(), time.monotonic()
+        if self._harness is not None:
+            if self._sandbox is None:
+                raise SandboxFailed("a harness needs the job's sandbox, and there is none")
+            await self._harness.lead(
+                messages, self._sandbox, self._generate, chat, backend.context_tokens, self.job, self._episode
+            )
+            return self._episode
         loop = AgentLoop(
             self._generate, chat, backend.context_tokens, tools, self.job.sampling, self.job.episode, self._episode
         )
@@ -296,8 +312,7 @@ class PhaseRunner:
             sandbox=self._sandbox.handle if self._sandbox is not None and self._hands_on_sandbox() else None,
             phase_data=phase_data,
             reward=reward_of(evaluation) if evaluation is not None else None,
-            notes=notes_of(evaluation) if evaluation is not None else {},
-            **self._record(evaluation.metrics if evaluation is not None else {}),
+            **self._record(evaluation),
         )
 
     def _failed(self, failure: Failure) -> PhaseFailed:
@@ -309,12 +324,13 @@ class PhaseRunner:
             retry=failure.retry,
             reward=failure.reward if self.command.phase == Phase.EVAL or self._has_acted() else None,
             sandbox_gone=self.command.sandbox is not None and (self._sandbox is None or not self._sandbox.held),
-            **self._record({}),
+            **self._record(),
         )
 
-    def _record(self, metrics: dict[str, float]) -> dict[str, Any]:
+    def _record(self, evaluation: Evaluation | None = None) -> dict[str, Any]:
         """Return the fields that both kinds of event have."""
         episode = self._episode if self._episode is not None else Episode()
+        metrics = episode.metrics | (evaluation.metrics if evaluation is not None else {})
         trajectory = episode.trajectory
         return {
             "stage_id": self.stage_id,
@@ -323,7 +339,8 @@ class PhaseRunner:
             "phase": self.command.phase,
             "stop_reason": episode.stop_reason or "",
             "backend": self._backend.backend_id if self._backend is not None else "",
-            "metrics": {key: float(value) for key, value in (episode.metrics | metrics).items()},
+            "metrics": {key: float(value) for key, value in metrics.items()},
+            "notes": notes_of(episode.notes | (evaluation.notes if evaluation is not None else {})),
             "timings": {self.command.phase.value: time.monotonic() - self._started, **episode.timings},
             "tokens": trajectory.tokens,
             "turns": trajectory.turns if trajectory.tokens else 0,
@@ -369,9 +386,9 @@ def reward_of(evaluation: Evaluation) -> float:
     return number
 
 
-def notes_of(evaluation: Evaluation) -> dict[str, str]:
+def notes_of(notes: dict[str, str]) -> dict[str, str]:
     """Return notes within their limit: of long ones the beginning and the end, which has a judge's verdict."""
-    return {name: cut_text(note, NOTE_LIMIT) for name, note in evaluation.notes.items()}
+    return {name: cut_text(note, NOTE_LIMIT) for name, note in notes.items()}
 
 
 def checked(done: PhaseDone) -> PhaseDone:
@@ -396,7 +413,7 @@ def readable(failed: PhaseFailed) -> PhaseFailed:
         codec.decode(codec.encode(failed), PhaseFailed, limit_bytes=EVENT_LIMIT_BYTES)
     except MalformedMessage as problem:
         log.error("the record of a failed %s is left out: %s", failed.phase, problem.message)  # noqa: TRY400
-        bare = {"metrics": {}, "timings": {}, "stop_reason": "", "tokens": 0, "turns": 0, "segments": ()}
+        bare = {"metrics": {}, "timings": {}, "stop_reason": "", "tokens": 0, "turns": 0, "segments": (), "notes": {}}
         failed = msgspec.structs.replace(failed, **bare, logprobs_mode="")
     return failed
 

@@ -39,11 +39,12 @@ MAY_IMPORT = {
     "tasks": {"errors", "wire"},
     "brokers": BASE,
     "tools": BASE - {"data"},
+    "model_proxy": {"data"},
     "stages": BASE | {"tools", "tasks", "inference", "model_proxy"},
     "make_swe": {"errors", "system", "tools"},
     "service": BASE | {"client", "tools", "inference"},
     "evaluation": BASE | {"client", "service", "inference", "tasks", "stages", "tools"},
-    "model_proxy": BASE | {"inference"},
+    "gateway": BASE | {"client", "service", "inference", "tasks", "stages", "tools", "evaluation", "integrations"},
     "demo": BASE | {"client", "service", "inference"},
     "weights_publisher": BASE | {"client", "inference"},
     "examples": BASE

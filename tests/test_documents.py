@@ -158,6 +158,7 @@ QUICK_COMMANDS = {
     "prorl cancel JOB": (1,),
     "prorl init": (0,),
     "prorl image list": (0,),
+    "prorl keys bearer alice --role trainer --keys keys": (0,),
     "prorl backends list --config topology.toml": (0,),
     "prorl tasks list": (0,),
     "prorl tasks validate data.jsonl": (0,),
@@ -171,6 +172,7 @@ SERVERS = (
     "prorl-stage --role run --slots 32 --connect tcp://127.0.0.1:5556 --node gpu-7",
     "prorl-stage --role eval --slots 16 --connect tcp://127.0.0.1:5556 --node gpu-7",
     "prorl-engine --engine embedded --connect tcp://127.0.0.1:5557",
+    "prorl gateway --front-door tcp://127.0.0.1:5555 --bind 127.0.0.1:8080",
 )
 """Commands that serve until they are told to end."""
 
@@ -208,7 +210,7 @@ def test_pieces_that_are_started_alone_make_a_service(folder: Path) -> None:
     (tables,) = [block for block in blocks("toml") if "[rollout_broker]" in block]
     alone = folder / "alone"
     alone.mkdir()
-    ports = {number: str(free_port()) for number in ("5555", "5556", "5557")}
+    ports = {number: str(free_port()) for number in ("5555", "5556", "5557", "8080")}
 
     def moved(text: str) -> str:
         return re.sub("|".join(ports), lambda match: ports[match[0]], text)

@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from ...errors import Busy, DuplicateJob, InternalError, JournalFailed, MalformedMessage, ProrlError, VersionMismatch
+from ...errors import (
+    Busy,
+    DuplicateJob,
+    InternalError,
+    JournalFailed,
+    MalformedMessage,
+    ProrlError,
+    UnknownJob,
+    VersionMismatch,
+)
 from ...security.rights import ANYBODY
 from ...wire import codec
 from ...wire.connection_guard import crowding
@@ -227,7 +236,11 @@ class FrontDoor:
     def _collect(self, envelope: Sequence[Frame], request: Collect, sender: Sender, now: float, *, final: bool) -> None:
         """Answer a poll if there is a result, or if it is `final`; hold it otherwise."""
         key = (request.session, request.client_id)
-        finished = self._jobs.results.take(request.session, request.client_id, request.max_results, now)
+        results = self._jobs.results
+        if request.job_ids:
+            finished = results.named(request.session, request.job_ids, request.max_results)
+        else:
+            finished = results.take(request.session, request.client_id, request.max_results, now)
         if not finished and not final:
             if key not in self._polls or self._polls[key].request is not request:
                 self._polls[key] = _HeldPoll(envelope, request, sender, now + request.wait_s)
@@ -243,15 +256,17 @@ class FrontDoor:
         try:
             sent = self._answer(envelope, reply, [self._jobs.block(item) for item in finished if item.result.tokens])
         except JournalFailed:
-            self._jobs.results.put_back(finished)
+            results.put_back([] if request.job_ids else finished)
             raise
         if not sent:
-            self._jobs.results.put_back(finished)
+            results.put_back([] if request.job_ids else finished)
 
     def _cancel(self, envelope: Sequence[Frame], request: Cancel, now: float) -> None:
         jobs: dict[str, Any] = {}
         for job_id in request.job_ids:
-            if self._jobs.cancel(job_id, now):
+            if request.session and self._holder(job_id) != request.session:
+                jobs[job_id] = "unknown"
+            elif self._jobs.cancel(job_id, now):
                 jobs[job_id] = "cancelled"
             else:
                 jobs.setdefault(job_id, "finished" if self._jobs.results.get(job_id) is not None else "unknown")
@@ -271,7 +286,20 @@ class FrontDoor:
             uptime_s=now - self._started_at,
         )
 
+    def _holder(self, job_id: str) -> str:
+        """Return the session of a job that was not collected yet; empty: there is none."""
+        if job_id in self._jobs.table:
+            return self._jobs.table.holder(job_id)
+        ended = self._jobs.results.get(job_id)
+        return ended.holder if ended is not None else ""
+
     def _trace(self, request: Trace) -> JobTrace:
+        if request.session and self._holder(request.job_id) != request.session:
+            raise UnknownJob(
+                f"session {request.session} has no job {request.job_id}, or its result was acknowledged",
+                job_id=request.job_id,
+                matches=0,
+            )
         return self._jobs.history.trace(request.request_id, self._jobs.history.find(request.job_id), time.time())
 
     def _answer(self, envelope: Sequence[Frame], reply: FrontDoorReply, blocks: Sequence[Frame] = ()) -> bool:

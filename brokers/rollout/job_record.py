@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from ...errors import ErrorInfo, LeaseLost, MalformedMessage
 from ...wire import codec
 from ...wire.messages.jobs import Job, Phase, Result
-from ...wire.messages.stages import PhaseDone
 from ..journal.records import JobState, holder_of
 from .stage_pool import Requirement, SlotClaim
 
 if TYPE_CHECKING:
     from ...wire.messages.jobs import Outcome, SandboxHandle
-    from ...wire.messages.stages import PhaseFailed
+    from ...wire.messages.stages import PhaseDone, PhaseFailed
 
 QUEUE_TIMINGS = frozenset(f"{phase}_queue" for phase in Phase)
 """What is known of an attempt's time although its phases are not."""
@@ -152,7 +151,7 @@ class JobRecord:
             backend=run.backend if run is not None else "",
             metrics=self.metrics,
             timings=self.timings,
-            notes=last.notes if isinstance(last, PhaseDone) else {},
+            notes={name: note for event in (run, last) if event is not None for name, note in event.notes.items()},
             tokens=run.tokens if run is not None else 0,
             turns=run.turns if run is not None else 0,
             segments=run.segments if run is not None else (),

@@ -19,6 +19,7 @@ from . import (
     demo,
     engine,
     evaluate,
+    gateway,
     harnesses,
     images,
     init,
@@ -71,6 +72,7 @@ prorl = new_typer(
 prorl.command("demo")(demo.demo)
 prorl.command("init")(init.init)
 prorl.command("serve")(service.serve)
+prorl.command("gateway")(gateway.gateway)
 prorl.command("submit")(jobs.submit)
 prorl.command("status")(jobs.status)
 prorl.command("cancel")(jobs.cancel)

@@ -63,6 +63,13 @@ def evaluate(
     context: Annotated[
         int | None, typer.Option(metavar="TOKENS", min=1, help="Of a conversation. [default: the job's, or 32768]")
     ] = None,
+    harness: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME[==VERSION]",
+            help="Let an agent program lead the rollouts, such as claude-code, codex or opencode (see prorl harness).",
+        ),
+    ] = "",
     row_format: options.RowFormatName = "",
     task: options.TaskName = "",
     fields: Annotated[
@@ -115,6 +122,8 @@ def evaluate(
 
     prorl eval swe.jsonl --connect tcp://gpu-7:5555
 
+    prorl eval swe-mini.jsonl --harness codex --url http://gpu-7:8000
+
     The model is an engine that is started for this run, or that of a running service (--connect or --config). Results
     are kept in the run folder as they come: after Ctrl-C, a crash or a reboot, the same command continues with what is
     missing, and retries what ended with an error of the infrastructure or the task, which is no wrong answer. The
@@ -156,6 +165,8 @@ def evaluate(
     sandbox = sandbox or SandboxSettings().kind
     own = None if running else _own_service(backend, slots, sandbox, image or "", image_folder or [])
     named_fields = options.named_values("--set", fields)
+    if harness:
+        _check_harness(harness, here=own is not None)
     handlers = load_handlers(warn=partial(say, "prorl eval"))
     problems = load_problems(
         file, known_row_formats(handlers), row_format=row_format, task=task, limit=limit, options=named_fields
@@ -180,6 +191,7 @@ def evaluate(
         context=context,
         sandbox="" if running else sandbox,
         image=image or "",
+        harness=harness,
     )
     plan = Plan(
         settings=settings,
@@ -335,6 +347,15 @@ def _ks(text: str, samples: int) -> tuple[int, ...]:
     if ks[0] < 1 or ks[-1] > samples:
         raise ConfigError(f"--k {text}: each must be 1 to --samples, which is {samples}", key="k")
     return tuple(ks)
+
+
+def _check_harness(named: str, *, here: bool) -> None:
+    """Check that a harness is known and, where its sandboxes are made by this very command, installed."""
+    from ..stages.harness.installation import HarnessStore, default_root, parse_name
+
+    parse_name(named)
+    if here:
+        HarnessStore(default_root()).find(named)
 
 
 def _own_service(

@@ -41,6 +41,16 @@ def new(
     print(f"made {place.path / key.name}.secret, which nobody else may have, and {key.name}{PUBLIC}: {key.public_key}")
 
 
+@commands.command("bearer")
+def bearer(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is, such as alice.")],
+    role: Role,
+    folder: Folder = None,
+) -> None:
+    """Make a bearer token for `prorl gateway`, let it in, and print it: only its SHA-256 is kept."""
+    print(_folder(folder).new_bearer(name, role))
+
+
 @commands.command("allow")
 def allow(
     file: Annotated[Path, typer.Argument(metavar="FILE.pub", help="The public key.")],
@@ -72,6 +82,8 @@ def list_(folder: Folder = None) -> None:
     for what, keys in (("ours", own), ("known", known), ("let in", allowed)):
         for key in keys:
             table.add_row(key.name, str(key.role), what, Text(key.public_key))  # its brackets are no markup
+    for bearer in place.bearers():
+        table.add_row(bearer.name, str(bearer.role), "let in", Text("a bearer token"))
     console().print(table)
 
 

@@ -117,6 +117,11 @@ class TextReader:
             for call in self._calls_format.parse(_REASONING.sub("", text))
         )
 
+    def before_calls(self, text: str) -> str:
+        """Return what a policy's turn says before its first call, its reasoning included."""
+        reasoning = found.end() if (found := _REASONING.match(text)) is not None else 0
+        return text[:reasoning] + self._calls_format.before_calls(text[reasoning:])
+
     def _one(self, token_id: int) -> str:
         """Return the text that a token adds behind another: many decoders take away the blank that begins a text."""
         known = self._known.get(token_id)

@@ -3,6 +3,9 @@
 Only new messages are ever tokenised. A `Conversation` gives the ids that open it, takes the policy's turns as the
 engine generated them, and gives the ids of what comes between a turn and the next. A template may change turns that the
 engine has seen (many drop old reasoning): then the conversation says so, and gives its whole prompt anew.
+
+Where another program leads the conversation (see `stages.harness`), there is a tree of turns and no `Conversation`: the
+format gives the ids that open one (`opening`), and those that follow any turn (`following`).
 """
 
 from __future__ import annotations
@@ -20,12 +23,25 @@ if TYPE_CHECKING:
     from .tool_calls.call import MalformedCall, ToolCall
 
 
+class PastCall(NamedTuple):
+    """A tool call in a turn that is told as context."""
+
+    call_id: str
+    name: str
+    arguments: dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One message of a conversation."""
 
     role: Role
     content: str
+    reasoning: str | None = None
+    calls: tuple[PastCall, ...] = ()
+    """Of an assistant."""
+    call_id: str = ""
+    """Of a tool's answer: what it answers."""
 
 
 class Piece(NamedTuple):
@@ -55,6 +71,19 @@ class PolicyTurn(NamedTuple):
     """With its reasoning and its tool calls; the token that ended the turn is left out."""
     calls: tuple[ToolCall | MalformedCall, ...]
     """In order; none of them from its reasoning."""
+
+
+class ReadTurn(NamedTuple):
+    """A turn of the policy, taken apart."""
+
+    reasoning: str | None
+    text: str
+    """What follows the reasoning, without the token that ended the turn."""
+    content: str
+    """The text before its first call."""
+    calls: tuple[ToolCall | MalformedCall, ...]
+    ended: bool
+    """Its last token is one that ends a turn."""
 
 
 class Conversation(Protocol):
@@ -91,6 +120,37 @@ class ChatFormat(Protocol):
         Args:
             messages: its opening; the last one is what the policy answers.
             tools: the JSON schemas of what the policy may call, as `Tool.schema` gives them.
+        """
+
+    def opening(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> tuple[Piece, ...]:
+        """Return the ids of a whole conversation, turns of the policy among its messages; the last opens its next turn.
+
+        Raises:
+            InvalidJob: the template refuses the messages (`field` is `messages`).
+        """
+
+    def read_turn(self, generated: NDArray[np.int32]) -> ReadTurn:
+        """Read a turn of the policy, int32 [G], as the engine generated it.
+
+        Raises:
+            EngineFailed: an id is not in the vocabulary.
+        """
+
+    def following(
+        self, turn: ReadTurn, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
+    ) -> tuple[Piece, ...]:
+        """Return the ids that follow a turn of the policy, from the end of that turn to the opening of the next.
+
+        Nothing of what the engine has seen is told again, whatever the template would change of it.
+
+        Args:
+            turn: what the policy said.
+            messages: what came since. A tool's answer names a call of the turn by its number, from "0"; others are
+                taken in order.
+            tools: what the policy may call.
+
+        Raises:
+            InvalidJob: as `opening`.
         """
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:

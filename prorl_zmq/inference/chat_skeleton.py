@@ -103,6 +103,42 @@ class ChatSkeleton:
         cut = end if ended else start
         return Continuation(text[cut:], tuple(boundary - cut for boundary in boundaries))
 
+    def following(
+        self, turn: TurnShape, call_ids: Sequence[str], messages: Sequence[Message], *, tools: bool, ended: bool
+    ) -> Continuation:
+        """Return what follows a turn before whose end nothing is told again, whatever messages come then.
+
+        It is divided after the rest of the turn, between the messages where the template allows it, and before what
+        opens the next turn.
+
+        Raises:
+            TemplateRefused: the template cannot render this.
+        """
+        offered = [marker_tool()] if tools else []
+        opening: list[Message] = [{"role": "user", "content": marker("opening0")}]
+        if self._traits.takes_system:
+            opening.insert(0, {"role": "system", "content": marker("system")})
+        said = [*opening, self._turn(turn, _SPOKEN, call_ids)]
+        text = self._template.render([*said, *messages], offered, opened=True)
+        # The last of what the turn says: text that follows may spell the markers, and stands behind them.
+        words = [_SPOKEN, *(_argument(_SPOKEN, index) for index in range(len(turn.calls)))]
+        at, last_marker = max((text.find(word), word) for word in words)
+        if at < 0 or self._traits.end_of_turn not in text[at:]:
+            raise TemplateRefused("it leaves out what the policy says")
+        start = text.index(self._traits.end_of_turn, at + len(last_marker))
+        end = start + len(self._traits.end_of_turn)
+        lengths = [
+            self._template.length_in(text, [*said, *messages[:number]], offered) for number in range(len(messages) + 1)
+        ]
+        closing = self._template.length_of(
+            text[end:], self._after_turn(self._template.render_or_not(said, offered), last_marker)
+        )
+        boundaries = [end + closing]
+        for length in lengths[1:]:
+            boundaries.append(max(length, boundaries[-1]))
+        cut = end if ended else start
+        return Continuation(text[cut:], tuple(boundary - cut for boundary in boundaries))
+
     def _inner(self, shape: Shape, results: Sequence[str], call_ids: Sequence[str], length: int) -> list[int]:
         """Return where answers are divided, in characters after the token that ends the turn; nothing if not known.
 

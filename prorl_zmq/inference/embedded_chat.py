@@ -14,7 +14,7 @@ import numpy as np
 
 from ..data.trajectory import Role
 from ..errors import EngineFailed
-from .chat import ChatMessage, Piece, PolicyTurn, Prompt
+from .chat import ChatMessage, Piece, PolicyTurn, Prompt, ReadTurn
 from .tokenizer import IM_END, IM_START, ROLE_PIECES, decode, encode
 from .tool_calls.hermes import HermesFormat
 
@@ -42,6 +42,27 @@ class EmbeddedChatFormat:
     def conversation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> EmbeddedConversation:
         """Begin a conversation; the tools' names are told at the end of its system message."""
         return EmbeddedConversation([encode_message(message) for message in _with_tools(messages, tools)])
+
+    def opening(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> tuple[Piece, ...]:
+        """Return the ids of a whole conversation."""
+        return self.conversation(messages, tools).prompt().pieces
+
+    def read_turn(self, generated: NDArray[np.int32]) -> ReadTurn:
+        """Read a turn of the policy, int32 [G]; it has no reasoning.
+
+        Raises:
+            EngineFailed: an id is not in the vocabulary.
+        """
+        ended = len(generated) > 0 and int(generated[-1]) == IM_END
+        text = self.decode(generated[:-1] if ended else generated)
+        return ReadTurn(None, text, _TOOL_CALLS.before_calls(text), tuple(_TOOL_CALLS.parse(text)), ended)
+
+    def following(
+        self, turn: ReadTurn, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
+    ) -> tuple[Piece, ...]:
+        """Return the ids that follow a turn of the policy."""
+        del tools  # were told in the opening
+        return (_end_of_turn(turn.ended), *map(encode_message, messages), Piece(Role.ASSISTANT, generation_prompt()))
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of ids, special tokens included.
@@ -74,7 +95,7 @@ class EmbeddedConversation:
         """
         ended = len(generated) > 0 and generated[-1] == IM_END
         text = EmbeddedChatFormat().decode(generated[:-1] if ended else generated)
-        self._coming = [Piece(Role.ASSISTANT, _NEWLINE if ended else _ids(IM_END, *_NEWLINE), new_turn=False)]
+        self._coming = [_end_of_turn(ended)]
         return PolicyTurn(text, tuple(_TOOL_CALLS.parse(text)))
 
     def add_tool_results(self, results: Sequence[str]) -> None:
@@ -84,8 +105,13 @@ class EmbeddedConversation:
 
 def encode_message(message: ChatMessage) -> Piece:
     """Return the ids of one whole message; its content can make no special token."""
-    parts = [_ids(IM_START), _ROLES[message.role], encode(message.content), _ids(IM_END), _NEWLINE]
+    calls = "".join(_TOOL_CALLS.write(call.name, call.arguments) for call in message.calls)
+    parts = [_ids(IM_START), _ROLES[message.role], encode(message.content + calls), _ids(IM_END), _NEWLINE]
     return Piece(message.role, np.concatenate(parts))
+
+
+def _end_of_turn(ended: bool) -> Piece:
+    return Piece(Role.ASSISTANT, _NEWLINE if ended else _ids(IM_END, *_NEWLINE), new_turn=False)
 
 
 def generation_prompt() -> NDArray[np.int32]:

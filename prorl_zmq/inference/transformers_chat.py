@@ -5,25 +5,27 @@ tools' answers, in what the template writes around them (`chat_skeleton`). What 
 Where the template would show the engine something else than it saw, the conversation is rendered whole again, unless
 `ChatSettings.history` says otherwise.
 
-Left out on purpose: images, documents, and messages of the user after the opening.
+Left out on purpose: images and documents.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ..data.trajectory import Role
-from ..errors import ConfigError
-from .chat import ChatMessage
-from .chat_skeleton import ChatSkeleton
-from .chat_template import ChatTemplate, Message
+from ..errors import ConfigError, InvalidJob
+from .chat import ChatMessage, Piece, ReadTurn
+from .chat_history import UNKNOWN_TOOL, History, folded, history, short_call_id
+from .chat_skeleton import ChatSkeleton, TurnShape
+from .chat_template import ChatTemplate, TemplateRefused
 from .chat_tokenizer import ChatTokenizer
-from .chat_traits import TemplateTraits, find_traits
+from .chat_traits import TemplateTraits, WrittenCall, find_traits
+from .tool_calls.call import ToolCall
 from .transformers_conversation import TransformersConversation
 
 if TYPE_CHECKING:
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 
 _IMPORTING = Lock()
 """transformers cannot be imported by two threads at once; never held while a tokenizer is loaded."""
-_ROLES = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "assistant", Role.TOOL: "tool"}
 
 
 class TransformersChatFormat:
@@ -100,16 +101,77 @@ class TransformersChatFormat:
         self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
     ) -> TransformersConversation:
         """Begin a conversation; the tools are told by the template, or else in its system message."""
+        return self._conversation(history(self._with_tools(messages, tools), self.traits), tools)
+
+    def opening(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> tuple[Piece, ...]:
+        """Return the ids of a whole conversation, turns of the policy among its messages; the last opens its next turn.
+
+        Raises:
+            InvalidJob: the template refuses the messages (`field` is `messages`), folded or not.
+        """
+        told = history(self._with_tools(messages, tools), self.traits)
+        try:
+            return self._conversation(told, tools).prompt().pieces
+        except InvalidJob:
+            return self._conversation(folded(told), tools).prompt().pieces
+
+    def read_turn(self, generated: NDArray[np.int32]) -> ReadTurn:
+        """Read a turn of the policy, int32 [G], as the engine generated it.
+
+        Raises:
+            EngineFailed: an id is not in the vocabulary.
+        """
+        ended = len(generated) > 0 and int(generated[-1]) in self._stop_token_ids
+        reasoning, text = self.traits.split(self.decode(generated[:-1] if ended else generated))
+        form = self.traits.form
+        return ReadTurn(reasoning, text, form.before_calls(text), tuple(form.parse(text)), ended)
+
+    def following(
+        self, turn: ReadTurn, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
+    ) -> tuple[Piece, ...]:
+        """Return the ids that follow a turn of the policy; tools' answers name its calls by their numbers from 0.
+
+        Raises:
+            InvalidJob: the template refuses the messages (`field` is `messages`), folded or not.
+        """
+        calls = [
+            WrittenCall(call.name, {}, short_call_id(number, call.call_id))
+            if isinstance(call, ToolCall)
+            else WrittenCall(call.name or UNKNOWN_TOOL, {}, short_call_id(number))
+            for number, call in enumerate(turn.calls, 1)
+        ]
+        told = history(messages, self.traits, {str(number): call for number, call in enumerate(calls)})
+        shown = bool(tools) and self.traits.shows_tools
+        # With its calls or, where the template refuses these (more than one, say), as text alone.
+        shape = TurnShape(turn.reasoning is not None, tuple(call.name for call in calls), self.traits.writes_calls)
+        tries = ((told, shape), (told, shape._replace(written=False)), (folded(told), shape._replace(written=False)))
+        for one, as_shape in tries:
+            with suppress(TemplateRefused):
+                return self._following(one, as_shape, [call.call_id for call in calls], shown, turn.ended)
+        message = "the model's chat template refuses the messages that follow a turn"
+        raise InvalidJob(message, field="messages")
+
+    def _following(
+        self, told: History, shape: TurnShape, call_ids: Sequence[str], shown: bool, ended: bool
+    ) -> tuple[Piece, ...]:
+        messages, cut = self.tokenizer.guard(told.messages)
+        text, boundaries = self.skeleton.following(shape, call_ids, messages, tools=shown, ended=ended)
+        after = self.traits.end_of_turn if ended else ""
+        closing, *new, opening = self.tokenizer.encode(text, boundaries, cut, after, inside=True)
+        pieces = [Piece(Role.ASSISTANT, closing, new_turn=False)]
+        pieces += [Piece(role, ids) for role, ids in zip(told.roles, new, strict=True)]
+        return (*(piece for piece in pieces if len(piece.token_ids)), Piece(Role.ASSISTANT, opening))
+
+    def _with_tools(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> list[ChatMessage]:
         told = list(messages)
         if tools and not self.traits.shows_tools:
             told = _with_system(told, self.traits.form.describe(tools))
-        if not self.traits.takes_system:
-            told = _without_system(told)
+        return told if self.traits.takes_system else _without_system(told)
+
+    def _conversation(self, told: History, tools: Sequence[dict[str, Any]]) -> TransformersConversation:
         names = frozenset(str(tool.get("function", tool).get("name", "")) for tool in tools)
-        opening: list[Message] = [{"role": _ROLES[message.role], "content": message.content} for message in told]
-        return TransformersConversation(
-            self, opening, [message.role for message in told], tools if self.traits.shows_tools else (), names
-        )
+        shown = tools if self.traits.shows_tools else ()
+        return TransformersConversation(self, told.messages, told.roles, shown, names)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of ids, special tokens included.

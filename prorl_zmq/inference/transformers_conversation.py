@@ -7,7 +7,6 @@ then, and a message that does not stand so is one piece with what follows it.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ..data.trajectory import Role
 from ..errors import InvalidJob
 from .chat import Piece, PolicyTurn, Prompt
+from .chat_history import UNKNOWN_TOOL, short_call_id
 from .chat_skeleton import ChatSkeleton, Measure, Shape, TurnShape
 from .chat_template import TemplateRefused, marker
 from .chat_traits import WrittenCall
@@ -32,12 +32,8 @@ if TYPE_CHECKING:
     from .chat_tokenizer import ChatTokenizer
     from .chat_traits import TemplateTraits
 
-_CALL_ID = re.compile(r"[0-9A-Za-z]{9}")
-"""What all templates take."""
 RENDERED_BEGINNINGS = 64
 """How many beginnings of a conversation are rendered for one prompt."""
-UNKNOWN_TOOL = "unknown"
-"""The name under which a call that names no tool is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +154,7 @@ class TransformersConversation:
         ids: list[str] = []
         for call in calls:
             self._calls += 1
-            own = call.call_id if isinstance(call, ToolCall) and _CALL_ID.fullmatch(call.call_id) else ""
-            ids.append(own or f"call{self._calls % 100_000:05d}")
+            ids.append(short_call_id(self._calls, call.call_id if isinstance(call, ToolCall) else ""))
         return tuple(ids)
 
     def _measure(self) -> Measure:

@@ -144,6 +144,8 @@ class Problem(StrEnum):
     """Too many calls of this rollout at one time; a later try may succeed."""
     FAILED = "failed"
     """The engine failed; a later try may succeed."""
+    NOT_ALLOWED = "not_allowed"
+    """The call does not show the rollout's key."""
     NOT_FOUND = "not_found"
     """No such path."""
     INTERNAL = "internal"

@@ -23,6 +23,7 @@ class EventWriter:
     def __init__(self, request: web.BaseRequest, keep_alive_s: float) -> None:
         self._request = request
         self._keep_alive_s = keep_alive_s
+        self._pending = b""
         self.response = web.StreamResponse(headers=_HEADERS)
 
     @property
@@ -30,8 +31,13 @@ class EventWriter:
         """Whether the harness has been told the status."""
         return self.response.prepared
 
+    def write_later(self, events: bytes) -> None:
+        """Write events with the next ones: until then the answer has no status, and may still be an error."""
+        self._pending += events
+
     async def write(self, events: bytes) -> None:
         """Write events."""
+        events, self._pending = self._pending + events, b""
         try:
             if not self.begun:
                 await self.response.prepare(self._request)
@@ -57,7 +63,7 @@ class EventWriter:
     async def _keep_alive(self, waiting: Callable[[], bytes]) -> None:
         while True:
             await asyncio.sleep(self._keep_alive_s)
-            await self.write(waiting())
+            await self.write(b"" if self._pending else waiting())
 
 
 async def finished(request: web.BaseRequest, response: web.StreamResponse) -> bool:

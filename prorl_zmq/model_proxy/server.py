@@ -1,6 +1,7 @@
 """The HTTP server of one rollout's model: what a harness sends becomes calls of a `Model`, in all dialects at once.
 
-It listens on the socket that it is given, which says which rollout is calling: no key is looked at. A stream has a
+It listens on the socket that it is given, which says which rollout is calling. Where others than its programs can reach
+that, each call must show a key. A stream has a
 status within `keep_alive_s`, even if the model has not taken the call by then; errors after that are events. A harness
 that leaves cancels its call. `Model` and the calls under way learn on every path whether a reply was delivered.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,14 +55,21 @@ class ModelServer:
 
     Args:
         model: what answers.
+        key: what each call must show; empty: nothing.
         keep_alive_s: how often a stream says that it is alive.
         body_limit_bytes: of a request.
     """
 
     def __init__(
-        self, model: Model, *, keep_alive_s: float = KEEP_ALIVE_S, body_limit_bytes: int = BODY_LIMIT_BYTES
+        self,
+        model: Model,
+        *,
+        key: str = "",
+        keep_alive_s: float = KEEP_ALIVE_S,
+        body_limit_bytes: int = BODY_LIMIT_BYTES,
     ) -> None:
         self._model = model
+        self._key = key
         self._keep_alive_s = keep_alive_s
         self._body_limit_bytes = body_limit_bytes
         self._handling: set[asyncio.Task[Any]] = set()
@@ -112,9 +121,12 @@ class ModelServer:
     async def _answer(self, http: web.BaseRequest) -> web.StreamResponse:
         if http.method == "HEAD":  # Claude Code asks whether anybody is here
             return web.Response()
+        matches = _ROUTES.matches(http.path)
+        if self._key and not _shows(http, self._key):
+            refused = CallRefused(Problem.NOT_ALLOWED, "the call does not show the key of this rollout")
+            return self._refusal(matches[0].dialect if matches else _CHAT, refused)
         if http.method == "GET" and http.path.rstrip("/").endswith("/models"):
             return _json_response(200, _models(self._model.name))
-        matches = _ROUTES.matches(http.path)
         match = next((match for match in matches if match.route.method == http.method), None)
         if match is None or match.route.purpose == "websocket":
             return self._no_route(http, matches, match)
@@ -155,7 +167,7 @@ class ModelServer:
         try:
             async with writer.kept_alive(events.waiting):
                 call = await self._model.open(request)
-                await writer.write(events.begin(call.turn_id, call.prompt_tokens))
+                writer.write_later(events.begin(call.turn_id, call.prompt_tokens))
                 reply = await call.reply()
             delivered = await writer.finish(events.end(reply))
         except Exception as error:
@@ -206,6 +218,17 @@ class ModelServer:
         if refused.problem == Problem.BUSY:
             response.headers["Retry-After"] = str(_RETRY_AFTER_S)
         return response
+
+
+def _shows(http: web.BaseRequest, key: str) -> bool:
+    """Return whether a call shows a key, in any way that an API has."""
+    bearer = http.headers.get("Authorization", "").removeprefix("Bearer ")
+    shown = (
+        bearer,
+        *(http.headers.get(name, "") for name in ("x-api-key", "x-goog-api-key")),
+        http.query.get("key", ""),
+    )
+    return any(secrets.compare_digest(one.encode(errors="replace"), key.encode()) for one in shown)
 
 
 def _refused(error: Exception) -> CallRefused:

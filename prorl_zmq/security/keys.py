@@ -4,6 +4,7 @@
       NAME.secret           0600   a key pair of ours
       NAME.pub              0644   its public half, to be given away; or the public key of the service that we talk to
       allowed/NAME.pub      0644   a key that the service lets in, with the role that it has here
+      allowed/NAME.bearer   0600   the SHA-256 of a bearer token that HTTP gateways let in, and its role
 
 What a file says of its own role counts only in `allowed/`, where the service's owner has written it. Files are made
 with their final mode and never overwritten. As with ssh, a secret that others can read is not used.
@@ -12,26 +13,31 @@ with their final mode and never overwritten. As with ssh, a secret that others c
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import secrets
 import stat
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 import zmq
 
 from ..errors import ConfigError
 from ..system.logs import keep_secret
-from ..wire.messages.base import CurveKey, Identifier, KeyRole
+from ..wire.messages.base import CurveKey, Identifier, JobIdentifier, KeyRole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SECRET, PUBLIC, ALLOWED = ".secret", ".pub", "allowed"
+SECRET, PUBLIC, BEARER, ALLOWED = ".secret", ".pub", ".bearer", "allowed"
 VARIABLE = "PRORL_KEYS"
 """The environment variable that names a key folder."""
 FILE_LIMIT_BYTES = 4096
+BEARER_ROLES = (KeyRole.TRAINER, KeyRole.OPERATOR)
+"""What a bearer token may be for."""
+TOKEN_PREFIX = "prorl_"  # noqa: S105 - so that scanners of published code know a token when they see one
 
 T = TypeVar("T")
 
@@ -63,6 +69,19 @@ class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def public(self) -> PublicKey:
         """The half that may be given away."""
         return PublicKey(self.name, self.role, self.public_key)
+
+
+class BearerKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who has a bearer token. The token itself is kept nowhere."""
+
+    name: JobIdentifier
+    role: KeyRole
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+
+def token_digest(token: str) -> str:
+    """Return what is kept of a bearer token: it has 256 random bits, so a plain digest gives nothing away."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class KeyFolder:
@@ -105,10 +124,18 @@ class KeyFolder:
 
     def allowed(self, on_problem: Callable[[ConfigError], None] | None = None) -> list[PublicKey]:
         """List the keys that the service lets in; a file that is none is told to `on_problem` if there is one."""
+        return self._let_in(PUBLIC, PublicKey, on_problem)
+
+    def bearers(self, on_problem: Callable[[ConfigError], None] | None = None) -> list[BearerKey]:
+        """List the bearer tokens that gateways let in, as `allowed` does keys."""
+        self._check_folder()
+        return self._let_in(BEARER, BearerKey, on_problem)
+
+    def _let_in(self, suffix: str, kind: type[T], on_problem: Callable[[ConfigError], None] | None) -> list[T]:
         keys = []
-        for path in self._files(PUBLIC, ALLOWED):
+        for path in self._files(suffix, ALLOWED):
             try:
-                keys.append(_read(path, PublicKey))
+                keys.append(_read(path, kind))
             except ConfigError as error:
                 if on_problem is None:
                     raise
@@ -153,14 +180,31 @@ class KeyFolder:
         _create(self.path / ALLOWED / f"{key.name}{PUBLIC}", key.text(), 0o644)
         return key
 
-    def revoke(self, name: str) -> None:
-        """Let a key in no longer."""
-        path = self.path / ALLOWED / f"{check_name(name)}{PUBLIC}"
+    def new_bearer(self, name: str, role: KeyRole) -> str:
+        """Let in whoever has a new bearer token, in this role, and return the token, which is kept nowhere."""
+        if role not in BEARER_ROLES:
+            raise _wrong(f"a bearer token is for role {' or '.join(BEARER_ROLES)}, not {role}: it is for HTTP gateways")
+        token = TOKEN_PREFIX + secrets.token_urlsafe(32)
         try:
-            path.unlink()
-        except FileNotFoundError:
-            names = ", ".join(key.name for key in self.allowed()) or "none"
-            raise _wrong(f"no key called {name} is let in; those that are: {names}") from None
+            key = msgspec.convert({"name": name, "role": role, "sha256": token_digest(token)}, BearerKey)
+        except msgspec.ValidationError:
+            raise _wrong(f"{name!r} cannot be a token's name: letters, digits and . _ - only, 64 at most") from None
+        self._make_folder(self.path)
+        self._make_folder(self.path / ALLOWED)
+        text = f'name = "{key.name}"\nrole = "{key.role}"\nsha256 = "{key.sha256}"\n'
+        _create(self.path / ALLOWED / f"{key.name}{BEARER}", text, 0o600)
+        return token
+
+    def revoke(self, name: str) -> None:
+        """Let a key, or a bearer token, in no longer."""
+        paths = [self.path / ALLOWED / f"{check_name(name)}{suffix}" for suffix in (PUBLIC, BEARER)]
+        there = [path for path in paths if path.exists()]
+        for path in there:
+            path.unlink(missing_ok=True)
+        if not there:
+            let_in = [*(key.name for key in self.allowed()), *(key.name for key in self.bearers())]
+            names = ", ".join(let_in) or "none"
+            raise _wrong(f"no key called {name} is let in; those that are: {names}")
 
     def listing(self) -> tuple[list[PublicKey], list[PublicKey], list[PublicKey]]:
         """List the public halves of keys of ours, the keys of services we know, and those that are let in."""

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from ..config import BackendSettings, Topology
+    from ..config import BackendSettings, GatewaySettings, Topology
     from ..wire.messages.backends import BackendList, BackendStatus
     from ..wire.messages.front_door import ServiceStatus
 
@@ -122,7 +122,23 @@ def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
             place = ["--node", service.node, "--sandbox", topology.sandbox.kind, "--image", topology.sandbox.image]
             folders = [part for folder in topology.sandbox.image_folders for part in ("--image-folder", folder)]
             plans.append(ChildPlan(name, (*arguments, *place, *folders, *shared), 2))
+    if topology.gateway.bind:
+        front_door = topology.endpoint(topology.rollout_broker.front_door)
+        flags = ["--front-door", front_door, *_gateway_flags(topology.gateway)]
+        plans.append(ChildPlan("gateway", ("prorl", "gateway", *flags, *shared), 2))
     return plans
+
+
+def _gateway_flags(settings: GatewaySettings) -> list[str]:
+    """Return the flags of `prorl gateway`."""
+    flags = {
+        "--bind": settings.bind,
+        "--tls-cert": settings.tls_cert,
+        "--tls-key": settings.tls_key,
+        "--tokenizer": settings.tokenizer,
+    }
+    given = [part for flag, value in flags.items() if value for part in (flag, value)]
+    return [*given, *([] if settings.use_llm_servers else ["--no-llm-servers"])]
 
 
 def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -88,7 +89,7 @@ def load_rows(
         try:
             if isinstance(record, InvalidRecord):
                 raise record
-            yield _row(number, record, considered, task, row_format, options or {})
+            yield read_row(number, record, considered, task, row_format, options or {})
         except InvalidRecord as error:
             yield InvalidRecord(f"{path.name}, line {number}: {error.message}", **{**error.fields, "line": number})
     if empty:
@@ -110,14 +111,15 @@ def chosen(row_formats: Iterable[RowFormat], task: str, name: str) -> tuple[RowF
     return kept
 
 
-def _row(
+def read_row(
     number: int,
     record: Record,
     row_formats: Sequence[RowFormat],
-    task: str,
-    format_name: str,
-    options: Mapping[str, Any],
+    task: str = "",
+    format_name: str = "",
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Row:
+    """Return one row with its job, or raise `InvalidRecord`."""
     name = next((str(record[column]) for column in NAMES if record.get(column) not in (None, "")), str(number))
     if {"task", "instance"} <= record.keys():
         return Row(number, name, JOB_FORMAT, _whole_job(record, task, format_name, options))

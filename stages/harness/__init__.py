@@ -1,1 +1,1 @@
-"""Agent harnesses: how each is installed, and how it is run in a sandbox against a model that answers over HTTP."""
+"""Rollouts that an unmodified agent program (a harness) leads: it runs in the sandbox and calls the model by HTTP."""

@@ -39,6 +39,18 @@ def test_from_a_new_key_to_its_revocation(tmp_path: Path) -> None:
         assert secret not in done.stdout + done.stderr + listed
 
 
+def test_a_bearer_token_is_printed_once_and_revoked(tmp_path: Path) -> None:
+    made = keys(tmp_path, "bearer", "alice", "--role", "operator")
+    assert made.returncode == 0, made.stderr
+    token = made.stdout.strip()
+    assert re.fullmatch(r"prorl_[\w-]{43}", token)
+    listed = keys(tmp_path, "list").stdout
+    assert re.search(r"alice .*operator .*let in .*a bearer token", listed)
+    assert token not in listed
+    assert keys(tmp_path, "revoke", "alice").returncode == 0
+    assert "alice" not in keys(tmp_path, "list").stdout
+
+
 def test_the_folder_is_that_of_the_flag_or_the_environment(tmp_path: Path) -> None:
     assert keys(tmp_path, "new", "a", "--role", "stage", PRORL_KEYS="~/two").returncode == 0
     flag = ("--keys", str(tmp_path / "one"))

@@ -24,7 +24,11 @@ from prorl_zmq.inference.transformers_chat import TransformersChatFormat
 from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
+
+    from prorl_zmq.inference.chat import Piece
 
 TOOLS = [
     {
@@ -150,6 +154,10 @@ def ids_of(prompt: Prompt) -> NDArray[np.int32]:
     return np.concatenate([piece.token_ids for piece in prompt.pieces])
 
 
+def joined(pieces: Sequence[Piece]) -> NDArray[np.int32]:
+    return np.concatenate([piece.token_ids for piece in pieces])
+
+
 def special_ids(family: Family) -> list[int]:
     return [oracle(family.name).convert_tokens_to_ids(token) for token in family.special]
 
@@ -188,6 +196,26 @@ def test_engine_sees_what_it_saw_and_what_the_template_writes(name: str, history
             exact = exact and not rewrites
         if exact:
             assert chat.decode(seen) == whole
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@given(data=st.data())
+def test_what_follows_a_turn_is_what_a_conversation_goes_on_with(name: str, data: st.DataObject) -> None:
+    family, chat = FAMILIES[name], load(name, "append")
+    scene = data.draw(scenes(family))
+    conversation = chat.conversation(scene.opening, scene.tools)
+    assert np.array_equal(joined(chat.opening(scene.opening, scene.tools)), ids_of(conversation.prompt()))
+    for number, turn in enumerate(scene.turns):
+        ids = [call_id(number, index) for index in range(len(turn.calls))]
+        spoken = family.write(turn.content, turn.reasoning, list(zip(turn.calls, ids, strict=True)))
+        generated = encode_turn(family, spoken)
+        generated = generated[: data.draw(st.sampled_from([len(generated), len(generated) - 1]))]
+        said = conversation.add_turn(generated)
+        results = turn.results if len(turn.results) == len(said.calls) else ["?"] * len(said.calls)
+        conversation.add_tool_results(results)
+        answers = [ChatMessage(Role.TOOL, text, call_id=str(index)) for index, text in enumerate(results)]
+        pieces = chat.following(chat.read_turn(generated), answers, scene.tools)
+        assert np.array_equal(joined(pieces), ids_of(conversation.prompt()))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

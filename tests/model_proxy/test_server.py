@@ -231,8 +231,20 @@ def test_an_error_within_a_stream_is_an_event(path: str) -> None:
             model.may_reply.set()
             assert "the engine is gone" in json.dumps([event async for event in events(response)][-1])
 
-    run(model, talk)
+    run(model, talk, keep_alive_s=0.05)
     assert model.delivered == [False]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_an_engine_that_fails_soon_is_told_by_the_status(path: str) -> None:
+    """Most harnesses try again at a status, and give up at an event."""
+
+    async def talk(client: Client) -> None:
+        async with client.post(path, json=BODIES[path]) as response:
+            assert response.status in {503, 529}
+            assert "the engine is gone" in await response.text()
+
+    run(ScriptedModel(CallRefused(Problem.FAILED, "the engine is gone")), talk)
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -256,7 +268,7 @@ def test_the_sdks_raise_errors_of_streams() -> None:
         model = ScriptedModel(*(CallRefused(Problem.FAILED, "the engine is gone") for _ in range(2)))
         model.may_reply.clear()
         async with (
-            served(model) as url,
+            served(model, keep_alive_s=0.05) as url,
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client,
             anthropic.AsyncAnthropic(base_url=url, api_key="any", max_retries=0) as claude,
         ):
@@ -292,7 +304,7 @@ def test_closing_ends_calls_under_way_in_time(stuck: str) -> None:
 
     async def main() -> None:
         async with Client() as client:
-            async with asyncio.timeout(5), served(model) as url:
+            async with asyncio.timeout(5), served(model, keep_alive_s=0.05) as url:
                 asking = asyncio.create_task(client.post(url + CHAT, json=BODIES[CHAT]))
                 await model.replying.wait()
             (await asking).close()

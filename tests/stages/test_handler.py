@@ -12,8 +12,9 @@ import pytest
 
 from prorl_zmq import Job, errors
 from prorl_zmq.stages.handler import failure_of, load_handlers
+from prorl_zmq.stages.handlers.check_script import check_reward
 from prorl_zmq.stages.handlers.math import MathHandler
-from prorl_zmq.stages.handlers.shell import ShellHandler, check_reward
+from prorl_zmq.stages.handlers.shell import ShellHandler
 from prorl_zmq.wire.messages.jobs import Outcome
 from prorl_zmq.wire.messages.stages import Task
 
@@ -29,7 +30,7 @@ def test_the_tasks_that_come_with_the_package_are_found() -> None:
 
 
 def test_unknown_task() -> None:
-    offered = "code, math, shell, stem, swe"
+    offered = "code, harness, math, shell, stem, swe"
     with pytest.raises(errors.ConfigError, match=f"no installed package offers task chess; offered: {offered}"):
         load_handlers(["chess"])
 
@@ -78,7 +79,7 @@ def load_with_entry_point(folder: Path, target: str, names: str = "") -> subproc
 
 
 def test_users_package_adds_a_task(tmp_path: Path) -> None:
-    assert load_with_entry_point(tmp_path, "my_tasks:EchoHandler").stdout == "code echo math shell stem swe\n"
+    assert load_with_entry_point(tmp_path, "my_tasks:EchoHandler").stdout == "code echo harness math shell stem swe\n"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_users_package_adds_a_task(tmp_path: Path) -> None:
 def test_a_handler_that_does_not_work_costs_only_those_who_ask_for_it(target: str, said: str, tmp_path: Path) -> None:
     """A package that nobody used ended every stage process, `prorl eval` and `prorl tasks`."""
     done = load_with_entry_point(tmp_path, target)
-    assert done.stdout == "code math shell stem swe\n"
+    assert done.stdout == "code harness math shell stem swe\n"
     assert said in done.stderr
     assert "the task echo is left out" in done.stderr
     done = load_with_entry_point(tmp_path, target, "['echo']")

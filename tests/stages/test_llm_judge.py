@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from prorl_zmq.errors import GraderFailed, JudgeUnreachable
-from prorl_zmq.stages.handler import Evaluation, failure_of
+from prorl_zmq.stages.handler import failure_of
 from prorl_zmq.stages.handlers.llm_judge import (
     ANSWER_LIMIT,
     REPLY_LIMIT_BYTES,
@@ -90,7 +90,7 @@ def test_a_verdict(reply: str, correct: bool, path: str) -> None:
 def test_long_questions_and_replies_keep_the_answer_and_the_verdict() -> None:
     handler, _ = says("<think>" + "so " * 10_000 + "</think>\nIt is the same.\nVERDICT: CORRECT")
     judgement = asked(handler, problem="Where is the DNA? " * 5_000)
-    notes = notes_of(Evaluation(1.0, {}, judgement.notes()))
+    notes = notes_of(judgement.notes())
     assert all(len(note) < NOTE_LIMIT + 96 for note in notes.values())
     assert notes["judge_verdict"].endswith("VERDICT: CORRECT")
     assert f"\n{ANSWER}\n" in notes["judge_prompt"]

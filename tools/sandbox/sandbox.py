@@ -145,6 +145,16 @@ class Sandbox:
         return WORKSPACE if self.isolated else str(self.workspace)
 
     @property
+    def temporary(self) -> str:
+        """The path of the sandbox's own /tmp as commands see it."""
+        return "/tmp" if self.isolated else str(self.path / "tmp")  # noqa: S108 - it is the sandbox's
+
+    @property
+    def has_own_network(self) -> bool:
+        """Whether no process outside can reach a socket on its 127.0.0.1."""
+        return self.isolated and not self.spec.network
+
+    @property
     def held(self) -> bool:
         """Whether this process holds it."""
         return not self._client.closed

@@ -6,6 +6,7 @@ A call that cannot be read is not an error of the service: the model is told wha
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 MAX_CALLS = 64
 """Tool calls of one turn that are read."""
+
+_NAME = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
 
 T = TypeVar("T")
 _JSON = json.JSONDecoder()
@@ -34,6 +38,10 @@ class MalformedCall(msgspec.Struct, frozen=True):
 
     feedback: str
     """What to tell the model."""
+    name: str = ""
+    """The tool that was meant, if that can be read."""
+    arguments: str = ""
+    """The text that should have been its arguments as JSON."""
 
 
 class ToolCallFormat(Protocol):
@@ -52,13 +60,30 @@ class ToolCallFormat(Protocol):
     def before_calls(self, text: str) -> str:
         """Return what a turn says before its first call; all of it, if it calls no tool."""
 
+    def write(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return the text of a call, for a turn that another program tells of."""
+
+
+def malformed(problem: str, content: str) -> MalformedCall:
+    """Return a call that cannot be read, with what can be seen of it: its name, and the text of its arguments."""
+    name, arguments = _NAME.search(content), _ARGUMENTS.search(content)
+    if name is None or arguments is None:
+        return MalformedCall(problem)
+    written = content[arguments.end() :].strip()
+    return MalformedCall(problem, name[1], written.removesuffix("}") if _is_closed(written) else written)
+
+
+def _is_closed(arguments: str) -> bool:
+    """Return whether the brace that ends a text closes the call, not its arguments."""
+    return arguments.endswith("}") and arguments.count("}") > arguments.count("{")
+
 
 def read_json(content: str, kind: type[T], example: str) -> T | MalformedCall:
     """Read JSON of a known kind that a policy wrote, or give what to tell it."""
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        return MalformedCall(f"The tool call could not be read: {error}. Write it as {example}")
+        return malformed(f"The tool call could not be read: {error}. Write it as {example}", content)
 
 
 def read_json_at(text: str, start: int, kind: type[T], example: str) -> tuple[T | MalformedCall, int]:
@@ -69,12 +94,18 @@ def read_json_at(text: str, start: int, kind: type[T], example: str) -> tuple[T 
         json.dumps(value, ensure_ascii=False).encode()
         return msgspec.convert(value, kind), end
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        return MalformedCall(f"The tool call could not be read: {error}. Write it as {example}"), len(text)
+        problem = f"The tool call could not be read: {error}. Write it as {example}"
+        return malformed(problem, text[start:]), len(text)
 
 
 def too_many_calls() -> MalformedCall:
     """Return what follows the last call that was read."""
     return MalformedCall(f"More than {MAX_CALLS} tool calls in one turn; the rest were not read.")
+
+
+def call_json(arguments_key: str, name: str, arguments: dict[str, Any]) -> str:
+    """Return a call as most forms have it."""
+    return json.dumps({"name": name, arguments_key: arguments}, ensure_ascii=False)
 
 
 def describe_tools(tools: Sequence[dict[str, Any]], example: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .call import MAX_CALLS, MalformedCall, ToolCall, describe_tools, read_json, too_many_calls
+from .call import MAX_CALLS, MalformedCall, ToolCall, call_json, describe_tools, read_json, too_many_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,3 +48,7 @@ class FencedFormat:
     def before_calls(self, text: str) -> str:
         """Return what a turn says before its first call."""
         return f"\n{text}".partition(f"\n{OPEN}")[0][1:]
+
+    def write(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return the text of a call."""
+        return f"\n{OPEN}\n{call_json('arguments', name, arguments)}{CLOSE}\n"

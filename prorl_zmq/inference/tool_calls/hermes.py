@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .call import MAX_CALLS, MalformedCall, ToolCall, describe_tools, read_json, too_many_calls
+from .call import MAX_CALLS, MalformedCall, ToolCall, call_json, describe_tools, malformed, read_json, too_many_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,8 @@ class HermesFormat:
                 return [*calls, too_many_calls()]
             end = text.find(CLOSE, start)
             if end < 0:
-                return [*calls, MalformedCall(f"The tool call was not closed with {CLOSE}. Write it as {EXAMPLE}")]
+                problem = f"The tool call was not closed with {CLOSE}. Write it as {EXAMPLE}"
+                return [*calls, malformed(problem, text[start + len(OPEN) :])]
             calls.append(read_json(text[start + len(OPEN) : end], ToolCall, EXAMPLE))
             position = end + len(CLOSE)
         if not calls and CLOSE in text:
@@ -44,3 +45,7 @@ class HermesFormat:
     def before_calls(self, text: str) -> str:
         """Return what a turn says before its first call."""
         return text.partition(OPEN)[0]
+
+    def write(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return the text of a call."""
+        return f"{OPEN}{call_json('arguments', name, arguments)}{CLOSE}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from .call import MAX_CALLS, MalformedCall, ToolCall, describe_tools, read_json_at, too_many_calls
+from .call import MAX_CALLS, MalformedCall, ToolCall, call_json, describe_tools, read_json_at, too_many_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,3 +62,7 @@ class Llama3Format:
         if tag:
             return before
         return "" if self.parse(text) else text
+
+    def write(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return the text of a call."""
+        return f"{call_json('parameters', name, arguments)};"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from .call import MAX_CALLS, MalformedCall, ToolCall, describe_tools, read_json_at, too_many_calls
+from .call import MAX_CALLS, MalformedCall, ToolCall, call_json, describe_tools, read_json_at, too_many_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +58,10 @@ class MistralFormat:
         """Return what a turn says before its first call."""
         return text.partition(OPEN)[0]
 
+    def write(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return the text of a call."""
+        return f"{OPEN}[{call_json('arguments', name, arguments)}]"
+
 
 def _read(text: str, start: int) -> tuple[list[ToolCall] | MalformedCall, int]:
     """Read what follows one `[TOOL_CALLS]`; also give where it ended."""
@@ -66,7 +70,7 @@ def _read(text: str, start: int) -> tuple[list[ToolCall] | MalformedCall, int]:
     if named := _NAMED.match(text, start):
         arguments, end = read_json_at(text, named.end(), dict[str, Any], EXAMPLE)
         if isinstance(arguments, MalformedCall):
-            return arguments, end
+            return MalformedCall(arguments.feedback, named[1], text[named.end() :].strip()), end
         return [ToolCall(named[1], arguments, named[2] or "")], end
     found, end = read_json_at(text, start, list[_Call], EXAMPLE)
     if isinstance(found, MalformedCall):

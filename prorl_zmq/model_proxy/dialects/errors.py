@@ -15,6 +15,7 @@ _STATUSES: Final = {
     Problem.CONTEXT_LENGTH: 400,
     Problem.BUSY: 429,
     Problem.FAILED: 503,
+    Problem.NOT_ALLOWED: 401,
     Problem.NOT_FOUND: 404,
     Problem.INTERNAL: 500,
 }
@@ -27,6 +28,7 @@ _CODES: Final = {
     Problem.OVER: ("invalid_request_error", "invalid_prompt"),  # the code in a stream that Codex does not try again at
     Problem.BUSY: ("rate_limit_error", "rate_limit_exceeded"),
     Problem.FAILED: ("server_error", "server_error"),
+    Problem.NOT_ALLOWED: ("invalid_request_error", "invalid_api_key"),
     Problem.NOT_FOUND: ("invalid_request_error", "not_found"),
     Problem.INTERNAL: ("server_error", "server_error"),
 }

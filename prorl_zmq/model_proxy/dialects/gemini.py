@@ -31,6 +31,7 @@ _SAMPLING: Final = {
 _STATUSES: Final = {
     Problem.BUSY: "RESOURCE_EXHAUSTED",
     Problem.FAILED: "UNAVAILABLE",
+    Problem.NOT_ALLOWED: "UNAUTHENTICATED",
     Problem.NOT_FOUND: "NOT_FOUND",
     Problem.INTERNAL: "INTERNAL",
 }

@@ -33,6 +33,7 @@ _ERRORS: Final = {
     Problem.TOO_LARGE: "request_too_large",
     Problem.BUSY: "rate_limit_error",
     Problem.FAILED: "overloaded_error",
+    Problem.NOT_ALLOWED: "authentication_error",
     Problem.NOT_FOUND: "not_found_error",
     Problem.INTERNAL: "api_error",
 }

@@ -66,6 +66,8 @@ Timings = Annotated[dict[MeasureName, float], Meta(max_length=TIMINGS_LIMIT)]
 Segments = Annotated[tuple[Count, ...], Meta(max_length=SEGMENTS_LIMIT)]
 ShortText = Annotated[str, Meta(max_length=128)]
 PathText = Annotated[str, Meta(max_length=4096)]
+Argument = Annotated[str, Meta(max_length=16_384, pattern=r"^[^\x00]*\Z")]
+"""A word of a command line, or the value of a variable."""
 WeightVersion = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]

@@ -60,12 +60,16 @@ class Collect(Request, frozen=True):
     """The client will not ask again: what it was given and did not acknowledge is for the session's next client."""
     wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
     """Hold the reply for so long while there is nothing to give."""
+    job_ids: tuple[JobIdentifier, ...] = ()
+    """Only these, whichever client was sent them before: for who keeps no state of its own. Empty: any."""
 
 
 class Cancel(Request, frozen=True):
     """End these jobs with outcome `cancelled`."""
 
     job_ids: tuple[JobIdentifier, ...]
+    session: Identifier | Literal[""] = ""
+    """Only jobs of this session; others are answered as unknown. Empty: of any."""
 
 
 class NoteWeights(Request, frozen=True):
@@ -82,6 +86,8 @@ class Trace(Request, frozen=True):
     """Tell what a job went through; `job_id` is its id, or a beginning that no other job's has."""
 
     job_id: JobIdentifier
+    session: Identifier | Literal[""] = ""
+    """Only a job of this session that was not collected yet, by its whole id. Empty: any that is known."""
 
 
 class Welcome(Reply, frozen=True, kw_only=True):

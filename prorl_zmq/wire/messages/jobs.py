@@ -10,8 +10,10 @@ from msgspec import Meta
 
 from ...errors import ErrorInfo
 from .base import (
+    Argument,
     Attempt,
     Count,
+    FieldName,
     Identifier,
     JobIdentifier,
     MeasureName,
@@ -19,6 +21,7 @@ from .base import (
     PathText,
     Seconds,
     Segments,
+    ShortText,
     StopText,
     TokenId,
     new_id,
@@ -89,6 +92,25 @@ class PhaseLimits(Part, frozen=True):
         return float(getattr(self, f"{phase}_s"))
 
 
+TrainedOn = Literal["main", "subagent", "side", "compaction", "all"]
+
+
+class Harness(Part, frozen=True):
+    """An agent program that leads a rollout in place of the service's own agent loop (see `docs/harnesses.md`)."""
+
+    name: Identifier
+    """As `prorl harness list` has it, such as `claude-code`."""
+    version: ShortText = ""
+    """One of those that are installed; empty: the newest."""
+    train_on: Annotated[tuple[TrainedOn, ...], Meta(max_length=5)] = ("main",)
+    """The calls whose tokens are in the trajectory: of the main conversation, of sub-agents, others (titles, memories),
+    summaries of a history that became too long, or all. Every call counts in the metrics."""
+    arguments: Annotated[tuple[Argument, ...], Meta(max_length=64)] = ()
+    """Added to its command line; for `command`, all of it, with places `{url}`, `{key}`, `{model}` and `{prompt}`."""
+    environment: Annotated[dict[FieldName, Argument], Meta(max_length=64)] = {}
+    """Added to its environment."""
+
+
 class Job(Part, frozen=True, kw_only=True):
     """One rollout of one task instance."""
 
@@ -109,6 +131,8 @@ class Job(Part, frozen=True, kw_only=True):
     """How long a phase may wait while no live stage process could take it before the job ends with `no_stage`."""
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = 3
     """How many times the job is started before a loss is final."""
+    harness: Harness | None = None
+    """What leads the rollout; None: the service's agent loop. The task prepares and judges it either way."""
 
 
 SandboxKind = Identifier

@@ -88,6 +88,8 @@ class PhaseEnd(Message, frozen=True, kw_only=True):
     turns: Annotated[int, Meta(ge=0)] = 0
     segments: Segments = ()
     logprobs_mode: LogprobsMode | Literal[""] = ""
+    notes: Notes = {}
+    """For people, from RUN and EVAL."""
 
 
 class PhaseDone(PhaseEnd, frozen=True, kw_only=True):
@@ -98,8 +100,6 @@ class PhaseDone(PhaseEnd, frozen=True, kw_only=True):
     phase_data: dict[str, Any] = {}
     """Plain data for the next phase: INIT's for RUN, RUN's for EVAL."""
     reward: float | None = None
-    """From EVAL."""
-    notes: Notes = {}
     """From EVAL."""
 
 

@@ -37,6 +37,7 @@ from prorl_zmq.wire.messages.front_door import (
     ServiceStatus,
     Status,
     Submit,
+    Trace,
     Welcome,
 )
 from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, Result
@@ -446,6 +447,32 @@ def test_a_poll_for_no_results_only_acknowledges() -> None:
     assert ids(door.ask(collect())) == ["b"]
 
 
+def test_a_poll_that_names_its_jobs_gets_these_whoever_was_given_them() -> None:
+    door = Door()
+    for name in ("a", "b", "c"):
+        door.end(name)
+    door.end("theirs", session="other")
+    assert ids(door.ask(collect(client_id="first"))) == ["a", "b", "c"]
+    named = msgspec.structs.replace(collect(client_id="second"), job_ids=("c", "a", "theirs", "never"))
+    for _ in range(2):
+        reply = door.ask(named)
+        assert (ids(reply), reply.remaining) == (["c", "a"], 1)
+    assert ids(door.ask(collect(client_id="second"))) == []  # they are still the first one's
+    assert ids(door.ask(collect("a", client_id="first"))) == ["b", "c"]
+    assert ids(door.ask(named)) == ["c"]
+
+
+def test_a_poll_that_names_its_jobs_is_held_until_one_has_ended() -> None:
+    door = Door()
+    door.submit(job("wanted"), job("other"))
+    door.send(codec.encode(msgspec.structs.replace(collect(wait_s=5.0), job_ids=("wanted",))))
+    for ended, answered in (("other", False), ("wanted", True)):
+        door.ask(Cancel("cancel", (ended,)), client=b"another")
+        door.housekeep(1.0)
+        assert (b"client" in door.replies) == answered
+    assert ids(door.reply()) == ["wanted"]
+
+
 # Cancel ---------------------------------------------------------------------------------------------------------------
 
 
@@ -459,6 +486,20 @@ def test_cancel_says_what_became_of_each_id() -> None:
     assert again == Cancelled("cancel", {"running": "finished"})
     (result,) = [result for result in door.ask(collect()).results if result.job_id == "running"]
     assert (result.outcome, result.reward) == (Outcome.CANCELLED, None)
+
+
+def test_jobs_are_cancelled_and_traced_in_the_name_of_their_session_only() -> None:
+    door = Door()
+    door.submit(job("ours"))
+    door.submit(job("theirs"), session="other")
+    reply = door.ask(Cancel("cancel", ("ours", "theirs"), "s"))
+    assert reply == Cancelled("cancel", {"ours": "cancelled", "theirs": "unknown"})
+    assert door.ask(Trace("trace", "ours", "s")).outcome == "cancelled"
+    assert door.refusal(door.ask(Trace("trace", "theirs", "s")))[0] == "unknown_job"
+    assert door.refusal(door.ask(Trace("trace", "our", "s")))[0] == "unknown_job"  # no beginning of an id
+    door.ask(collect("ours"))
+    assert door.refusal(door.ask(Trace("trace", "ours", "s")))[0] == "unknown_job"
+    assert door.ask(Trace("trace", "ours")).outcome == "cancelled"
 
 
 # A fault of ours ------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ OPENAI = {
     Problem.OVER: (403, "invalid_prompt"),
     Problem.BUSY: (429, "rate_limit_exceeded"),
     Problem.FAILED: (503, "server_error"),
+    Problem.NOT_ALLOWED: (401, "invalid_api_key"),
     Problem.NOT_FOUND: (404, "not_found"),
     Problem.INTERNAL: (500, "server_error"),
 }
@@ -29,6 +30,7 @@ ANTHROPIC = {
     Problem.OVER: (403, "permission_error"),
     Problem.BUSY: (429, "rate_limit_error"),
     Problem.FAILED: (529, "overloaded_error"),
+    Problem.NOT_ALLOWED: (401, "authentication_error"),
     Problem.NOT_FOUND: (404, "not_found_error"),
     Problem.INTERNAL: (500, "api_error"),
 }
@@ -39,6 +41,7 @@ GOOGLE = {
     Problem.OVER: (403, "PERMISSION_DENIED"),
     Problem.BUSY: (429, "RESOURCE_EXHAUSTED"),
     Problem.FAILED: (503, "UNAVAILABLE"),
+    Problem.NOT_ALLOWED: (401, "UNAUTHENTICATED"),
     Problem.NOT_FOUND: (404, "NOT_FOUND"),
     Problem.INTERNAL: (500, "INTERNAL"),
 }

@@ -1,0 +1,134 @@
+"""The JSON API's batches: groups of rollouts that are worth learning from, as the front door makes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..client.batch_progress import batch_options
+from ..client.requests import pack_job, read_reply, read_trajectory
+from ..errors import UnknownBatch
+from ..wire import codec
+from ..wire.messages.base import new_id
+from ..wire.messages.batches import CloseBatch, Feed, GroupGiven, NextGroup, OpenBatch, SessionAlive
+from ..wire.messages.front_door import ServiceStatus, Status
+from ..wire.messages.jobs import Result
+from .bodies import (
+    Acknowledged,
+    Batches,
+    ClosedBatch,
+    GroupBody,
+    Health,
+    NewBatch,
+    NextGroupBody,
+    Opened,
+    Prompts,
+    PromptsFed,
+    TrajectoryBody,
+)
+from .connection import session_of
+from .endpoint import Endpoint, WaitQuery
+from .trajectory_answers import json_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..client.requests import Received
+    from ..data.trajectory import Trajectory
+    from .connection import GatewayConnection
+    from .endpoint import Call
+
+
+class BatchesApi:
+    def __init__(self, connection: GatewayConnection) -> None:
+        self._connection = connection
+        batch = "/v1/batches/{batch_id}"
+        self.endpoints = (
+            Endpoint("POST", "/v1/batches", self.open_batch, Opened, NewBatch),
+            Endpoint("GET", "/v1/batches", self.batches, Batches),
+            Endpoint("GET", batch, self.batch, Batches),
+            Endpoint("POST", f"{batch}/prompts", self.feed, PromptsFed, Prompts),
+            Endpoint("POST", f"{batch}/groups/next", self.next_group, GroupBody, NextGroupBody, WaitQuery),
+            Endpoint("POST", f"{batch}/close", self.close_batch, ClosedBatch, Acknowledged),
+            Endpoint("POST", "/v1/alive", self.alive, Health),
+        )
+
+    async def open_batch(self, call: Call) -> Opened:
+        """Open a batch. It ends if nothing is heard of this token for its `lease_s`: a call for groups, or `alive`."""
+        body: NewBatch = call.body
+        given = {name: getattr(body.options, name) for name in body.options.__struct_fields__}
+        options = batch_options(given.pop("keep"), **given)
+        request = OpenBatch(new_id(), session_of(call.sender), body.batch_id, options)
+        reply = await self._connection.ask(call.sender, request)
+        return Opened(batch_id=body.batch_id, fed=reply.fed, wanted=reply.wanted)
+
+    async def batches(self, call: Call) -> Batches:
+        """List the open batches of this token."""
+        status: ServiceStatus = await self._connection.ask(call.sender, Status(new_id()))
+        session = session_of(call.sender)
+        return Batches(batches=tuple(batch for batch in status.batches if batch.session == session))
+
+    async def batch(self, call: Call) -> Batches:
+        """Describe one open batch."""
+        listed = [batch for batch in (await self.batches(call)).batches if batch.batch_id == call.path["batch_id"]]
+        if not listed:
+            raise UnknownBatch(f"no batch {call.path['batch_id']} of this token is open")
+        return Batches(batches=tuple(listed))
+
+    async def feed(self, call: Call) -> PromptsFed:
+        """Feed prompts to a batch."""
+        body: Prompts = call.body
+        limit_bytes = await self._connection.job_limit_bytes()
+        packed = [pack_job(job, limit_bytes, "prompt") for job in body.prompts]
+        request = Feed(new_id(), session_of(call.sender), _batch_id(call), body.start, last=body.last)
+        return PromptsFed(fed=(await self._connection.ask(call.sender, request, packed)).fed)
+
+    async def next_group(self, call: Call) -> object:
+        """Take the next kept group of a batch, and acknowledge earlier ones."""
+        body: NextGroupBody = call.body
+        request = NextGroup(
+            new_id(),
+            session_of(call.sender),
+            _batch_id(call),
+            body.consumer,
+            body.acknowledge,
+            feeds=body.feeds,
+            wait_s=call.query.wait_s,
+        )
+        frames = await self._connection.ask_frames(call.sender, request, held_s=request.wait_s)
+        reply: GroupGiven = read_reply(frames)
+        rest = iter(frames[1:])
+        found = [_rollout(rest) for _ in range(reply.rollouts)]
+
+        def written() -> GroupBody:
+            return GroupBody(
+                batch=reply.batch,
+                report=reply.report,
+                group_id=reply.group_id,
+                prompt_id=reply.prompt_id,
+                trajectories=tuple(TrajectoryBody.of(one, arrays=body.arrays) for one in found),
+                wanted=reply.wanted,
+                ended=reply.ended,
+            )
+
+        return await json_of(found, written)
+
+    async def close_batch(self, call: Call) -> ClosedBatch:
+        """Close a batch; what it has under way is carried over as its options say."""
+        request = CloseBatch(new_id(), session_of(call.sender), _batch_id(call), call.body.acknowledge)
+        reply = await self._connection.ask(call.sender, request)
+        return ClosedBatch(batch=reply.batch, report=reply.report)
+
+    async def alive(self, call: Call) -> Health:
+        """Renew the lease of this token's batches."""
+        await self._connection.ask(call.sender, SessionAlive(new_id(), session_of(call.sender)))
+        return Health()
+
+
+def _rollout(frames: Iterator[Received]) -> Trajectory:
+    packed = next(frames, b"")
+    result: Result = codec.decode(packed if isinstance(packed, bytes) else packed.bytes, Result)
+    return read_trajectory(result, frames)
+
+
+def _batch_id(call: Call) -> str:
+    return call.path["batch_id"]

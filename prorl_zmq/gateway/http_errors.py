@@ -1,0 +1,65 @@
+"""Errors as HTTP answers: a status that says what a client can do about it, and the error itself as JSON.
+
+{"error": {"code": "unknown_task", "message": "…", "fields": {"task": "…"}}}
+"""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from .. import errors
+from ..errors import ErrorInfo, ProrlError
+
+STATUSES: dict[type[ProrlError], int] = {
+    errors.MalformedMessage: 400,
+    errors.InvalidJob: 400,
+    errors.InvalidBatch: 400,
+    errors.UnknownTask: 400,
+    errors.NotAllowed: 403,
+    errors.UnknownJob: 404,
+    errors.UnknownBatch: 404,
+    errors.UnknownBackend: 404,
+    errors.DuplicateJob: 409,
+    errors.DuplicateBackend: 409,
+    errors.JobTooLarge: 413,
+    errors.Busy: 429,
+    errors.VersionMismatch: 502,
+    errors.JournalFailed: 503,
+    errors.RequestTimeout: 503,
+    errors.Closed: 503,
+}
+"""Of all others, 500."""
+HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+"""Of what no broker was asked."""
+RETRY_S = 1.0
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """What every answer of 400 and above holds."""
+
+    error: ErrorInfo
+
+
+def error_response(error: ProrlError, status: int = 0) -> web.Response:
+    """Return the answer for an error; `status` takes the place of the error's own."""
+    status = status or STATUSES.get(type(error), 500)
+    headers = {}
+    if status in (429, 503):
+        headers["Retry-After"] = str(max(1, round(float(error.fields.get("retry_after_s") or RETRY_S))))
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return json_response(ErrorBody(error.info()), status, headers)
+
+
+def http_error_response(error: web.HTTPException) -> web.Response:
+    """Return the answer for what aiohttp refuses by itself."""
+    info = ErrorInfo(HTTP_CODES.get(error.status, "http"), error.text or error.reason)
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+    return json_response(ErrorBody(info), error.status, headers)
+
+
+def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(content), status=status, headers=headers, content_type="application/json"
+    )

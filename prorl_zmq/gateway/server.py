@@ -1,0 +1,196 @@
+"""`prorl gateway`: an HTTP server in front of the front door.
+
+    any HTTP client  ──▶  gateway  ──▶  front door, backend broker
+
+It owns its port, its connection, and the engine hosts that `/add_llm_server` asked for; jobs and trajectories are the
+brokers'. A request of a client that left is cancelled. When the front door does not answer within `timeout_s`, a
+request ends with 503. Any number of gateways run beside each other; their names must differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from ..client.asynchronous.client import AsyncRolloutClient
+from ..client.asynchronous.connection import AsyncServiceConnection
+from ..errors import Busy, EndpointInUse, InternalError, InvalidEndpoint, NotAllowed, ProrlError
+from ..integrations.single_jobs import SingleJobs
+from ..system.logs import say
+from ..system.processes import stop_signals
+from .connection import GatewayConnection
+from .endpoint import read_call
+from .http_errors import error_response, http_error_response, json_response
+from .json_api import JsonApi
+from .llm_servers import LlmServers
+from .openapi import openapi_document
+from .prorl_api import ProrlApi
+from .stored_state import StoredState
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ..security.bearer_list import BearerList
+    from ..security.rights import Sender
+    from .endpoint import Endpoint
+    from .settings import GatewayOptions
+
+    Handler = Callable[[web.Request, Sender], Awaitable[web.StreamResponse]]
+
+BODY_LIMIT_BYTES = 64 * 2**20
+REQUESTS_LIMIT = 8192
+"""Most requests at a time; further ones are answered 429."""
+STOP_S = 5.0
+"""How long requests may go on once the gateway is to end."""
+STARTING_S = 120.0
+"""How long the service may take to start before an engine host is."""
+
+log = logging.getLogger("prorl.gateway")
+
+
+class Gateway:
+    def __init__(self, options: GatewayOptions) -> None:
+        self._options = options
+        settings = options.settings
+        self._tls = options.tls()
+        self._bearers: BearerList = options.bearers()
+        self._keyring = options.keyring()
+        self._service = AsyncServiceConnection(options.front_door, self._keyring, options.timeout_s)
+        connection = GatewayConnection(self._service)
+        self._json_api = JsonApi(connection)
+        name = f"gateway-{options.own_name}"
+        servers = LlmServers(name, self._engine_flags) if settings.use_llm_servers else None
+        state = StoredState(options.run_dir / f"{name}.json")
+        self._prorl_api = ProrlApi(connection, SingleJobs(self._client), state, servers, settings.tokenizer)
+        self._requests = 0
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT."""
+        options = self._options
+        if options.keys is not None and not len(self._bearers):
+            log.warning("no bearer token is let in yet: make one with `prorl keys bearer NAME --role trainer`")
+        runner = web.AppRunner(
+            self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=75
+        )
+        await runner.setup()
+        try:
+            with stop_signals(self._stopping.set):
+                await self._listen(runner)
+                self._prorl_api.resume()
+                say("prorl gateway", f"ready at {options.url}")
+                await self._stopping.wait()
+        finally:
+            await self._prorl_api.close()
+            await runner.cleanup()
+            self._service.close()
+
+    async def _listen(self, runner: web.AppRunner) -> None:
+        options = self._options
+        site = web.TCPSite(runner, options.host.strip("[]"), options.port, ssl_context=self._tls, backlog=1024)
+        try:
+            await site.start()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise EndpointInUse(f"{options.settings.bind} is in use", endpoint=options.settings.bind) from None
+            raise InvalidEndpoint(
+                f"{options.settings.bind} cannot be bound: {error.strerror}", endpoint=options.settings.bind
+            ) from None
+
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[_refused])
+        for endpoint in self._json_api.endpoints:
+            app.router.add_route(endpoint.method, endpoint.path, self._guarded(partial(_answer, endpoint)))
+        for (method, path), handler in self._prorl_api.handlers.items():
+            app.router.add_route(method, path, self._guarded(handler))
+        document = json_response(openapi_document(self._json_api.endpoints)).body
+        app.router.add_get("/v1/openapi.json", lambda _: _document(document))
+        app.router.add_get("/healthz", self._health)
+        return app
+
+    def _guarded(self, handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """Return a handler that is asked by those only who are let in, and whose errors are answers."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            if self._requests >= REQUESTS_LIMIT:
+                return error_response(Busy(f"{REQUESTS_LIMIT} requests are open at this gateway", retry_after_s=1.0))
+            self._requests += 1
+            try:
+                try:
+                    sender = self._sender(request)
+                except NotAllowed as error:
+                    return error_response(error, 401)
+                if sender.role is None and "Origin" in request.headers:
+                    raise NotAllowed("a web page may not use a gateway that asks for no keys")
+                return await handler(request, sender)
+            except ProrlError as error:
+                return error_response(error)
+            except web.HTTPException:
+                raise
+            except Exception as error:
+                log.exception("%s %s failed", request.method, request.path)
+                return error_response(InternalError(f"{type(error).__name__}: {error}"))
+            finally:
+                self._requests -= 1
+
+        return handle
+
+    def _sender(self, request: web.Request) -> Sender:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            token = request.headers.get("x-api-key", "")
+        return self._bearers.sender(token.strip())
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        try:
+            return json_response(await self._json_api.health())
+        except ProrlError as error:
+            return error_response(error, 503)
+
+    def _client(self) -> AsyncRolloutClient:
+        """Open the client of ProRL's jobs, whose session is this gateway's own: results of an earlier life go there."""
+        options = self._options
+        return AsyncRolloutClient(
+            options.front_door,
+            session=f"gateway-{options.own_name}",
+            timeout_s=options.timeout_s,
+            keys=options.keys if self._keyring is not None else None,
+        )
+
+    async def _engine_flags(self) -> list[str]:
+        options = self._options
+        broker = (await self._service.hello(self._service.until(STARTING_S))).backend_broker
+        keys = ["--keys", str(options.keys)] if options.keys is not None and self._keyring is not None else []
+        return [
+            *("--connect", broker, "--run-dir", str(options.run_dir), *keys),
+            *(["--insecure"] if options.insecure else []),
+        ]
+
+
+async def _answer(endpoint: Endpoint, request: web.Request, sender: Sender) -> web.StreamResponse:
+    answered = await endpoint.answer(await read_call(endpoint, request, sender))
+    return answered if isinstance(answered, web.StreamResponse) else json_response(answered)
+
+
+async def _document(body: object) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
+
+
+@web.middleware
+async def _refused(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Word what aiohttp refuses by itself: unknown paths, other methods, bodies over the limit."""
+    try:
+        answered: web.StreamResponse = await handler(request)
+    except web.HTTPException as error:
+        return http_error_response(error)
+    return answered
+
+
+async def serve(options: GatewayOptions) -> None:
+    """Run a gateway until it is told to end."""
+    await Gateway(options).run()

@@ -1,0 +1,39 @@
+"""HTTP answers that hold trajectories: JSON, written in a thread where it is much, or the block as it came."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..client.requests import Received
+    from ..data.trajectory import Trajectory
+
+ASIDE_TOKENS = 16_384
+"""From so many tokens on, JSON is written in a thread."""
+
+
+async def json_of(trajectories: Sequence[Trajectory], make: Callable[[], object]) -> web.Response:
+    """Return what `make` makes of these trajectories, as JSON."""
+
+    def written() -> bytes:
+        return msgspec.json.encode(make())
+
+    many = sum(len(one.token_ids) for one in trajectories) >= ASIDE_TOKENS
+    body = await asyncio.to_thread(written) if many else written()
+    return web.Response(body=body, content_type="application/json")
+
+
+def binary(trajectory: Trajectory, block: Received) -> web.Response:
+    """Return a trajectory's block; its layout follows from the two numbers in the headers."""
+    result = trajectory.result
+    headers = {"Prorl-Tokens": str(result.tokens), "Prorl-Turns": str(result.turns), "Prorl-Outcome": result.outcome}
+    if result.reward is not None:
+        headers["Prorl-Reward"] = repr(result.reward)
+    body = block if isinstance(block, bytes) else block.bytes
+    return web.Response(body=body, headers=headers, content_type="application/octet-stream")

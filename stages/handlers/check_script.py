@@ -1,0 +1,73 @@
+"""A check script, which judges the files that an agent left and gives the reward.
+
+The agent's sandbox is never trusted: the script runs in a fresh one made from a copy of the agent's files, so nothing
+that the agent left running can take part, and a second evaluation finds what the first one found. The copy has regular
+files, folders, and links among these. The script may read them but must not run them, and its environment points no
+home and no start-up file at them. Its text is in no file and on no command line.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
+
+from ...errors import HandlerFailed, SandboxFailed
+from ...tools.sandbox.sandbox import CHECK_ENVIRONMENT
+from ...wire.messages.base import new_id
+from ..handler import Evaluation
+
+if TYPE_CHECKING:
+    from ..handler import EvalPhase
+
+COPY_SHARE, CHECK_SHARE = 0.5, 0.9
+"""Until which shares of EVAL's limit the files are copied, and the check runs: both must end with a reward."""
+REWARD_PREFIX = "reward: "
+CHECK_OUTPUT_LIMIT_BYTES = 64 * 1024
+
+CheckScript = Annotated[str, Meta(min_length=1)]
+"""Bash script, run in a copy of the files that the agent left. The reward is 0.0 if its exit code is not 0, else 1.0,
+or X if the last line that it prints is `reward: X`, with X from 0 to 1."""
+
+
+async def checked_files(phase: EvalPhase[Any], check: str) -> Evaluation:
+    """Run the check script on a copy of the agent's files; files that no one could copy or check earn nothing."""
+    limit_s, started = phase.job.limits.eval_s, time.monotonic()
+    if phase.sandbox is None:
+        raise SandboxFailed("the job needs its sandbox, and has none")
+    try:
+        copy = await phase.sandbox.copy(f"{phase.job.job_id}.check-{new_id()[:8]}", COPY_SHARE * limit_s)
+    except SandboxFailed as error:
+        if error.fields.get("reason") != "tree":
+            raise
+        return Evaluation(0.0, {"uncopyable_files": 1.0})
+    try:
+        result = await copy.exec(
+            ["bash", "-c", 'check=$(cat); exec </dev/null; eval "$check"'],
+            stdin=check.encode(),
+            timeout_s=CHECK_SHARE * limit_s - (time.monotonic() - started),
+            output_limit_bytes=CHECK_OUTPUT_LIMIT_BYTES,
+            environment=CHECK_ENVIRONMENT,
+        )
+    finally:
+        await copy.close()
+    if result.timed_out:
+        return Evaluation(0.0, {"check_timed_out": 1.0})
+    return Evaluation(check_reward(result.stdout.decode(errors="replace"), result.exit_code))
+
+
+def check_reward(output: str, exit_code: int) -> float:
+    """Return the reward that a check script's output and exit code stand for (see `ShellInstance.check`)."""
+    if exit_code != 0:
+        return 0.0
+    last = output.rstrip("\n").rpartition("\n")[2]
+    if not last.startswith(REWARD_PREFIX):
+        return 1.0
+    try:
+        reward = float(last.removeprefix(REWARD_PREFIX))
+    except ValueError:
+        reward = -1.0
+    if not 0.0 <= reward <= 1.0:
+        raise HandlerFailed(f"the check script's last line is {last[:200]!r}; the reward must be from 0 to 1")
+    return reward

@@ -1,0 +1,109 @@
+"""The `harness` task: a prompt for an agent program, files or an image to start from, and what judges the result.
+
+What judges is a check script, as in the `shell` task, or the grader of another task, which then prepares the sandbox
+too. Any other task can be led by a harness as well: `Job.harness`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...data.trajectory import Role
+from ...errors import InvalidJob
+from ...inference.chat import ChatMessage
+from ...tools.sandbox.specification import SandboxSpec
+from ...wire.messages.jobs import Harness, Job
+from ..handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase, load_handlers
+from .check_script import checked_files
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...tools.tool import Tool
+    from ..agent_loop import Episode
+
+
+class Grader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Another task, whose INIT and EVAL are used."""
+
+    task: str
+    instance: dict[str, Any]
+
+
+class HarnessInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One task for an agent program."""
+
+    harness: Harness | str
+    """The program, or only its name."""
+    prompt: str
+    """What it is asked to do."""
+    check: str = ""
+    """Bash script that gives the reward, as in the `shell` task."""
+    grader: Grader | None = None
+    """In place of `check`: what of another task prepares the sandbox and judges."""
+    files: dict[str, str] = {}
+    """Text files to place in the working directory before: relative path to content."""
+    image: str = ""
+    """The sandbox's root filesystem, as in the `shell` task."""
+
+    def __post_init__(self) -> None:
+        if bool(self.check) == (self.grader is not None):
+            raise ValueError("give one of check and grader")
+        if self.grader is not None and self.image:
+            raise ValueError("with a grader, the image is its instance's")
+
+
+class HarnessHandler(AgentHandler[HarnessInstance]):
+    task = "harness"
+    instance_type = HarnessInstance
+    eval_in_sandbox = True
+
+    def harness(self, job: Job, instance: HarnessInstance) -> Harness:
+        if job.harness is not None:
+            raise InvalidJob("the harness of a job of the task harness is its instance's", field="harness")
+        return Harness(instance.harness) if isinstance(instance.harness, str) else instance.harness
+
+    async def init(self, phase: InitPhase[HarnessInstance]) -> PhaseData:
+        instance = phase.instance
+        data: PhaseData = {}
+        if instance.grader is not None:
+            handler, inner = _graded_by(phase.job, instance.grader)
+            data = await handler.init(replace(phase, instance=inner))
+        sandbox = await phase.create_sandbox(SandboxSpec(image=instance.image))
+        if instance.files:
+            await sandbox.write_files({path: content.encode() for path, content in instance.files.items()})
+        return data
+
+    async def run(self, phase: RunPhase[HarnessInstance]) -> PhaseData:
+        instance = phase.instance
+        messages = [ChatMessage(Role.USER, instance.prompt)]
+        if instance.grader is None:
+            await phase.converse(messages, ())
+            return {}
+
+        async def converse(_messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:
+            return await phase.converse(messages, tools)
+
+        handler, inner = _graded_by(phase.job, instance.grader)
+        return await handler.run(replace(phase, instance=inner, converse=converse))
+
+    async def eval(self, phase: EvalPhase[HarnessInstance]) -> Evaluation:
+        grader = phase.instance.grader
+        if grader is None:
+            return await checked_files(phase, phase.instance.check)
+        handler, inner = _graded_by(phase.job, grader)
+        return await handler.eval(replace(phase, instance=inner))
+
+
+def _graded_by(job: Job, grader: Grader) -> tuple[AgentHandler[Any], Any]:
+    handler = _handler(grader.task)
+    return handler, handler.parse_instance(msgspec.structs.replace(job, instance=grader.instance))
+
+
+@cache
+def _handler(task: str) -> AgentHandler[Any]:
+    return load_handlers([task])[task]

@@ -1,0 +1,287 @@
+"""The calls of one rollout as a tree, whatever the harness does to its history. No I/O, no tokens, no clock.
+
+A call continues the turn whose history it repeats: the same messages, and then that turn, which its ids name or, if the
+harness sent none, its text. What comes after it is new. A call that continues no turn begins a line of its own:
+
+    what it begins with                                                               its kind
+    the harness's headers say what it is                                              that one
+    nothing, it is the first, or the first one with tools                             main
+    with tools, and a text that a call handed over: the task of a sub-agent           subagent
+    a line's tools, and a text that a turn replied: a summary, so a compaction        that of what was compacted
+    the tools and the system message of another line                                  that line's
+    anything else: a title, a memory, a commit message                                side
+
+A turn that nothing was built on is an orphan if the harness did not get it whole (undelivered), asked the same again
+(retried), or went on without it (dropped). Two equal calls at the same time are no retry: both stay. A turn that a
+compaction left out stays too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from ...data.trajectory import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from ...model_proxy.calls import ModelRequest, ReplyCall, RequestMessage
+    from .adapter import CallHints
+
+HANDED_OVER = 20
+"""Characters of a text that is a sub-agent's task, if a call of a tool had it."""
+SUMMARY_LINE = 40
+"""Characters of a line by which a reply is found in a later conversation."""
+
+
+class CallKind(StrEnum):
+    """What a call of the model was for."""
+
+    MAIN = "main"
+    SUBAGENT = "subagent"
+    SIDE = "side"
+    """Titles, memories, commit messages."""
+    COMPACTION = "compaction"
+    """A summary that took the place of a history."""
+
+
+class OrphanReason(StrEnum):
+    """Why nothing was built on a turn."""
+
+    UNDELIVERED = "undelivered"
+    RETRIED = "retried"
+    DROPPED = "dropped"
+
+
+class Said(NamedTuple):
+    """What a turn's reply told the harness."""
+
+    text: str
+    calls: tuple[ReplyCall, ...]
+
+
+class Place(NamedTuple):
+    """Where a request belongs."""
+
+    parent: Turn | None
+    new: tuple[RequestMessage, ...]
+    """What came after the parent's turn; without a parent, all."""
+    states: tuple[bytes, ...]
+    """Digests of the history, up to the parent's turn and after each new message. The last is the request's."""
+    told: tuple[Turn, ...]
+    """Turns that the new messages repeat, in another history than their own."""
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A call of the model, and the reply once there is one."""
+
+    turn_id: str
+    number: int
+    parent: Turn | None
+    states: tuple[bytes, ...]
+    front: bytes
+    """Digest of its tools and system message."""
+    has_tools: bool
+    kind: CallKind
+    said: Said | None = None
+    """The reply, once there is one."""
+    opened: int = 0
+    """When it was asked for and when it was over, in events of the tree: who overlaps whom."""
+    closed: int | None = None
+    delivered: bool = False
+    told: bool = False
+    """A later call repeats it, in another history."""
+    children: list[Turn] = field(default_factory=list)
+
+    @property
+    def digest(self) -> bytes:
+        return self.states[-1]
+
+    def path(self) -> list[Turn]:
+        """Return its line from the beginning."""
+        line: list[Turn] = []
+        turn: Turn | None = self
+        while turn is not None:
+            line.append(turn)
+            turn = turn.parent
+        return line[::-1]
+
+
+class CallTree:
+    """All calls of one rollout, in order."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self._by_id: dict[str, Turn] = {}
+        self._by_state: dict[bytes, list[Turn]] = defaultdict(list)
+        """By the digest of their requests."""
+        self._events = 0
+
+    def locate(self, request: ModelRequest) -> Place:
+        """Find the turn that a request continues."""
+        state = _digest(request.tools)
+        parent: Turn | None = None
+        new: list[RequestMessage] = []
+        states = [state]
+        told: list[Turn] = []
+        for message in request.messages:
+            turn = self._turn_of(message, state) if message.role == Role.ASSISTANT else None
+            if turn is not None:
+                parent, new = turn, []
+                state = _digest(turn.turn_id)
+                states = [state]
+            else:
+                new.append(message)
+                told += [self._by_id[turn_id] for turn_id in message.turn_ids if turn_id in self._by_id]
+                state = _digest((state, _content(message)))
+                states.append(state)
+        return Place(parent, tuple(new), tuple(states), tuple(told))
+
+    def open(self, turn_id: str, request: ModelRequest, place: Place, hints: CallHints) -> Turn:
+        """Add a call."""
+        front = _digest((request.tools, _system(request)))
+        if place.parent is not None:
+            kind = CallKind(hints.kind or place.parent.kind)
+        else:
+            kind = self._kind_of_beginning(request, front, hints)
+        for turn in place.told:
+            turn.told = True
+        number, opened = len(self.turns), self._next_event()
+        turn = Turn(turn_id, number, place.parent, place.states, front, bool(request.tools), kind, opened=opened)
+        self.turns.append(turn)
+        self._by_id[turn_id] = turn
+        if place.parent is not None:
+            place.parent.children.append(turn)
+        return turn
+
+    def replied(self, turn: Turn, said: Said) -> None:
+        """Note what the policy said."""
+        turn.said = said
+        self._by_state[turn.digest].append(turn)
+
+    def close(self, turn: Turn, *, delivered: bool) -> None:
+        """Note that a call is over, and whether the harness got the whole reply."""
+        turn.closed = self._next_event()
+        turn.delivered = delivered
+
+    def orphans(self) -> dict[Turn, OrphanReason]:
+        """Return the turns with a reply that nothing was built on, though something could have been."""
+        found: dict[Turn, OrphanReason] = {}
+
+        def is_built_on(turn: Turn) -> bool:
+            return turn.told or any(child.said is not None and child not in found for child in turn.children)
+
+        for turn in reversed(self.turns):
+            if turn.said is None or is_built_on(turn):
+                continue
+            others = [other for other in self.turns if other.parent is turn.parent and other is not turn]
+            after = [other for other in others if turn.closed is not None and other.opened > turn.closed]
+            before = [other for other in others if other.closed is not None and other.closed < turn.opened]
+            replaced_by = [*after, *filter(is_built_on, before)]
+            if any(other.digest == turn.digest for other in replaced_by):
+                found[turn] = OrphanReason.RETRIED
+            elif not turn.delivered:
+                found[turn] = OrphanReason.UNDELIVERED
+            elif any(turn.digest in other.states for other in after if other.kind != CallKind.COMPACTION):
+                found[turn] = OrphanReason.DROPPED
+        return found
+
+    def segments(self, kinds: Collection[CallKind]) -> Iterator[list[tuple[Turn, bool]]]:
+        """Give the lines that hold all turns of these kinds but orphans: each turn with whether it is this line's own.
+
+        Each turn is some line's own exactly once. Elsewhere it is context, as are turns of other kinds.
+        """
+        orphans = self.orphans()
+        chosen = {turn for turn in self.turns if turn.said and turn.kind in kinds and turn not in orphans}
+        inner = {above for turn in chosen for above in turn.path()[:-1]}
+        given: set[Turn] = set()
+        paths = [turn.path() for turn in self.turns if turn in chosen and turn not in inner]
+        for path in sorted(paths, key=lambda path: (path[0].number, path[-1].number)):
+            yield [(turn, turn in chosen and turn not in given) for turn in path]
+            given.update(path)
+
+    def _turn_of(self, message: RequestMessage, state: bytes) -> Turn | None:
+        """Return the turn that a message of the assistant is, where the history before it is that turn's."""
+        named = [turn for turn_id in message.turn_ids if (turn := self._by_id.get(turn_id))]
+        for turn in named:
+            if turn.digest == state and turn.said is not None:
+                return turn
+        if named:
+            return None
+        said = _said(message)
+        for turn in self._by_state.get(state, ()):
+            assert turn.said is not None
+            if _said(turn.said) == said:
+                return turn
+        return None
+
+    def _kind_of_beginning(self, request: ModelRequest, front: bytes, hints: CallHints) -> CallKind:
+        if hints.kind:
+            return CallKind(hints.kind)
+        beginnings = [turn for turn in self.turns if turn.parent is None]
+        main = [turn for turn in beginnings if turn.kind == CallKind.MAIN]
+        if not any(turn.has_tools for turn in main) and request.tools:
+            for turn in self.turns:
+                turn.kind = CallKind.SIDE if turn.kind == CallKind.MAIN else turn.kind
+            return CallKind.MAIN
+        if not main:
+            return CallKind.MAIN
+        told = "\n".join(message.text for message in request.messages if message.role != Role.SYSTEM)
+        same = next((turn.kind for turn in beginnings if turn.front == front), None)
+        goes_on = any(turn.states[0] == _digest(request.tools) for turn in beginnings)
+        for turn in reversed(self.turns):
+            if turn.said is None:
+                continue
+            handed_over = (text for call in turn.said.calls for text in _handed_over(call.arguments))
+            if request.tools and any(text in told for text in handed_over):
+                return CallKind.SUBAGENT
+            if goes_on and not turn.children and _is_told_in(turn.said.text, told):
+                compacted = turn.parent.kind if turn.parent is not None else same
+                turn.kind = CallKind.COMPACTION
+                return compacted or CallKind.MAIN
+        return same or CallKind.SIDE
+
+    def _next_event(self) -> int:
+        self._events += 1
+        return self._events
+
+
+def _digest(content: object) -> bytes:
+    return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=16).digest()
+
+
+def _content(message: RequestMessage) -> tuple[object, ...]:
+    calls = tuple((call.name, call.arguments) for call in message.calls)
+    return int(message.role), message.text.strip(), calls, message.call_id
+
+
+def _system(request: ModelRequest) -> list[str]:
+    return [message.text for message in request.messages if message.role == Role.SYSTEM]
+
+
+def _said(turn: RequestMessage | Said) -> tuple[str, list[tuple[str, str]]]:
+    """Return what a turn says, with the spaces that harnesses change taken out."""
+    return " ".join(turn.text.split()), [(call.name, "".join(call.arguments.split())) for call in turn.calls]
+
+
+def _handed_over(arguments: str) -> Iterator[str]:
+    """Give the long texts among the arguments of a call."""
+    try:
+        values = msgspec.json.decode(arguments, type=dict[str, object]).values()
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return
+    for value in values:
+        if isinstance(value, str) and len(value.strip()) >= HANDED_OVER:
+            yield value.strip()
+
+
+def _is_told_in(reply: str, told: str) -> bool:
+    lines: Sequence[str] = [line.strip() for line in reply.splitlines() if len(line.strip()) >= SUMMARY_LINE]
+    return bool(lines) and all(line in told for line in lines[:3])

@@ -1,0 +1,284 @@
+"""What answers a harness's calls: prompts of exact token ids, turns from the job's backend, all of it captured.
+
+The prompt of a call is what the engine saw and generated up to the turn that the call continues (`call_tree`), and the
+ids of the messages that are new. Nothing that an engine has seen is ever told again. The tree keeps what each turn
+added; `write` makes the trajectory of it.
+
+One object per attempt, on the loop of its RUN process: when that ends, the calls fail, and the attempt is another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...data.trajectory import Role
+from ...errors import EngineFailed, InvalidJob
+from ...inference.chat import ChatMessage, PastCall
+from ...inference.tool_calls.call import ToolCall
+from ...model_proxy.calls import CallRefused, ModelReply, Problem, ReplyCall, Usage, new_turn_id
+from ..agent_loop import LONG_TEXT, UNLIMITED, StopReason
+from ..turn_sampler import TurnSampler
+from .call_tree import CallTree, Said
+from .captured_turns import Capture, CapturedTurns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ...inference.chat import ChatFormat, Piece, ReadTurn
+    from ...inference.engine import Generation, Generator
+    from ...model_proxy.calls import FinishReason, ModelRequest, RequestMessage
+    from ...wire.messages.jobs import Job
+    from ..agent_loop import Episode
+    from .adapter import CallHints
+    from .call_tree import CallKind, Place, Turn
+
+MODEL = "policy"
+"""What harnesses are told that the model is called: what some know of a name, such as its window, would not be true."""
+CALLS_AT_ONCE = 16
+"""Calls of one rollout that wait for an engine at one time."""
+
+
+class HarnessModel:
+    """Implements `model_proxy.calls.Model`.
+
+    Args:
+        generate: the job's backend.
+        chat: of the policy.
+        context_tokens: of the engine; 0: not known.
+        job: whose sampling and limits hold, whatever a harness asks for.
+        episode: its record gets the counts.
+        refusal_status: see `model_proxy.calls.Model`.
+        hints: reads the headers of a call.
+    """
+
+    def __init__(
+        self,
+        generate: Generator,
+        chat: ChatFormat,
+        context_tokens: int,
+        job: Job,
+        episode: Episode,
+        *,
+        refusal_status: int,
+        hints: Callable[[Mapping[str, str]], CallHints],
+    ) -> None:
+        self.refusal_status = refusal_status
+        self.over = asyncio.Event()
+        """Set with the first call that is refused since nothing more will be answered."""
+        self.failure: EngineFailed | None = None
+        """Why the last call that was answered failed, if it did."""
+        self._generate = generate
+        self._chat = chat
+        self._job = job
+        self._episode = episode
+        self._hints = hints
+        context = context_tokens or UNLIMITED
+        limit = job.episode.max_tokens
+        self.limit = min(limit, context)
+        """Most tokens of a prompt and its answer."""
+        self._limited_by = StopReason.MAX_TOKENS if limit <= context else StopReason.CONTEXT_LENGTH
+        self._tree = CallTree()
+        self._captured = CapturedTurns(self._tree)
+        self._in_flight = 0
+
+    @property
+    def name(self) -> str:
+        """What the policy is called."""
+        return MODEL
+
+    @property
+    def answered(self) -> int:
+        """Calls that got a reply."""
+        return len(self._captured)
+
+    async def open(self, request: ModelRequest) -> HarnessCall:
+        """Take a call (see `model_proxy.calls.Model.open`)."""
+        self._check_room()
+        if request.sampling:
+            self._episode.metrics["calls_with_own_sampling"] += 1
+        if request.model != MODEL:
+            self._episode.metrics["calls_of_another_model"] += 1
+        place = self._tree.locate(request)
+        turn = self._tree.open(new_turn_id(), request, place, self._hints(request.headers))
+        self._in_flight += 1
+        try:
+            context = await self._context(request, place)
+            prompt = self._captured.prompt(place.parent, context)
+            room = self.limit - len(prompt)
+            if room < 1:
+                self._episode.stop_reason = self._limited_by
+                message = f"the prompt has {len(prompt)} tokens, and the limit is {self.limit} with the answer"
+                raise CallRefused(Problem.CONTEXT_LENGTH, message, tokens=len(prompt), limit=self.limit)
+        except BaseException:
+            self.end(turn, delivered=False)
+            raise
+        return HarnessCall(self, turn, request, context, prompt, room)
+
+    async def count_tokens(self, request: ModelRequest) -> int:
+        """Return the tokens of a prompt (see `model_proxy.calls.Model.count_tokens`)."""
+        place = self._tree.locate(request)
+        return len(self._captured.prompt(place.parent, await self._context(request, place)))
+
+    def write(self, kinds: Collection[CallKind]) -> None:
+        """Write the turns of these kinds to the episode's trajectory; count all, and note the tree."""
+        episode = self._episode
+        self._captured.write(episode.trajectory, kinds)
+        self._captured.count(episode.metrics)
+        episode.notes["calls"] = self._captured.outline()
+        episode.last_text = self._captured.last_text()
+
+    def _check_room(self) -> None:
+        if self._episode.metrics["turns"] >= self._job.episode.max_turns:
+            self._episode.stop_reason = StopReason.MAX_TURNS
+            self.over.set()
+        if self.over.is_set():
+            raise CallRefused(Problem.OVER, "the rollout is over: its turns are used up")
+        if self._in_flight >= CALLS_AT_ONCE:
+            self._episode.metrics["calls_refused_as_too_many"] += 1
+            raise CallRefused(
+                Problem.BUSY, f"{CALLS_AT_ONCE} calls of this rollout are being answered; try again later"
+            )
+
+    async def _context(self, request: ModelRequest, place: Place) -> tuple[Piece, ...]:
+        """Return the ids of what is new."""
+        started = time.monotonic()
+        try:
+            if sum(len(message.text) for message in place.new) > LONG_TEXT:
+                return await asyncio.to_thread(self._tokenised, request, place)
+            return self._tokenised(request, place)
+        finally:
+            self._episode.spent("chat", started)
+
+    def _tokenised(self, request: ModelRequest, place: Place) -> tuple[Piece, ...]:
+        try:
+            if place.parent is None:
+                return self._chat.opening([_chat_message(message) for message in place.new], request.tools)
+            number_of = {call_id: str(number) for number, call_id in enumerate(_call_ids(place.parent))}
+            new = [_chat_message(message, number_of) for message in place.new]
+            return self._chat.following(self._captured[place.parent].read, new, request.tools)
+        except InvalidJob as error:
+            raise CallRefused(Problem.INVALID, error.message) from error
+
+    async def answer(self, call: HarnessCall) -> ModelReply:
+        """Have the engine answer a call."""
+        job, asked = self._job, call.request.max_tokens
+        sampling = msgspec.structs.replace(job.sampling, stop=(*job.sampling.stop, *call.request.stop))
+        sampler = TurnSampler(self._generate, self._chat, sampling, self._episode)
+        try:
+            generation = await sampler.sample(call.prompt, min(call.room, asked or call.room), call.turn.number)
+            read = self._chat.read_turn(generation.token_ids)
+        except EngineFailed as error:
+            self.failure = error
+            raise CallRefused(Problem.FAILED, f"service unavailable: {error.message}") from error
+        self.failure = None
+        self._captured.add(call.turn, Capture(call.context, generation, read))
+        reply = self._made_reply(call, generation, read)
+        self._tree.replied(call.turn, Said(reply.text, reply.calls))
+        return reply
+
+    def _made_reply(self, call: HarnessCall, generation: Generation, read: ReadTurn) -> ModelReply:
+        metrics = self._episode.metrics
+        calls: list[ReplyCall] = []
+        for number, one in enumerate(read.calls):
+            metrics["tool_calls" if isinstance(one, ToolCall) else "malformed_tool_calls"] += 1
+            if one.name:
+                arguments = (
+                    one.arguments if isinstance(one.arguments, str) else msgspec.json.encode(one.arguments).decode()
+                )
+                calls.append(ReplyCall(f"call_{call.turn_id}_{number}", one.name, arguments))
+        finish: FinishReason = "tool_calls" if calls else "stop"
+        return ModelReply(
+            call.turn_id,
+            # What was meant as a call and names no tool stays text: the harness sees what the policy said.
+            read.content if len(calls) == len(read.calls) else read.text,
+            read.reasoning or "",
+            tuple(calls),
+            "length" if generation.finish_reason == "length" else finish,
+            Usage(
+                len(call.prompt),
+                generation.cached_tokens,
+                len(generation.token_ids),
+                self._reasoning_tokens(generation.token_ids) if read.reasoning else 0,
+            ),
+            call.prompt,
+            generation.token_ids,
+            generation.logprobs,
+        )
+
+    def _reasoning_tokens(self, token_ids: NDArray[np.int32]) -> int:
+        """Return after how many tokens something follows the reasoning."""
+        return bisect_left(
+            range(len(token_ids)), True, key=lambda n: bool(self._chat.read_turn(token_ids[:n]).text.strip())
+        )
+
+    def end(self, turn: Turn, *, delivered: bool) -> None:
+        """Note that a call is over."""
+        if turn.said is None:
+            self._episode.metrics["calls_without_reply"] += 1
+        self._in_flight -= 1
+        self._tree.close(turn, delivered=delivered)
+
+
+class HarnessCall:
+    """Implements `model_proxy.calls.OpenCall`."""
+
+    def __init__(
+        self,
+        model: HarnessModel,
+        turn: Turn,
+        request: ModelRequest,
+        context: tuple[Piece, ...],
+        prompt: NDArray[np.int32],
+        room: int,
+    ) -> None:
+        self.turn = turn
+        self.request = request
+        self.context = context
+        self.prompt = prompt
+        self.room = room
+        self._model = model
+
+    @property
+    def turn_id(self) -> str:
+        """Of the reply that will come."""
+        return self.turn.turn_id
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the whole prompt."""
+        return len(self.prompt)
+
+    async def reply(self) -> ModelReply:
+        """Return the policy's turn (see `model_proxy.calls.OpenCall.reply`)."""
+        return await self._model.answer(self)
+
+    def close(self, *, delivered: bool) -> None:
+        """Say whether the harness got the whole reply."""
+        self._model.end(self.turn, delivered=delivered)
+
+
+def _call_ids(turn: Turn) -> Sequence[str]:
+    return [call.call_id for call in turn.said.calls] if turn.said is not None else ()
+
+
+def _chat_message(message: RequestMessage, number_of: Mapping[str, str] | None = None) -> ChatMessage:
+    calls = tuple(PastCall(call.call_id, call.name, _arguments(call.arguments)) for call in message.calls)
+    call_id = message.call_id if number_of is None else number_of.get(message.call_id, message.call_id)
+    reasoning = message.reasoning if message.role == Role.ASSISTANT and message.reasoning else None
+    return ChatMessage(message.role, message.text, reasoning, calls, call_id)
+
+
+def _arguments(text: str) -> dict[str, object]:
+    """Return arguments as a template takes them: an object, whatever the harness made of them."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, object])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return {"arguments": text}

@@ -1,0 +1,205 @@
+"""One harness in a sandbox, from its start to its end, with the policy behind the only address that it can reach.
+
+    harness, in the sandbox    → 127.0.0.1 of the sandbox's own network → model server, in this process → engine
+
+The socket is the sandbox's, so whoever calls is a program of this rollout. Where a sandbox shares the host's network
+others can reach it too: there each call must show the key. When the model refuses since the rollout is over, the
+harness has `GRACE_S` to end by itself; then it is killed, as it is when the phase ends. What it leaves behind can call
+nobody: the server is closed first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from ...data.trajectory import Role
+from ...errors import ConfigError, HarnessFailed, SandboxFailed
+from ...model_proxy.server import ModelServer
+from ..agent_loop import StopReason
+from .adapter import ADDRESS_SPACE_BYTES, LaunchRequest, load_adapter
+from .call_tree import CallKind
+from .harness_model import HarnessModel
+from .installation import HarnessStore, default_root
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...inference.chat import ChatFormat, ChatMessage
+    from ...inference.engine import Generator
+    from ...tools.execution.messages import ExecResult
+    from ...tools.sandbox.sandbox import Sandbox
+    from ...tools.sandbox.specification import SandboxSpec
+    from ...wire.messages.jobs import Harness, Job
+    from ..agent_loop import Episode
+    from .adapter import Adapter, Launch
+    from .installation import Installation
+
+GRACE_S = 10.0
+"""How long a harness may take to end once it was told that the rollout is over."""
+CLOSE_S = 1.0
+"""How long calls under way may take when it has ended."""
+WRITE_S = 30.0
+OUTPUT_LIMIT_BYTES = 64 * 1024
+HOME = "harness"
+"""The folder below /tmp that is its home."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenHarness:
+    """A harness that is here and can lead rollouts."""
+
+    choice: Harness
+    adapter: Adapter
+    installation: Installation | None
+    """None: it is a program of the sandbox's own."""
+
+    @classmethod
+    def find(cls, choice: Harness) -> Self:
+        """Find it on this machine.
+
+        Raises:
+            HarnessFailed: it is not known or not installed here.
+        """
+        try:
+            adapter = load_adapter(choice.name)
+            named = f"{choice.name}=={choice.version}" if choice.version else choice.name
+            store = HarnessStore(default_root())
+            return cls(choice, adapter, store.find(named) if adapter.package is not None else None)
+        except ConfigError as error:
+            raise HarnessFailed(error.message, harness=choice.name, exit_code=0) from error
+
+    def prepared(self, spec: SandboxSpec) -> SandboxSpec:
+        """Return what a task asks for, with what the harness needs besides."""
+        limits = msgspec.structs.replace(spec.limits, address_space_bytes=ADDRESS_SPACE_BYTES)
+        binds = self.installation.binds if self.installation is not None else ()
+        return msgspec.structs.replace(spec, limits=limits, binds=(*spec.binds, *binds))
+
+    async def lead(
+        self,
+        messages: Sequence[ChatMessage],
+        sandbox: Sandbox,
+        generate: Generator,
+        chat: ChatFormat,
+        context_tokens: int,
+        job: Job,
+        episode: Episode,
+    ) -> None:
+        """Lead a rollout to its end, and write what was sampled to the episode, however it ends.
+
+        The harness gets the user's messages as its task. It has a system message and tools of its own.
+
+        Raises:
+            HarnessFailed, EngineFailed, SandboxFailed: see `HarnessRollout.run`.
+        """
+        adapter = self.adapter
+        model = HarnessModel(
+            generate, chat, context_tokens, job, episode, refusal_status=adapter.refusal_status, hints=adapter.hints
+        )
+        prompt = "\n\n".join(message.content for message in messages if message.role == Role.USER)
+        try:
+            await HarnessRollout(self, sandbox, model, job, episode).run(prompt)
+        finally:
+            kinds = self.choice.train_on
+            model.write([kind for kind in CallKind if kind.value in kinds or "all" in kinds])
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessRollout:
+    """One rollout."""
+
+    harness: ChosenHarness
+    sandbox: Sandbox
+    model: HarnessModel
+    job: Job
+    episode: Episode
+
+    async def run(self, prompt: str) -> None:
+        """Run the harness on a task until it ends.
+
+        Raises:
+            HarnessFailed: it ended before any call of the model was answered.
+            EngineFailed: it ended with an error after the engine had failed.
+            SandboxFailed: the sandbox is gone.
+        """
+        key = secrets.token_hex(16)
+        listening = await self.sandbox.listen()
+        server = ModelServer(self.model, key="" if self.sandbox.has_own_network else key)
+        await server.start(listening.listener)
+        try:
+            launch = self.harness.adapter.launch(self._request(listening.url, key, prompt))
+            await self._write(launch)
+            result = await self._executed(launch)
+        finally:
+            await server.close(CLOSE_S)
+        self._judge(result)
+
+    def _request(self, url: str, key: str, prompt: str) -> LaunchRequest:
+        sandbox, installation = self.sandbox, self.harness.installation
+        return LaunchRequest(
+            url=url,
+            key=key,
+            model=self.model.name,
+            prompt=prompt,
+            home=f"{sandbox.temporary}/{HOME}",
+            directory=sandbox.spec.directory or sandbox.directory,
+            folder=str(installation.folder) if installation is not None else "",
+            context_tokens=self.model.limit,
+            max_tokens=min(self.job.sampling.max_tokens, self.model.limit),
+            arguments=self.harness.choice.arguments,
+            environment=self.harness.choice.environment,
+        )
+
+    async def _write(self, launch: Launch) -> None:
+        home = launch.environment["HOME"]
+        made = await self.sandbox.exec(("mkdir", "-p", "-m", "700", home), WRITE_S)
+        if made.exit_code:
+            raise SandboxFailed(f"no home for the harness could be made: {made.stderr.decode(errors='replace')}")
+        if launch.files:
+            await self.sandbox.write_files({f"{home}/{path}": text.encode() for path, text in launch.files.items()})
+
+    async def _executed(self, launch: Launch) -> ExecResult | None:
+        """Run it to its end; None: it had to be killed."""
+        program = asyncio.create_task(
+            self.sandbox.exec(
+                launch.argv,
+                self.job.limits.run_s,
+                launch.stdin,
+                OUTPUT_LIMIT_BYTES,
+                launch.environment,
+            )
+        )
+        over = asyncio.create_task(self.model.over.wait())
+        try:
+            await asyncio.wait({program, over}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({program}, timeout=GRACE_S)
+            return program.result() if program.done() else None
+        finally:
+            over.cancel()
+            program.cancel()
+            await asyncio.wait({program, over})
+
+    def _judge(self, result: ExecResult | None) -> None:
+        """Note how it ended."""
+        episode, name = self.episode, self.harness.choice.name
+        if result is None:
+            episode.metrics["harness_killed"] = 1
+            episode.stop_reason = episode.stop_reason or StopReason.HARNESS_FAILED
+            return
+        code = result.exit_code
+        episode.metrics["harness_exit_code"] = code
+        words = (result.stderr + result.stdout).decode(errors="replace").strip()
+        if not self.model.answered and self.model.failure is None:
+            problem = f"the harness {name} called no model and ended with {code}: {words[-1000:] or 'it said nothing'}"
+            raise HarnessFailed(problem, harness=name, exit_code=code)
+        if code and self.model.failure is not None:
+            raise self.model.failure
+        if code:
+            episode.notes["harness"] = words
+            episode.stop_reason = episode.stop_reason or StopReason.HARNESS_FAILED
+        elif episode.stop_reason is None:
+            episode.stop_reason = StopReason.DONE

@@ -1,0 +1,142 @@
+"""One turn of the policy: asked of the engine, continued after new weights, cut at a stop text."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from ..errors import EngineFailed
+from ..inference.engine import Generation
+from ..wire.messages.engines import VersionSpan
+from .stop_texts import cut_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from ..inference.chat import ChatFormat
+    from ..inference.engine import Generator
+    from ..wire.messages.jobs import Sampling
+
+EMPTY_ABORTS = 8
+"""How often new weights may come before a turn's first token; beyond it, the engine just takes no work."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What is counted and timed of a job's conversations."""
+
+    metrics: Counter[str] = field(default_factory=Counter)
+    timings: dict[str, float] = field(default_factory=dict)
+    """Seconds."""
+
+    def spent(self, what: str, since: float) -> None:
+        """Add the time since `since` (monotonic clock) to a timing."""
+        self.timings[what] = self.timings.get(what, 0.0) + time.monotonic() - since
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSampler:
+    """Samples turns by a job's `Sampling`."""
+
+    generate: Generator
+    chat: ChatFormat
+    sampling: Sampling
+    record: Record
+    """Its metrics get `turns`, `prompt_tokens`, `cached_tokens`, `generated_tokens` and `continued_turns`; its timings
+    `engine`."""
+
+    async def sample(
+        self,
+        prompt: NDArray[np.int32],
+        wanted: int,
+        turn: int,
+        take: Callable[[Generation, int], None] = lambda _turn_so_far, _start: None,
+    ) -> Generation:
+        """Return a turn of `wanted` tokens at the most; new weights may interrupt it, and it goes on with them.
+
+        Args:
+            prompt: int32 [P].
+            wanted: at least 1.
+            turn: its number in the job, which its seed is made of.
+            take: is given the turn as far as it has come, and where what is new in it starts.
+
+        Raises:
+            EngineFailed: the engine failed, or ends generations before their first token.
+        """
+        wanted = min(wanted, self.sampling.max_tokens)
+        seed = turn_seed(self.sampling.seed, turn)
+        metrics = self.record.metrics
+        metrics["turns"] += 1
+        turn_so_far = await self._generated(prompt, wanted, seed)
+        metrics["generated_tokens"] += len(turn_so_far.token_ids)
+        take(turn_so_far, 0)
+        empty = 0
+        while turn_so_far.finish_reason == "abort":
+            done = len(turn_so_far.token_ids)
+            empty = 0 if done else empty + 1
+            if empty > EMPTY_ABORTS:
+                raise EngineFailed(f"the engine ended {empty} generations before their first token", unreachable=True)
+            metrics["continued_turns"] += 1
+            so_far = np.concatenate([prompt, turn_so_far.token_ids])
+            part = await self._generated(so_far, wanted - done, turn_seed(seed, metrics["continued_turns"]))
+            turn_so_far = self._ended(joined(turn_so_far, part), wanted)
+            metrics["generated_tokens"] += len(turn_so_far.token_ids) - done
+            take(turn_so_far, done)
+        return turn_so_far
+
+    async def _generated(self, prompt: NDArray[np.int32], max_tokens: int, seed: int | None) -> Generation:
+        sampling = msgspec.structs.replace(self.sampling, max_tokens=max_tokens, seed=seed)
+        started = time.monotonic()
+        try:
+            generation = await self.generate(prompt, sampling, self._stop_token_ids())
+        finally:
+            self.record.spent("engine", started)
+        self.record.metrics["prompt_tokens"] += len(prompt)
+        self.record.metrics["cached_tokens"] += generation.cached_tokens
+        return self._ended(generation, max_tokens)
+
+    def _stop_token_ids(self) -> Sequence[int]:
+        return tuple(dict.fromkeys((*self.chat.stop_token_ids, *self.sampling.stop_token_ids)))
+
+    def _ended(self, generation: Generation, wanted: int) -> Generation:
+        """Cut a turn at a stop text; one with all `wanted` tokens is complete, even if new weights ended it."""
+        cut = cut_at(generation, self.sampling.stop, self.chat.decode)
+        if cut.finish_reason == "abort" and len(cut.token_ids) >= wanted:
+            return replace(cut, finish_reason="length")
+        return cut
+
+
+def turn_seed(seed: int | None, turn: int) -> int | None:
+    """Return a turn's own seed, so that two turns with the same prompt differ and a job can be repeated exactly."""
+    return (seed * 1_000_003 + turn) % 2**63 if seed is not None else None
+
+
+def joined(first: Generation, second: Generation) -> Generation:
+    """Return one generation of two, the second of which continued the first."""
+    start = len(first.token_ids)
+    moved = (VersionSpan(span.weight_version, start + span.start, start + span.end) for span in second.spans)
+    return Generation(
+        np.concatenate([first.token_ids, second.token_ids]),
+        np.concatenate([first.logprobs, second.logprobs]),
+        (*first.spans, *moved),
+        second.finish_reason,
+        first.cached_tokens + second.cached_tokens,
+    )
+
+
+def version_per_token(generation: Generation) -> NDArray[np.int32]:
+    """Spell out a generation's version spans, int32 [G]."""
+    spans = generation.spans
+    versions = np.repeat(
+        np.array([span.weight_version for span in spans], np.int32), [span.end - span.start for span in spans]
+    )
+    if len(versions) != len(generation.token_ids):
+        raise EngineFailed("the engine's weight versions do not cover the tokens that it generated")
+    return versions

@@ -1,0 +1,57 @@
+"""The examples of docs/gateway.md, run as they are there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from documents import PAGES, ROOT
+from needed import lacking
+
+from prorl_zmq.data.trajectory import array_views
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .conftest import Served
+
+pytestmark = pytest.mark.xdist_group("one service for the gateway")
+TEXT = PAGES[ROOT / "docs" / "gateway.md"]
+EXAMPLES = re.findall(r"^```bash\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+
+
+def run(served: Served, example: str, folder: Path) -> list[bytes]:
+    """Run the lines of an example in one shell; return what each printed."""
+    if shutil.which("curl") is None:
+        lacking("curl", "curl is not installed")
+    script = "; ".join(f"{line} || exit 1; echo; echo ---" for line in example.splitlines())
+    done = subprocess.run(
+        ["sh", "-c", script], cwd=folder, env={**served.environment, "URL": served.url}, capture_output=True, timeout=90
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    return [part.strip() for part in done.stdout.split(b"---\n")[:-1]]
+
+
+def test_there_are_examples_of_both_apis() -> None:
+    assert len(EXAMPLES) == 2
+
+
+def test_the_json_api(served: Served, tmp_path: Path) -> None:
+    submitted, state, told, _, left = run(served, EXAMPLES[0], tmp_path)
+    assert json.loads(submitted) == {"job_ids": ["one"], "new": 1}
+    assert json.loads(state)["job_id"] == "one"
+    trajectory = json.loads(told)
+    sizes = dict(re.findall(r"(?i)^prorl-(tokens|turns): (\d+)", (tmp_path / "headers.txt").read_text(), re.MULTILINE))
+    arrays = array_views((tmp_path / "one.bin").read_bytes(), *(int(size) for size in sizes.values()))
+    assert arrays.token_ids.tolist() == trajectory["token_ids"]
+    assert json.loads(left)["session"] == "http"
+
+
+def test_prorls_api(served: Served, tmp_path: Path) -> None:
+    started, answer, status, stopped = (json.loads(part) for part in run(served, EXAMPLES[1], tmp_path))
+    assert (started["status"], status["status"], stopped["status"]) == ("Server started", "running", "Server stopped")
+    assert {message["role"] for message in answer["messages"]} >= {"user", "assistant"}

@@ -1,0 +1,202 @@
+"""Who may use a gateway, and what is left of it when it, or the service behind it, is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import ssl
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+import trustme
+
+from prorl_zmq.security.keys import KeyFolder
+from prorl_zmq.wire.messages.base import KeyRole
+
+from .conftest import PRORL, Served, free_port, http, problem, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.xdist_group("one service for the gateway")
+
+
+def bearer(token: str) -> dict[str, dict[str, str]]:
+    return {"headers": {"Authorization": f"Bearer {token}"}}
+
+
+def test_tokens_and_their_roles(served: Served, tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    alice, bob = (folder.new_bearer(name, KeyRole.TRAINER) for name in ("alice", "bob"))
+    olga = folder.new_bearer("olga", KeyRole.OPERATOR)
+
+    async def asks(url: str) -> None:
+        async with http(url) as client:
+            await until(client.is_up, "the gateway")  # without a key
+            for more in ({}, bearer("wrong"), bearer(f"{alice}x"), {"headers": {"x-api-key": "wrong"}}):
+                status, answer = await client.get("/v1/status", **more)
+                assert (status, answer["error"]["code"]) == (401, "not_allowed")
+            assert (await client.get("/v1/openapi.json"))[0] == 200
+            assert (await client.get("/v1/status", headers={"x-api-key": alice}))[0] == 200
+            job = problem()
+            place = f"/v1/jobs/{job['job_id']}"
+            status, answer = await client.post("/v1/jobs", job, **bearer(olga))
+            assert (status, answer["error"]["code"]) == (403, "not_allowed")
+            assert (await client.post("/start", **bearer(olga)))[0] == 403
+            assert (await client.post("/v1/jobs", job, **bearer(alice)))[0] == 200
+            # Another's job is none, whatever is asked of it; an operator sees it, and not its trajectory.
+            for method, path in (("GET", place), ("GET", f"{place}/trajectory?wait_s=0.1")):
+                assert (await client(method, path, **bearer(bob)))[0] == 404
+            assert (await client("DELETE", place, **bearer(bob)))[1] == {"jobs": {job["job_id"]: "unknown"}}
+            assert (await client.post("/v1/jobs", job, **bearer(bob)))[0] == 409
+            assert (await client.get(f"{place}/trajectory?wait_s=20", **bearer(alice)))[0] == 200
+            assert (await client.get(place, **bearer(olga)))[1]["state"] == "ended"
+            assert (await client.get(f"{place}/trajectory", **bearer(olga)))[0] == 403
+            assert (await client.post("/v1/backends/engine-0/drain", **bearer(alice)))[0] == 403
+            assert (await client("DELETE", "/v1/backends/never-was", **bearer(olga)))[0] == 404
+            assert (await client("DELETE", f"{place}/trajectory", **bearer(alice)))[1]["session"] == "http-alice"
+            # /start of one is not that of another.
+            assert (await client.post("/start", **bearer(alice)))[0] == 200
+            rollout = {"instance": {"problem": "1", "answer": "1"}, "sampling_params": {"max_output_tokens": 4}}
+            status, answer = await client.post("/process", rollout, **bearer(alice))
+            assert (status, answer["error"], len(answer["messages"]) > 2) == (200, None, True)
+            assert (await client.get("/status", **bearer(bob)))[0] == 503
+            folder.revoke("alice")
+            await until(lambda: _refused(client, alice), "the revocation")
+            carol = folder.new_bearer("carol", KeyRole.OPERATOR)
+            await until(lambda: _let_in(client, carol), "a new token")
+
+    with served.gateway(PRORL_KEYS=str(folder.path)) as (_, url):
+        asyncio.run(asks(url))
+
+
+async def _refused(client: Any, token: str) -> bool:
+    return bool((await client.get("/v1/status", **bearer(token)))[0] == 401)
+
+
+async def _let_in(client: Any, token: str) -> bool:
+    return bool((await client.get("/v1/status", **bearer(token)))[0] == 200)
+
+
+def test_a_web_page_may_not_use_a_gateway_without_keys(served: Served) -> None:
+    async def asks() -> None:
+        async with http(served.url) as client:
+            status, answer = await client.post("/v1/jobs", problem(), headers={"Origin": "http://somewhere.example"})
+            assert (status, answer["error"]["code"]) == (403, "not_allowed")
+
+    asyncio.run(asks())
+
+
+def test_tls(served: Served, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    made = authority.issue_cert("127.0.0.1")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made.cert_chain_pems[0].write_to_path(cert)
+    made.private_key_pem.write_to_path(key)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+
+    async def asks(url: str) -> None:
+        async with http(url, ssl=trusting) as client:
+            await until(client.is_up, "the gateway")
+            assert (await client.get("/v1/status"))[0] == 200
+        async with http(url) as client:
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await client.get("/v1/status")
+        async with http(url.replace("https", "http")) as client:
+            with pytest.raises(aiohttp.ClientError):
+                await client.get("/v1/status")
+
+    with served.gateway("--tls-cert", str(cert), "--tls-key", str(key)) as (_, url):
+        asyncio.run(asks(url))
+
+
+def test_a_gateway_that_is_killed_loses_no_trajectory(served: Served) -> None:
+    port = free_port()
+    job = problem()
+
+    async def before(url: str, process: subprocess.Popen[bytes]) -> None:
+        async with http(url) as client, served.without_engine() as service:
+            await until(client.is_up, "the gateway")
+            assert (await client.post("/start"))[0] == 200
+            assert (await client.post("/v1/jobs", job))[0] == 200
+            held = asyncio.create_task(client.get(f"/v1/jobs/{job['job_id']}/trajectory?wait_s=30"))
+            await until(lambda: _one_waits(service), "the job")
+            process.kill()
+            with pytest.raises(aiohttp.ClientError):
+                await held
+
+    async def after(url: str, other: str) -> None:
+        async with http(url) as client, http(other) as beside:
+            await until(client.is_up, "the gateway")
+            assert (await client.get("/status"))[1]["status"] == "running"  # what was started is known again
+            status, told = await client.get(f"/v1/jobs/{job['job_id']}/trajectory?wait_s=20")
+            assert (status, told["result"]["outcome"]) == (200, "completed")
+            assert (await beside.get(f"/v1/jobs/{job['job_id']}/trajectory"))[1] == told
+            assert (await beside("DELETE", f"/v1/jobs/{job['job_id']}/trajectory"))[0] == 200
+            assert (await client.get(f"/v1/jobs/{job['job_id']}/trajectory"))[0] == 404
+            assert (await client.post("/stop"))[0] == 200
+
+    async def _one_waits(service: Any) -> bool:
+        return await served.waiting(service) == 1
+
+    with served.gateway(port=port) as (process, url):
+        asyncio.run(before(url, process))
+    assert process.returncode == -signal.SIGKILL
+    with served.gateway(port=port) as (_, url):
+        asyncio.run(after(url, served.url))
+
+
+def test_without_a_front_door_every_request_ends_with_503(served: Served) -> None:
+    async def asks(url: str) -> None:
+        async with http(url) as client:
+            await until(lambda: _listens(client), "the gateway")
+            asked = [
+                client.get("/healthz"),
+                client.get("/v1/status"),
+                client.post("/v1/jobs", problem()),
+                client.get("/v1/jobs/some/trajectory?wait_s=1"),
+            ]
+            for status, answer in await asyncio.gather(*asked):
+                assert (status, answer["error"]["code"]) == (503, "request_timeout")
+            assert (await client.post("/start"))[0] == 200
+            body = {"instance": {"problem": "1", "answer": "1"}, "sampling_params": {}}
+            status, answer = await client.post("/process", body)  # that is an outage, not a reward of 0
+            assert (status, answer["messages"], "no reply" in answer["error"]) == (200, [], True)
+
+    async def _listens(client: Any) -> bool:
+        try:
+            return bool((await client.get("/v1/openapi.json"))[0] == 200)
+        except aiohttp.ClientError:
+            return False
+
+    away = f"ipc://{served.folder}/nobody"
+    with served.gateway("--front-door", away, "--timeout", "0.5") as (_, url):
+        asyncio.run(asks(url))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--bind", "0.0.0.0:PORT"), "--tls-cert"),
+        (("--bind", "0.0.0.0:PORT", "--tls-cert", "FOLDER/cert", "--tls-key", "FOLDER/cert"), "cannot be used"),
+        (("--bind", "127.0.0.1:PORT", "--tls-cert", "FOLDER/cert"), "belong together"),
+        (("--bind", "127.0.0.1"), "HOST:PORT"),
+        (("--bind", "127.0.0.1:99999"), "HOST:PORT"),
+        (("--bind", "127.0.0.1:PORT", "--keys", "FOLDER/nothing"), "key folder"),
+        (("--bind", "127.0.0.1:PORT", "--name", "../x"), "--name"),
+        (("--bind", "127.0.0.1:TAKEN"), "in use"),
+    ],
+)
+def test_what_a_gateway_does_not_start_with(served: Served, tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
+    (tmp_path / "cert").write_text("no certificate")
+    places = {"PORT": str(free_port()), "FOLDER": str(tmp_path), "TAKEN": served.url.rpartition(":")[2]}
+    for name, value in places.items():
+        flags = tuple(flag.replace(name, value) for flag in flags)
+    command = [*PRORL, "gateway", *flags]
+    done = subprocess.run(command, env=served.environment, capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,215 @@
+"""Rollouts that a program leads: in each kind of sandbox, with good and bad programs. The policy is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from scripted_policy import CHAT, ScriptedPolicy, call
+
+from prorl_zmq import EpisodeLimits, Job, Sampling
+from prorl_zmq.data.trajectory import Role, TokenArrays, TrajectoryBuilder, array_views
+from prorl_zmq.errors import EngineFailed, HarnessFailed
+from prorl_zmq.inference.chat import ChatMessage
+from prorl_zmq.stages.agent_loop import Episode
+from prorl_zmq.stages.harness import harness_model, rollout
+from prorl_zmq.stages.harness.rollout import ChosenHarness
+from prorl_zmq.wire.messages.jobs import Harness
+
+if TYPE_CHECKING:
+    from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+
+AGENT = Path(__file__).with_name("small_agent.py")
+"""An agent in few lines: it calls the model until there is no tool call, and runs what it is told in bash."""
+
+
+def job(command: list[str], **changes: Any) -> Job:
+    options = {"sampling": Sampling(max_tokens=512), "episode": EpisodeLimits(max_turns=8)} | changes
+    return Job(task="t", instance={}, harness=Harness("command", arguments=tuple(command)), **options)
+
+
+def segments_of(trajectory: TrajectoryBuilder) -> list[TokenArrays]:
+    arrays = array_views(trajectory.block(), trajectory.tokens, trajectory.turns)
+    edges = [0, *trajectory.segments, trajectory.tokens]
+    return [TokenArrays(*(array[start:end] for array in arrays[:4]), arrays.turns) for start, end in pairwise(edges)]
+
+
+def lead(sandboxes: Sandboxes, policy: ScriptedPolicy, wanted: Job, prompt: str = "Write a file.") -> Episode:
+    """Run a rollout, and check that what was captured is what the policy said."""
+    episode = Episode()
+
+    async def main() -> None:
+        sandbox = await sandboxes.create("one")
+        try:
+            await sandbox.write_file("agent.py", AGENT.read_bytes())
+            assert wanted.harness is not None
+            messages = [ChatMessage(Role.SYSTEM, "not told"), ChatMessage(Role.USER, prompt)]
+            chosen = ChosenHarness.find(wanted.harness)
+            await chosen.lead(messages, sandbox, policy, CHAT, 0, wanted, episode)
+        finally:
+            episode.notes["written"] = await written(sandbox)
+            await sandbox.close()
+
+    asyncio.run(main())
+    policy.check(episode.trajectory, segments_of(episode.trajectory))
+    return episode
+
+
+async def written(sandbox: Any) -> str:
+    done = await sandbox.exec(["bash", "-c", "cat out.txt 2>/dev/null"], 20)
+    return str(done.stdout.decode())
+
+
+def agent(*options: str, python: str = "python3") -> list[str]:
+    return [python, "agent.py", "{url}", "{key}", *options]
+
+
+def test_a_program_of_the_sandbox_leads_a_rollout(sandboxes: Sandboxes) -> None:
+    policy = ScriptedPolicy(["I write." + call("bash", command="echo hello > out.txt"), "Done."])
+    episode = lead(sandboxes, policy, job(agent()))
+    assert episode.notes["written"] == "hello\n"
+    assert (episode.stop_reason, episode.last_text) == ("done", "Done.")
+    assert episode.metrics["turns"] == episode.metrics["main_turns"] == 2
+    assert len(segments_of(episode.trajectory)) == 1
+    generated = sum(len(one.generation.token_ids) for one in policy.said)
+    assert int(segments_of(episode.trajectory)[0].loss_mask.sum()) == generated == episode.metrics["main_tokens"]
+    assert "not told" not in CHAT.decode(policy.said[0].prompt)
+    assert "Write a file." in CHAT.decode(policy.said[0].prompt)
+    assert episode.notes["calls"].splitlines()[1].split()[:3] == ["2", "after", "1"]
+
+
+BASH = call("bash", command="true")
+only_process = pytest.mark.parametrize("kind", ["process"], indirect=True)
+
+
+def test_a_program_that_ignores_the_end_is_killed(sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout, "GRACE_S", 0.5)
+    policy = ScriptedPolicy(lambda _: BASH)
+    episode = lead(sandboxes, policy, job(agent("--stubborn"), episode=EpisodeLimits(max_turns=3)))
+    assert (episode.stop_reason, episode.metrics["turns"], episode.metrics["harness_killed"]) == ("max_turns", 3, 1)
+
+
+@only_process
+def test_a_program_that_stops_at_the_end_is_not(sandboxes: Sandboxes) -> None:
+    policy = ScriptedPolicy(lambda _: BASH)
+    episode = lead(sandboxes, policy, job(agent(), episode=EpisodeLimits(max_turns=3)))
+    assert (episode.stop_reason, episode.metrics["harness_exit_code"]) == ("max_turns", 3)
+    assert "refused: 400" in episode.notes["harness"]
+
+
+@only_process
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (["bash", "-c", "echo no key >&2; exit 1"], 1, "ended with 1: no key"),
+        (["true"], 0, "ended with 0: it said nothing"),
+        (["no-such-program"], 127, "no-such-program"),
+    ],
+)
+def test_a_program_that_calls_no_model(sandboxes: Sandboxes, command: list[str], code: int, said: str) -> None:
+    with pytest.raises(HarnessFailed, match=said) as raised:
+        lead(sandboxes, ScriptedPolicy([]), job(command))
+    assert raised.value.exit_code == code
+
+
+@only_process
+def test_an_error_after_the_policys_turns_is_judged_as_it_is(sandboxes: Sandboxes) -> None:
+    """The policy may well be its cause: what it left is judged."""
+    policy = ScriptedPolicy([call("bash", command="echo half > out.txt"), call("bash", comand="x")])
+    episode = lead(sandboxes, policy, job(agent()))
+    assert (episode.stop_reason, episode.metrics["harness_exit_code"]) == ("harness_failed", 1)
+    assert "KeyError" in episode.notes["harness"]
+    assert episode.notes["written"] == "half\n"
+
+
+@only_process
+def test_an_engine_that_failed_last_is_why_a_program_ends(sandboxes: Sandboxes) -> None:
+    policy = ScriptedPolicy([BASH, EngineFailed("the engine is gone")])
+    with pytest.raises(EngineFailed, match="the engine is gone"):
+        lead(sandboxes, policy, job(agent()))
+
+
+@only_process
+def test_a_call_that_is_tried_again_after_a_failure(sandboxes: Sandboxes) -> None:
+    policy = ScriptedPolicy([BASH, EngineFailed("for a moment"), "Done."])
+    episode = lead(sandboxes, policy, job(agent("--stubborn")))
+    assert episode.stop_reason == "done"
+    assert episode.metrics["calls_without_reply"] == 1
+    assert episode.metrics["main_turns"] == 2
+
+
+@only_process
+def test_a_prompt_that_became_too_long(sandboxes: Sandboxes) -> None:
+    long = call("bash", command="seq 1 400")
+    policy = ScriptedPolicy(lambda _: long)
+    episode = lead(sandboxes, policy, job(agent(), episode=EpisodeLimits(max_turns=8, max_tokens=600)))
+    assert episode.stop_reason == "max_tokens"
+    assert "context_length_exceeded" in episode.notes["harness"]
+    assert episode.trajectory.tokens <= 600
+
+
+@only_process
+def test_arguments_that_were_cut_reach_the_program_as_they_are(sandboxes: Sandboxes) -> None:
+    policy = ScriptedPolicy([BASH[: BASH.index("true") + 2]])
+    episode = lead(sandboxes, policy, job(agent()))
+    assert "JSONDecodeError" in episode.notes["harness"]
+    assert episode.metrics["malformed_tool_calls"] == 1
+
+
+@only_process
+def test_others_on_the_hosts_network_do_not_know_the_key(sandboxes: Sandboxes) -> None:
+    policy = ScriptedPolicy(["Done."])
+    with pytest.raises(HarnessFailed, match="does not show the key"):
+        lead(sandboxes, policy, job(["python3", "agent.py", "{url}", "guessed"]))
+    assert policy.said == []
+
+
+def test_what_a_program_leaves_behind_calls_nobody(sandboxes: Sandboxes) -> None:
+    """It outlives the program in a session of its own, and tries for as long as it lives."""
+    late = "setsid python3 agent.py {url} {key} --stubborn </dev/null >/dev/null 2>&1 &"
+    policy = ScriptedPolicy(lambda _: "Done.")
+    first = job(["bash", "-c", f"python3 agent.py {{url}} {{key}}; {late} exit 0"])
+    episode = lead(sandboxes, policy, first)
+    assert episode.metrics["main_turns"] >= 1
+    assert len(policy.said) <= 2
+
+
+@only_process
+def test_a_storm_of_calls_is_limited(sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness_model, "CALLS_AT_ONCE", 3)
+    storm = "for i in $(seq 12); do python3 agent.py {url} {key} </dev/null & done; wait"
+
+    class Slow(ScriptedPolicy):
+        async def __call__(self, *arguments: Any) -> Any:
+            await asyncio.sleep(1)
+            return await super().__call__(*arguments)
+
+    policy = Slow(lambda _: "Done.")
+    episode = lead(sandboxes, policy, job(["bash", "-c", storm], episode=EpisodeLimits(max_turns=100)))
+    assert episode.metrics["calls_refused_as_too_many"] > 0
+    assert episode.metrics["turns"] == len(policy.said) > 0
+
+
+@only_process
+def test_chosen_kinds_are_trained_on(sandboxes: Sandboxes) -> None:
+    """Two agents that know nothing of each other: the second one is a side call of no known kind, or main as well."""
+    both = "python3 agent.py {url} {key} --system=A <<< One; python3 agent.py {url} {key} --system=B <<< Two"
+    for train_on, segments in ((("main",), 1), (("main", "side"), 2), (("all",), 2), ((), 0)):
+        policy = ScriptedPolicy(lambda _: "Done.")
+        wanted = job(["bash", "-c", both])
+        harness = msgspec.structs.replace(wanted.harness, train_on=train_on)
+        episode = lead(sandboxes, policy, msgspec.structs.replace(wanted, harness=harness))
+        assert len([one for one in segments_of(episode.trajectory) if len(one.token_ids)]) == segments
+        assert (episode.metrics["main_turns"], episode.metrics["side_turns"]) == (1, 1)
+
+
+def test_an_unknown_harness_and_one_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRORL_HARNESSES", str(tmp_path))
+    with pytest.raises(HarnessFailed, match="chess"):
+        ChosenHarness.find(Harness("chess"))
+    with pytest.raises(HarnessFailed, match="prorl harness install codex"):
+        ChosenHarness.find(Harness("codex"))
