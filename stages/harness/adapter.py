@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "prorl_zmq.harnesses"
 NODE = "24.21.0"
 
+ADDRESS_SPACE_BYTES = 2**40
+"""What a sandbox must allow one process: JavaScript engines reserve that much, and use little of it."""
+
 CallKind = Literal["main", "subagent", "side", "compaction", ""]
 
 

@@ -18,8 +18,7 @@ from ...errors import SandboxFailed
 from ...model_proxy.calls import ModelReply, ReplyCall, Usage, new_turn_id
 from ...model_proxy.server import ModelServer
 from ...tools.sandbox.specification import Limits, SandboxSpec
-from .adapter import LaunchRequest
-from .harness_run import ADDRESS_SPACE_BYTES, home_in, run_harness
+from .adapter import ADDRESS_SPACE_BYTES, LaunchRequest
 
 if TYPE_CHECKING:
     from ...model_proxy.calls import ModelRequest
@@ -148,6 +147,27 @@ async def try_harness(
         )
     finally:
         await sandbox.close()
+
+
+def home_in(sandbox: Sandbox) -> str:
+    """Return where a harness keeps its settings: outside of the workspace, where the sandbox has such a place."""
+    return "/tmp/harness" if sandbox.isolated else f"{sandbox.directory}/.harness"  # noqa: S108 - the sandbox's own
+
+
+async def run_harness(sandbox: Sandbox, adapter: Adapter, request: LaunchRequest, timeout_s: float) -> ExecResult:
+    """Run a harness to its end, or to the time limit.
+
+    Raises:
+        SandboxFailed: the sandbox is gone.
+        ConfigError: the harness cannot do what is asked.
+    """
+    launch = adapter.launch(request)
+    files = {f"{request.home}/{path}": text.encode() for path, text in launch.files.items()}
+    await sandbox.write_files({f"{request.home}/.prorl": b"", **files}, mode=0o600)
+    environment = dict(launch.environment)
+    return await sandbox.exec(
+        launch.argv, timeout_s, stdin=launch.stdin, environment=environment, directory=request.directory
+    )
 
 
 def _request(sandbox: Sandbox, url: str, installation: Installation, prompt: str) -> LaunchRequest:
