@@ -252,7 +252,7 @@ def _decoded(data: bytes) -> Any:
     try:
         text = json.dumps(json.loads(data), ensure_ascii=False)
         return msgspec.json.decode(text.encode(errors="replace"))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
         raise invalid(f"the body is not JSON: {error}") from None
 
 

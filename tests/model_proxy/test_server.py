@@ -68,6 +68,7 @@ def test_what_is_no_call(method: str, path: str, status: int) -> None:
     ("body", "headers", "words"),
     [
         (b'{"messages": [', {}, "not JSON"),
+        (b'{"temperature": NaN}', {}, "not JSON"),
         (b"[1]", {}, "must be a JSON object"),
         (b"\xff\xfe", {}, "not JSON"),
         (b"[" * 100_000, {}, "not JSON"),
@@ -81,6 +82,16 @@ def test_a_broken_body_is_refused(path: str, body: bytes, headers: dict[str, str
             assert words in (await response.json())["error"]["message"]
 
     run(ScriptedModel(), talk)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_depth_is_no_fault_of_the_proxy(path: str) -> None:
+    async def talk(client: Client) -> None:
+        body = json.dumps(BODIES[path])[:-1].encode() + b', "unknown": ' + b"[" * 900 + b"]" * 900 + b"}"
+        async with client.post(path, data=body) as response:
+            assert response.status in {200, 400}
+
+    run(ScriptedModel(turn("hi")), talk)
 
 
 def test_a_text_that_javascript_cut_within_a_character_is_read() -> None:
@@ -270,6 +281,17 @@ def test_the_sdks_raise_errors_of_streams() -> None:
             model.may_reply.set()
             with pytest.raises(anthropic.APIStatusError, match="the engine is gone"):
                 [event async for event in messages]
+
+    asyncio.run(main())
+
+
+def test_closing_ends_idle_connections_at_once() -> None:
+    async def main() -> None:
+        async with Client() as client:
+            async with served(ScriptedModel()) as url, client.get(url + "/v1/models") as response:
+                assert (await response.json())["data"][0]["id"] == "policy"
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await client.get(url + "/v1/models")
 
     asyncio.run(main())
 

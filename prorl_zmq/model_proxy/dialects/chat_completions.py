@@ -14,17 +14,17 @@ import msgspec
 from ...data.trajectory import Role
 from ..calls import ModelRequest, RequestCall, new_turn_id
 from ..dialect import Route
+from .errors import error_object, status_of
 from .events import DONE, event
 from .fields import Content, arguments_text, converted, invalid, one_choice, sampling_of, text_of, texts, token_limit
 from .history import ROLES, History
-from .openai_errors import error_object, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..calls import CallRefused, ModelReply, Usage
 
-SAMPLING: Final = {
+_SAMPLING: Final = {
     name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
 }
 
@@ -92,7 +92,7 @@ class ChatCompletions:
             max_tokens=token_limit(asked.max_completion_tokens, asked.max_tokens),
             stop=texts(asked.stop),
             stream=bool(asked.stream),
-            sampling=sampling_of(body, SAMPLING),
+            sampling=sampling_of(body, _SAMPLING),
             headers=headers,
             extra=_Asked(bool(options.include_usage), bool(asked.logprobs), bool(asked.return_token_ids)),
         )

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..calls import ModelRequest, Problem
 from ..dialect import Route
+from .errors import status_of
 from .events import event, signature
 from .fields import arguments_object, converted, one_choice, sampling_of, texts, token_limit
 from .gemini_request import GeminiBody, GenerationConfig, ThinkingConfig, in_camel_case, messages_of, tools_of
-from .openai_errors import status_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..calls import CallRefused, ModelReply, Usage
 
-SAMPLING: Final = {
+_SAMPLING: Final = {
     "temperature": "temperature",
     "topP": "top_p",
     "topK": "top_k",
@@ -61,7 +61,7 @@ class Gemini:
             model=asked.model or "",
             max_tokens=token_limit(config.max_output_tokens),
             stop=texts(config.stop_sequences),
-            sampling=sampling_of(body.get("generationConfig") or {}, SAMPLING),
+            sampling=sampling_of(body.get("generationConfig") or {}, _SAMPLING),
             headers=headers,
             extra=bool(thinking.include_thoughts),
         )

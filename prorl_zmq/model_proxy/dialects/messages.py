@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..calls import ModelRequest, Problem
 from ..dialect import Route
+from .errors import status_of
 from .events import named_event, signature
 from .fields import (
     arguments_object,
@@ -20,14 +21,13 @@ from .fields import (
     token_limit,
 )
 from .messages_request import MessagesBody, messages_of
-from .openai_errors import status_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..calls import CallRefused, ModelReply
 
-SAMPLING: Final = {name: name for name in ("temperature", "top_p", "top_k")}
+_SAMPLING: Final = {name: name for name in ("temperature", "top_p", "top_k")}
 _STOP_REASONS: Final = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 _ERRORS: Final = {
     Problem.TOO_LARGE: "request_too_large",
@@ -63,7 +63,7 @@ class Messages:
             max_tokens=token_limit(asked.max_tokens),
             stop=texts(asked.stop_sequences),
             stream=bool(asked.stream),
-            sampling=sampling_of(body, SAMPLING),
+            sampling=sampling_of(body, _SAMPLING),
             headers=headers,
             extra=asked.thinking is not None and asked.thinking.type != "disabled",
         )

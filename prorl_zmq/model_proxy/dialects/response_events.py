@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ..calls import new_turn_id
+from .errors import error_object
 from .events import named_event
-from .openai_errors import error_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,6 +14,7 @@ import msgspec
 from ...data.trajectory import Role
 from ..calls import ModelRequest, RequestCall
 from ..dialect import Route
+from .errors import error_object, status_of
 from .events import signature
 from .fields import (
     Content,
@@ -28,7 +29,6 @@ from .fields import (
     token_limit,
 )
 from .history import ROLES, History
-from .openai_errors import error_object, status_of
 from .response_events import ResponseEvents
 from .response_tools import Tool, ToolNames, free_text, tool_names
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from ..calls import CallRefused, ModelReply, RequestMessage
 
-SAMPLING: Final = {name: name for name in ("temperature", "top_p")}
+_SAMPLING: Final = {name: name for name in ("temperature", "top_p")}
 _STATE: Final = ("previous_response_id", "conversation", "prompt", "background")
 """Fields that lean on what a server would keep."""
 
@@ -88,7 +88,7 @@ class Responses:
             model=asked.model or "",
             max_tokens=token_limit(asked.max_output_tokens),
             stream=bool(asked.stream),
-            sampling=sampling_of(body, SAMPLING),
+            sampling=sampling_of(body, _SAMPLING),
             headers=headers,
             extra=names,
         )

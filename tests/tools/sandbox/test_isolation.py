@@ -119,6 +119,14 @@ def test_all_processes_inside_have_the_limits_and_the_filter(sandboxes: Sandboxe
     assert int(seccomp[0]) >= 2  # the holder and the command
 
 
+@pytest.mark.parametrize(("more", "kilobytes"), [(None, 2**18), (2**40, 2**30)])
+def test_a_process_may_reserve_more_than_the_sandbox_may_use(
+    sandboxes: Sandboxes, more: int | None, kilobytes: int
+) -> None:
+    limits = Limits(memory_bytes=2**28, address_space_bytes=more)
+    assert run_inside(sandboxes, "ulimit -v", SandboxSpec(limits=limits)).stdout == b"%d\n" % kilobytes
+
+
 def test_root_inside_is_no_root_outside(sandboxes: Sandboxes, image: str) -> None:
     if sandboxes.kind == "bubblewrap":
         pytest.skip("it has no root inside")

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
+import uvloop
 
 from prorl_zmq.errors import SandboxFailed
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from prorl_zmq.tools.sandbox.sandbox import ListeningSocket, Sandbox
     from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
@@ -41,7 +44,8 @@ async def talk(sandbox: Sandbox, listening: ListeningSocket, word: str) -> tuple
     return heard, result.stdout
 
 
-def test_a_command_inside_reaches_the_process_that_listens(sandboxes: Sandboxes) -> None:
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_a_command_inside_reaches_the_process_that_listens(sandboxes: Sandboxes, runner: Callable[..., object]) -> None:
     async def main() -> None:
         sandbox = await sandboxes.create("one")
         before = {path.name for path in sandbox.path.iterdir()}
@@ -52,7 +56,7 @@ def test_a_command_inside_reaches_the_process_that_listens(sandboxes: Sandboxes)
             assert {path.name for path in sandbox.path.iterdir()} == before
         await sandbox.close()
 
-    asyncio.run(main())
+    runner(main())
 
 
 def test_each_sandbox_has_its_own_port(sandboxes: Sandboxes) -> None:

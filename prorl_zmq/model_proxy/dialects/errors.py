@@ -9,7 +9,7 @@ from ..calls import Problem
 if TYPE_CHECKING:
     from ..calls import CallRefused
 
-STATUSES: Final = {
+_STATUSES: Final = {
     Problem.INVALID: 400,
     Problem.TOO_LARGE: 413,
     Problem.CONTEXT_LENGTH: 400,
@@ -36,7 +36,7 @@ _CODES: Final = {
 
 def status_of(error: CallRefused, refusal_status: int) -> int:
     """Return the HTTP status of a refused call."""
-    return STATUSES.get(error.problem, refusal_status)
+    return _STATUSES.get(error.problem, refusal_status)
 
 
 def error_object(error: CallRefused) -> dict[str, Any]:
