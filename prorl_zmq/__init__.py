@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import errors
 from .errors import ProrlError
 from .wire.messages.backends import Backend
-from .wire.messages.jobs import EpisodeLimits, Job, Outcome, PhaseLimits, Sampling
+from .wire.messages.jobs import EpisodeLimits, Harness, Job, Outcome, PhaseLimits, Sampling
 
 if TYPE_CHECKING:
     from .client.asynchronous.client import AsyncRolloutClient
@@ -26,6 +26,7 @@ __all__ = [
     "Backend",
     "EpisodeLimits",
     "Group",
+    "Harness",
     "Job",
     "Outcome",
     "PhaseLimits",

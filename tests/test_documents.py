@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,7 +24,7 @@ import pytest
 from aiohttp import web
 from chat_families import FAMILIES, make_tokenizer
 from documents import DOCUMENTS, ENGINE_COMMANDS, MAKE_SWE_COMMANDS, PAGES, ROOT, TRAIN_COMMAND, blocks
-from needed import usable
+from needed import lacking, usable
 from rootfs import tiny_root_filesystem
 
 from prorl_zmq import Job, RolloutClient, Sampling
@@ -145,9 +146,15 @@ def test_every_command_is_run_here_or_by_ci() -> None:
     assert all(command in ci for command in SERVED_BY_CI)
     serves = {"prorl serve", "prorl serve --config topology.toml", SERVE_APPTAINER, SERVE_DATA}
     elsewhere = {*ENGINE_COMMANDS, *MAKE_SWE_COMMANDS, TRAIN_COMMAND, IMAGE_BUILD, ENGINE, *serves}
-    assert set(command_lines()) == {*QUICK_COMMANDS, *SERVERS, *EVALUATION, *elsewhere}
+    assert set(command_lines()) == {*QUICK_COMMANDS, *SERVERS, *EVALUATION, *HARNESS, *elsewhere}
 
 
+HARNESS = (
+    "prorl harness install pi",
+    "prorl harness test pi --sandbox bubblewrap",
+    "prorl eval swe-mini.jsonl --harness pi --url http://gpu-7:8000 --max-tokens 8192 --context 131072 --max-turns 100",
+)
+"""In this order."""
 EVALUATION = ("prorl eval data.jsonl --samples 4 --k 1,4 --out run", "prorl view run")
 """In this order."""
 QUICK_COMMANDS = {
@@ -158,6 +165,7 @@ QUICK_COMMANDS = {
     "prorl cancel JOB": (1,),
     "prorl init": (0,),
     "prorl image list": (0,),
+    "prorl harness list": (0,),
     "prorl keys bearer alice --role trainer --keys keys": (0,),
     "prorl backends list --config topology.toml": (0,),
     "prorl tasks list": (0,),
@@ -420,16 +428,21 @@ def test_task_of_ones_own(folder: Path) -> None:
 
 async def beside_a_server_that_finishes_with(message: str, model: Path, use: Callable[[str], None]) -> None:
     """Call a function, given the URL of a server whose model only ever calls finish with a message."""
+    call = json.dumps({"name": "finish", "arguments": {"message": message}})
+    await beside_a_server_that_says(f"<tool_call>\n{call}\n</tool_call>", model, use)
+
+
+async def beside_a_server_that_says(text: str, model: Path, use: Callable[[str], None]) -> None:
+    """Call a function, given the URL of a server whose model only ever says a text."""
     tokenizer, speech, server = make_tokenizer(FAMILIES["chatml"]), Speech("vllm"), FakeServer()
     tokenizer.save_pretrained(model)
-    call = json.dumps({"name": "finish", "arguments": {"message": message}})
-    said = tokenizer.encode(f"<tool_call>\n{call}\n</tool_call><|im_end|>", add_special_tokens=False)
+    said = tokenizer.encode(f"{text}<|im_end|>", add_special_tokens=False)
 
     def generate(body: Any) -> web.Response:
         ids = said[: speech.max_tokens(body)]
         return web.json_response(speech.answer(ids, [-0.5] * len(ids), "stop" if ids == said else "length"))
 
-    card = {"id": "finisher", "root": str(model), "max_model_len": 4096}
+    card = {"id": "finisher", "root": str(model), "max_model_len": 131_072}
     server.handlers |= {speech.path: generate, "/v1/models": lambda _: web.json_response({"data": [card]})}
     await server.start()
     try:
@@ -449,3 +462,27 @@ def test_data_is_evaluated_and_viewed(folder: Path) -> None:
             out, err = process.communicate(timeout=100)
         assert process.returncode == 0, out + err
     assert (place / "run" / "report.html").exists()
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+def test_an_agent_program_is_installed_tried_and_evaluated(folder: Path) -> None:
+    usable("bubblewrap")
+    if shutil.which("npm") is None:
+        lacking("harness", "npm is not installed")
+    place = folder / "harness"
+    place.mkdir()
+    row = {"task": "shell", "instance": {"instruction": "Say that you are done.", "check": "true"}}
+    (place / "swe-mini.jsonl").write_text(json.dumps(row) + "\n")
+    environment = {**os.environ, "PRORL_HARNESSES": str(place / "harnesses")}
+
+    def use(url: str) -> None:
+        for line in HARNESS:
+            with started(line.replace("http://gpu-7:8000", url), place, environment) as process:
+                out, err = process.communicate(timeout=500)
+            assert process.returncode == 0, out + err
+        assert "100.0%" in out
+
+    asyncio.run(beside_a_server_that_says("I am done.", place / "model", use))
+    (sample,) = [json.loads(line) for line in (place / "eval/swe-mini/results.jsonl").read_text().splitlines()]
+    assert sample["result"]["metrics"]["main_turns"] == 1.0
