@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 BODY_LIMIT_BYTES: Final = 32 * 2**20
 """Of a request, decompressed. The largest that harnesses were seen to send is below one."""
+CONNECTIONS: Final = 64
+"""Of one rollout at a time: a program may open what it likes, and each takes a descriptor of this process."""
 _RETRY_AFTER_S: Final = 1
 _CHAT: Final = ChatCompletions()
 _ROUTES: Final = Routes([_CHAT, Responses(), Messages(), Gemini()])
@@ -81,7 +83,7 @@ class ModelServer:
         self._web = web.Server(
             self._handle, request_factory=self._request, handler_cancellation=True, access_log=None, logger=log
         )
-        self._listener = await asyncio.get_running_loop().create_server(self._web, sock=sock)
+        self._listener = await asyncio.get_running_loop().create_server(self._protocol, sock=sock)
 
     async def close(self, timeout_s: float) -> None:
         """Take no more calls; those under way are cancelled when they have not ended by the timeout."""
@@ -96,6 +98,10 @@ class ModelServer:
         if self._handling:
             await asyncio.wait(self._handling)
         await self._web.shutdown(0)
+
+    def _protocol(self) -> asyncio.BaseProtocol:
+        assert self._web is not None
+        return self._web() if len(self._web.connections) < CONNECTIONS else _Refusing()
 
     def _request(
         self,
@@ -218,6 +224,13 @@ class ModelServer:
         if refused.problem == Problem.BUSY:
             response.headers["Retry-After"] = str(_RETRY_AFTER_S)
         return response
+
+
+class _Refusing(asyncio.Protocol):
+    """Closes its connection."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
 
 
 def _shows(http: web.BaseRequest, key: str) -> bool:

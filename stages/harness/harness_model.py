@@ -43,7 +43,11 @@ if TYPE_CHECKING:
 MODEL = "policy"
 """What harnesses are told that the model is called: what some know of a name, such as its window, would not be true."""
 CALLS_AT_ONCE = 16
-"""Calls of one rollout that wait for an engine at one time."""
+"""Calls of one rollout that are answered at one time."""
+CALLS_PER_TURN, FURTHER_CALLS = 20, 200
+"""How many calls a rollout may make in all, answered or not: a program may ask for ever, and each costs a look."""
+TOKEN_CHARACTERS = 128
+"""More than a token has on average in any text: longer requests are refused before anything is tokenised."""
 
 
 class HarnessModel:
@@ -87,7 +91,7 @@ class HarnessModel:
         self._limited_by = StopReason.MAX_TOKENS if limit <= context else StopReason.CONTEXT_LENGTH
         self._tree = CallTree()
         self._captured = CapturedTurns(self._tree)
-        self._in_flight = 0
+        self._in_flight = self._calls = 0
 
     @property
     def name(self) -> str:
@@ -101,7 +105,7 @@ class HarnessModel:
 
     async def open(self, request: ModelRequest) -> HarnessCall:
         """Take a call (see `model_proxy.calls.Model.open`)."""
-        self._check_room()
+        self._check_room(request)
         if request.sampling:
             self._episode.metrics["calls_with_own_sampling"] += 1
         if request.model != MODEL:
@@ -114,9 +118,7 @@ class HarnessModel:
             prompt = self._captured.prompt(place.parent, context)
             room = self.limit - len(prompt)
             if room < 1:
-                self._episode.stop_reason = self._limited_by
-                message = f"the prompt has {len(prompt)} tokens, and the limit is {self.limit} with the answer"
-                raise CallRefused(Problem.CONTEXT_LENGTH, message, tokens=len(prompt), limit=self.limit)
+                raise self._too_long(len(prompt))
         except BaseException:
             self.end(turn, delivered=False)
             raise
@@ -124,6 +126,7 @@ class HarnessModel:
 
     async def count_tokens(self, request: ModelRequest) -> int:
         """Return the tokens of a prompt (see `model_proxy.calls.Model.count_tokens`)."""
+        self._check_room(request)
         place = self._tree.locate(request)
         return len(self._captured.prompt(place.parent, await self._context(request, place)))
 
@@ -135,17 +138,31 @@ class HarnessModel:
         episode.notes["calls"] = self._captured.outline()
         episode.last_text = self._captured.last_text()
 
-    def _check_room(self) -> None:
-        if self._episode.metrics["turns"] >= self._job.episode.max_turns:
+    def _check_room(self, request: ModelRequest) -> None:
+        """Refuse a call that is beyond the rollout's limits.
+
+        Raises:
+            CallRefused: it is.
+        """
+        self._calls += 1
+        max_turns = self._job.episode.max_turns
+        if self._episode.metrics["turns"] >= max_turns or self._calls > CALLS_PER_TURN * max_turns + FURTHER_CALLS:
             self._episode.stop_reason = StopReason.MAX_TURNS
             self.over.set()
         if self.over.is_set():
             raise CallRefused(Problem.OVER, "the rollout is over: its turns are used up")
         if self._in_flight >= CALLS_AT_ONCE:
             self._episode.metrics["calls_refused_as_too_many"] += 1
-            raise CallRefused(
-                Problem.BUSY, f"{CALLS_AT_ONCE} calls of this rollout are being answered; try again later"
-            )
+            message = f"{CALLS_AT_ONCE} calls of this rollout are being answered; try again later"
+            raise CallRefused(Problem.BUSY, message)
+        characters = sum(len(message.text) for message in request.messages)
+        if characters > TOKEN_CHARACTERS * self.limit:
+            raise self._too_long(characters // TOKEN_CHARACTERS)
+
+    def _too_long(self, tokens: int) -> CallRefused:
+        self._episode.stop_reason = self._limited_by
+        message = f"the prompt has {tokens} tokens, and the limit is {self.limit} with the answer"
+        return CallRefused(Problem.CONTEXT_LENGTH, message, tokens=tokens, limit=self.limit)
 
     async def _context(self, request: ModelRequest, place: Place) -> tuple[Piece, ...]:
         """Return the ids of what is new."""
@@ -176,6 +193,8 @@ class HarnessModel:
             generation = await sampler.sample(call.prompt, min(call.room, asked or call.room), call.turn.number)
             read = self._chat.read_turn(generation.token_ids)
         except EngineFailed as error:
+            if error.fields.get("refused"):  # the request's own fault, so nothing that a program may end a rollout with
+                raise CallRefused(Problem.INVALID, error.message) from error
             self.failure = error
             raise CallRefused(Problem.FAILED, f"service unavailable: {error.message}") from error
         self.failure = None

@@ -45,6 +45,8 @@ CLOSE_S = 1.0
 """How long calls under way may take when it has ended."""
 WRITE_S = 30.0
 OUTPUT_LIMIT_BYTES = 64 * 1024
+KILLED = -9
+"""The exit code that is noted of one that had to be killed."""
 HOME = "harness"
 """The folder below /tmp that is its home."""
 
@@ -186,18 +188,15 @@ class HarnessRollout:
     def _judge(self, result: ExecResult | None) -> None:
         """Note how it ended."""
         episode, name = self.episode, self.harness.choice.name
-        if result is None:
-            episode.metrics["harness_killed"] = 1
-            episode.stop_reason = episode.stop_reason or StopReason.HARNESS_FAILED
-            return
-        code = result.exit_code
-        episode.metrics["harness_exit_code"] = code
-        words = (result.stderr + result.stdout).decode(errors="replace").strip()
+        code = result.exit_code if result is not None else KILLED
+        words = (result.stderr + result.stdout).decode(errors="replace").strip() if result is not None else ""
         if not self.model.answered and self.model.failure is None:
-            problem = f"the harness {name} called no model and ended with {code}: {words[-1000:] or 'it said nothing'}"
+            how = f"ended with {code}" if result is not None else "had to be killed"
+            problem = f"no call of the harness {name} was answered, and it {how}: {words[-1000:] or 'it said nothing'}"
             raise HarnessFailed(problem, harness=name, exit_code=code)
         if code and self.model.failure is not None:
             raise self.model.failure
+        episode.metrics["harness_exit_code"] = code
         if code:
             episode.notes["harness"] = words
             episode.stop_reason = episode.stop_reason or StopReason.HARNESS_FAILED

@@ -311,3 +311,29 @@ def test_closing_ends_calls_under_way_in_time(stuck: str) -> None:
 
     asyncio.run(main())
     assert model.delivered == [False]
+
+
+def test_more_connections_than_a_harness_needs_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a descriptor of a process that has other rollouts too."""
+    monkeypatch.setattr("prorl_zmq.model_proxy.server.CONNECTIONS", 3)
+
+    async def main() -> None:
+        async with served(ScriptedModel(turn("x"))) as url:
+            host, port = url.removeprefix("http://").split(":")
+            held = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+            reader, writer = await asyncio.open_connection(host, int(port))
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
+            held.pop()[1].close()
+            async with Client(url) as client:
+                for _ in range(100):  # until the closed one is noticed
+                    try:
+                        async with client.get("/v1/models") as response:
+                            assert response.status == 200
+                            break
+                    except ConnectionError:
+                        await asyncio.sleep(0.01)
+            for _, writer in held:
+                writer.close()
+
+    asyncio.run(main())

@@ -84,7 +84,8 @@ def test_a_program_that_ignores_the_end_is_killed(sandboxes: Sandboxes, monkeypa
     monkeypatch.setattr(rollout, "GRACE_S", 0.5)
     policy = ScriptedPolicy(lambda _: BASH)
     episode = lead(sandboxes, policy, job(agent("--stubborn"), episode=EpisodeLimits(max_turns=3)))
-    assert (episode.stop_reason, episode.metrics["turns"], episode.metrics["harness_killed"]) == ("max_turns", 3, 1)
+    assert (episode.stop_reason, episode.metrics["turns"]) == ("max_turns", 3)
+    assert episode.metrics["harness_exit_code"] == rollout.KILLED
 
 
 @only_process
@@ -144,6 +145,25 @@ def test_a_prompt_that_became_too_long(sandboxes: Sandboxes) -> None:
     assert episode.stop_reason == "max_tokens"
     assert "context_length_exceeded" in episode.notes["harness"]
     assert episode.trajectory.tokens <= 600
+
+
+@only_process
+def test_a_program_that_asks_for_ever(sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one of its calls is answered: each is too long for the policy."""
+    monkeypatch.setattr(harness_model, "FURTHER_CALLS", 5)
+    monkeypatch.setattr(harness_model, "CALLS_PER_TURN", 1)
+    monkeypatch.setattr(rollout, "GRACE_S", 0.2)
+    limits = EpisodeLimits(max_turns=2, max_tokens=20)
+    with pytest.raises(HarnessFailed, match="had to be killed"):
+        lead(sandboxes, ScriptedPolicy(lambda _: BASH), job(agent("--stubborn"), episode=limits), "word " * 4000)
+
+
+@only_process
+def test_a_prompt_that_the_engine_refuses_is_no_failure_of_the_engine(sandboxes: Sandboxes) -> None:
+    """A program could provoke it, and end: it must not be tried again for that."""
+    policy = ScriptedPolicy([BASH, EngineFailed("a prompt of 9 tokens leaves no room", refused=True)])
+    episode = lead(sandboxes, policy, job(agent()))
+    assert (episode.stop_reason, episode.metrics["harness_exit_code"]) == ("harness_failed", 3)
 
 
 @only_process
