@@ -19,7 +19,7 @@ from .errors import ConfigError, ProrlError
 from .system.logs import LogFormat, LogLevel  # noqa: TC001 - msgspec reads the annotations at run time
 from .system.plugins import load_plugin, offered
 from .system.unix_peers import way_problem
-from .wire.messages.backends import History, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
+from .wire.messages.backends import History, ParserUrl, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.messages.base import JOB_LIMIT_BYTES, Count, Identifier, Seconds
 from .wire.messages.jobs import Phase, SandboxKind
 from .wire.sockets import check_endpoint
@@ -140,6 +140,9 @@ class BackendSettings(Section, frozen=True, kw_only=True):
     history: History = "template"
     """What happens where the template changes earlier turns: `template` follows it, in a new segment of the trajectory;
     `append` keeps what the engine saw."""
+    parser_url: ParserUrl = ""
+    """A server of `vllm launch render` such as `http://cpu-1:8100`, as stage processes reach it: its parsers read what
+    the policy says to a harness. The agent loop reads by the formats above. Empty: that is done for harnesses too."""
     weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
     """How many jobs each takes, relative to other backends."""
     max_in_flight: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
@@ -173,7 +176,7 @@ class BackendSettings(Section, frozen=True, kw_only=True):
 
 
 ENGINE_KINDS = "prorl_zmq.engines"
-ENGINE_OPTIONS = ("model", "api", "arguments", "tokenizer", "tool_calls", "history", "context_tokens")
+ENGINE_OPTIONS = ("model", "api", "arguments", "tokenizer", "tool_calls", "history", "parser_url", "context_tokens")
 """Keys of `[[backends]]` that are options of some engine kinds; all engines take the others."""
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(BackendSettings)}
 

@@ -217,13 +217,21 @@ class PhaseRunner:
 
     async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:
         backend = await self._assigned()
-        chat = await chat_format(backend.chat)
+        settings = backend.chat if self._harness is not None else msgspec.structs.replace(backend.chat, parser_url="")
+        chat = await chat_format(settings)
         self._episode, self._conversing = Episode(), time.monotonic()
         if self._harness is not None:
             if self._sandbox is None:
                 raise SandboxFailed("a harness needs the job's sandbox, and there is none")
             await self._harness.lead(
-                messages, self._sandbox, self._generate, chat, backend.context_tokens, self.job, self._episode
+                messages,
+                self._sandbox,
+                self._generate,
+                chat,
+                backend.context_tokens,
+                self.job,
+                self._episode,
+                settings.parser_url,
             )
             return self._episode
         loop = AgentLoop(

@@ -35,9 +35,9 @@ class Ledger:
         self.entries: list[Entry] = []
         self.url = ""
         self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),))
+        self._thread = threading.Thread(target=self.loop.run_until_complete, args=(self._run(),))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -45,9 +45,9 @@ class Ledger:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(LIMIT_S)
-        self._loop.close()
+        self.loop.close()
 
     async def _run(self) -> None:
         app = web.Application(client_max_size=2**28)
@@ -62,15 +62,20 @@ class Ledger:
             await self._stop.wait()
             await runner.cleanup()
 
+    async def ask(self, method: str, path: str, body: bytes) -> web.Response:
+        """Ask the server."""
+        headers = {"Content-Type": "application/json"}
+        async with self._session.request(method, self._server + path, data=body, headers=headers) as answer:
+            content = await answer.read()
+        return web.Response(body=content, status=answer.status, content_type=answer.content_type)
+
     async def _pass_on(self, request: web.Request) -> web.Response:
         body = await request.read()
-        headers = {"Content-Type": request.headers.get("Content-Type", "application/json")}
-        url = self._server + request.path_qs
-        async with self._session.request(request.method, url, data=body, headers=headers) as answer:
-            content = await answer.read()
+        answer = await self.ask(request.method, request.path_qs, body)
         if request.path == GENERATE and answer.status == 200:
-            self._note(json.loads(body), json.loads(content))
-        return web.Response(body=content, status=answer.status, content_type=answer.content_type)
+            assert isinstance(answer.body, bytes)
+            self._note(json.loads(body), json.loads(answer.body))
+        return answer
 
     def _note(self, asked: Any, answered: Any) -> None:
         (choice,) = answered["choices"]

@@ -99,6 +99,12 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
         ("[backends]\nkind = 'http'\nurls = ['http://a:1']\ncount = 2", "backends[0].count", "each of `urls`"),
         ("[backends]\ncount = 2\ncores = [0, 1, 2]", "backends[0].cores", "cannot be dealt out evenly to 2 engines"),
         ("[backends]\ncores = [1, 1]", "backends[0].cores", "named twice"),
+        (
+            "[[backends]]\nkind = 'http'\nparser_url = 'cpu-1:8100'",
+            "backends[0].parser_url",
+            "matching regex '^(https?://",
+        ),
+        ("[[backends]]\nparser_url = 'http://cpu-1'", "backends[0].parser_url", 'kind "embedded" takes no parser_url'),
         ("[backends]\ngpus = [-1]", "backends[0].gpus[0]", "Expected `int` >= 0"),
         ("[backend_broker]\naffinity = 'prompt'", "backend_broker.affinity", "Invalid enum value 'prompt'"),
         ("[sandbox]\nkind = 'no such'", "sandbox.kind", "Expected `str` matching regex"),

@@ -36,6 +36,13 @@ def engine(
     history: Annotated[
         History, typer.Option(help="Where the template changes earlier turns: follow it, in a new segment, or append.")
     ] = "template",
+    parser_url: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="A server of vllm launch render: its parsers read what the policy says to a harness. [default: ours]",
+        ),
+    ] = "",
     gpus: Annotated[str, typer.Option(metavar="IDS", help="vllm: GPU ids, such as 0,1. [default: all]")] = "",
     cores: Annotated[str, typer.Option(metavar="IDS", help="CPU cores, such as 0,1. [default: all]")] = "",
     connect: Annotated[
@@ -87,6 +94,7 @@ def engine(
         tokenizer=tokenizer,
         tool_calls=tool_calls,
         history=history,
+        parser_url=parser_url,
         context_tokens=context_tokens,
         options=options.named_values("--option", option),
     ).check(flags=True)

@@ -15,7 +15,7 @@ import msgspec
 
 from ..config import ServerApi  # noqa: TC001 - msgspec reads the annotations at run time
 from ..errors import ConfigError
-from ..wire.messages.backends import ChatSettings, History, ToolCallFormatName
+from ..wire.messages.backends import ChatSettings, History, ParserUrl, ToolCallFormatName
 from .engine_kind import EngineKind
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class VllmKind(EngineKind, frozen=True):
     tokenizer: str = ""
     tool_calls: ToolCallFormatName = ""
     history: History = "template"
+    parser_url: ParserUrl = ""
 
     @classmethod
     def problem(cls) -> str:
@@ -69,7 +70,7 @@ class VllmKind(EngineKind, frozen=True):
     async def start(self, weight_version: int) -> Engine:
         from .vllm_engine import VllmEngine
 
-        chat = ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history)
+        chat = ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history, self.parser_url)
         return await VllmEngine.start(self.model, self.arguments, chat, weight_version)
 
 
@@ -80,6 +81,7 @@ class TransformersKind(EngineKind, frozen=True):
     tokenizer: str = ""
     tool_calls: ToolCallFormatName = ""
     history: History = "template"
+    parser_url: ParserUrl = ""
     device: str = "auto"
     """Such as `cpu` or `cuda:1`; `auto`: a GPU where there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -99,7 +101,7 @@ class TransformersKind(EngineKind, frozen=True):
         from .transformers_engine import load_transformers_engine
 
         loading = partial(load_transformers_engine, device=self.device, dtype=self.dtype, rows=self.rows)
-        chat = ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history)
+        chat = ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history, self.parser_url)
         return await asyncio.to_thread(loading, self.model, chat, weight_version)
 
 
@@ -111,6 +113,7 @@ class HttpKind(EngineKind, frozen=True):
     tokenizer: str = ""
     tool_calls: ToolCallFormatName = ""
     history: History = "template"
+    parser_url: ParserUrl = ""
     context_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
 
     def __post_init__(self) -> None:
@@ -123,7 +126,7 @@ class HttpKind(EngineKind, frozen=True):
         return await HttpEngine.start(
             self.url,
             api=self.api,
-            chat=ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history),
+            chat=ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history, self.parser_url),
             context_tokens=self.context_tokens,
             weight_version=weight_version,
             api_key=os.environ.get(API_KEY),

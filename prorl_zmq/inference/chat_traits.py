@@ -15,6 +15,7 @@ import msgspec
 from ..errors import ConfigError
 from .chat_template import TemplateRefused, marker, marker_tool
 from .tool_calls.call import ToolCall
+from .tool_calls.foreign import ForeignFormat
 from .tool_calls.formats import FORMS, format_named
 
 if TYPE_CHECKING:
@@ -102,8 +103,16 @@ class TemplateTraits:
         return reasoning, rest
 
 
-def find_traits(template: ChatTemplate, added_tokens: Iterable[tuple[str, bool]], wanted_form: str) -> TemplateTraits:
+def find_traits(
+    template: ChatTemplate, added_tokens: Iterable[tuple[str, bool]], wanted_form: str, *, foreign: bool = False
+) -> TemplateTraits:
     """Find out what a template does.
+
+    Args:
+        template: what is looked at.
+        added_tokens: of its tokenizer, each with whether it is special.
+        wanted_form: of tool calls; empty: as the template writes them.
+        foreign: something else reads calls, so that a form that we do not know is taken as the template writes it.
 
     Raises:
         ConfigError: it cannot hold a plain conversation.
@@ -120,7 +129,7 @@ def find_traits(template: ChatTemplate, added_tokens: Iterable[tuple[str, bool]]
     older = template.render_or_not([user, spoken, {"role": "user", "content": _RESULT}])
     system = template.render_or_not([{"role": "system", "content": _RESULT}, user])
     tools = [marker_tool()] if marker("tool") in template.render_or_not([user], [marker_tool()]) else []
-    written, as_text = _written_call(template, user, tools, end_of_turn)
+    written, as_text = _written_call(template, user, tools, end_of_turn, foreign=foreign)
     form = FORMS[wanted_form] if wanted_form else written or format_named("fenced")
     writes_calls = written is not None and written.name == form.name
     answered = template.render_or_not([user, spoken, {"role": "tool", "name": "t", "content": _RESULT}])
@@ -152,12 +161,13 @@ def _first_token(text: str, added_tokens: Iterable[tuple[str, bool]]) -> str:
 
 
 def _written_call(
-    template: ChatTemplate, user: Message, tools: Sequence[Any], end_of_turn: str
+    template: ChatTemplate, user: Message, tools: Sequence[Any], end_of_turn: str, *, foreign: bool
 ) -> tuple[ToolCallFormat | None, bool]:
     """Find the form in which a template writes calls, None if in none that we read; and how it wants arguments."""
     call = WrittenCall(marker("tool"), {marker("key"): marker("value")}, PROBE_ID)
     answer = {"role": "tool", "name": call.name, "tool_call_id": PROBE_ID, "content": _RESULT}
     opening = template.render_or_not([user], tools, opened=True)
+    unknown: list[bool] = []
     for as_text in (False, True):
         turn = {"role": "assistant", "content": "", "tool_calls": [_call_entry(call, as_text)]}
         text = template.render_or_not([user, turn, answer], tools)
@@ -168,7 +178,9 @@ def _written_call(
                 found = form.parse(text[start:end])
                 if len(found) == 1 and _same(found[0], call):
                     return form, as_text
-    return None, False
+            if all(part in text[start:end] for part in (marker("tool"), marker("key"), marker("value"))):
+                unknown.append(as_text)
+    return (ForeignFormat(), unknown[0]) if foreign and tools and unknown else (None, False)
 
 
 def _common(text: str, other: str) -> int:

@@ -76,7 +76,7 @@ class TransformersChatFormat:
         template = ChatTemplate(loaded.apply_chat_template, loaded.eos_token or "")
         backend = loaded.backend_tokenizer
         added = [(token.content, token.special) for token in backend.get_added_tokens_decoder().values()]
-        traits = find_traits(template, added, settings.tool_calls)
+        traits = find_traits(template, added, settings.tool_calls, foreign=bool(settings.parser_url))
         stop_token_ids = _end_tokens(Path(settings.tokenizer))
         if loaded.eos_token_id is not None:
             stop_token_ids.append(loaded.eos_token_id)

@@ -151,6 +151,7 @@ def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
         "--tokenizer": backends.tokenizer,
         "--tool-calls": backends.tool_calls,
         "--history": backends.history,
+        "--parser-url": backends.parser_url,
         "--gpus": ",".join(map(str, backends.share(backends.gpus, index))),
         "--cores": ",".join(map(str, backends.share(backends.cores, index))),
         "--weight": str(backends.weight),

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ...inference.chat import ChatFormat, Piece, ReadTurn
     from ...inference.engine import Generation, Generator
+    from ...inference.http.turn_parser import TurnParser
     from ...model_proxy.calls import FinishReason, ModelRequest, RequestMessage
     from ...wire.messages.jobs import Job
     from ..agent_loop import Episode
@@ -61,6 +62,7 @@ class HarnessModel:
         episode: its record gets the counts.
         refusal_status: see `model_proxy.calls.Model`.
         hints: reads the headers of a call.
+        parser: reads the policy's turns; None: the chat format does.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class HarnessModel:
         *,
         refusal_status: int,
         hints: Callable[[Mapping[str, str]], CallHints],
+        parser: TurnParser | None = None,
     ) -> None:
         self.refusal_status = refusal_status
         self.over = asyncio.Event()
@@ -84,6 +87,7 @@ class HarnessModel:
         self._job = job
         self._episode = episode
         self._hints = hints
+        self._parser = parser
         context = context_tokens or UNLIMITED
         limit = job.episode.max_tokens
         self.limit = min(limit, context)
@@ -191,7 +195,7 @@ class HarnessModel:
         sampler = TurnSampler(self._generate, self._chat, sampling, self._episode)
         try:
             generation = await sampler.sample(call.prompt, min(call.room, asked or call.room), call.turn.number)
-            read = self._chat.read_turn(generation.token_ids)
+            read = await self._read(call, generation.token_ids)
         except EngineFailed as error:
             if error.fields.get("refused"):  # the request's own fault, so nothing that a program may end a rollout with
                 raise CallRefused(Problem.INVALID, error.message) from error
@@ -202,6 +206,15 @@ class HarnessModel:
         reply = self._made_reply(call, generation, read)
         self._tree.replied(call.turn, Said(reply.text, reply.calls))
         return reply
+
+    async def _read(self, call: HarnessCall, token_ids: NDArray[np.int32]) -> ReadTurn:
+        if self._parser is None:
+            return self._chat.read_turn(token_ids)
+        started = time.monotonic()
+        try:
+            return await self._parser.read_turn(call.prompt, token_ids, call.request.tools)
+        finally:
+            self._episode.spent("parser", started)
 
     def _made_reply(self, call: HarnessCall, generation: Generation, read: ReadTurn) -> ModelReply:
         metrics = self._episode.metrics
@@ -225,18 +238,16 @@ class HarnessModel:
                 len(call.prompt),
                 generation.cached_tokens,
                 len(generation.token_ids),
-                self._reasoning_tokens(generation.token_ids) if read.reasoning else 0,
+                self._reasoning_tokens(read.reasoning, generation.token_ids) if read.reasoning else 0,
             ),
             call.prompt,
             generation.token_ids,
             generation.logprobs,
         )
 
-    def _reasoning_tokens(self, token_ids: NDArray[np.int32]) -> int:
-        """Return after how many tokens something follows the reasoning."""
-        return bisect_left(
-            range(len(token_ids)), True, key=lambda n: bool(self._chat.read_turn(token_ids[:n]).text.strip())
-        )
+    def _reasoning_tokens(self, reasoning: str, token_ids: NDArray[np.int32]) -> int:
+        """Return after how many tokens the reasoning has been said."""
+        return bisect_left(range(len(token_ids)), True, key=lambda n: reasoning in self._chat.decode(token_ids[:n]))
 
     def end(self, turn: Turn, *, delivered: bool) -> None:
         """Note that a call is over."""

@@ -19,11 +19,12 @@ import msgspec
 
 from ...data.trajectory import Role
 from ...errors import ConfigError, HarnessFailed, SandboxFailed
+from ...inference.http.turn_parser import TurnParser
 from ...model_proxy.server import ModelServer
 from ..agent_loop import StopReason
 from .adapter import ADDRESS_SPACE_BYTES, LaunchRequest, load_adapter
 from .call_tree import CallKind
-from .harness_model import HarnessModel
+from .harness_model import CALLS_AT_ONCE, HarnessModel
 from .installation import HarnessStore, default_root
 
 if TYPE_CHECKING:
@@ -90,17 +91,27 @@ class ChosenHarness:
         context_tokens: int,
         job: Job,
         episode: Episode,
+        parser_url: str = "",
     ) -> None:
         """Lead a rollout to its end, and write what was sampled to the episode, however it ends.
 
-        The harness gets the user's messages as its task. It has a system message and tools of its own.
+        The harness gets the user's messages as its task. It has a system message and tools of its own. What the policy
+        says is read by the server at `parser_url`, if there is one.
 
         Raises:
             HarnessFailed, EngineFailed, SandboxFailed: see `HarnessRollout.run`.
         """
         adapter = self.adapter
+        parser = TurnParser(parser_url, chat, limit=CALLS_AT_ONCE) if parser_url else None
         model = HarnessModel(
-            generate, chat, context_tokens, job, episode, refusal_status=adapter.refusal_status, hints=adapter.hints
+            generate,
+            chat,
+            context_tokens,
+            job,
+            episode,
+            refusal_status=adapter.refusal_status,
+            hints=adapter.hints,
+            parser=parser,
         )
         prompt = "\n\n".join(message.content for message in messages if message.role == Role.USER)
         try:
@@ -108,6 +119,8 @@ class ChosenHarness:
         finally:
             kinds = self.choice.train_on
             model.write([kind for kind in CallKind if kind.value in kinds or "all" in kinds])
+            if parser is not None:
+                await parser.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,10 @@ def test_eval_hands_options_to_an_engine_of_another_package(tmp_path: Path, envi
             {"kind": "http", "urls": ("http://a", "http://b"), "api": "sglang", "context_tokens": 9},
             [HttpKind(url=f"http://{host}", api="sglang", context_tokens=9) for host in "ab"],
         ),
+        (
+            {"kind": "vllm", "model": "m", "parser_url": "http://cpu-1:8100"},
+            [VllmKind(model="m", parser_url="http://cpu-1:8100")],
+        ),
     ],
 )
 def test_the_keys_of_a_topology_are_a_kinds_options(given: dict[str, Any], kinds: list[object]) -> None:

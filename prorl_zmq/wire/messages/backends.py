@@ -36,6 +36,7 @@ STARTS_LIMIT = 1024
 
 ToolCallFormatName = Literal["", "hermes", "llama3", "mistral", "fenced"]
 History = Literal["template", "append"]
+ParserUrl = Annotated[str, Meta(pattern="^(https?://[^/].*)?$", max_length=2048)]
 
 
 class ChatSettings(Part, frozen=True):
@@ -50,6 +51,9 @@ class ChatSettings(Part, frozen=True):
     history: History = "template"
     """Where the template changes earlier turns (as those do that drop old reasoning): `template` follows it and begins
     a new segment of the trajectory; `append` keeps what the engine saw, so that there is always one segment."""
+    parser_url: ParserUrl = ""
+    """A server of `vllm launch render`, as stage processes reach it: its parsers of tool calls and reasoning read what
+    the policy says to a harness. The agent loop reads by the formats above. Empty: that is done for harnesses too."""
 
 
 class Backend(Part, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from captured import segments_of
 from scripted_policy import CHAT, ScriptedPolicy, call
+from vllm_server import free_port
 
 from prorl_zmq import EpisodeLimits, Job, Sampling
 from prorl_zmq.data.trajectory import Role
@@ -32,7 +33,9 @@ def job(command: list[str], **changes: Any) -> Job:
     return Job(task="t", instance={}, harness=Harness("command", arguments=tuple(command)), **options)
 
 
-def lead(sandboxes: Sandboxes, policy: ScriptedPolicy, wanted: Job, prompt: str = "Write a file.") -> Episode:
+def lead(
+    sandboxes: Sandboxes, policy: ScriptedPolicy, wanted: Job, prompt: str = "Write a file.", parser_url: str = ""
+) -> Episode:
     """Run a rollout, and check that what was captured is what the policy said."""
     episode = Episode()
 
@@ -43,7 +46,7 @@ def lead(sandboxes: Sandboxes, policy: ScriptedPolicy, wanted: Job, prompt: str 
             assert wanted.harness is not None
             messages = [ChatMessage(Role.SYSTEM, "not told"), ChatMessage(Role.USER, prompt)]
             chosen = ChosenHarness.find(wanted.harness)
-            await chosen.lead(messages, sandbox, policy, CHAT, 0, wanted, episode)
+            await chosen.lead(messages, sandbox, policy, CHAT, 0, wanted, episode, parser_url)
         finally:
             episode.notes["written"] = await written(sandbox)
             await sandbox.close()
@@ -126,6 +129,12 @@ def test_an_engine_that_failed_last_is_why_a_program_ends(sandboxes: Sandboxes) 
     policy = ScriptedPolicy([BASH, EngineFailed("the engine is gone")])
     with pytest.raises(EngineFailed, match="the engine is gone"):
         lead(sandboxes, policy, job(agent()))
+
+
+@only_process
+def test_a_parser_server_that_is_not_there_is_never_done_without(sandboxes: Sandboxes) -> None:
+    with pytest.raises(EngineFailed, match="cannot be reached"):
+        lead(sandboxes, ScriptedPolicy(["Done."]), job(agent()), parser_url=f"http://127.0.0.1:{free_port()}")
 
 
 @only_process

@@ -1,0 +1,135 @@
+"""Turns of the policy read by vLLM's parsers of tool calls and reasoning, on a server of `vllm launch render`.
+
+    POST /v1/chat/completions/derender    the ids of a prompt and a turn → the message that vLLM would have answered
+
+Nothing is kept here but connections. Where the server fails, is slow, has no parser or says what cannot be read, the
+turn is not read: never is it read in another way instead. Left out: a key for the server, and its streamed form, which
+reads a turn from its beginning for each part. A call that vLLM's parser cannot read is text, as it is in vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...errors import EngineFailed
+from ..chat import ReadTurn
+from ..tool_calls.call import MalformedCall, ToolCall
+from .connections import Connections
+from .dialect import decoded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..chat import ChatFormat
+
+PATH = "/v1/chat/completions/derender"
+READ_S = 60.0
+"""How long the server may take for a turn, or stay busy."""
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] = []
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class TurnParser:
+    """Reads turns; made and used on a running loop, and closed by whoever made it.
+
+    Args:
+        url: of the server.
+        chat: of the policy; it knows which ids end a turn.
+        limit: most turns at one time.
+        read_s: how long one may take.
+    """
+
+    def __init__(self, url: str, chat: ChatFormat, *, limit: int, read_s: float = READ_S) -> None:
+        self._connections = Connections(url, limit=limit, retry_s=read_s)
+        self._chat = chat
+        self._read_s = read_s
+        self._has_parser = False
+
+    async def read_turn(
+        self, prompt: NDArray[np.int32], generated: NDArray[np.int32], tools: Sequence[dict[str, Any]]
+    ) -> ReadTurn:
+        """Read a turn, int32 [G], as the engine generated it after a prompt, int32 [P].
+
+        Raises:
+            EngineFailed: the server did not read it.
+        """
+        ended = len(generated) > 0 and int(generated[-1]) in self._chat.stop_token_ids
+        said = generated[:-1] if ended else generated  # vLLM leaves out what ends a turn before its parsers
+        if not len(said):  # which the server refuses
+            return ReadTurn(None, "", "", (), ended)
+        generation = {"choices": [{"index": 0, "token_ids": said.tolist()}], "prompt_token_ids": prompt.tolist()}
+        request: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}  # its parsers look at tools only
+        if tools:
+            request["tools"] = tools
+        try:
+            async with asyncio.timeout(self._read_s):
+                await self._check_has_parser()
+                answer = await self._ask({"generate_response": generation, "chat_request": request})
+        except TimeoutError:
+            message = f"the parser server {self._connections.url} did not read a turn within {self._read_s:g} s"
+            raise EngineFailed(message, unreachable=True) from None
+        if len(answer.choices) != 1:
+            raise EngineFailed(
+                f"the parser server {self._connections.url} gave {len(answer.choices)} readings of a turn"
+            )
+        told = answer.choices[0].message
+        text = told.content or ""
+        return ReadTurn(told.reasoning, text, text, tuple(map(_call, told.tool_calls)), ended)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._connections.close()
+
+    async def _check_has_parser(self) -> None:
+        """Ask once what a server with a parser refuses: to read a turn of which the request is not known."""
+        if self._has_parser:
+            return
+        body = msgspec.json.encode({"generate_response": {"choices": [{"index": 0, "token_ids": [0]}]}})
+        answer = await self._connections.generate(PATH, body)
+        if answer.status == 200:
+            raise EngineFailed(
+                f"the server {self._connections.url} has no parser and would read all as text: start it with vllm "
+                "launch render MODEL --enable-auto-tool-choice --tool-call-parser NAME --reasoning-parser NAME"
+            )
+        self._has_parser = answer.status == 400
+
+    async def _ask(self, asked: dict[str, Any]) -> _Answer:
+        answer = await self._connections.generate(PATH, msgspec.json.encode(asked))
+        if answer.status != 200:
+            raise EngineFailed(f"the parser server {self._connections.url} did not read a turn: {answer.excerpt()}")
+        return decoded(answer.body, _Answer)
+
+
+def _call(call: _Call) -> ToolCall | MalformedCall:
+    name, arguments = call.function.name, call.function.arguments
+    try:
+        return ToolCall(name, msgspec.json.decode(arguments, type=dict[str, Any]))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        return MalformedCall(f"The arguments of {name} could not be read: {error}", name, arguments)
