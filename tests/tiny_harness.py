@@ -24,6 +24,7 @@ def main():
         body = json.dumps({"model": os.environ["MODEL"], "messages": messages, "tools": tools}).encode()
         request = urllib.request.Request(os.environ["URL"] + "/v1/chat/completions", body)
         request.add_header("Content-Type", "application/json")
+        request.add_header("Authorization", "Bearer " + os.environ["KEY"])
         with urllib.request.urlopen(request, timeout=30) as response:
             said = json.load(response)["choices"][0]["message"]
         messages.append(said)
@@ -47,7 +48,8 @@ class Tiny(Adapter):
 
     def _launch(self, request):
         argv = (request.program("python"), "-c", "import tiny_harness; tiny_harness.main()")
-        environment = {"URL": request.url, "MODEL": request.model, "TINY_MOOD": os.environ.get("TINY_MOOD", "")}
+        environment = {"URL": request.url, "KEY": request.key, "MODEL": request.model}
+        environment["TINY_MOOD"] = os.environ.get("TINY_MOOD", "")
         return Launch(argv, environment, stdin=request.prompt.encode())
 
     def shell_turn(self, command):

@@ -13,6 +13,7 @@ import typer
 from rich.table import Column, Table
 
 from ..errors import HandlerFailed
+from ..wire.messages.jobs import Harness
 from .images import build_progress
 from .options import Image, Sandbox, columns, console
 
@@ -94,6 +95,7 @@ def try_(name: Name, sandbox: Sandbox = None, image: Image = None, into: Into = 
     Exit code 1, with what the harness said, if it did not do as it was told.
     """
     from ..stages.harness.installation import parse_name
+    from ..stages.harness.rollout import ChosenHarness
     from ..stages.harness.trial import try_harness
     from ..tools.sandbox.sandboxes import Sandboxes
 
@@ -103,7 +105,8 @@ def try_(name: Name, sandbox: Sandbox = None, image: Image = None, into: Into = 
         sandboxes = Sandboxes(sandbox or "bubblewrap", Path(folder) / "sandboxes", image=image or "")
         sandboxes.check()
         try:
-            trial = asyncio.run(try_harness(adapter, installation, sandboxes))
+            chosen = ChosenHarness(Harness(adapter.name), adapter, installation)
+            trial = asyncio.run(try_harness(chosen, sandboxes))
         finally:
             sandboxes.close()
     what = f"{adapter.name} {installation.version} in {sandboxes.kind}"
@@ -111,8 +114,7 @@ def try_(name: Name, sandbox: Sandbox = None, image: Image = None, into: Into = 
     if not trial.problem:
         print(f"{what} did as it was told: {calls}")
         return
-    for output in (trial.result.stdout, trial.result.stderr):
-        sys.stdout.write(output.decode("utf-8", "replace"))
+    sys.stdout.write(trial.output)
     raise HandlerFailed(f"{what} did not do as it was told: {trial.problem} ({calls})")
 
 

@@ -92,7 +92,7 @@ class ChosenHarness:
         job: Job,
         episode: Episode,
         parser_url: str = "",
-    ) -> None:
+    ) -> ExecResult | None:
         """Lead a rollout to its end, and write what was sampled to the episode, however it ends.
 
         The harness gets the user's messages as its task. It has a system message and tools of its own. What the policy
@@ -115,7 +115,7 @@ class ChosenHarness:
         )
         prompt = "\n\n".join(message.content for message in messages if message.role == Role.USER)
         try:
-            await HarnessRollout(self, sandbox, model, job, episode).run(prompt)
+            return await HarnessRollout(self, sandbox, model, job, episode).run(prompt)
         finally:
             kinds = self.choice.train_on
             model.write([kind for kind in CallKind if kind.value in kinds or "all" in kinds])
@@ -133,8 +133,8 @@ class HarnessRollout:
     job: Job
     episode: Episode
 
-    async def run(self, prompt: str) -> None:
-        """Run the harness on a task until it ends.
+    async def run(self, prompt: str) -> ExecResult | None:
+        """Run the harness on a task until it ends; return what it said, or None if it had to be killed.
 
         Raises:
             HarnessFailed: it ended before any call of the model was answered.
@@ -152,6 +152,7 @@ class HarnessRollout:
         finally:
             await server.close(CLOSE_S)
         self._judge(result)
+        return result
 
     def _request(self, url: str, key: str, prompt: str) -> LaunchRequest:
         sandbox, installation = self.sandbox, self.harness.installation

@@ -66,15 +66,16 @@ def spoken(turn: ScriptedTurn) -> str:
 def lead(
     name: str,
     folder: Path,
-    script: list[str | EngineFailed] | Callable[[str], str],
+    script: list[str | EngineFailed] | Callable[[str], str] | ScriptedPolicy,
     *,
     kind: Any = "bubblewrap",
+    limit_s: float = LIMIT_S,
     max_tokens: int = 4096,
     context: int = 200_000,
 ) -> Episode:
     """Run a rollout; check that all that the policy said is captured once as it was said, or counted as an orphan."""
     usable(kind)
-    policy, episode = ScriptedPolicy(script), Episode()
+    policy, episode = script if isinstance(script, ScriptedPolicy) else ScriptedPolicy(script), Episode()
     job = Job(
         task="t",
         instance={},
@@ -93,7 +94,7 @@ def lead(
         sandboxes = Sandboxes(kind, folder / "sandboxes", image=image)
         sandbox = await sandboxes.create("one", chosen.prepared(SandboxSpec()))
         try:
-            async with asyncio.timeout(LIMIT_S):
+            async with asyncio.timeout(limit_s):
                 await chosen.lead([ChatMessage(Role.USER, PROMPT)], sandbox, policy, CHAT, 0, job, episode)
         finally:
             done = await sandbox.exec(["bash", "-c", "cat out.txt"], 20)
@@ -240,3 +241,24 @@ def test_a_history_that_became_too_long_is_a_new_segment(name: str, tmp_path: Pa
     assert episode.notes["written"] == "hello", episode.notes
     assert episode.metrics["compaction_turns"] == 1
     assert len(segments_of(episode.trajectory)) >= 3
+
+
+SILENCE_S = float(os.environ.get("PRORL_SILENCE_S", "20"))
+"""How long the engine says nothing, such as while weights are updated; 320 is beyond what any harness waits for."""
+
+
+class Slow(ScriptedPolicy):
+    async def __call__(self, *arguments: Any) -> Any:
+        await asyncio.sleep(SILENCE_S)
+        return await super().__call__(*arguments)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(3 * SILENCE_S + 200)
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+def test_an_engine_that_is_silent_for_long_is_waited_for(name: str, tmp_path: Path) -> None:
+    episode = lead(name, tmp_path, Slow(plain(load_adapter(name))), limit_s=3 * SILENCE_S + 100)
+    assert episode.notes["written"] == "hello", episode.notes
+    assert (episode.stop_reason, episode.metrics["main_turns"]) == ("done", 2)
+    assert not any(what.endswith("_orphan_turns") for what in episode.metrics)
+    assert not episode.metrics["calls_without_reply"]

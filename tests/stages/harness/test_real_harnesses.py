@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 import rootfs
+from captured import segments_of
 from needed import lacking, usable
 
 from prorl_zmq.errors import ConfigError
+from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.stages.harness.adapter import PyPI, load_adapter
 from prorl_zmq.stages.harness.installation import HarnessStore, default_root
 from prorl_zmq.stages.harness.package_installer import find_python
+from prorl_zmq.stages.harness.rollout import ChosenHarness
 from prorl_zmq.stages.harness.trial import try_harness
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+from prorl_zmq.wire.messages.jobs import Harness
 
 if TYPE_CHECKING:
     from prorl_zmq.wire.messages.jobs import SandboxKind
@@ -56,10 +60,10 @@ def test_a_real_harness_does_as_a_scripted_model_tells_it(name: str, kind: Sandb
         pytest.skip("the image has no tmux")
     sandboxes = Sandboxes(kind, tmp_path / "sandboxes", image=image)
     try:
-        trial = asyncio.run(try_harness(load_adapter(name), installation, sandboxes, PROMPT))
+        chosen = ChosenHarness(Harness(name), load_adapter(name), installation)
+        trial = asyncio.run(try_harness(chosen, sandboxes, PROMPT))
     finally:
         sandboxes.close()
-    said = (trial.result.stdout + trial.result.stderr).decode("utf-8", "replace")
-    assert not trial.problem, f"{trial.problem}\n{said}"
-    assert any(PROMPT in message.text for message in trial.requests[0].messages)
-    assert {request.headers.get("host") for request in trial.requests} == {"127.0.0.1:8000"}
+    assert not trial.problem, f"{trial.problem}\n{trial.output}"
+    (segment, *_) = segments_of(trial.episode.trajectory)
+    assert PROMPT in EmbeddedChatFormat().decode(segment.token_ids)

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 import rootfs
 import tiny_harness
+from captured import segments_of
 from needed import usable
 
+from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.stages.harness.adapter import load_adapter
 from prorl_zmq.stages.harness.installation import HarnessStore, Installation
+from prorl_zmq.stages.harness.rollout import ChosenHarness
 from prorl_zmq.stages.harness.trial import PROMPT, Trial, try_harness
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+from prorl_zmq.wire.messages.jobs import Harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +47,8 @@ def tried(installed: Installation, kind: SandboxKind, folder: Path) -> Trial:
         pytest.skip("the Python of this harness is the system's, which the image hides")
     sandboxes = Sandboxes(kind, folder / "sandboxes", image=image)
     try:
-        return asyncio.run(try_harness(load_adapter("tiny"), installed, sandboxes))
+        chosen = ChosenHarness(Harness("tiny"), load_adapter("tiny"), installed)
+        return asyncio.run(try_harness(chosen, sandboxes))
     finally:
         sandboxes.close()
 
@@ -53,18 +58,19 @@ def test_it_does_as_it_is_told_in_every_kind_of_sandbox(
     installed: Installation, kind: SandboxKind, tmp_path: Path
 ) -> None:
     trial = tried(installed, kind, tmp_path)
-    assert (trial.problem, trial.calls, trial.result.exit_code) == ("", 2, 0), trial.result
-    assert trial.requests[0].messages[0].text == PROMPT
+    assert (trial.problem, trial.calls, trial.episode.metrics["main_turns"]) == ("", 2, 2), trial.output
+    (segment,) = segments_of(trial.episode.trajectory)
+    assert PROMPT in EmbeddedChatFormat().decode(segment.token_ids)
     assert 0 < trial.first_call_s < trial.took_s
     assert list((tmp_path / "sandboxes").iterdir()) == []
     if kind != "process":
-        assert trial.result.stdout == b"Done. /tmp/harness\n"
+        assert trial.output == "Done. /tmp/harness\n"
 
 
 @pytest.mark.parametrize(
     ("mood", "problem"),
     [
-        ("silent", "it never called the model"),
+        ("silent", "no call of the harness tiny was answered, and it ended with 1: it has nothing to say"),
         ("other-tool", "it offered no tool run, but: other"),
         ("idle", "it did not write the file that the model asked for"),
         ("fails", "it ended with exit code 3"),
