@@ -28,6 +28,7 @@ BENCHES = (
     "routing",
     "inference",
     "turns",
+    "gateway",
     "dapo",
     "async_grpo",
     "tasks",

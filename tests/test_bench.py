@@ -22,6 +22,7 @@ NAMES = (
     "routing",
     "inference",
     "turns",
+    "gateway",
     "dapo",
     "async_grpo",
     "tasks",
