@@ -1,6 +1,7 @@
 """An engine host that says what a file tells it to: `python knowing_engine.py BACKEND_BROKER ENDPOINT SPEECHES`.
 
-SPEECHES is JSON: for each text that a problem has in it, the turns of the policy, each a text or [tool, arguments].
+SPEECHES is JSON: for each text that a problem has in it, the turns of the policy, each a text or [tool,
+arguments]; the last one is said for ever.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +33,14 @@ if TYPE_CHECKING:
     from prorl_zmq.wire.messages.jobs import Sampling
 
 
+CONTEXT_TOKENS = 200_000
+"""Of the embedded tokenizer, which makes many of a large prompt."""
+
+
 class KnowingEngine(EmbeddedEngine):
     def __init__(self, speeches: dict[str, list[Any]]) -> None:
         super().__init__(Policy.initial(PolicyShape(), seed=0))
+        self._description = replace(self._description, context_tokens=CONTEXT_TOKENS)
         self._speeches = speeches
 
     async def generate(
@@ -43,7 +50,8 @@ class KnowingEngine(EmbeddedEngine):
         known = [turns for text, turns in self._speeches.items() if text in conversation]
         if not known:
             raise EngineFailed("the conversation is about nothing that is known here", refused=True)
-        ids = tokens(known[0][conversation.count("<|im_start|>assistant\n") - 1])
+        turns = known[0]
+        ids = tokens(turns[min(conversation.count("<|im_start|>assistant\n"), len(turns)) - 1])
         return Generation(ids, np.zeros(len(ids), np.float32), (VersionSpan(0, 0, len(ids)),), "stop")
 
 
