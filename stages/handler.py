@@ -47,7 +47,7 @@ from ..errors import (
 )
 from ..system.plugins import load_plugin, offered
 from ..wire import codec
-from ..wire.messages.jobs import Outcome
+from ..wire.messages.jobs import Harness, Outcome
 from ..wire.messages.stages import Task
 from .grading.grader_pool import GRADE_S
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from ..tools.sandbox.sandbox import Sandbox
     from ..tools.sandbox.specification import SandboxSpec
     from ..tools.tool import Tool
-    from ..wire.messages.jobs import Harness, Job
+    from ..wire.messages.jobs import Job
     from .agent_loop import Episode
 
 log = logging.getLogger("prorl.stage")
@@ -191,7 +191,7 @@ class AgentHandler(ABC, Generic[Instance]):
     def harness(self, job: Job, instance: Instance) -> Harness | None:
         """Return what leads the rollout; None: the service's own agent loop, in `RunPhase.converse`."""
         del instance
-        return job.harness
+        return Harness.of(job.harness) if job.harness is not None else None
 
     def lacks(self, instance: Instance) -> str:
         """Return what the instance needs and this process's environment lacks, in words; empty: nothing."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..wire.messages.base import new_id
-from ..wire.messages.jobs import Harness, Job
+from ..wire.messages.jobs import Job  # noqa: TC001 - msgspec reads the annotations at run time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -141,7 +141,6 @@ def _job(plan: Plan, template: Job, index: RolloutIndex) -> Job:
     settings = plan.settings
     sampling = {"temperature": settings.temperature, "top_p": settings.top_p, "max_tokens": settings.max_tokens}
     episode = {"max_turns": settings.max_turns, "max_tokens": settings.context}
-    harness, _, version = settings.harness.partition("==")
     return msgspec.structs.replace(
         template,
         job_id=job_id(plan, index),
@@ -150,7 +149,7 @@ def _job(plan: Plan, template: Job, index: RolloutIndex) -> Job:
             template.sampling, **_given(sampling), seed=sample_seed(settings.seed, index.problem, index.sample)
         ),
         episode=msgspec.structs.replace(template.episode, **_given(episode)),
-        harness=Harness(harness, version) if harness else template.harness,
+        harness=settings.harness or template.harness,
     )
 
 

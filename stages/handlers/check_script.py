@@ -25,6 +25,8 @@ COPY_SHARE, CHECK_SHARE = 0.5, 0.9
 """Until which shares of EVAL's limit the files are copied, and the check runs: both must end with a reward."""
 REWARD_PREFIX = "reward: "
 CHECK_OUTPUT_LIMIT_BYTES = 64 * 1024
+NOTED = 2000
+"""Characters of what a script said last, in the note `check` of a reward below 1."""
 
 CheckScript = Annotated[str, Meta(min_length=1)]
 """Bash script, run in a copy of the files that the agent left. The reward is 0.0 if its exit code is not 0, else 1.0,
@@ -54,7 +56,12 @@ async def checked_files(phase: EvalPhase[Any], check: str) -> Evaluation:
         await copy.close()
     if result.timed_out:
         return Evaluation(0.0, {"check_timed_out": 1.0})
-    return Evaluation(check_reward(result.stdout.decode(errors="replace"), result.exit_code))
+    output = result.stdout.decode(errors="replace")
+    reward = check_reward(output, result.exit_code)
+    if reward == 1.0:
+        return Evaluation(reward)
+    words = f"{output}{result.stderr.decode(errors='replace')}".strip()[-NOTED:]
+    return Evaluation(reward, notes={"check": f"exit code {result.exit_code}\n{words}"})
 
 
 def check_reward(output: str, exit_code: int) -> float:

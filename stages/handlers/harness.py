@@ -37,10 +37,10 @@ class Grader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class HarnessInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One task for an agent program."""
 
-    harness: Harness | str
-    """The program, or only its name."""
     prompt: str
     """What it is asked to do."""
+    harness: Harness | str | None = None
+    """The program, or only its name; None: the job's own `harness`."""
     check: str = ""
     """Bash script that gives the reward, as in the `shell` task."""
     grader: Grader | None = None
@@ -63,9 +63,12 @@ class HarnessHandler(AgentHandler[HarnessInstance]):
     eval_in_sandbox = True
 
     def harness(self, job: Job, instance: HarnessInstance) -> Harness:
-        if job.harness is not None:
-            raise InvalidJob("the harness of a job of the task harness is its instance's", field="harness")
-        return Harness(instance.harness) if isinstance(instance.harness, str) else instance.harness
+        named = job.harness if job.harness is not None else instance.harness
+        if named is None:
+            raise InvalidJob(
+                "a job of the task harness names one, in its instance or in its own field", field="harness"
+            )
+        return Harness.of(named)
 
     async def init(self, phase: InitPhase[HarnessInstance]) -> PhaseData:
         instance = phase.instance

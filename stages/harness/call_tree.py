@@ -5,7 +5,7 @@ harness sent none, its text. What comes after it is new. A call that continues n
 
     what it begins with                                                               its kind
     the harness's headers say what it is                                              that one
-    nothing, it is the first, or the first one with tools                             main
+    the job's prompt and tools: the first of these; or tools; or the prompt; or all   main
     with tools, and a text that a call handed over: the task of a sub-agent           subagent
     a line's tools, and a text that a turn replied: a summary, so a compaction        that of what was compacted
     the tools and the system message of another line                                  that line's
@@ -90,7 +90,8 @@ class Turn:
     states: tuple[bytes, ...]
     front: bytes
     """Digest of its tools and system message."""
-    has_tools: bool
+    rank: int
+    """How likely its line is the main one, if it begins one."""
     kind: CallKind
     said: Said | None = None
     """The reply, once there is one."""
@@ -117,9 +118,14 @@ class Turn:
 
 
 class CallTree:
-    """All calls of one rollout, in order."""
+    """All calls of one rollout, in order.
 
-    def __init__(self) -> None:
+    Args:
+        prompt: what the harness was asked to do.
+    """
+
+    def __init__(self, prompt: str = "") -> None:
+        self._prompt = " ".join(prompt.split())
         self.turns: list[Turn] = []
         self._by_id: dict[str, Turn] = {}
         self._by_state: dict[bytes, list[Turn]] = defaultdict(list)
@@ -156,7 +162,8 @@ class CallTree:
         for turn in place.told:
             turn.told = True
         number, opened = len(self.turns), self._next_event()
-        turn = Turn(turn_id, number, place.parent, place.states, front, bool(request.tools), kind, opened=opened)
+        rank = self._rank(request)
+        turn = Turn(turn_id, number, place.parent, place.states, front, rank, kind, opened=opened)
         self.turns.append(turn)
         self._by_id[turn_id] = turn
         if place.parent is not None:
@@ -227,13 +234,12 @@ class CallTree:
     def _kind_of_beginning(self, request: ModelRequest, front: bytes, hints: CallHints) -> CallKind:
         if hints.kind:
             return CallKind(hints.kind)
-        beginnings = [turn for turn in self.turns if turn.parent is None]
-        main = [turn for turn in beginnings if turn.kind == CallKind.MAIN]
-        if not any(turn.has_tools for turn in main) and request.tools:
+        # What was refused, or failed, is no conversation.
+        beginnings = [turn for turn in self.turns if turn.parent is None and (turn.said or turn.closed is None)]
+        main = [turn.rank for turn in beginnings if turn.kind == CallKind.MAIN]
+        if self._rank(request) > max(main, default=-1):
             for turn in self.turns:
                 turn.kind = CallKind.SIDE if turn.kind == CallKind.MAIN else turn.kind
-            return CallKind.MAIN
-        if not main:
             return CallKind.MAIN
         told = "\n".join(message.text for message in request.messages if message.role != Role.SYSTEM)
         same = next((turn.kind for turn in beginnings if turn.front == front), None)
@@ -249,6 +255,10 @@ class CallTree:
                 turn.kind = CallKind.COMPACTION
                 return compacted or CallKind.MAIN
         return same or CallKind.SIDE
+
+    def _rank(self, request: ModelRequest) -> int:
+        users = (" ".join(message.text.split()) for message in request.messages if message.role == Role.USER)
+        return 2 * bool(request.tools) + bool(self._prompt and any(self._prompt in text for text in users))
 
     def _next_event(self) -> int:
         self._events += 1

@@ -95,12 +95,14 @@ class CapturedTurns:
         """Return the tree for people, a line per turn."""
         orphans = self._tree.orphans()
         lines: list[str] = []
-        for turn, capture in sorted(self._captures.items(), key=lambda item: item[0].number):
-            kind = f"{orphans[turn]} orphan" if turn in orphans else turn.kind.value
+        for turn in self._tree.turns:
             place = f"after {turn.parent.number + 1}" if turn.parent is not None else "begins"
-            shown = sum(len(piece.token_ids) for piece in capture.context)
-            calls = ", ".join(call.name or "unreadable call" for call in capture.read.calls)
-            said = calls or " ".join(capture.read.content.split())[:SHOWN]
-            tokens = f"{shown} + {len(capture.generation.token_ids)} tokens"
-            lines.append(f"{turn.number + 1:>3}  {place:<9}  {kind:<18}  {tokens:<20}  {said}")
+            kind = f"{orphans[turn]} orphan" if turn in orphans else turn.kind.value
+            tokens, said = "", "no reply"
+            if (capture := self._captures.get(turn)) is not None:
+                shown = sum(len(piece.token_ids) for piece in capture.context)
+                tokens = f"{shown} + {len(capture.generation.token_ids)} tokens"
+                calls = ", ".join(call.name or "unreadable call" for call in capture.read.calls)
+                said = calls or " ".join(capture.read.content.split())[:SHOWN]
+            lines.append(f"{turn.number + 1:>3}  {place:<9}  {kind:<18}  {tokens:<20}  {said}".rstrip())
         return "\n".join(lines)

@@ -60,6 +60,7 @@ class HarnessModel:
         context_tokens: of the engine; 0: not known.
         job: whose sampling and limits hold, whatever a harness asks for.
         episode: its record gets the counts.
+        prompt: what the harness is asked to do.
         refusal_status: see `model_proxy.calls.Model`.
         hints: reads the headers of a call.
         parser: reads the policy's turns; None: the chat format does.
@@ -73,6 +74,7 @@ class HarnessModel:
         job: Job,
         episode: Episode,
         *,
+        prompt: str,
         refusal_status: int,
         hints: Callable[[Mapping[str, str]], CallHints],
         parser: TurnParser | None = None,
@@ -81,7 +83,9 @@ class HarnessModel:
         self.over = asyncio.Event()
         """Set with the first call that is refused since nothing more will be answered."""
         self.failure: EngineFailed | None = None
-        """Why the last call that was answered failed, if it did."""
+        """Why the last call that went to the engine failed, if it did."""
+        self.too_long: CallRefused | None = None
+        """The last call, if it was refused as too long."""
         self._generate = generate
         self._chat = chat
         self._job = job
@@ -92,8 +96,8 @@ class HarnessModel:
         limit = job.episode.max_tokens
         self.limit = min(limit, context)
         """Most tokens of a prompt and its answer."""
-        self._limited_by = StopReason.MAX_TOKENS if limit <= context else StopReason.CONTEXT_LENGTH
-        self._tree = CallTree()
+        self.limited_by = StopReason.MAX_TOKENS if limit <= context else StopReason.CONTEXT_LENGTH
+        self._tree = CallTree(prompt)
         self._captured = CapturedTurns(self._tree)
         self._in_flight = self._calls = 0
 
@@ -164,9 +168,10 @@ class HarnessModel:
             raise self._too_long(characters // TOKEN_CHARACTERS)
 
     def _too_long(self, tokens: int) -> CallRefused:
-        self._episode.stop_reason = self._limited_by
+        self._episode.metrics["calls_refused_as_too_long"] += 1
         message = f"the prompt has {tokens} tokens, and the limit is {self.limit} with the answer"
-        return CallRefused(Problem.CONTEXT_LENGTH, message, tokens=tokens, limit=self.limit)
+        self.too_long = CallRefused(Problem.CONTEXT_LENGTH, message, tokens=tokens, limit=self.limit)
+        return self.too_long
 
     async def _context(self, request: ModelRequest, place: Place) -> tuple[Piece, ...]:
         """Return the ids of what is new."""
@@ -201,7 +206,7 @@ class HarnessModel:
                 raise CallRefused(Problem.INVALID, error.message) from error
             self.failure = error
             raise CallRefused(Problem.FAILED, f"service unavailable: {error.message}") from error
-        self.failure = None
+        self.failure = self.too_long = None
         self._captured.add(call.turn, Capture(call.context, generation, read))
         reply = self._made_reply(call, generation, read)
         self._tree.replied(call.turn, Said(reply.text, reply.calls))

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 RECORD = "installation.json"
 VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")
+NPM_VERSION = re.compile(r"\d+\.\d+\.\d+([-+][0-9A-Za-z.+-]+)?")
+"""npm takes all else for a range or a tag, and installs what it finds."""
 SYSTEM = Path("/usr")
 """What sandboxes without an image see of the host anyway; those with one see the image's."""
 WAIT_LIMIT_S = 3600.0
@@ -81,6 +83,8 @@ def parse_name(text: str) -> tuple[Adapter, str]:
     if separator and not VERSION.fullmatch(version):
         raise ConfigError(f"{version!r} is not a version; write NAME==VERSION", key="harness")
     adapter = load_adapter(name)
+    if version and isinstance(adapter.package, Npm) and not NPM_VERSION.fullmatch(version):
+        raise ConfigError(f"{version!r} is not one version of npm's; write it whole, such as 1.2.3", key="harness")
     if adapter.package is None:
         raise ConfigError(f"harness {name} is a program of the sandbox: nothing is installed for it", key="harness")
     return adapter, version

@@ -11,6 +11,7 @@ nobody: the server is closed first.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from ...data.trajectory import Role
-from ...errors import ConfigError, HarnessFailed, SandboxFailed
+from ...errors import ConfigError, HarnessFailed, InvalidJob, SandboxFailed
 from ...inference.http.turn_parser import TurnParser
 from ...model_proxy.server import ModelServer
 from ..agent_loop import StopReason
@@ -46,6 +47,9 @@ CLOSE_S = 1.0
 """How long calls under way may take when it has ended."""
 WRITE_S = 30.0
 OUTPUT_LIMIT_BYTES = 64 * 1024
+WORDS = 2000
+"""Characters of what it said last, in errors and notes."""
+_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
 KILLED = -9
 """The exit code that is noted of one that had to be killed."""
 HOME = "harness"
@@ -66,15 +70,19 @@ class ChosenHarness:
         """Find it on this machine.
 
         Raises:
-            HarnessFailed: it is not known or not installed here.
+            InvalidJob: there is no such harness.
+            HarnessFailed: it is not installed here.
         """
         try:
             adapter = load_adapter(choice.name)
-            named = f"{choice.name}=={choice.version}" if choice.version else choice.name
-            store = HarnessStore(default_root())
-            return cls(choice, adapter, store.find(named) if adapter.package is not None else None)
         except ConfigError as error:
-            raise HarnessFailed(error.message, harness=choice.name, exit_code=0) from error
+            raise InvalidJob(error.message, field="harness") from error
+        named = f"{choice.name}=={choice.version}" if choice.version else choice.name
+        try:
+            installation = HarnessStore(default_root()).find(named) if adapter.package is not None else None
+        except ConfigError as error:
+            raise HarnessFailed(error.message, harness=choice.name) from error
+        return cls(choice, adapter, installation)
 
     def prepared(self, spec: SandboxSpec) -> SandboxSpec:
         """Return what a task asks for, with what the harness needs besides."""
@@ -103,17 +111,21 @@ class ChosenHarness:
         """
         adapter = self.adapter
         parser = TurnParser(parser_url, chat, limit=CALLS_AT_ONCE) if parser_url else None
+        prompt = "\n\n".join(message.content for message in messages if message.role == Role.USER)
         model = HarnessModel(
             generate,
             chat,
             context_tokens,
             job,
             episode,
+            prompt=prompt,
             refusal_status=adapter.refusal_status,
             hints=adapter.hints,
             parser=parser,
         )
-        prompt = "\n\n".join(message.content for message in messages if message.role == Role.USER)
+        episode.notes["harness"] = (
+            f"{self.choice.name} {self.installation.version if self.installation else ''}".strip()
+        )
         try:
             return await HarnessRollout(self, sandbox, model, job, episode).run(prompt)
         finally:
@@ -138,6 +150,7 @@ class HarnessRollout:
 
         Raises:
             HarnessFailed: it ended before any call of the model was answered.
+            InvalidJob: its first prompt leaves no room for an answer.
             EngineFailed: it ended with an error after the engine had failed.
             SandboxFailed: the sandbox is gone.
         """
@@ -201,18 +214,31 @@ class HarnessRollout:
 
     def _judge(self, result: ExecResult | None) -> None:
         """Note how it ended."""
-        episode, name = self.episode, self.harness.choice.name
+        episode, model, name = self.episode, self.model, self.harness.choice.name
         code = result.exit_code if result is not None else KILLED
-        words = (result.stderr + result.stdout).decode(errors="replace").strip() if result is not None else ""
-        if not self.model.answered and self.model.failure is None:
+        words = last_words(result) if result is not None else ""
+        if model.failure is not None and (code or not model.answered):
+            raise model.failure
+        if not model.answered and model.too_long is not None:
+            problem = f"{name} cannot begin: {model.too_long.message} (episode.max_tokens, or the engine's context)"
+            raise InvalidJob(problem, field="episode.max_tokens")
+        if not model.answered:
             how = f"ended with {code}" if result is not None else "had to be killed"
-            problem = f"no call of the harness {name} was answered, and it {how}: {words[-1000:] or 'it said nothing'}"
+            problem = f"the harness {name} made no call of the model that could be answered, and {how}: {words}"
             raise HarnessFailed(problem, harness=name, exit_code=code)
-        if code and self.model.failure is not None:
-            raise self.model.failure
         episode.metrics["harness_exit_code"] = code
+        if model.too_long is not None:
+            episode.stop_reason = episode.stop_reason or model.limited_by
         if code:
-            episode.notes["harness"] = words
+            episode.notes["harness_output"] = words
             episode.stop_reason = episode.stop_reason or StopReason.HARNESS_FAILED
         elif episode.stop_reason is None:
             episode.stop_reason = StopReason.DONE
+
+
+def last_words(result: ExecResult) -> str:
+    """Return the last lines of what a program said, without what colours a terminal."""
+    text = _ESCAPES.sub("", (result.stderr + b"\n" + result.stdout).decode(errors="replace")).strip()
+    if len(text) > WORDS:
+        text = text[-WORDS:].partition("\n")[2] or text[-WORDS:]
+    return text or "it said nothing"

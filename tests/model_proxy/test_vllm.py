@@ -248,7 +248,9 @@ async def led(kind: type[Client], *, streamed: bool, ledger: LeadingLedger, qwen
 
     job, episode = Job(task="t", instance={}, sampling=Sampling(max_tokens=200, seed=1)), Episode()
     chat, context = load_chat_format(settings), engine.description.context_tokens
-    model = HarnessModel(generate, chat, context, job, episode, refusal_status=400, hints=lambda _: CallHints())
+    model = HarnessModel(
+        generate, chat, context, job, episode, prompt="", refusal_status=400, hints=lambda _: CallHints()
+    )
     try:
         async with served(model) as proxy:
             client = kind(proxy, streamed=streamed)

@@ -54,7 +54,7 @@ SPEECHES: dict[str, list[Any]] = {
     "graded:": ["I think \\boxed{42}"],
     "shell:": [WRITES, "The end."],
     "math:": ["I think \\boxed{43}"],
-    "silent:": ["The end."],
+    "named:": ["The end."],
     "waits:": [["bash", {"command": "sleep 3"}], WRITES, "The end."],
 }
 
@@ -74,6 +74,7 @@ JOBS = [
         instance={"instruction": "shell: write 42 to answer.", "check": CHECK},
         harness=HARNESS,
     ),
+    Job(task="harness", job_id="named", instance={"prompt": "named: x", "check": "echo why; false"}, harness=HARNESS),
     Job(task="math", job_id="math", instance={"problem": "math: 6 times 7?", "ground_truth": "42"}, harness=HARNESS),
     Job(
         task="harness",
@@ -118,16 +119,25 @@ def test_a_program_leads_any_task(sandbox_kind: str) -> None:
         client.submit(JOBS)
         done = {one.job_id: one for one in client.stream(timeout_s=WAIT_S)}
     rewards = {name: one.reward for name, one in done.items()}
-    assert rewards == {"checked": 1.0, "graded": 1.0, "shell": 1.0, "math": 0.0, "quiet": None, "missing": None}
+    assert rewards == {
+        "checked": 1.0,
+        "graded": 1.0,
+        "shell": 1.0,
+        "named": 0.0,
+        "math": 0.0,
+        "quiet": None,
+        "missing": None,
+    }
     for name in ("checked", "shell"):
         one = done[name]
         assert (one.result.stop_reason, one.result.metrics["main_turns"], len(one.segments())) == ("done", 2.0, 1)
         assert one.loss_mask.sum() == one.result.metrics["main_tokens"]
         assert one.result.notes["calls"].count("\n") == 1
     assert done["math"].result.notes["answer"] == "\\boxed{43}"
+    assert done["named"].result.notes["check"] == "exit code 1\nwhy"
     quiet, missing = done["quiet"], done["missing"]
     assert (quiet.outcome, quiet.error.code, quiet.result.attempt) == ("infrastructure_error", "harness_failed", 2)
-    assert (missing.outcome, missing.error.code) == ("infrastructure_error", "harness_failed")
+    assert (missing.outcome, missing.error.code) == ("failed", "invalid_job")
     assert "chess" in missing.error.message
 
 
@@ -204,7 +214,11 @@ def test_real_programs_solve_what_the_policy_knows(kind: str, tmp_path: Path, mo
         lacking("harness", f"{', '.join(sorted(missing))} not installed; run: make harnesses")
     jobs, speeches = real_jobs(tmp_path)
     # Of these kinds only Apptainer has a layer over an image that can be written.
-    wanted = [job for job in jobs if job.harness.name not in missing and (kind == "apptainer" or job.task == "shell")]
+    wanted = [
+        job
+        for job in jobs
+        if Harness.of(job.harness).name not in missing and (kind == "apptainer" or job.task == "shell")
+    ]
     with (
         tempfile.TemporaryDirectory(prefix="prorl-t-") as folder,
         serving(Path(folder), kind, speeches, tmp_path, slots=4) as client,

@@ -95,6 +95,9 @@ class PhaseLimits(Part, frozen=True):
 TrainedOn = Literal["main", "subagent", "side", "compaction", "all"]
 
 
+HarnessName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}(==[0-9A-Za-z.+!_-]{1,64})?\Z")]
+
+
 class Harness(Part, frozen=True):
     """An agent program that leads a rollout in place of the service's own agent loop (see `docs/harnesses.md`)."""
 
@@ -102,13 +105,21 @@ class Harness(Part, frozen=True):
     """As `prorl harness list` has it, such as `claude-code`."""
     version: ShortText = ""
     """One of those that are installed; empty: the newest."""
-    train_on: Annotated[tuple[TrainedOn, ...], Meta(max_length=5)] = ("main",)
+    train_on: Annotated[tuple[TrainedOn, ...], Meta(min_length=1, max_length=5)] = ("main",)
     """The calls whose tokens are in the trajectory: of the main conversation, of sub-agents, others (titles, memories),
     summaries of a history that became too long, or all. Every call counts in the metrics."""
     arguments: Annotated[tuple[Argument, ...], Meta(max_length=64)] = ()
     """Added to its command line; for `command`, all of it, with places `{url}`, `{key}`, `{model}` and `{prompt}`."""
     environment: Annotated[dict[FieldName, Argument], Meta(max_length=64)] = {}
     """Added to its environment."""
+
+    @classmethod
+    def of(cls, named: Harness | str) -> Harness:
+        """Return the harness that a job names: NAME or NAME==VERSION, or one with more fields."""
+        if isinstance(named, Harness):
+            return named
+        name, _, version = named.partition("==")
+        return cls(name, version)
 
 
 class Job(Part, frozen=True, kw_only=True):
@@ -131,8 +142,9 @@ class Job(Part, frozen=True, kw_only=True):
     """How long a phase may wait while no live stage process could take it before the job ends with `no_stage`."""
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = 3
     """How many times the job is started before a loss is final."""
-    harness: Harness | None = None
-    """What leads the rollout; None: the service's agent loop. The task prepares and judges it either way."""
+    harness: Harness | HarnessName | None = None
+    """What leads the rollout, or only its name (`codex`, `codex==0.169.0`); None: the service's agent loop. The task
+    prepares and judges it either way."""
 
 
 SandboxKind = Identifier

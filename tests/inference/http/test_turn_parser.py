@@ -187,7 +187,9 @@ class Policy:
 
 def model_of(policy: Policy, chat: Any, parser: TurnParser, episode: Episode) -> HarnessModel:
     job = Job(task="t", instance={})
-    return HarnessModel(policy, chat, 0, job, episode, refusal_status=400, hints=lambda _: CallHints(), parser=parser)
+    return HarnessModel(
+        policy, chat, 0, job, episode, prompt="", refusal_status=400, hints=lambda _: CallHints(), parser=parser
+    )
 
 
 def test_a_call_whose_turn_was_not_read_fails_and_may_be_tried_again() -> None:

@@ -134,7 +134,7 @@ def test_a_failed_call_has_no_tokens_and_is_no_orphan() -> None:
     failed = opened(tree, request(TASK))
     tree.close(failed, delivered=False)
     again = asked(tree, request(TASK), "Done.")
-    assert (failed.kind, again.kind) == (CallKind.MAIN, CallKind.MAIN)
+    assert again.kind == CallKind.MAIN
     assert not tree.orphans()
     assert lines(tree) == [[again]]
 
@@ -188,6 +188,23 @@ def test_a_title_that_comes_first_is_not_the_main_line() -> None:
     title = asked(tree, request(user("Title for: Make the tests pass."), tools=(), front="You name chats."), "Tests")
     first = asked(tree, request(TASK), command="ls")
     assert (title.kind, first.kind) == (CallKind.SIDE, CallKind.MAIN)
+
+
+def test_what_was_never_answered_is_no_main_line() -> None:
+    """A first prompt that is too long: the harness begins anew with a shorter one."""
+    tree = CallTree()
+    refused = opened(tree, request(user("far too long")))
+    tree.close(refused, delivered=False)
+    assert asked(tree, request(user("shorter"), front="Other."), "Done.").kind == CallKind.MAIN
+
+
+def test_the_main_line_is_the_one_that_was_asked_for() -> None:
+    """A program that has a helper look around first, with tools of its own."""
+    tree = CallTree(TASK.text)
+    helper = asked(tree, request(user("Which files are there?"), front="You look around."), command="ls")
+    main = asked(tree, request(user(f"Context: none.\n\n{TASK.text}")), command="cat a")
+    memory = asked(tree, request(user(f"They asked: {TASK.text}"), front="You keep memories."), "Nothing.")
+    assert [turn.kind for turn in (helper, main, memory)] == ["side", "main", "side"]
 
 
 def test_side_calls() -> None:

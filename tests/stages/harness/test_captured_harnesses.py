@@ -79,15 +79,13 @@ def lead(
     job = Job(
         task="t",
         instance={},
-        harness=Harness(name, train_on=("all",)),
         sampling=Sampling(max_tokens=max_tokens),
         episode=EpisodeLimits(max_turns=40, max_tokens=context),
     )
 
     async def main() -> None:
-        assert job.harness is not None
         try:
-            chosen = ChosenHarness.find(job.harness)
+            chosen = ChosenHarness.find(Harness(name, train_on=("all",)))
         except HarnessFailed as error:
             lacking("harness", error.message)
         image = str(rootfs.root_filesystem()) if kind == "apptainer" else ""

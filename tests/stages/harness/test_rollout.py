@@ -14,7 +14,7 @@ from vllm_server import free_port
 
 from prorl_zmq import EpisodeLimits, Job, Sampling
 from prorl_zmq.data.trajectory import Role
-from prorl_zmq.errors import EngineFailed, HarnessFailed
+from prorl_zmq.errors import EngineFailed, HarnessFailed, InvalidJob
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.agent_loop import Episode
 from prorl_zmq.stages.harness import harness_model, rollout
@@ -43,9 +43,8 @@ def lead(
         sandbox = await sandboxes.create("one")
         try:
             await sandbox.write_file("agent.py", AGENT.read_bytes())
-            assert wanted.harness is not None
             messages = [ChatMessage(Role.SYSTEM, "not told"), ChatMessage(Role.USER, prompt)]
-            chosen = ChosenHarness.find(wanted.harness)
+            chosen = ChosenHarness.find(Harness.of(wanted.harness))
             await chosen.lead(messages, sandbox, policy, CHAT, 0, wanted, episode, parser_url)
         finally:
             episode.notes["written"] = await written(sandbox)
@@ -96,14 +95,15 @@ def test_a_program_that_stops_at_the_end_is_not(sandboxes: Sandboxes) -> None:
     policy = ScriptedPolicy(lambda _: BASH)
     episode = lead(sandboxes, policy, job(agent(), episode=EpisodeLimits(max_turns=3)))
     assert (episode.stop_reason, episode.metrics["harness_exit_code"]) == ("max_turns", 3)
-    assert "refused: 400" in episode.notes["harness"]
+    assert "refused: 400" in episode.notes["harness_output"]
+    assert episode.notes["harness"] == "command"
 
 
 @only_process
 @pytest.mark.parametrize(
     ("command", "code", "said"),
     [
-        (["bash", "-c", "echo no key >&2; exit 1"], 1, "ended with 1: no key"),
+        (["bash", "-c", "echo -e '\\033[31mno\\033[0m key' >&2; exit 1"], 1, "ended with 1: no key"),
         (["true"], 0, "ended with 0: it said nothing"),
         (["no-such-program"], 127, "no-such-program"),
     ],
@@ -120,7 +120,7 @@ def test_an_error_after_the_policys_turns_is_judged_as_it_is(sandboxes: Sandboxe
     policy = ScriptedPolicy([call("bash", command="echo half > out.txt"), call("bash", comand="x")])
     episode = lead(sandboxes, policy, job(agent()))
     assert (episode.stop_reason, episode.metrics["harness_exit_code"]) == ("harness_failed", 1)
-    assert "KeyError" in episode.notes["harness"]
+    assert "KeyError" in episode.notes["harness_output"]
     assert episode.notes["written"] == "half\n"
 
 
@@ -152,8 +152,25 @@ def test_a_prompt_that_became_too_long(sandboxes: Sandboxes) -> None:
     policy = ScriptedPolicy(lambda _: long)
     episode = lead(sandboxes, policy, job(agent(), episode=EpisodeLimits(max_turns=8, max_tokens=600)))
     assert episode.stop_reason == "max_tokens"
-    assert "context_length_exceeded" in episode.notes["harness"]
+    assert "context_length_exceeded" in episode.notes["harness_output"]
     assert episode.trajectory.tokens <= 600
+
+
+@only_process
+def test_a_first_prompt_that_is_too_long_is_the_jobs_fault(sandboxes: Sandboxes) -> None:
+    with pytest.raises(InvalidJob, match=r"command cannot begin: the prompt has \d+ tokens, and the limit is 20"):
+        lead(sandboxes, ScriptedPolicy(["Done."]), job(agent(), episode=EpisodeLimits(max_tokens=20)))
+
+
+@only_process
+def test_a_limit_that_a_program_got_over_is_not_why_it_ended(sandboxes: Sandboxes) -> None:
+    """Its first try is far too long; with a shorter one it comes to its end."""
+    both = "yes word | head -c 5000 | python3 agent.py {url} {key}; python3 agent.py {url} {key} <<< short"
+    policy = ScriptedPolicy(["Done."])
+    episode = lead(sandboxes, policy, job(["bash", "-c", both], episode=EpisodeLimits(max_tokens=600)))
+    assert (episode.stop_reason, episode.metrics["main_turns"]) == ("done", 1)
+    assert episode.metrics["calls_refused_as_too_long"] == 1
+    assert "no reply" in episode.notes["calls"]
 
 
 @only_process
@@ -163,7 +180,7 @@ def test_a_program_that_asks_for_ever(sandboxes: Sandboxes, monkeypatch: pytest.
     monkeypatch.setattr(harness_model, "CALLS_PER_TURN", 1)
     monkeypatch.setattr(rollout, "GRACE_S", 0.2)
     limits = EpisodeLimits(max_turns=2, max_tokens=20)
-    with pytest.raises(HarnessFailed, match="had to be killed"):
+    with pytest.raises(InvalidJob, match="cannot begin"):
         lead(sandboxes, ScriptedPolicy(lambda _: BASH), job(agent("--stubborn"), episode=limits), "word " * 4000)
 
 
@@ -179,7 +196,7 @@ def test_a_prompt_that_the_engine_refuses_is_no_failure_of_the_engine(sandboxes:
 def test_arguments_that_were_cut_reach_the_program_as_they_are(sandboxes: Sandboxes) -> None:
     policy = ScriptedPolicy([BASH[: BASH.index("true") + 2]])
     episode = lead(sandboxes, policy, job(agent()))
-    assert "JSONDecodeError" in episode.notes["harness"]
+    assert "JSONDecodeError" in episode.notes["harness_output"]
     assert episode.metrics["malformed_tool_calls"] == 1
 
 
@@ -221,10 +238,10 @@ def test_a_storm_of_calls_is_limited(sandboxes: Sandboxes, monkeypatch: pytest.M
 def test_chosen_kinds_are_trained_on(sandboxes: Sandboxes) -> None:
     """Two agents that know nothing of each other: the second one is a side call of no known kind, or main as well."""
     both = "python3 agent.py {url} {key} --system=A <<< One; python3 agent.py {url} {key} --system=B <<< Two"
-    for train_on, segments in ((("main",), 1), (("main", "side"), 2), (("all",), 2), ((), 0)):
+    for train_on, segments in ((("main",), 1), (("main", "side"), 2), (("all",), 2), (("compaction",), 0)):
         policy = ScriptedPolicy(lambda _: "Done.")
         wanted = job(["bash", "-c", both])
-        harness = msgspec.structs.replace(wanted.harness, train_on=train_on)
+        harness = msgspec.structs.replace(Harness.of(wanted.harness), train_on=train_on)
         episode = lead(sandboxes, policy, msgspec.structs.replace(wanted, harness=harness))
         assert len(segments_of(episode.trajectory)) == segments
         assert (episode.metrics["main_turns"], episode.metrics["side_turns"]) == (1, 1)
@@ -232,7 +249,7 @@ def test_chosen_kinds_are_trained_on(sandboxes: Sandboxes) -> None:
 
 def test_an_unknown_harness_and_one_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRORL_HARNESSES", str(tmp_path))
-    with pytest.raises(HarnessFailed, match="chess"):
+    with pytest.raises(InvalidJob, match="chess"):
         ChosenHarness.find(Harness("chess"))
     with pytest.raises(HarnessFailed, match="prorl harness install codex"):
         ChosenHarness.find(Harness("codex"))

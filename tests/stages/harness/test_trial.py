@@ -70,7 +70,10 @@ def test_it_does_as_it_is_told_in_every_kind_of_sandbox(
 @pytest.mark.parametrize(
     ("mood", "problem"),
     [
-        ("silent", "no call of the harness tiny was answered, and it ended with 1: it has nothing to say"),
+        (
+            "silent",
+            "the harness tiny made no call of the model that could be answered, and ended with 1: it has nothing to say",
+        ),
         ("other-tool", "it offered no tool run, but: other"),
         ("idle", "it did not write the file that the model asked for"),
         ("fails", "it ended with exit code 3"),
