@@ -22,6 +22,7 @@ llm = LLM(
     base_url=os.environ["LLM_BASE_URL"],
     max_input_tokens=int(os.environ["LLM_MAX_INPUT_TOKENS"]),
     max_output_tokens=int(os.environ["LLM_MAX_OUTPUT_TOKENS"]),
+    timeout=3600,  # its replies are not streamed, and an engine may be paused for longer than its own 300 s
 )
 conversation = Conversation(agent=get_default_agent(llm=llm, cli_mode=True), workspace=os.getcwd())
 conversation.send_message(sys.stdin.read())
