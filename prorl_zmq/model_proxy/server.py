@@ -32,11 +32,6 @@ from .routes import Routes
 if TYPE_CHECKING:
     import socket
 
-    from aiohttp.abc import AbstractStreamWriter
-    from aiohttp.http_parser import RawRequestMessage
-    from aiohttp.streams import StreamReader
-    from aiohttp.web_protocol import RequestHandler
-
     from .calls import Model, ModelRequest
     from .dialect import Dialect
     from .routes import Match
@@ -80,9 +75,7 @@ class ModelServer:
 
     async def start(self, sock: socket.socket) -> None:
         """Serve on a listening socket, which is the server's from here on."""
-        self._web = web.Server(
-            self._handle, request_factory=self._request, handler_cancellation=True, access_log=None, logger=log
-        )
+        self._web = web.Server(self._handle, handler_cancellation=True, access_log=None, logger=log)
         self._listener = await asyncio.get_running_loop().create_server(self._protocol, sock=sock)
 
     async def close(self, timeout_s: float) -> None:
@@ -102,18 +95,6 @@ class ModelServer:
     def _protocol(self) -> asyncio.BaseProtocol:
         assert self._web is not None
         return self._web() if len(self._web.connections) < CONNECTIONS else _Refusing()
-
-    def _request(
-        self,
-        message: RawRequestMessage,
-        payload: StreamReader,
-        protocol: RequestHandler,
-        writer: AbstractStreamWriter,
-        task: asyncio.Task[None],
-    ) -> web.BaseRequest:
-        loop = asyncio.get_running_loop()
-        limit = self._body_limit_bytes
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=limit)
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
         task = asyncio.current_task()
@@ -191,13 +172,17 @@ class ModelServer:
         Raises:
             CallRefused: it is too large, or no JSON object.
         """
-        too_large = f"the body has more than {self._body_limit_bytes} bytes, which is the most that is taken"
+        too_large = CallRefused(
+            Problem.TOO_LARGE, f"the body has more than {self._body_limit_bytes} bytes, which is the most that is taken"
+        )
         if (http.content_length or 0) > self._body_limit_bytes:
-            raise CallRefused(Problem.TOO_LARGE, too_large)
+            raise too_large
+        data = bytearray()  # with `http.read` each open connection would keep its last body
         try:
-            data = await http.read()
-        except web.HTTPRequestEntityTooLarge:
-            raise CallRefused(Problem.TOO_LARGE, too_large) from None
+            async for chunk in http.content.iter_any():
+                data += chunk
+                if len(data) > self._body_limit_bytes:
+                    raise too_large
         except (HttpProcessingError, web.RequestPayloadError) as error:
             raise invalid(f"the body cannot be read: {error}") from None
         body = _decoded(data)
@@ -252,7 +237,7 @@ def _refused(error: Exception) -> CallRefused:
     return CallRefused(Problem.INTERNAL, "the model proxy failed; its log says why")
 
 
-def _decoded(data: bytes) -> Any:
+def _decoded(data: bytearray) -> Any:
     """Decode JSON. JavaScript cuts texts within a character, and JSON of that takes a second look.
 
     Raises:

@@ -154,10 +154,10 @@ class CallTree:
 
     def open(self, turn_id: str, request: ModelRequest, place: Place, hints: CallHints) -> Turn:
         """Add a call."""
-        front = _digest((request.tools, _system(request)))
         if place.parent is not None:
-            kind = CallKind(hints.kind or place.parent.kind)
+            front, kind = place.parent.front, CallKind(hints.kind or place.parent.kind)
         else:
+            front = _digest((request.tools, _system(request)))
             kind = self._kind_of_beginning(request, front, hints)
         for turn in place.told:
             turn.told = True
