@@ -169,6 +169,7 @@ class _Rollout(NamedTuple):
             0,
             job,
             episode,
+            prompt="",
             refusal_status=adapter.refusal_status,
             hints=adapter.hints,
         )
