@@ -301,9 +301,13 @@ class PhaseRunner:
         return self._episode is not None and self._episode.metrics["generated_tokens"] > 0
 
     def _agents_time_s(self) -> float:
-        """Return the seconds since the conversation began that neither the engine nor the chat format took."""
+        """Return the seconds since the conversation began that neither the engine nor the chat format took.
+
+        What a harness has the chat format do is its own choice, and may be much at a time.
+        """
         timings = self._episode.timings if self._episode is not None else {}
-        return time.monotonic() - self._conversing - timings.get("engine", 0.0) - timings.get("chat", 0.0)
+        chat_s = timings.get("chat", 0.0) if self._harness is None else 0.0
+        return time.monotonic() - self._conversing - timings.get("engine", 0.0) - chat_s
 
     def _hands_on_sandbox(self) -> bool:
         phase = self.command.phase

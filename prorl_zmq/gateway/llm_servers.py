@@ -29,7 +29,7 @@ PAUSE_S = 1.0
 STOP_S = 10.0
 """How long an engine host may take to end."""
 REASON_LENGTH = 500
-SERVERS_LIMIT = 256
+SERVERS_LIMIT = 64
 TEXT_MODE = "/v1"
 """How addresses end that are those of a chat API; its server may take tokens elsewhere."""
 
@@ -89,9 +89,10 @@ class LlmServers:
         while starts < MAX_STARTS:
             started = loop.time()
             server.state = "started"
-            server.problem = await self._run(address, tokenizer)
+            problem = await self._run(address, tokenizer)
             starts = 1 if loop.time() - started > GROWN_UP_S else starts + 1
-            log.warning("the engine host of %s %s", address, server.problem)
+            log.warning("the engine host of %s %s", address, problem)
+            server.problem = "ended; the gateway's log says why"  # which may hold what the server answered
             await asyncio.sleep(PAUSE_S)
         server.state = "failed"
 

@@ -128,7 +128,7 @@ class ProrlApi:
         return json_response({"status": "running", "pending_jobs": pending, **counts, **servers})
 
     async def add_llm_server(self, request: web.Request, sender: Sender) -> web.Response:
-        client = self._client(sender)
+        client = self._server_owner(sender)
         address = (await _body(request)).get("address")
         if not isinstance(address, str) or not address.startswith(("http://", "https://")):
             return detail(400, f"`address` is the URL of a server, such as http://10.0.0.5:8000, not {address!r:.200}")
@@ -147,7 +147,7 @@ class ProrlApi:
         return json_response({"status": "the server was added"})
 
     async def clear_llm_server(self, _request: web.Request, sender: Sender) -> web.Response:
-        client = self._client(sender)
+        client = self._server_owner(sender)
         if self._servers is None:
             return json_response({"status": "ignored: this service has its own backends (use_llm_servers = false)"})
         client.addresses.clear()
@@ -183,6 +183,11 @@ class ProrlApi:
         return web.Response(body=work.result(), content_type="application/json")
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def _server_owner(self, sender: Sender) -> ClientState:
+        """Return the state of a client that may add servers: they get the rollouts of all."""
+        check_may(sender, KeyRole.OPERATOR)
+        return self._state.of(sender.name)
 
     def _client(self, sender: Sender) -> ClientState:
         check_may(sender, KeyRole.TRAINER)

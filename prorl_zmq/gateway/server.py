@@ -23,6 +23,7 @@ from ..errors import Busy, EndpointInUse, InternalError, InvalidEndpoint, NotAll
 from ..integrations.single_jobs import SingleJobs
 from ..system.logs import say
 from ..system.processes import stop_signals
+from ..wire.sockets import is_loopback_host
 from .connection import GatewayConnection
 from .endpoint import read_call
 from .http_errors import error_response, http_error_response, json_response
@@ -125,7 +126,7 @@ class Gateway:
                     sender = self._sender(request)
                 except NotAllowed as error:
                     return error_response(error, 401)
-                if sender.role is None and "Origin" in request.headers:
+                if sender.role is None and ("Origin" in request.headers or not self._is_named(request)):
                     raise NotAllowed("a web page may not use a gateway that asks for no keys")
                 return await handler(request, sender)
             except ProrlError as error:
@@ -139,6 +140,11 @@ class Gateway:
                 self._requests -= 1
 
         return handle
+
+    def _is_named(self, request: web.Request) -> bool:
+        """Return whether a request was meant for this address, not for a name that was led here."""
+        host = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdecimal() else request.host
+        return self._options.insecure or is_loopback_host(host) or host == self._options.host
 
     def _sender(self, request: web.Request) -> Sender:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")

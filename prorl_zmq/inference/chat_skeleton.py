@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .chat_template import ChatTemplate, Message
     from .chat_traits import TemplateTraits
 
+RENDERED_BEGINNINGS = 64
+"""How many beginnings of a conversation are rendered for one prompt."""
 MEASURED_SHAPES = 512
 """Shapes whose measures are kept."""
 
@@ -127,14 +129,15 @@ class ChatSkeleton:
             raise TemplateRefused("it leaves out what the policy says")
         start = text.index(self._traits.end_of_turn, at + len(last_marker))
         end = start + len(self._traits.end_of_turn)
-        lengths = [
-            self._template.length_in(text, [*said, *messages[:number]], offered) for number in range(len(messages) + 1)
-        ]
+        looked_at = range(1, min(len(messages), RENDERED_BEGINNINGS))
+        lengths = [self._template.length_in(text, [*said, *messages[:number]], offered) for number in looked_at]
+        lengths += [0] * (len(messages) - 1 - len(lengths))  # one piece with what follows
+        lengths.append(self._template.length_in(text, [*said, *messages], offered))
         closing = self._template.length_of(
             text[end:], self._after_turn(self._template.render_or_not(said, offered), last_marker)
         )
         boundaries = [end + closing]
-        for length in lengths[1:]:
+        for length in lengths[: len(messages)]:
             boundaries.append(max(length, boundaries[-1]))
         cut = end if ended else start
         return Continuation(text[cut:], tuple(boundary - cut for boundary in boundaries))

@@ -17,7 +17,7 @@ from ..data.trajectory import Role
 from ..errors import InvalidJob
 from .chat import Piece, PolicyTurn, Prompt
 from .chat_history import UNKNOWN_TOOL, short_call_id
-from .chat_skeleton import ChatSkeleton, Measure, Shape, TurnShape
+from .chat_skeleton import RENDERED_BEGINNINGS, ChatSkeleton, Measure, Shape, TurnShape
 from .chat_template import TemplateRefused, marker
 from .chat_traits import WrittenCall
 from .tool_calls.call import MalformedCall, ToolCall
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from .chat_template import ChatTemplate, Message
     from .chat_tokenizer import ChatTokenizer
     from .chat_traits import TemplateTraits
-
-RENDERED_BEGINNINGS = 64
-"""How many beginnings of a conversation are rendered for one prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BODY_LIMIT_BYTES: Final = 32 * 2**20
+BODY_LIMIT_BYTES: Final = 8 * 2**20
 """Of a request, decompressed. The largest that harnesses were seen to send is below one."""
+BODIES, BODY_S = 4, 30.0
+"""How many bodies of a rollout are read at a time, and how long one may take: all that is held of what is unread."""
 CONNECTIONS: Final = 64
 """Of one rollout at a time: a program may open what it likes, and each takes a descriptor of this process."""
 _RETRY_AFTER_S: Final = 1
@@ -69,6 +71,7 @@ class ModelServer:
         self._key = key
         self._keep_alive_s = keep_alive_s
         self._body_limit_bytes = body_limit_bytes
+        self._bodies = asyncio.Semaphore(BODIES)
         self._handling: set[asyncio.Task[Any]] = set()
         self._web: web.Server | None = None
         self._listener: asyncio.Server | None = None
@@ -179,10 +182,13 @@ class ModelServer:
             raise too_large
         data = bytearray()  # with `http.read` each open connection would keep its last body
         try:
-            async for chunk in http.content.iter_any():
-                data += chunk
-                if len(data) > self._body_limit_bytes:
-                    raise too_large
+            async with self._bodies, asyncio.timeout(BODY_S):
+                async for chunk in http.content.iter_any():
+                    data += chunk
+                    if len(data) > self._body_limit_bytes:
+                        raise too_large
+        except TimeoutError:
+            raise invalid(f"the body did not come within {BODY_S:g} s") from None
         except (HttpProcessingError, web.RequestPayloadError) as error:
             raise invalid(f"the body cannot be read: {error}") from None
         body = _decoded(data)
@@ -245,8 +251,9 @@ def _decoded(data: bytearray) -> Any:
     """
     try:
         return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if b"\\ud" not in data.lower():  # no half of a pair
+            raise invalid(f"the body is not JSON: {error}") from None
     try:
         text = json.dumps(json.loads(data), ensure_ascii=False)
         return msgspec.json.decode(text.encode(errors="replace"))

@@ -5,10 +5,10 @@ harness sent none, its text. What comes after it is new. A call that continues n
 
     what it begins with                                                               its kind
     the harness's headers say what it is                                              that one
-    the job's prompt and tools: the first of these; or tools; or the prompt; or all   main
+    the job's prompt, and tools: the first of these; or the prompt; or tools; or all  main
     with tools, and a text that a call handed over: the task of a sub-agent           subagent
-    a line's tools, and a text that a turn replied: a summary, so a compaction        that of what was compacted
-    the tools and the system message of another line                                  that line's
+    a line's tools, and a text that a turn without calls replied: a compaction        that of what was compacted
+    the tools, the system message and the prompt of the main line                     main
     anything else: a title, a memory, a commit message                                side
 
 A turn that nothing was built on is an orphan if the harness did not get it whole (undelivered), asked the same again
@@ -23,6 +23,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -37,8 +38,12 @@ if TYPE_CHECKING:
 
 HANDED_OVER = 20
 """Characters of a text that is a sub-agent's task, if a call of a tool had it."""
-SUMMARY_LINE = 40
-"""Characters of a line by which a reply is found in a later conversation."""
+RECENT = 32
+"""Turns that a new line is compared with."""
+HANDED_OVER_TEXTS = 8
+"""Arguments of a call that are looked at."""
+SUMMARY_LINE, SUMMARY_LINES = 40, 16
+"""Characters of a line by which a reply is found in a later conversation, and how many lines are looked for."""
 _LINE_ENDS = re.compile(r"\n|</?[a-z_]{1,32}>")
 
 
@@ -93,6 +98,8 @@ class Turn:
     rank: int
     """How likely its line is the main one, if it begins one."""
     kind: CallKind
+    line: CallKind
+    """The kind of its line, which a summary in it is not."""
     said: Said | None = None
     """The reply, once there is one."""
     opened: int = 0
@@ -155,6 +162,7 @@ class CallTree:
     def open(self, turn_id: str, request: ModelRequest, place: Place, hints: CallHints) -> Turn:
         """Add a call."""
         if place.parent is not None:
+            place.parent.kind = place.parent.line  # something is built on it: it was no summary
             front, kind = place.parent.front, CallKind(hints.kind or place.parent.kind)
         else:
             front = _digest((request.tools, _system(request)))
@@ -163,7 +171,7 @@ class CallTree:
             turn.told = True
         number, opened = len(self.turns), self._next_event()
         rank = self._rank(request)
-        turn = Turn(turn_id, number, place.parent, place.states, front, rank, kind, opened=opened)
+        turn = Turn(turn_id, number, place.parent, place.states, front, rank, kind, kind, opened=opened)
         self.turns.append(turn)
         self._by_id[turn_id] = turn
         if place.parent is not None:
@@ -177,6 +185,8 @@ class CallTree:
 
     def close(self, turn: Turn, *, delivered: bool) -> None:
         """Note that a call is over, and whether the harness got the whole reply."""
+        if turn.said is None:
+            turn.states = turn.states[-1:]  # nothing can be compared with them any more
         turn.closed = self._next_event()
         turn.delivered = delivered
 
@@ -193,8 +203,12 @@ class CallTree:
             others = [other for other in self.turns if other.parent is turn.parent and other is not turn]
             after = [other for other in others if turn.closed is not None and other.opened > turn.closed]
             before = [other for other in others if other.closed is not None and other.closed < turn.opened]
-            replaced_by = [*after, *filter(is_built_on, before)]
-            if any(other.digest == turn.digest for other in replaced_by):
+            # Of two that arrived and were not built on, the first one stays.
+            instead = [
+                *(other for other in after if is_built_on(other) or not turn.delivered),
+                *(other for other in before if is_built_on(other) or other.delivered),
+            ]
+            if any(other.digest == turn.digest and other.said for other in instead):
                 found[turn] = OrphanReason.RETRIED
             elif not turn.delivered:
                 found[turn] = OrphanReason.UNDELIVERED
@@ -237,28 +251,33 @@ class CallTree:
         # What was refused, or failed, is no conversation.
         beginnings = [turn for turn in self.turns if turn.parent is None and (turn.said or turn.closed is None)]
         main = [turn.rank for turn in beginnings if turn.kind == CallKind.MAIN]
-        if self._rank(request) > max(main, default=-1):
+        rank = self._rank(request)
+        if rank > max(main, default=-1):
             for turn in self.turns:
-                turn.kind = CallKind.SIDE if turn.kind == CallKind.MAIN else turn.kind
+                if turn.line == CallKind.MAIN:
+                    turn.kind = turn.line = CallKind.SIDE
             return CallKind.MAIN
         told = "\n".join(message.text for message in request.messages if message.role != Role.SYSTEM)
         same = next((turn.kind for turn in beginnings if turn.front == front), None)
         goes_on = any(turn.states[0] == _digest(request.tools) for turn in beginnings)
-        for turn in reversed(self.turns):
-            if turn.said is None:
-                continue
+        recent = [turn for turn in self.turns if turn.said is not None][-RECENT:]
+        for turn in reversed(recent):
+            assert turn.said is not None
             handed_over = (text for call in turn.said.calls for text in _handed_over(call.arguments))
             if request.tools and any(text in told for text in handed_over):
                 return CallKind.SUBAGENT
-            if goes_on and not turn.children and _is_told_in(turn.said.text, told):
-                compacted = turn.parent.kind if turn.parent is not None else same
+            summary = goes_on and not (turn.children or turn.said.calls)
+            if summary and _is_told_in(turn.said.text, told):
+                compacted = turn.parent.line if turn.parent is not None else same
                 turn.kind = CallKind.COMPACTION
                 return compacted or CallKind.MAIN
+        if same == CallKind.MAIN and rank < max(main, default=0):
+            return CallKind.SIDE
         return same or CallKind.SIDE
 
     def _rank(self, request: ModelRequest) -> int:
         users = (" ".join(message.text.split()) for message in request.messages if message.role == Role.USER)
-        return 2 * bool(request.tools) + bool(self._prompt and any(self._prompt in text for text in users))
+        return bool(request.tools) + 2 * bool(self._prompt and any(self._prompt in text for text in users))
 
     def _next_event(self) -> int:
         self._events += 1
@@ -289,7 +308,7 @@ def _handed_over(arguments: str) -> Iterator[str]:
         values = msgspec.json.decode(arguments, type=dict[str, object]).values()
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return
-    for value in values:
+    for value in islice(values, HANDED_OVER_TEXTS):
         if isinstance(value, str) and len(value.strip()) >= HANDED_OVER:
             yield value.strip()
 
@@ -297,4 +316,5 @@ def _handed_over(arguments: str) -> Iterator[str]:
 def _is_told_in(reply: str, told: str) -> bool:
     """Return whether a text has a long line of a reply, which may have lost its marks and its thoughts."""
     lines = (line.strip() for line in _LINE_ENDS.split(reply))
-    return any(len(line) >= SUMMARY_LINE and line in told for line in lines)
+    long = [line for line in lines if len(line) >= SUMMARY_LINE]
+    return any(line in told for line in long[-SUMMARY_LINES:])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,7 +28,7 @@ from .call_tree import CallTree, Said
 from .captured_turns import Capture, CapturedTurns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -47,8 +48,14 @@ CALLS_AT_ONCE = 16
 """Calls of one rollout that are answered at one time."""
 CALLS_PER_TURN, FURTHER_CALLS = 20, 200
 """How many calls a rollout may make in all, answered or not: a program may ask for ever, and each costs a look."""
-TOKEN_CHARACTERS = 128
-"""More than a token has on average in any text: longer requests are refused before anything is tokenised."""
+TOKEN_CHARACTERS = 32
+"""More than a token has on average in any text: longer requests are refused before anything is made of them."""
+TOOLS, STOPS, STOP_CHARACTERS = 512, 16, 256
+"""Most tools and texts to stop at of a call, and the longest of the latter."""
+MESSAGE_CHARACTERS = 32
+"""What a message costs besides its text."""
+LINES = 100
+"""Lines that the calls of a rollout may make, each of which tells its history again in the trajectory."""
 
 
 class HarnessModel:
@@ -99,7 +106,9 @@ class HarnessModel:
         self.limited_by = StopReason.MAX_TOKENS if limit <= context else StopReason.CONTEXT_LENGTH
         self._tree = CallTree(prompt)
         self._captured = CapturedTurns(self._tree)
-        self._in_flight = self._calls = 0
+        self._in_flight = self._waiting = self._calls = self._lines = 0
+        self._engine_s, self._busy, self._busy_since = 0.0, 0, 0.0
+        """For how long any call has been at the engine, how many are, and since when."""
 
     @property
     def name(self) -> str:
@@ -113,14 +122,16 @@ class HarnessModel:
 
     async def open(self, request: ModelRequest) -> HarnessCall:
         """Take a call (see `model_proxy.calls.Model.open`)."""
-        self._check_room(request)
+        self._check(request)
         if request.sampling:
             self._episode.metrics["calls_with_own_sampling"] += 1
         if request.model != MODEL:
             self._episode.metrics["calls_of_another_model"] += 1
         place = self._tree.locate(request)
         turn = self._tree.open(new_turn_id(), request, place, self._hints(request.headers))
+        self._lines += place.parent is None or len(place.parent.children) > 1
         self._in_flight += 1
+        self._waiting += 1
         try:
             context = await self._context(request, place)
             prompt = self._captured.prompt(place.parent, context)
@@ -128,15 +139,21 @@ class HarnessModel:
             if room < 1:
                 raise self._too_long(len(prompt))
         except BaseException:
-            self.end(turn, delivered=False)
+            self._waiting -= 1
+            self._end(turn, delivered=False)
             raise
         return HarnessCall(self, turn, request, context, prompt, room)
 
     async def count_tokens(self, request: ModelRequest) -> int:
         """Return the tokens of a prompt (see `model_proxy.calls.Model.count_tokens`)."""
-        self._check_room(request)
+        self._check(request)
         place = self._tree.locate(request)
-        return len(self._captured.prompt(place.parent, await self._context(request, place)))
+        self._in_flight += 1
+        try:
+            context = await self._context(request, place)
+        finally:
+            self._in_flight -= 1
+        return len(self._captured.prompt(place.parent, context))
 
     def write(self, kinds: Collection[CallKind]) -> None:
         """Write the turns of these kinds to the episode's trajectory; count all, and note the tree."""
@@ -146,15 +163,17 @@ class HarnessModel:
         episode.notes["calls"] = self._captured.outline()
         episode.last_text = self._captured.last_text()
 
-    def _check_room(self, request: ModelRequest) -> None:
-        """Refuse a call that is beyond the rollout's limits.
+    def _check(self, request: ModelRequest) -> None:
+        """Refuse a call that is beyond what a rollout may ask.
 
         Raises:
             CallRefused: it is.
         """
         self._calls += 1
         max_turns = self._job.episode.max_turns
-        if self._episode.metrics["turns"] >= max_turns or self._calls > CALLS_PER_TURN * max_turns + FURTHER_CALLS:
+        # Those that were taken and have not begun will be turns.
+        turns = self._episode.metrics["turns"] + self._waiting
+        if turns >= max_turns or self._calls > CALLS_PER_TURN * max_turns + FURTHER_CALLS or self._lines > LINES:
             self._episode.stop_reason = StopReason.MAX_TURNS
             self.over.set()
         if self.over.is_set():
@@ -163,8 +182,13 @@ class HarnessModel:
             self._episode.metrics["calls_refused_as_too_many"] += 1
             message = f"{CALLS_AT_ONCE} calls of this rollout are being answered; try again later"
             raise CallRefused(Problem.BUSY, message)
-        characters = sum(len(message.text) for message in request.messages)
-        if characters > TOKEN_CHARACTERS * self.limit:
+        stops = STOPS - len(self._job.sampling.stop)
+        if len(request.stop) > stops or not all(0 < len(text) <= STOP_CHARACTERS for text in request.stop):
+            message = f"stop takes up to {stops} texts of 1 to {STOP_CHARACTERS} characters each"
+            raise CallRefused(Problem.INVALID, message)
+        if len(request.tools) > TOOLS:
+            raise CallRefused(Problem.INVALID, f"there are {len(request.tools)} tools; at most {TOOLS} are taken")
+        if (characters := _size(request)) > TOKEN_CHARACTERS * self.limit:
             raise self._too_long(characters // TOKEN_CHARACTERS)
 
     def _too_long(self, tokens: int) -> CallRefused:
@@ -177,7 +201,7 @@ class HarnessModel:
         """Return the ids of what is new."""
         started = time.monotonic()
         try:
-            if sum(len(message.text) for message in place.new) > LONG_TEXT:
+            if _size(request) > LONG_TEXT:
                 return await asyncio.to_thread(self._tokenised, request, place)
             return self._tokenised(request, place)
         finally:
@@ -199,7 +223,8 @@ class HarnessModel:
         sampling = msgspec.structs.replace(job.sampling, stop=(*job.sampling.stop, *call.request.stop))
         sampler = TurnSampler(self._generate, self._chat, sampling, self._episode)
         try:
-            generation = await sampler.sample(call.prompt, min(call.room, asked or call.room), call.turn.number)
+            with self._at_the_engine(call):
+                generation = await sampler.sample(call.prompt, min(call.room, asked or call.room), call.turn.number)
             read = await self._read(call, generation.token_ids)
         except EngineFailed as error:
             if error.fields.get("refused"):  # the request's own fault, so nothing that a program may end a rollout with
@@ -211,6 +236,26 @@ class HarnessModel:
         reply = self._made_reply(call, generation, read)
         self._tree.replied(call.turn, Said(reply.text, reply.calls))
         return reply
+
+    @contextmanager
+    def _at_the_engine(self, call: HarnessCall) -> Iterator[None]:
+        """Count the turn, and the time in which any call is at the engine: calls beside each other take it once."""
+        self._begin(call)
+        if not self._busy:
+            self._busy_since = time.monotonic()
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+            if not self._busy:
+                self._engine_s += time.monotonic() - self._busy_since
+            self._episode.timings["engine"] = self._engine_s
+
+    def _begin(self, call: HarnessCall) -> None:
+        if not call.begun:
+            call.begun = True
+            self._waiting -= 1
 
     async def _read(self, call: HarnessCall, token_ids: NDArray[np.int32]) -> ReadTurn:
         if self._parser is None:
@@ -254,8 +299,12 @@ class HarnessModel:
         """Return after how many tokens the reasoning has been said."""
         return bisect_left(range(len(token_ids)), True, key=lambda n: reasoning in self._chat.decode(token_ids[:n]))
 
-    def end(self, turn: Turn, *, delivered: bool) -> None:
+    def end(self, call: HarnessCall, *, delivered: bool) -> None:
         """Note that a call is over."""
+        self._begin(call)
+        self._end(call.turn, delivered=delivered)
+
+    def _end(self, turn: Turn, *, delivered: bool) -> None:
         if turn.said is None:
             self._episode.metrics["calls_without_reply"] += 1
         self._in_flight -= 1
@@ -279,6 +328,8 @@ class HarnessCall:
         self.context = context
         self.prompt = prompt
         self.room = room
+        self.begun = False
+        """It is a turn."""
         self._model = model
 
     @property
@@ -297,7 +348,14 @@ class HarnessCall:
 
     def close(self, *, delivered: bool) -> None:
         """Say whether the harness got the whole reply."""
-        self._model.end(self.turn, delivered=delivered)
+        self._model.end(self, delivered=delivered)
+
+
+def _size(request: ModelRequest) -> int:
+    """Return the characters of a request, roughly: of all that is told to the policy."""
+    texts = sum(len(message.text) + len(message.reasoning) + MESSAGE_CHARACTERS for message in request.messages)
+    calls = sum(len(call.arguments) for message in request.messages for call in message.calls)
+    return texts + calls + len(msgspec.json.encode(request.tools))
 
 
 def _call_ids(turn: Turn) -> Sequence[str]:

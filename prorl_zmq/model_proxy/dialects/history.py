@@ -6,11 +6,11 @@ them where a harness runs each call at once. Pieces belong together if they foll
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...data.trajectory import Role
 from ..calls import RequestMessage, turn_ids_in
+from .fields import invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,24 +28,53 @@ ROLES = {
 }
 
 
-class History:
-    """The messages of a request, as they are read."""
+PIECES = 20_000
+"""Of one conversation; a harness that runs for days has some thousands."""
+
+
+class _Turn:
+    """A turn of the policy, as far as its pieces have come."""
 
     def __init__(self) -> None:
-        self._messages: list[RequestMessage] = []
+        self.texts: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: list[RequestCall] = []
+        self.turn_ids: dict[str, None] = {}
+
+    def message(self) -> RequestMessage:
+        text, reasoning = "".join(self.texts), "".join(self.reasoning)
+        return RequestMessage(Role.ASSISTANT, text, reasoning, tuple(self.calls), turn_ids=tuple(self.turn_ids))
+
+
+class History:
+    """The messages of a request, as they are read; in time that is linear in their pieces.
+
+    Raises:
+        CallRefused: there are more than `PIECES`.
+    """
+
+    def __init__(self) -> None:
+        self._messages: list[RequestMessage | _Turn] = []
+        self._pieces = 0
+        self._turn: _Turn | None = None
+        """The last turn, while only answers of tools have followed it."""
+        self._is_last = False
+        """Nothing has followed it."""
 
     @property
     def messages(self) -> tuple[RequestMessage, ...]:
         """All so far."""
-        return tuple(self._messages)
+        return tuple(one.message() if isinstance(one, _Turn) else one for one in self._messages)
 
     def say(self, role: Role, text: str) -> None:
         """Add a message of a user or the system."""
-        self._messages.append(RequestMessage(role, text))
+        self._turn = None
+        self._add(RequestMessage(role, text))
 
     def answer(self, call_id: str, text: str, name: str = "") -> None:
         """Add a tool's answer."""
-        self._messages.append(RequestMessage(Role.TOOL, text, call_id=call_id, name=name))
+        self._is_last = False
+        self._add(RequestMessage(Role.TOOL, text, call_id=call_id, name=name))
 
     def assistant(
         self, text: str = "", reasoning: str = "", calls: Iterable[RequestCall] = (), ids: Iterable[str | None] = ()
@@ -53,27 +82,25 @@ class History:
         """Add a turn of the policy, or a piece of one; `ids` are all that it has, those of the calls aside."""
         calls = tuple(calls)
         turn_ids = turn_ids_in([*filter(None, ids), *(call.call_id for call in calls)])
-        index = self._turn(turn_ids)
-        if index is None:
-            self._messages.append(RequestMessage(Role.ASSISTANT, text, reasoning, calls, turn_ids=turn_ids))
-            return
-        turn = self._messages[index]
-        self._messages[index] = replace(
-            turn,
-            text=turn.text + text,
-            reasoning=turn.reasoning + reasoning,
-            calls=turn.calls + calls,
-            turn_ids=tuple(dict.fromkeys(turn.turn_ids + turn_ids)),
-        )
+        turn = self._turn
+        same = turn is not None and not turn.turn_ids.keys().isdisjoint(turn_ids)
+        unnamed = turn is not None and not (turn_ids and turn.turn_ids)
+        if turn is None or not (same or (unnamed and self._is_last)):
+            turn = self._turn = _Turn()
+            self._is_last = True
+            self._add(turn)
+        else:
+            self._count()
+        turn.texts.append(text)
+        turn.reasoning.append(reasoning)
+        turn.calls += calls
+        turn.turn_ids.update(dict.fromkeys(turn_ids))
 
-    def _turn(self, turn_ids: tuple[str, ...]) -> int | None:
-        """Find the message that a piece belongs to."""
-        for index in reversed(range(len(self._messages))):
-            message = self._messages[index]
-            if message.role == Role.ASSISTANT:
-                unnamed = not (turn_ids and message.turn_ids)
-                last = index == len(self._messages) - 1
-                return index if (unnamed and last) or set(turn_ids) & set(message.turn_ids) else None
-            if message.role != Role.TOOL:
-                return None
-        return None
+    def _add(self, one: RequestMessage | _Turn) -> None:
+        self._count()
+        self._messages.append(one)
+
+    def _count(self) -> None:
+        self._pieces += 1
+        if self._pieces > PIECES:
+            raise invalid(f"the conversation has more than {PIECES} parts, which is the most that is taken")
