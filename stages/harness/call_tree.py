@@ -212,7 +212,7 @@ class CallTree:
                 found[turn] = OrphanReason.RETRIED
             elif not turn.delivered:
                 found[turn] = OrphanReason.UNDELIVERED
-            elif any(turn.digest in other.states for other in after if other.kind != CallKind.COMPACTION):
+            elif any(turn.digest in other.states[:-1] for other in after if other.kind != CallKind.COMPACTION):
                 found[turn] = OrphanReason.DROPPED
         return found
 

@@ -40,6 +40,8 @@ def test_tokens_and_their_roles(served: Served, tmp_path: Path) -> None:
                 assert (status, answer["error"]["code"]) == (401, "not_allowed")
             assert (await client.get("/v1/openapi.json"))[0] == 200
             assert (await client.get("/v1/status", headers={"x-api-key": alice}))[0] == 200
+            server = {"address": "http://127.0.0.1:1"}  # it would get the rollouts of all
+            assert (await client.post("/add_llm_server", server, **bearer(alice)))[0] == 403
             job = problem()
             place = f"/v1/jobs/{job['job_id']}"
             status, answer = await client.post("/v1/jobs", job, **bearer(olga))
@@ -83,6 +85,7 @@ async def _let_in(client: Any, token: str) -> bool:
 def test_a_web_page_may_not_use_a_gateway_without_keys(served: Served) -> None:
     async def asks() -> None:
         async with http(served.url) as client:
+            assert (await client.get("/v1/status", headers={"Host": "somewhere.example"}))[0] == 403  # a name led here
             status, answer = await client.post("/v1/jobs", problem(), headers={"Origin": "http://somewhere.example"})
             assert (status, answer["error"]["code"]) == (403, "not_allowed")
 

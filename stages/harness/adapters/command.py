@@ -2,6 +2,7 @@
 
 `{url}`, `{key}`, `{model}` and `{prompt}` in a word stand for these; other braces stay. The prompt comes on standard
 input too, since a word of a command line has at most 128 KiB. A placeholder in the environment is filled in as well.
+The clients of OpenAI and Anthropic find the address and the key in the environment, where other accounts do not see it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ class Command(Adapter):
                 "leave out {prompt} and read the prompt from standard input",
                 key="arguments",
             )
-        return Launch(argv, {}, stdin=request.prompt.encode())
+        environment = {
+            "OPENAI_BASE_URL": f"{request.url}/v1",
+            "OPENAI_API_KEY": request.key,
+            "ANTHROPIC_BASE_URL": request.url,
+            "ANTHROPIC_API_KEY": request.key,
+        }
+        return Launch(argv, environment, stdin=request.prompt.encode())
 
 
 def _filled(text: str, request: LaunchRequest) -> str:

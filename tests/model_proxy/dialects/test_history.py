@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import pytest
+
 from prorl_zmq.data.trajectory import Role
-from prorl_zmq.model_proxy.calls import RequestCall
-from prorl_zmq.model_proxy.dialects.history import History
+from prorl_zmq.model_proxy.calls import CallRefused, RequestCall
+from prorl_zmq.model_proxy.dialects.history import PIECES, History
 
 ONE, TWO = "prt0000000000000001", "prt0000000000000002"
 
@@ -40,3 +42,15 @@ def test_other_turns_stay_apart() -> None:
     history.assistant(calls=[call(TWO, 1)])
     roles = [Role.ASSISTANT, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT, Role.USER, Role.ASSISTANT]
     assert [message.role for message in history.messages] == roles
+
+
+def test_more_parts_than_any_harness_sends_are_refused_and_fewer_take_no_time() -> None:
+    """Pieces of one turn with answers between them took time that was quadratic: one request could stop a process."""
+    history = History()
+    for number in range(PIECES // 2):
+        history.assistant("a", ids=["prt0123456789abcdef"])
+        history.answer(f"{number}", "b")
+    first, *answers = history.messages
+    assert (len(first.text), len(answers)) == (PIECES // 2, PIECES // 2)
+    with pytest.raises(CallRefused, match=f"more than {PIECES} parts"):
+        history.say(Role.USER, "one too many")

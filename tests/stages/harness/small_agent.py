@@ -6,6 +6,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 URL, KEY, *OPTIONS = sys.argv[1:]
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
@@ -13,6 +14,9 @@ TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type"
 
 def ask(messages, **more):
     body = {"model": "gpt-9", "messages": messages, "tools": TOOLS, **more}
+    for option in OPTIONS:
+        if option.startswith("--body="):
+            body |= json.loads(Path(option.removeprefix("--body=")).read_text())
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{URL}/v1/chat/completions", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as answer:

@@ -253,6 +253,33 @@ def test_a_compaction_of_another_conversation() -> None:
     assert lines(tree, frozenset({CallKind.MAIN})) == [[first], [after]]
 
 
+def test_a_turn_that_called_a_tool_is_no_summary_whoever_quotes_it() -> None:
+    """A program could have the main line left out, by a call of its own while the tool runs."""
+    tree = CallTree(TASK.text)
+    first = asked(tree, request(TASK), SUMMARY, command="ls")
+    forged = asked(tree, request(user(f"They said: {SUMMARY}")), "garbage")
+    last = asked(tree, request(TASK, echoed(first), result(first, "a")), "Done.")
+    assert [turn.kind for turn in (first, forged, last)] == ["main", "side", "main"]
+
+
+def test_a_summary_that_is_gone_on_with_was_none() -> None:
+    tree = CallTree(TASK.text)
+    first = asked(tree, request(TASK), SUMMARY)
+    other = asked(tree, request(user(f"They said: {SUMMARY}")), "What?")
+    assert (first.kind, other.kind) == (CallKind.COMPACTION, CallKind.MAIN)
+    last = asked(tree, request(TASK, echoed(first), user("Go on.")), "Done.")
+    assert [turn.kind for turn in (first, last)] == ["main", "main"]
+
+
+def test_of_two_equal_turns_that_arrived_and_ended_all_the_first_stays() -> None:
+    """Or a program could have its last turn forgotten, and a better one in its place."""
+    tree = CallTree()
+    first = asked(tree, request(TASK), "Bad.")
+    again = asked(tree, request(TASK), "Good.")
+    assert tree.orphans() == {again: OrphanReason.RETRIED}
+    assert lines(tree) == [[first]]
+
+
 @given(data=st.data())
 def test_every_turn_is_one_lines_own_or_an_orphan(data: st.DataObject) -> None:
     """A harness that retries, branches, drops and begins anew as it likes, several calls at a time."""

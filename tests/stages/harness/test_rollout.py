@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -218,20 +219,61 @@ def test_what_a_program_leaves_behind_calls_nobody(sandboxes: Sandboxes) -> None
     assert len(policy.said) <= 2
 
 
+class Slow(ScriptedPolicy):
+    async def __call__(self, *arguments: Any) -> Any:
+        await asyncio.sleep(0.5)
+        return await super().__call__(*arguments)
+
+
+STORM = "for i in $(seq 12); do python3 agent.py {url} {key} </dev/null & done; wait"
+
+
 @only_process
 def test_a_storm_of_calls_is_limited(sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness_model, "CALLS_AT_ONCE", 3)
-    storm = "for i in $(seq 12); do python3 agent.py {url} {key} </dev/null & done; wait"
-
-    class Slow(ScriptedPolicy):
-        async def __call__(self, *arguments: Any) -> Any:
-            await asyncio.sleep(1)
-            return await super().__call__(*arguments)
-
     policy = Slow(lambda _: "Done.")
-    episode = lead(sandboxes, policy, job(["bash", "-c", storm], episode=EpisodeLimits(max_turns=100)))
+    episode = lead(sandboxes, policy, job(["bash", "-c", STORM], episode=EpisodeLimits(max_turns=100)))
     assert episode.metrics["calls_refused_as_too_many"] > 0
     assert episode.metrics["turns"] == len(policy.said) > 0
+
+
+@only_process
+def test_calls_at_one_time_are_no_more_turns_than_allowed(sandboxes: Sandboxes) -> None:
+    policy = Slow(lambda _: "Done.")
+    episode = lead(sandboxes, policy, job(["bash", "-c", STORM], episode=EpisodeLimits(max_turns=2)))
+    assert (len(policy.said), episode.metrics["turns"], episode.stop_reason) == (2, 2, "max_turns")
+
+
+@only_process
+def test_calls_beside_each_other_take_the_engines_time_once(sandboxes: Sandboxes) -> None:
+    """What is left of RUN's limit is the agent's own doing, and earns 0: it must not be hidden behind many calls."""
+    policy = Slow(lambda _: "Done.")
+    episode = lead(sandboxes, policy, job(["bash", "-c", STORM], episode=EpisodeLimits(max_turns=100)))
+    assert len(policy.said) == 12
+    assert 0.5 <= episode.timings["engine"] < 12 * 0.5 / 2
+
+
+@only_process
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"stop": ["x"] * 17}, "stop takes up to 16 texts"),
+        ({"stop": ["x" * 300]}, "of 1 to 256 characters"),
+        ({"tools": [{"type": "function", "function": {"name": f"{n}"}} for n in range(600)]}, "there are 600 tools"),
+    ],
+)
+def test_what_no_engine_would_take_is_the_calls_fault(sandboxes: Sandboxes, body: dict[str, Any], said: str) -> None:
+    """An engine that is sent it fails, and with it other rollouts."""
+    message = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], **body}
+    script = f"""cat > body.json << 'END'
+{json.dumps(message)}
+END
+python3 agent.py {{url}} {{key}} --body=body.json 2> out.txt
+python3 agent.py {{url}} {{key}}"""
+    policy = ScriptedPolicy(["Done."])
+    episode = lead(sandboxes, policy, job(["bash", "-c", script]))
+    assert said in episode.notes["written"]
+    assert (len(policy.said), episode.stop_reason) == (1, "done")
 
 
 @only_process
