@@ -23,8 +23,10 @@ from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import EngineFailed, HarnessFailed
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.model_proxy import event_writer, server
+from prorl_zmq.model_proxy.calls import CallRefused, Problem
 from prorl_zmq.stages.agent_loop import Episode
 from prorl_zmq.stages.harness.adapter import load_adapter
+from prorl_zmq.stages.harness.harness_model import HarnessModel
 from prorl_zmq.stages.harness.rollout import ChosenHarness
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
@@ -33,7 +35,9 @@ from prorl_zmq.wire.messages.jobs import Harness
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from prorl_zmq.model_proxy.calls import ModelRequest
     from prorl_zmq.stages.harness.adapter import Adapter, ScriptedTurn
+    from prorl_zmq.stages.harness.harness_model import HarnessCall
 
 MADE = Path(__file__).resolve().parents[3] / ".harnesses"
 QUICK = ("claude-code", "codex", "pi")
@@ -260,3 +264,25 @@ def test_an_engine_that_is_silent_for_long_is_waited_for(name: str, tmp_path: Pa
     assert (episode.stop_reason, episode.metrics["main_turns"]) == ("done", 2)
     assert not any(what.endswith("_orphan_turns") for what in episode.metrics)
     assert not episode.metrics["calls_without_reply"]
+
+
+@pytest.mark.timeout(250)
+@pytest.mark.parametrize("problem", [Problem.BUSY, Problem.INTERNAL], ids=["429", "500"])
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.proof) for name in SLOW)])
+def test_an_error_of_the_proxy_is_tried_again(
+    name: str, problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503 and 529 are those of an engine that fails, above."""
+    calls: Counter[str] = Counter()
+    taken = HarnessModel.open
+
+    async def opened(model: HarnessModel, request: ModelRequest) -> HarnessCall:
+        calls["all"] += 1
+        if calls["all"] in (1, 3):
+            raise CallRefused(problem, "internal server error" if problem == Problem.INTERNAL else "too many requests")
+        return await taken(model, request)
+
+    monkeypatch.setattr(HarnessModel, "open", opened)
+    episode = lead(name, tmp_path, plain(load_adapter(name)))
+    assert episode.notes["written"] == "hello", episode.notes
+    assert (calls["all"], episode.metrics["main_turns"]) == (4, 2)
