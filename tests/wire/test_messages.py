@@ -91,7 +91,7 @@ def _values(info: Any) -> st.SearchStrategy[Any]:
         case msgspec.inspect.DictType():
             return st.dictionaries(_values(info.key_type), _values(info.value_type), max_size=3)
         case msgspec.inspect.VarTupleType():
-            return st.lists(_values(info.item_type), max_size=3).map(tuple)
+            return st.lists(_values(info.item_type), min_size=info.min_length or 0, max_size=3).map(tuple)
         case msgspec.inspect.ListType():
             return st.lists(_values(info.item_type), max_size=3)
     raise AssertionError(f"no strategy for {info}")
