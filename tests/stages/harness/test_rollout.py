@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,9 +221,26 @@ def test_what_a_program_leaves_behind_calls_nobody(sandboxes: Sandboxes) -> None
 
 
 class Slow(ScriptedPolicy):
+    def __init__(self, delay_s: float) -> None:
+        super().__init__(lambda _: "Done.")
+        self.delay_s = delay_s
+        self.times: list[tuple[float, float]] = []
+        """When each call came and went."""
+
     async def __call__(self, *arguments: Any) -> Any:
-        await asyncio.sleep(0.5)
-        return await super().__call__(*arguments)
+        came = time.monotonic()
+        await asyncio.sleep(self.delay_s)
+        generation = await super().__call__(*arguments)
+        self.times.append((came, time.monotonic()))
+        return generation
+
+    def busy_s(self) -> float:
+        """For how long there was any call."""
+        total, until = 0.0, 0.0
+        for came, went in sorted(self.times):
+            total += max(0.0, went - max(came, until))
+            until = max(until, went)
+        return total
 
 
 STORM = "for i in $(seq 12); do python3 agent.py {url} {key} </dev/null & done; wait"
@@ -231,7 +249,7 @@ STORM = "for i in $(seq 12); do python3 agent.py {url} {key} </dev/null & done; 
 @only_process
 def test_a_storm_of_calls_is_limited(sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness_model, "CALLS_AT_ONCE", 3)
-    policy = Slow(lambda _: "Done.")
+    policy = Slow(3.0)  # in which all of them have come
     episode = lead(sandboxes, policy, job(["bash", "-c", STORM], episode=EpisodeLimits(max_turns=100)))
     assert episode.metrics["calls_refused_as_too_many"] > 0
     assert episode.metrics["turns"] == len(policy.said) > 0
@@ -239,7 +257,7 @@ def test_a_storm_of_calls_is_limited(sandboxes: Sandboxes, monkeypatch: pytest.M
 
 @only_process
 def test_calls_at_one_time_are_no_more_turns_than_allowed(sandboxes: Sandboxes) -> None:
-    policy = Slow(lambda _: "Done.")
+    policy = Slow(0.5)
     episode = lead(sandboxes, policy, job(["bash", "-c", STORM], episode=EpisodeLimits(max_turns=2)))
     assert (len(policy.said), episode.metrics["turns"], episode.stop_reason) == (2, 2, "max_turns")
 
@@ -247,10 +265,10 @@ def test_calls_at_one_time_are_no_more_turns_than_allowed(sandboxes: Sandboxes) 
 @only_process
 def test_calls_beside_each_other_take_the_engines_time_once(sandboxes: Sandboxes) -> None:
     """What is left of RUN's limit is the agent's own doing, and earns 0: it must not be hidden behind many calls."""
-    policy = Slow(lambda _: "Done.")
+    policy = Slow(0.5)
     episode = lead(sandboxes, policy, job(["bash", "-c", STORM], episode=EpisodeLimits(max_turns=100)))
     assert len(policy.said) == 12
-    assert 0.5 <= episode.timings["engine"] < 12 * 0.5 / 2
+    assert episode.timings["engine"] == pytest.approx(policy.busy_s(), abs=0.3)
 
 
 @only_process
