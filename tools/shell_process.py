@@ -72,6 +72,7 @@ READS = 16
 """Most reads of the terminal before the loop's other callbacks get their turn; each gives up to 4 KiB."""
 DRAIN_READS = 64
 """More than a terminal holds: a background job that writes for ever must not keep us reading for ever."""
+KILLED_AT_ONCE = 4096
 STATUS_LIMIT_BYTES = 64 * 1024
 """A status is a number, a code and a path; what is longer without an end is not bash's."""
 PRIVATE_FROM = 900
@@ -223,7 +224,12 @@ class ShellProcess(SessionProcess[Status]):
         """Kill what was started inside since the action began, but for what older jobs started."""
         if self._child.ended:
             return
-        kill(*self._new_processes.find())
+        killed: set[int] = set()
+        while new := set(self._new_processes.find()) - killed:  # one may have started another before it was killed
+            kill(*new)
+            killed |= new
+            if len(killed) > KILLED_AT_ONCE:
+                break  # they start others faster than that: the caller comes again
         if interrupt:
             kill(self._child.pid, number=signal.SIGCONT)
             kill(self._child.pid, number=signal.SIGINT)
