@@ -1,6 +1,6 @@
 """Runs benchmarks in full and rewrites the pages with figures: `python bench/run_all.py [NAME …]` (none: all).
 
-No figure is typed by hand: bench/README.md gets all rows, docs/benchmarks.md those with a target, and README.md the six
+No figure is typed by hand: bench/README.md gets all rows, docs/benchmarks.md those with a target, and README.md those
 that say most. Benchmarks run one after the other, since they share the machine's cores. One that fails ends the run
 with its exit code, and leaves the pages unchanged. One that cannot measure all of its parts here (no vLLM) keeps its
 last report, which the pages then show.
@@ -48,6 +48,7 @@ HEADLINES = (
     ("dapo", "32 informative groups of 8 on 64 slots, each of 10 batches in a row"),
     ("sandbox", "Apptainer, directory image: sandbox to first command, p50 of 200"),
     ("tools", "SWE-ReX LocalRuntime, p50 of 208"),
+    ("gateway", "prorl_zmq, 256 under way: calls per second and core"),
     ("chaos", "jobs lost"),
 )
 """The rows of README.md: a bench, and the first of its rows of this name."""
