@@ -1,7 +1,8 @@
 """The engines that `/add_llm_server` names: a `prorl-engine` each, started here, and ended by `/clear_llm_server`.
 
 They die with the gateway, and a gateway that is restarted starts them again. One that ends is restarted after a pause,
-and given up when it has ended `MAX_STARTS` times within `GROWN_UP_S` of its start; `/status` says why.
+and given up when it has ended `MAX_STARTS` times within `GROWN_UP_S` of its start; the log says why, and `/status` that
+it did: what a server answered is not for all who may ask.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import asyncio
 import time
 from bisect import bisect_left
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -188,7 +188,7 @@ class HarnessModel:
             raise CallRefused(Problem.INVALID, message)
         if len(request.tools) > TOOLS:
             raise CallRefused(Problem.INVALID, f"there are {len(request.tools)} tools; at most {TOOLS} are taken")
-        if (characters := _size(request)) > TOKEN_CHARACTERS * self.limit:
+        if (characters := _size(request.messages, request.tools)) > TOKEN_CHARACTERS * self.limit:
             raise self._too_long(characters // TOKEN_CHARACTERS)
 
     def _too_long(self, tokens: int) -> CallRefused:
@@ -200,8 +200,9 @@ class HarnessModel:
     async def _context(self, request: ModelRequest, place: Place) -> tuple[Piece, ...]:
         """Return the ids of what is new."""
         started = time.monotonic()
+        told = request.tools if place.parent is None else ()
         try:
-            if _size(request) > LONG_TEXT:
+            if _size(place.new, told) > LONG_TEXT:
                 return await asyncio.to_thread(self._tokenised, request, place)
             return self._tokenised(request, place)
         finally:
@@ -351,11 +352,11 @@ class HarnessCall:
         self._model.end(self, delivered=delivered)
 
 
-def _size(request: ModelRequest) -> int:
-    """Return the characters of a request, roughly: of all that is told to the policy."""
-    texts = sum(len(message.text) + len(message.reasoning) + MESSAGE_CHARACTERS for message in request.messages)
-    calls = sum(len(call.arguments) for message in request.messages for call in message.calls)
-    return texts + calls + len(msgspec.json.encode(request.tools))
+def _size(messages: Sequence[RequestMessage], tools: Sequence[dict[str, Any]]) -> int:
+    """Return the characters of all that is told to the policy, roughly."""
+    texts = sum(len(message.text) + len(message.reasoning) + MESSAGE_CHARACTERS for message in messages)
+    calls = sum(len(call.arguments) for message in messages for call in message.calls)
+    return texts + calls + len(msgspec.json.encode(tools))
 
 
 def _call_ids(turn: Turn) -> Sequence[str]:
