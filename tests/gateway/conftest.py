@@ -134,7 +134,7 @@ class Served:
         return waiting
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
         served = Served(Path(folder))

@@ -29,8 +29,9 @@ def pooled(use: Callable[[GraderPool], Awaitable[Any]], processes: int = 2) -> A
         async with GraderPool(processes) as pool:
             return await use(pool)
 
+    others = _graders()  # of a service that other tests of this process share
     result = asyncio.run(asyncio.wait_for(run(), 60))
-    assert [each.pid for each in psutil.Process().children(recursive=True) if "grader_process" in _words(each)] == []
+    assert _graders() - others == set()
     return result
 
 
@@ -232,6 +233,10 @@ def test_graders_end_with_a_process_that_is_killed() -> None:
         process.wait()
     _, alive = psutil.wait_procs(below, timeout=20)
     assert alive == []
+
+
+def _graders() -> set[psutil.Process]:
+    return {each for each in psutil.Process().children(recursive=True) if "grader_process" in _words(each)}
 
 
 def _words(process: psutil.Process) -> str:
