@@ -55,6 +55,7 @@ from ..wire.messages.stages import (
 )
 from ..wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, MAX_FRAME_BYTES, endpoint_beside, open_socket
 from .backend_client import BackendClient
+from .change_reports import ChangeReports
 from .event_outbox import EventOutbox
 from .grading.grader_pool import GraderPool
 from .phase_runner import PhaseRunner
@@ -144,6 +145,7 @@ class StageProcess:
         self._heartbeat_s = FIRST_REPORT_S
         self._backends: BackendClient | None = None
         self._report_now = asyncio.Event()
+        self._reports = ChangeReports(self.stage_id)
         self._warned = False
 
     async def run(self) -> None:
@@ -189,7 +191,13 @@ class StageProcess:
         self._engines = EngineClient(context, keyring=self._keyring)
         self._inbox = AsyncSocket(inbox, self._receive, copied=2)
         self._broker = PeerConnection(
-            context, zmq.PUSH, options.connect, self._keyring, None, limit_bytes=CONTROL_FRAME_BYTES
+            context,
+            zmq.PUSH,
+            options.connect,
+            self._keyring,
+            None,
+            on_connected=self._reports.want_full,
+            limit_bytes=CONTROL_FRAME_BYTES,
         )
         log.info("%s process %s: node %s, %d slots", options.role, self.stage_id, options.node, options.slots)
 
@@ -214,8 +222,20 @@ class StageProcess:
             self._warned = True
             why = self._broker.handshake.problem or "is it running there?"
             log.warning("no answer from a rollout broker at %s; %s", self._options.connect, why)
-        report = StageReport(
+        running = {job_id: running.attempt for job_id, running in self._running.items()}
+        backends = self._backends.backends() if self._backends is not None else {}
+        if self._reports.is_full({self.stage_id: running}, backends) or self._backends is None:
+            self._send(self._full_report(running, backends))
+        else:
+            self._send(self._reports.changes({self.stage_id: running}, backends))
+        self._resend(self._event_outbox.due(time.monotonic()))
+        if self._backends is not None and self._options.role == Phase.RUN:
+            self._backends.keep_alive()
+
+    def _full_report(self, running: dict[str, int], backends: dict[str, str]) -> StageReport:
+        return StageReport(
             stage_id=self.stage_id,
+            number=self._reports.number,
             role=self._options.role,
             node=self._options.node,
             slots=self._options.slots,
@@ -223,14 +243,10 @@ class StageProcess:
             curve_key=self._authenticator.curve_key(self._endpoint),
             tasks=self._tasks,
             welcomed=self._backends is not None,
-            running={job_id: running.attempt for job_id, running in self._running.items()},
+            running=running,
             ended=self._event_outbox.ended,
-            backends=self._backends.backends() if self._backends is not None else {},
+            backends=backends,
         )
-        self._send(report)
-        self._resend(self._event_outbox.due(time.monotonic()))
-        if self._backends is not None and self._options.role == Phase.RUN:
-            self._backends.keep_alive()
 
     async def _leave(self) -> None:
         with _logged("telling the rollout broker that this process leaves"):
@@ -295,6 +311,7 @@ class StageProcess:
                 self._in_background(self._close_sandbox(command))
             case StageWelcome():
                 self._heartbeat_s = command.heartbeat_s
+                self._reports.want_full()
                 if self._backends is None:
                     self._backends = BackendClient(
                         self._context, command.backend_broker, self.stage_id, self._options.node, self._keyring

@@ -28,6 +28,8 @@ from .base import (
 )
 from .jobs import LogprobsMode, Outcome, Phase, SandboxHandle
 
+ReportNumber = Annotated[int, Meta(ge=0, le=2**62)]
+
 
 class Task(Part, frozen=True):
     """A task that a stage process serves, with what the front door checks of an instance."""
@@ -40,14 +42,18 @@ class Task(Part, frozen=True):
 
 
 class StageReport(Message, frozen=True, kw_only=True):
-    """Announces a stage process, and keeps its leases: sent at the start and with every heartbeat.
+    """Says everything of a stage process: sent over each new connection, when the broker asks, and now and then.
 
-    Because each report says everything, a broker that was restarted knows its stage processes after one heartbeat.
+    In between, `MemberAlive` keeps its leases and says what has changed.
     """
 
     protocol: int = PROTOCOL_VERSION
     stage_id: Identifier
     """Names one process for its lifetime, never another one."""
+    member: Identifier | Literal[""] = ""
+    """Who reports: the node, for all of its stage processes; empty: the process itself."""
+    number: ReportNumber = 0
+    """Of the member's last `MemberAlive` before this one."""
     role: Phase
     node: Identifier
     slots: Count
@@ -57,12 +63,32 @@ class StageReport(Message, frozen=True, kw_only=True):
     tasks: Annotated[tuple[Task, ...], Meta(max_length=TASK_LIMIT)]
     welcomed: bool = False
     """The broker's welcome has arrived at `endpoint`; before that, the process gets no job."""
+    draining: bool = False
+    """It takes no more jobs, and ends what it holds; `StageLeaving` follows."""
     running: dict[JobIdentifier, Attempt] = {}
     """The jobs that it holds, with their attempts."""
     backends: dict[JobIdentifier, Identifier] = {}
     """RUN: the backends of those that have one."""
     ended: dict[JobIdentifier, Attempt] = {}
     """The jobs whose phase ended here and whose event the broker has not noted yet, with their attempts."""
+
+    @property
+    def from_member(self) -> str:
+        return self.member or self.stage_id
+
+
+class MemberAlive(Message, frozen=True, kw_only=True):
+    """Keeps the leases of a member, who has reported before, and says what began since: sent with every heartbeat.
+
+    A number that does not follow the last one tells the broker that a message was lost; it asks for full reports.
+    """
+
+    member: Identifier
+    number: ReportNumber
+    began: dict[Identifier, dict[JobIdentifier, Attempt]] = {}
+    """The phases that have arrived since the last report, by stage process; those that ended say so themselves."""
+    backends: dict[JobIdentifier, tuple[Attempt, Identifier]] = {}
+    """The backends that attempts of jobs have got since the last report."""
 
 
 class StageLeaving(Message, frozen=True):
@@ -116,11 +142,11 @@ class PhaseFailed(PhaseEnd, frozen=True, kw_only=True):
     """What a job earns that the agent itself has ended; finite."""
 
 
-StageEvent = StageReport | StageLeaving | PhaseDone | PhaseFailed
+StageEvent = StageReport | MemberAlive | StageLeaving | PhaseDone | PhaseFailed
 
 
 class StageWelcome(Message, frozen=True, kw_only=True):
-    """Answer to the first `StageReport` of a process."""
+    """Answer to the first `StageReport` of a member, and to what shows that a report was lost: report everything."""
 
     backend_broker: str
     heartbeat_s: Seconds
