@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import zmq
 
 from ..errors import MalformedMessage, ProrlError, from_info
@@ -39,12 +40,14 @@ from ..tools.sandbox.sandboxes import Sandboxes
 from ..tools.sandbox.sweeping import sweep_abandoned
 from ..wire import codec
 from ..wire.async_socket import AsyncSocket
+from ..wire.change_reports import ChangeReports
 from ..wire.messages.base import new_id
 from ..wire.messages.jobs import Job, Phase
 from ..wire.messages.stages import (
     CloseSandbox,
     EventsNoted,
     PhaseDone,
+    SlotDemand,
     StageCommand,
     StageLeaving,
     StageRefused,
@@ -55,7 +58,6 @@ from ..wire.messages.stages import (
 )
 from ..wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, MAX_FRAME_BYTES, endpoint_beside, open_socket
 from .backend_client import BackendClient
-from .change_reports import ChangeReports
 from .event_outbox import EventOutbox
 from .grading.grader_pool import GraderPool
 from .phase_runner import PhaseRunner
@@ -109,6 +111,7 @@ class StageOptions:
 @dataclass(slots=True)
 class _Running:
     attempt: int
+    origin: str
     runner: PhaseRunner
     task: asyncio.Task[None] = field(init=False)
 
@@ -244,6 +247,7 @@ class StageProcess:
             tasks=self._tasks,
             welcomed=self._backends is not None,
             running=running,
+            origins={job_id: one.origin for job_id, one in self._running.items() if one.origin},
             ended=self._event_outbox.ended,
             backends=backends,
         )
@@ -319,6 +323,8 @@ class StageProcess:
                     log.info("%s process %s joined %s", self._options.role, self.stage_id, self._options.connect)
                     self._report_now.set()  # the broker starts no phases here before a report says `welcomed`
                 self._resend(self._event_outbox.all(time.monotonic()))
+            case SlotDemand():
+                pass  # for nodes, whose slots several brokers share
             case StageRefused():
                 if not self._stopping.done():
                     self._stopping.set_exception(from_info(command.error))
@@ -341,7 +347,7 @@ class StageProcess:
             self._handoff,
             self._graders,
         )
-        running = self._running[command.job_id] = _Running(command.attempt, runner)
+        running = self._running[command.job_id] = _Running(command.attempt, command.origin, runner)
         running.task = asyncio.create_task(self._run_phase(command, running))
 
     async def _run_phase(self, command: StartPhase, running: _Running) -> None:
@@ -356,6 +362,7 @@ class StageProcess:
             log.debug("%s %s", command.phase, "is done" if isinstance(event, PhaseDone) else "failed")
         if is_wanted:
             data = None if block is None else block.data
+            event = msgspec.structs.replace(event, origin=command.origin)
             self._broker.send(self._event_outbox.add(event, data, time.monotonic()))
 
     async def _close_sandbox(self, command: CloseSandbox) -> None:

@@ -6,10 +6,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ...wire.messages.jobs import Phase
+from .job_record import JobStatus
 from .stage_pool import Requirement
 
 if TYPE_CHECKING:
-    from .job_record import JobRecord, JobStatus
+    from .job_record import JobRecord
     from .stage_pool import StagePool
 
 
@@ -40,6 +41,13 @@ class JobCounts:
 
     def of(self, phase: Phase, status: JobStatus) -> int:
         return self._by_status[phase, status]
+
+    def demand(self) -> dict[Phase, int]:
+        """Return how many slots of each stage the jobs could use soon: those that come from the stage before too."""
+        init, run, evaluate = (
+            sum(self._by_status[phase, status] for status in (JobStatus.QUEUED, JobStatus.HELD)) for phase in Phase
+        )
+        return {Phase.INIT: init, Phase.RUN: init + run, Phase.EVAL: run + evaluate}
 
     def room(self, task: str, stages: StagePool) -> int:
         """Return how many more jobs of a task batches may submit now: as many are in INIT and RUN as both have slots.

@@ -81,7 +81,7 @@ class JobTable:
         self._records: dict[str, JobRecord] = {}
         self._held = HeldJobs(lease_s)
         self.queues = JobQueues(self._records)
-        self._counts = JobCounts()
+        self.counts = JobCounts()
         self.last_sequence = 0
         """The number of the job that was accepted last; the next one gets the next."""
         self._changed: dict[int, JobRecord] = {}
@@ -102,7 +102,7 @@ class JobTable:
         return self._records[job_id].holder
 
     def unfinished(self, session: str) -> int:
-        return self._counts.unfinished(session)
+        return self.counts.unfinished(session)
 
     def working_slots(self) -> int:
         """Return how many jobs INIT and RUN can work on at once."""
@@ -110,14 +110,14 @@ class JobTable:
 
     def room(self, task: str) -> int:
         """Return how many more jobs of a task batches may submit now."""
-        return self._counts.room(task, self.stages)
+        return self.counts.room(task, self.stages)
 
     def worked_s(self, job_id: str, now: float) -> float:
         record = self._records.get(job_id)
         return record.worked_s(now) if record is not None else 0.0
 
     def count(self, status: JobStatus) -> dict[Phase, int]:
-        return {phase: self._counts.of(phase, status) for phase in Phase}
+        return {phase: self.counts.of(phase, status) for phase in Phase}
 
     # What outlives the table ------------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class JobTable:
         for state in states:
             record = JobRecord.restored(state)
             self._records[record.job_id] = record
-            self._counts.accepted(record)
+            self.counts.accepted(record)
             if state.stage_id:
                 self._enter(record, JobStatus.HELD, now)
                 self._held.add(record, state.stage_id, now)
@@ -162,7 +162,7 @@ class JobTable:
             in_batch=in_batch,
         )
         self._records[job.job_id] = record
-        self._counts.accepted(record)
+        self.counts.accepted(record)
         self._queue(record, now)
         return self._take_actions(now)
 
@@ -271,6 +271,7 @@ class JobTable:
         record = self._current(failed)
         if record is not None and failed.retry:
             phase = Phase.INIT if failed.sandbox_gone else RESTART_PHASE[record.phase]
+            record.attempts_given_back += failed.given_back
             self._restart(record, phase, failed.error, now)
         elif record is not None:
             self._note(record, failed, block)
@@ -359,7 +360,7 @@ class JobTable:
                 pass
 
     def _may_init(self) -> bool:
-        ready = self._counts.of(Phase.INIT, JobStatus.HELD) + self._counts.of(Phase.RUN, JobStatus.QUEUED)
+        ready = self.counts.of(Phase.INIT, JobStatus.HELD) + self.counts.of(Phase.RUN, JobStatus.QUEUED)
         return ready < self._ready_limit
 
     def _start_oldest(self, requirements: Iterable[Requirement], now: float) -> bool:
@@ -381,13 +382,13 @@ class JobTable:
     def _enter(self, record: JobRecord, status: JobStatus, now: float) -> None:
         record.status = status
         record.since = now
-        self._counts.moved(record, 1)
+        self.counts.moved(record, 1)
         self._count_on_node(record, 1)
         self._changed[record.sequence] = record
 
     def _leave(self, record: JobRecord) -> None:
         self._held.discard(record)
-        self._counts.moved(record, -1)
+        self.counts.moved(record, -1)
         self._count_on_node(record, -1)
         record.status = JobStatus.MOVING
 
@@ -442,7 +443,7 @@ class JobTable:
         self._close(record.sandbox)
         del self._records[record.job_id]
         self._changed.pop(record.sequence, None)
-        self._counts.ended(record)
+        self.counts.ended(record)
         self.outcomes[outcome] += 1
         result = record.result(outcome, error, last)
         digest = job_digest(record.packed)

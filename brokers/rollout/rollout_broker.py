@@ -42,6 +42,7 @@ from ...wire.messages.stages import (
     MemberAlive,
     PhaseDone,
     PhaseFailed,
+    SlotDemand,
     StageEvent,
     StageLeaving,
     StageReport,
@@ -252,6 +253,8 @@ class RolloutBroker:
                 queue.extend(actions)
                 if not follows:
                     self._stages.welcome(event.member)
+                if event.asks_demand:
+                    self._stages.send(event.member, SlotDemand(table.counts.demand()))
             case StageLeaving():
                 queue.extend(table.stage_left(event.stage_id, now))
                 self._stages.left(event.stage_id)

@@ -346,7 +346,7 @@ class StagePool:
 
     def _offer(self, stage: StageProcess) -> None:
         place = self._nodes[stage.node] if stage.role == Phase.INIT else None
-        has_credit, load = stage.credit > 0, len(stage.claims) / stage.slots
+        has_credit, load = stage.credit > 0, len(stage.claims) / max(1, stage.slots)
         for requirement in stage.requirements:
             if has_credit and not (place is not None and place.is_full(requirement.task)):
                 self._free.setdefault(requirement, LeastLoaded()).set(stage.stage_id, load)

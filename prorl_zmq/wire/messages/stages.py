@@ -56,7 +56,7 @@ class StageReport(Message, frozen=True, kw_only=True):
     """Of the member's last `MemberAlive` before this one."""
     role: Phase
     node: Identifier
-    slots: Count
+    slots: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     endpoint: PathText
     """Where the process's PULL is bound."""
     curve_key: AnnouncedKey = ""
@@ -67,6 +67,8 @@ class StageReport(Message, frozen=True, kw_only=True):
     """It takes no more jobs, and ends what it holds; `StageLeaving` follows."""
     running: dict[JobIdentifier, Attempt] = {}
     """The jobs that it holds, with their attempts."""
+    origins: dict[JobIdentifier, Identifier] = {}
+    """Of those that say where they came from (`StartPhase.origin`)."""
     backends: dict[JobIdentifier, Identifier] = {}
     """RUN: the backends of those that have one."""
     ended: dict[JobIdentifier, Attempt] = {}
@@ -89,6 +91,8 @@ class MemberAlive(Message, frozen=True, kw_only=True):
     """The phases that have arrived since the last report, by stage process; those that ended say so themselves."""
     backends: dict[JobIdentifier, tuple[Attempt, Identifier]] = {}
     """The backends that attempts of jobs have got since the last report."""
+    asks_demand: bool = False
+    """The broker is to send `SlotDemand`."""
 
 
 class StageLeaving(Message, frozen=True):
@@ -106,6 +110,8 @@ class PhaseEnd(Message, frozen=True, kw_only=True):
     phase: Phase
     number: Annotated[int, Meta(ge=0)] = 0
     """Names the event among those of its process, which sends it again until `EventsNoted` names it; 0: only once."""
+    origin: Identifier | Literal[""] = ""
+    """That of its `StartPhase`."""
     stop_reason: ShortText = ""
     backend: Identifier | Literal[""] = ""
     metrics: Metrics = {}
@@ -136,6 +142,8 @@ class PhaseFailed(PhaseEnd, frozen=True, kw_only=True):
     error: ErrorInfo
     retry: bool = False
     """Nothing was observed, so the phase may be tried again."""
+    given_back: bool = False
+    """Nothing was tried, so a retry spends no attempt."""
     sandbox_gone: bool = False
     """The sandbox that earlier phases left for this one is gone, so a retry begins with a new one."""
     reward: float | None = None
@@ -167,6 +175,8 @@ class StartPhase(Message, frozen=True, kw_only=True):
     phase: Phase
     sandbox: SandboxHandle | None = None
     phase_data: dict[str, Any] = {}
+    origin: Identifier | Literal[""] = ""
+    """From a node's broker: the rollout broker whose job it is."""
 
 
 class StopPhase(Message, frozen=True):
@@ -174,6 +184,12 @@ class StopPhase(Message, frozen=True):
 
     job_id: JobIdentifier
     attempt: Attempt
+
+
+class SlotDemand(Message, frozen=True):
+    """How many slots of each stage this broker's jobs could use, those they have included, in all of its nodes."""
+
+    slots: dict[Phase, Annotated[int, Meta(ge=0)]]
 
 
 class EventsNoted(Message, frozen=True):
@@ -188,4 +204,4 @@ class CloseSandbox(Message, frozen=True):
     sandbox: SandboxHandle
 
 
-StageCommand = StageWelcome | StageRefused | StartPhase | StopPhase | EventsNoted | CloseSandbox
+StageCommand = StageWelcome | SlotDemand | StageRefused | StartPhase | StopPhase | EventsNoted | CloseSandbox

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.stages.change_reports import FULL_EVERY, ChangeReports
+from prorl_zmq.wire.change_reports import FULL_EVERY, ChangeReports
 
 HELD = st.dictionaries(st.sampled_from(["init-1", "run-1"]), st.dictionaries(st.sampled_from("abc"), st.integers(1, 3)))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..wire.messages.stages import MemberAlive
+from .messages.stages import MemberAlive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
