@@ -365,13 +365,18 @@ class TestFull:
     def test_write_that_does_not_fit_changes_nothing(self, path: Path) -> None:
         with DiskJournal(path, limit_bytes=2**20) as journal:
             journal.accept([state(), state(2, "b")])
-            with pytest.raises(JournalFailed, match="database or disk is full"):
+            with pytest.raises(JournalFailed, match=r"is full: .*journal_limit_bytes\), 1 MiB; collect results"):
                 journal.write([], [finished(block=b"x" * 600_000), finished(2, "b", b"x" * 600_000)], [])
             kept = journal.recover()
             assert [one.sequence for one in kept.unfinished] == [1, 2]
             assert kept.uncollected == []
             journal.write([], [finished(block=b"x" * 600_000)], [])
-            journal.write([], [finished(2, "b", b"x" * 600_000)], [1])  # room is made first
+            with pytest.raises(JournalFailed, match="is full"):
+                journal.write(
+                    [], [finished(2, "b", b"x" * 600_000)], [1]
+                )  # never beyond the limit
+            journal.write([], [], [1])  # as `WriteAhead` does next
+            journal.write([], [finished(2, "b", b"x" * 600_000)], [])
             assert [one.sequence for one in journal.recover().uncollected] == [2]
 
     def test_limit_below_what_there_is(self, path: Path) -> None:
