@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -147,6 +148,57 @@ def test_stragglers_are_copied_on_and_the_rest_of_their_segments_goes(path: Path
         kept = [one.sequence for one in journal.recover().uncollected]
         assert kept == [*range(10, 1991, 20), *range(1991, 2001)]
         assert all(read(journal, number, 20_000) == content(number, 20_000) for number in kept)
+
+
+def test_near_the_limit_room_is_made_of_what_is_not_wanted(path: Path) -> None:
+    """Less than is wanted, so that it would have lain about: at most four segments at each try."""
+    with DiskJournal(path, LIMIT_BYTES) as journal:
+        end(journal, *range(1, 201), size=4000)
+        journal.write([], [], [number for number in range(1, 201) if number % 5 < 2])
+        before = sum(segment_sizes(path).values())
+        assert before > 780_000
+        journal.accept([state(201, "big")])
+        with pytest.raises(JournalFailed, match="is full"):
+            journal.write([], [finished(201, "big", bytes(250_000))], [])
+        assert sum(segment_sizes(path).values()) < before
+        for _ in range(3):  # as `WriteAhead` does
+            with contextlib.suppress(JournalFailed):
+                journal.write([], [finished(201, "big", bytes(250_000))], [])
+                break
+        assert read(journal, 201, 250_000) == bytes(250_000)
+        assert all(read(journal, number, 4000) == content(number, 4000) for number in range(1, 201) if number % 5 > 1)
+
+
+def test_lost_block_is_not_copied_and_its_neighbours_are(path: Path) -> None:
+    with DiskJournal(path) as journal:
+        end(journal, 1, 2, 3)
+        (file,) = segment_paths(path)
+    with DiskJournal(path) as journal:
+        journal.write([], [], [1])
+        with file.open("r+b") as behind:
+            behind.seek(1500)
+            behind.write(b"x")
+        journal.compact()
+        assert list(segment_sizes(path).values()) == [1000]
+        assert read(journal, 3) == content(3)
+        with pytest.raises(BlockLost):
+            read(journal, 2)
+    assert count_damaged(path) == 1
+
+
+def test_rows_that_cannot_be_written_leave_no_blocks_however_often_that_is_tried(path: Path) -> None:
+    with DiskJournal(path) as journal:
+        end(journal, 1)
+        journal.accept([state(2, "b")])
+        connection: Any = journal._file.connection
+        connection.execute("PRAGMA query_only = 1")
+        for _ in range(20):
+            with pytest.raises(JournalFailed):
+                journal.write([], [finished(2, "b", content(2))], [])
+            assert list(segment_sizes(path).values()) == [1000]
+        connection.execute("PRAGMA query_only = 0")
+        journal.write([], [finished(2, "b", content(2))], [])
+        assert [read(journal, number) for number in (1, 2)] == [content(1), content(2)]
 
 
 def test_with_sync_the_disk_has_a_block_before_its_row(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
