@@ -38,7 +38,11 @@ TOKENS = 2000
 LONG_TOKENS = 30_000
 LONG_AT_ONCE = 256
 """Jobs with so many tokens that are in the service at a time."""
+LONG_COUNT = 600
+"""In a round."""
 LONG_TARGET = 1000.0
+LONG_SHARE_TARGET = 0.5
+"""Where the disk itself takes less than twice as many."""
 WRITTEN_TARGET = 1.2
 SHARE_TARGET = 0.6
 RESTART_TARGET_S = 5.0
@@ -170,11 +174,15 @@ def measure(quick: bool) -> list[Row]:
     rounds, count = (3, 400) if quick else (8, 4000)
     on_disk, in_memory = rates(rounds, count)
     share = float(np.median(np.divide(on_disk, in_memory)))
-    long_count = 500 if quick else 4000
     with BenchService([]) as service:
         long_jobs(service, LONG_AT_ONCE)
-        long_rate, written, long_size = long_jobs(service, long_count)
-        append_rate = appended(service.folder, long_count, round(long_size))
+        long_rates, written, append_rates = [], [], []
+        for _ in range(rounds):
+            rate, per_byte, size = long_jobs(service, LONG_COUNT)
+            long_rates.append(rate)
+            written.append(per_byte)
+            append_rates.append(appended(service.folder, LONG_COUNT, round(size)))
+    long_rate, long_share = float(np.median(long_rates)), float(np.median(np.divide(long_rates, append_rates)))
     queued, finished = (5000, 500) if quick else (100_000, 10_000)
     seconds, size = min(restart_s(queued, finished) for _ in range(1 if quick else 3))
     empty_s, _ = restart_s(0, 0)
@@ -188,13 +196,14 @@ def measure(quick: bool) -> list[Row]:
         Row("no-op jobs, journal in memory", float(np.median(in_memory)), "jobs/s"),
         Row(
             f"jobs with {LONG_TOKENS:,} tokens through one broker, journal on disk",
-            long_rate, "jobs/s", "their bytes appended to a file", long_rate / append_rate,
-            f"at least {LONG_TARGET:,.0f}/s", long_rate >= LONG_TARGET,
+            long_rate, "jobs/s", "their bytes appended to a file", long_share,
+            f"at least {LONG_TARGET:,.0f}/s, or {LONG_SHARE_TARGET:g} of that",
+            long_rate >= LONG_TARGET or long_share >= LONG_SHARE_TARGET,
         ),
         Row(
             "bytes that the broker writes for each byte of their trajectories",
-            written, "bytes", "their bytes appended to a file", written, f"at most {WRITTEN_TARGET:g}",
-            written <= WRITTEN_TARGET,
+            max(written), "bytes", "their bytes appended to a file", max(written), f"at most {WRITTEN_TARGET:g}",
+            max(written) <= WRITTEN_TARGET,
         ),
         Row(
             f"from the broker's start to its first answer, {held}",

@@ -103,7 +103,7 @@ class SegmentStore:
         """Write all, or nothing and raise `JournalFailed`; to be followed by `commit` or `rewind`."""
         try:
             places = [self._append(block) for block in blocks]
-            if self._sync or sync:
+            if places and (self._sync or sync):
                 os.fdatasync(self._file)
         except OSError as error:
             self.rewind()

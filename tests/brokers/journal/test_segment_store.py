@@ -184,6 +184,16 @@ def test_lost_block_is_not_copied_and_its_neighbours_are(path: Path) -> None:
         with pytest.raises(BlockLost):
             read(journal, 2)
     assert count_damaged(path) == 1
+    segment_paths(path)[0].write_bytes(bytes(1000))
+    with DiskJournal(path) as journal:
+        end(journal, 4, 5)
+        journal.write([], [], [5])
+    with DiskJournal(path) as journal:
+        for file in segment_paths(path):
+            file.write_bytes(bytes(file.stat().st_size))
+        journal.compact()  # of the second nothing is left to be copied
+        assert len(segment_paths(path)) == 1
+    assert count_damaged(path) == 3
 
 
 def test_rows_that_cannot_be_written_leave_no_blocks_however_often_that_is_tried(path: Path) -> None:
