@@ -9,7 +9,7 @@ next broker the events that may be missing from the journal (`EventOutbox`); tha
 want. When this process dies, its leases expire and the broker gives its jobs to others. A report that fails is logged
 and the next one follows; after `MAX_REPORT_FAILURES` in a row the process ends, so that its supervisor restarts it. On
 SIGTERM the process tells the broker, stops its phases (with their tool calls and generations) within `SHUTDOWN_S`,
-closes everything that it owns, and ends.
+closes everything that it owns, and ends. On SIGUSR1 it takes nothing new, and does so once it holds nothing more.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -150,6 +151,7 @@ class StageProcess:
         self._report_now = asyncio.Event()
         self._reports = ChangeReports(self.stage_id)
         self._warned = False
+        self._draining = False
 
     async def run(self) -> None:
         """Serve until stopped; raise why the process cannot start or go on, such as `VersionMismatch`."""
@@ -157,6 +159,7 @@ class StageProcess:
         give_memory_back()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.drain)
             with stop_signals(self.stop):
                 self._open(context)
                 self._in_background(asyncio.to_thread(sweep_abandoned, self._sandboxes.root))
@@ -177,6 +180,12 @@ class StageProcess:
         log.warning("this process did not run for %.1f s, which is no time of its jobs", pause_s)
         for running in self._running.values():
             running.runner.add_time(pause_s)
+
+    def drain(self) -> None:
+        """Take nothing new, and stop once all that this process holds has ended."""
+        self._draining = True
+        self._reports.want_full()
+        self._report_now.set()
 
     def stop(self) -> None:
         if not self._stopping.done():
@@ -217,6 +226,8 @@ class StageProcess:
                 if failures == MAX_REPORT_FAILURES:
                     raise
                 log.exception("a report to the rollout broker failed (%d of %d)", failures, MAX_REPORT_FAILURES)
+            if self._draining and self._holds_nothing():
+                self.stop()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._report_now.wait(), self._heartbeat_s)
 
@@ -247,11 +258,17 @@ class StageProcess:
             curve_key=self._authenticator.curve_key(self._endpoint),
             tasks=self._tasks,
             welcomed=self._backends is not None,
+            draining=self._draining,
             running=running,
             origins={job_id: one.origin for job_id, one in self._running.items() if one.origin},
             ended=self._event_outbox.ended,
             backends=backends,
         )
+
+    def _holds_nothing(self) -> bool:
+        """Tell whether no phase runs, all ends are noted, and what RUN hands on to EVAL has been taken."""
+        handed_on = len(self._handoff) if self._options.role == Phase.RUN else 0
+        return not (self._running or self._event_outbox.ended or handed_on)
 
     async def _leave(self) -> None:
         with _logged("telling the rollout broker that this process leaves"):

@@ -28,6 +28,7 @@ from . import (
     journal,
     keys,
     machine,
+    node,
     service,
     stage,
     tasks,
@@ -72,6 +73,7 @@ prorl = new_typer(
 prorl.command("demo")(demo.demo)
 prorl.command("init")(init.init)
 prorl.command("serve")(service.serve)
+prorl.command("node")(node.node)
 prorl.command("gateway")(gateway.gateway)
 prorl.command("submit")(jobs.submit)
 prorl.command("status")(jobs.status)
