@@ -9,6 +9,7 @@ from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, S
 
 from ..errors import ConfigError
 from ..system.processes import ISOLATED
+from ..wire.messages.jobs import Phase
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +48,7 @@ class JobScripts:
             for role, slots in self._cluster.nodes.slots.items():
                 flags += ["--slots", f"{role}={slots}"]
         else:
-            flags.append("--no-stages")
+            flags += [part for role in Phase for part in ("--slots", f"{role}=0")]
         given = {"images": (), "gres": ""}
         fields = {name: getattr(job, name, given.get(name)) for name in (*job.__struct_fields__, *given)}
         return self._render("group.sbatch.j2", kind, "node", flags, {**fields, "signal_s": job.signal_s}, count)

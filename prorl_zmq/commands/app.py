@@ -29,6 +29,7 @@ from . import (
     journal,
     keys,
     machine,
+    node,
     service,
     stage,
     tasks,
@@ -79,6 +80,7 @@ prorl.command("scale")(cluster.scale)
 prorl.command("drain")(cluster.drain)
 prorl.command("down")(cluster.down)
 prorl.command("keep", hidden=True)(cluster.keep)
+prorl.command("node")(node.node)
 prorl.command("gateway")(gateway.gateway)
 prorl.command("submit")(jobs.submit)
 prorl.command("status")(jobs.status)

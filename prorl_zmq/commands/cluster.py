@@ -10,6 +10,7 @@ import typer
 from rich.console import Group
 from rich.table import Column, Table
 
+from ..client.blocking.client import RolloutClient
 from ..errors import ProrlError
 from ..system.duration import duration
 from ..system.logs import say, start_logging
@@ -86,7 +87,7 @@ def _table(started: ClusterService) -> Table:
     fleet = started.fleet
     wanted = fleet.folder.wanted()
     found = [one for each in fleet.allocations().values() for one in each]
-    with options.service_client(started.folder.path, timeout_s=options.QUICK_S) as client:
+    with RolloutClient(service=started.folder.path, timeout_s=options.QUICK_S) as client:
         try:
             stages, problem = client.status().stages, ""
         except ProrlError as error:
