@@ -29,7 +29,7 @@ from needed import lacking
 from prorl_zmq.system.processes import die_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "nsenter", "setpriv", "ip")
@@ -76,6 +76,7 @@ PartitionName=high Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP DefMemPerCPU=100
 PartitionName=spot Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP DefMemPerCPU=100 PriorityTier=1 PreemptMode=REQUEUE \
 GraceTime={grace_s}
 """
+# Ends with a shell: the first process of a pid namespace has to reap the others' orphans.
 BEGIN_HOST = """
 set -e
 hostname {name}
@@ -90,7 +91,7 @@ mount --bind {folder}/hosts /etc/hosts
 mount --bind {folder}/passwd /etc/passwd
 ip link set lo up
 echo
-exec sleep infinity
+while true; do sleep 3600 & wait; done
 """
 
 
@@ -177,11 +178,11 @@ class SlurmCluster:
 
     def processes(self, host: str) -> list[str]:
         """List the user's processes on a host."""
-        namespace = os.readlink(f"/proc/{self._first[host]}/ns/pid")
+        namespace = Path(f"/proc/{self._first[host]}/ns/pid").readlink()
         found = []
         for process in Path("/proc").iterdir():
             with suppress(OSError):
-                if process.name.isdigit() and os.readlink(process / "ns/pid") == namespace:
+                if process.name.isdigit() and (process / "ns/pid").readlink() == namespace:
                     line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                     if line and process.stat().st_uid == USER_ID:
                         found.append(line)
@@ -225,10 +226,10 @@ class SlurmCluster:
     def _begin_host(self, name: str, address: str) -> None:
         # Below /tmp or a home that only its owner may enter, the user sees what is shared and nothing else.
         shared = dict.fromkeys(str(path) for path in (self._folder, ROOT, Path(sys.prefix), Path(sys.base_prefix)))
-        hidden = ["/tmp", *(home for home in ("/root",) if not os.stat(home).st_mode & stat.S_IXOTH)]
+        hidden = ["/tmp", *(home for home in ("/root",) if not Path(home).stat().st_mode & stat.S_IXOTH)]
         script = BEGIN_HOST.format(name=name, folder=self._folder, shared=" ".join(shared), hidden=" ".join(hidden))
         spaces = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
-        self._hosts[name] = self._holder("unshare", *spaces, "--propagation", "private", "sh", "-c", script)
+        self._hosts[name] = self._holder("unshare", *spaces, "--propagation", "private", "bash", "-c", script)
         outer = self._hosts[name].pid
         first = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()[0]
         self._first[name] = int(first)
@@ -281,14 +282,17 @@ class SlurmCluster:
         def ready() -> bool:
             return self.run(LOGIN, "sinfo", "-h", "-N", "-p", "cpu", "-o", "%T", check=False).stdout.split() == idle
 
-        _wait(ready, "the nodes did not come up", self.logs)
+        try:
+            _wait(ready, "the nodes did not come up")
+        except TimeoutError as error:
+            raise TimeoutError(self.logs()) from error
 
 
-def _wait(there: partial[bool] | object, what: str, more: object = None) -> None:
+def _wait(there: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + START_S
-    while not there():  # type: ignore[operator]
+    while not there():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} {more() if more else ''}")  # type: ignore[operator]
+            raise TimeoutError(what)
         time.sleep(0.05)
 
 

@@ -5,8 +5,6 @@ All state is in the service's folder and in Slurm, so each command may run on an
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..errors import ConfigError, EndpointInUse, RequestTimeout, SlurmFailed
+from ..client.blocking.client import RolloutClient
+from ..errors import ConfigError, EndpointInUse, ProrlError, RequestTimeout, SlurmFailed
 from ..service.service_folder import TOPOLOGY, ServiceFolder
 from ..system.processes import ISOLATED
 from .cluster_folder import ClusterFolder
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .cluster_file import ClusterFile
-    from .job_script import Kind
     from .slurm import Allocation
 
 BROKERS_S = 60.0
@@ -114,34 +112,35 @@ class ClusterService:
             RequestTimeout: none has joined in time. The service goes on.
         """
         until, seen = time.monotonic() + limit_s, set[str]()
-        while True:
-            found = self.fleet.allocations()["nodes"]
-            seen |= {one.name for one in found}
-            asked = time.monotonic() + SQUEUE_S
-            while time.monotonic() < asked:
-                raw_ids = {one.raw_id for one in found}
-                if joined := [one for one in self.records() if one.allocation.partition("_")[0] in raw_ids]:
-                    return len(joined)
-                time.sleep(LOOK_S)
-            if not found:
-                raise SlurmFailed(self._why_gone(sorted(seen)))
-            if time.monotonic() > until:
-                raise RequestTimeout(
-                    f"no node has joined within {limit_s:.0f} s ({waiting_text(found)}); the service goes on: `prorl "
-                    "nodes` shows it, `prorl down` ends it",
-                    timeout_s=limit_s,
-                )
-            say(waiting_text(found))
+        with RolloutClient(service=self.folder.path, timeout_s=SQUEUE_S) as client:
+            while True:
+                found = self.fleet.allocations()["nodes"]
+                seen |= {one.name for one in found}
+                asked = time.monotonic() + SQUEUE_S
+                while time.monotonic() < asked:
+                    with suppress(ProrlError):  # the brokers may be in a job that waits
+                        if joined := {stage.node for stage in client.status().stages}:
+                            return len(joined)
+                    time.sleep(LOOK_S)
+                if not found:
+                    raise SlurmFailed(self._why_gone(sorted(seen)))
+                if time.monotonic() > until:
+                    raise RequestTimeout(
+                        f"no node has joined within {limit_s:.0f} s ({waiting_text(found)}); the service goes on: "
+                        "`prorl nodes` shows it, `prorl down` ends it",
+                        timeout_s=limit_s,
+                    )
+                say(waiting_text(found))
 
     def _why_gone(self, names: list[str]) -> str:
+        logs = self.folder.path / "slurm" / "logs"
         for name in names:
             log = log_path(self.folder.path, "nodes", name)
             if log.exists() and (tail := _tail(log)):
                 return f"the nodes' jobs have ended, and none joined; {log} ends with:\n{tail}"
         return (
-            f"the nodes' jobs ({', '.join(names) or 'none in squeue'}) have ended without a log in "
-            f"{self.folder.path / 'slurm' / 'logs'}: do the hosts see this folder? It must be on a file system that all "
-            "share (`sacct -j` may say more)"
+            f"the nodes' jobs ({', '.join(names) or 'none in squeue'}) have ended without a log in {logs}: do the hosts "
+            "see this folder? It must be on a file system that all share (`sacct -j` may say more)"
         )
 
     def scale(self, nodes: int, engines: int | None = None) -> None:
@@ -162,7 +161,9 @@ class ClusterService:
         counts = {}
         for kind in GROUPS:
             living = [one for one in by_kind[kind] if not one.is_ending and one.name not in wanted.leaving]
-            chosen = [one for one in living if name in (None, one.name, one.host) or names.get(name or "") == one.raw_id]
+            chosen = [
+                one for one in living if name in (None, one.name, one.host) or names.get(name or "") == one.raw_id
+            ]
             counts[kind] = max(0, wanted.count(kind) - len(chosen)) if name is not None else 0
             leaving += chosen
         if name is not None and not leaving:
@@ -180,16 +181,13 @@ class ClusterService:
         fleet = self.fleet
         fleet.slurm.forbid_requeue(one.name for one in fleet.allocations(["brokers"])["brokers"])
         fleet.folder.change(lambda wanted: msgspec.structs.replace(wanted, nodes=0, engines=0, stop=True))
-        until = time.monotonic() + LEAVE_S + STOP_S
-        while (keeper := fleet.folder.keeper()) and time.monotonic() < until:
-            if keeper.is_here and not keeper.lives:
-                break
+        keeper, until = fleet.folder.keeper(), time.monotonic() + LEAVE_S + STOP_S
+        while keeper is not None and (keeper.lives if keeper.is_here else fleet.folder.keeper() is not None):
+            if time.monotonic() > until and not keeper.allocation:
+                raise ConfigError(
+                    f"process {keeper.pid} on {keeper.host}, which runs the brokers, does not end; kill it"
+                )
             time.sleep(LOOK_S)
-        else:
-            if keeper is not None and not keeper.is_here and not keeper.allocation:
-                raise ConfigError(f"the brokers' process {keeper.pid} on {keeper.host} does not end; end it there")
-            if keeper is not None and keeper.is_here:
-                os.kill(keeper.pid, signal.SIGKILL)
         fleet.end((*GROUPS, "brokers"), LEAVE_S)
         fleet.folder.forget_keeper()
 

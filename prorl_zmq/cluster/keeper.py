@@ -94,7 +94,5 @@ class Keeper:
         stopping = asyncio.create_task(self._stopping.wait())
         done: set[asyncio.Task[int] | asyncio.Task[bool]] = set()
         while not done and loop.time() < until and self._folder.wanted_changed_at() == state:
-            done, _ = await asyncio.wait(
-                (ended, stopping), timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
-            )
+            done, _ = await asyncio.wait((ended, stopping), timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from ..wire.messages.jobs import Phase
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
@@ -74,7 +76,5 @@ def node_rows(
 
 def _load(node: str, stages: Sequence[StageStatus]) -> tuple[str, int | None]:
     own = [stage for stage in stages if stage.node == node] if node else []
-    slots: dict[str, int] = {}
-    for stage in own:
-        slots[stage.role] = slots.get(stage.role, 0) + stage.slots
-    return "/".join(map(str, slots.values())), sum(stage.busy for stage in own) if own else None
+    slots = {role: sum(stage.slots for stage in own if stage.role == role) for role in Phase}
+    return "/".join(map(str, slots.values())) if own else "", sum(stage.busy for stage in own) if own else None

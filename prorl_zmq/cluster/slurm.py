@@ -53,7 +53,10 @@ class Allocation(NamedTuple):
 def parse_squeue(text: str) -> list[Allocation]:
     """Read what `squeue -h -r -o SQUEUE_FORMAT` printed."""
     rows = [line.split("|", 6) for line in text.splitlines() if line.count("|") >= 6]
-    return [Allocation(*row[:5], left_s=_seconds(row[5]), reason=row[6]) for row in rows]
+    return [
+        Allocation(name, raw_id, job_id, state, host, _seconds(left), reason)
+        for name, raw_id, job_id, state, host, left, reason in rows
+    ]
 
 
 def parse_sbatch(text: str) -> str:

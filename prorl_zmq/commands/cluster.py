@@ -1,4 +1,4 @@
-"""`prorl up`, `prorl nodes`, `prorl scale`, `prorl drain` and `prorl down`: a service on the hosts of a Slurm cluster."""
+"""`prorl up`, `nodes`, `scale`, `drain` and `down`: a service on the hosts of a Slurm cluster."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ("[nodes]\ncount = 4\nmax_nodes = 2", "nodes.count is 4, beyond max_nodes, 2"),
         ("[nodes]\ncount = 0", "`int` >= 1 in `nodes.count"),
         ('[nodes]\npartition = "cpu --x"', "matching regex"),
-        ('[nodes]\nslots = { sleep = 1 }', "'sleep'"),
+        ("[nodes]\nslots = { sleep = 1 }", "'sleep'"),
         ('brokers = "cloud"', "Invalid enum value 'cloud' in `brokers"),
         ('topology = "none.toml"', "No such file"),
         ('templates = "none"', "there is no folder"),

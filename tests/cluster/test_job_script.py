@@ -31,6 +31,8 @@ CLUSTER = ClusterFile(
 )
 PRORL = "/shared/venv/bin/python -P -m prorl_zmq.cli prorl"
 
+NODE = f"{PRORL} node --service '/shared/my service'"
+
 
 def options(script: str) -> list[str]:
     lines = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
@@ -57,8 +59,7 @@ def test_nodes_are_an_array_of_jobs_of_one_host_each() -> None:
     commands = [
         "module load apptainer",
         f"{PRORL} image stage '/lustre/big image.sif' --to /tmp/images || exit 1",
-        f"srun --ntasks=1 --cpus-per-task=32 {PRORL} node --service '/shared/my service' --drain-s 60 --no-engines "
-        "--slots run=32",
+        f"srun --ntasks=1 --cpus-per-task=32 {NODE} --drain-s 60 --no-engines --slots run=32",
     ]
     assert [line for line in lines if line in commands] == commands
     assert "scontrol requeue" not in script

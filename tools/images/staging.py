@@ -28,7 +28,7 @@ LOCK, PARTIAL = "lock", "partial"
 
 
 def stage_image(source: Path, folder: Path) -> Path:
-    """Copy an image (a file or a folder) to a folder of this host, unless a copy of it is there; return the copy's link.
+    """Copy an image, a file or a folder, to a folder of this host unless it is there; return the copy's link.
 
     Raises:
         ConfigError: the folder is not this user's alone, or there is no such image.

@@ -3,16 +3,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from prorl_zmq.errors import ConfigError, SandboxFailed
 from prorl_zmq.tools.images.image import lock_image
 from prorl_zmq.tools.images.staging import stage_image
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COPY = "import sys; from pathlib import Path; from prorl_zmq.tools.images.staging import stage_image\n"
 COPY += "print(stage_image(Path(sys.argv[1]), Path(sys.argv[2])))"
@@ -47,7 +44,7 @@ def test_a_folder_is_an_image_too(tmp_path: Path, disk: Path) -> None:
     (root / "bin" / "bash").symlink_to("sh")
     copy = stage_image(root, disk)
     assert (copy / "bin" / "sh").read_text() == "#!"
-    assert os.readlink(copy / "bin" / "bash") == "sh"
+    assert (copy / "bin" / "bash").readlink() == Path("sh")
 
 
 def test_allocations_of_one_host_share_one_copy(image: Path, disk: Path) -> None:
