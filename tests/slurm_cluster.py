@@ -89,6 +89,7 @@ for path in {shared}; do n=$((n + 1)); mkdir -p $path; mount --rbind /mnt/$n $pa
 umount -l /mnt
 mount --bind {folder}/hosts /etc/hosts
 mount --bind {folder}/passwd /etc/passwd
+if [ -e /dev/fuse ]; then mknod -m 666 /tmp/.fuse c 10 229; mount --bind /tmp/.fuse /dev/fuse; fi  # as on most hosts
 ip link set lo up
 echo
 while true; do sleep 3600 & wait; done
@@ -152,7 +153,7 @@ class SlurmCluster:
         path = f"PATH={sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
         user = ("setpriv", f"--reuid={USER_ID}", f"--regid={USER_ID}", "--clear-groups")
         names = (f"SLURM_CONF={self._folder}/slurm.conf", f"USER={USER}", f"LOGNAME={USER}", "LANG=C.UTF-8")
-        return (*self._enter(host), f"--wd={self.shared}", *user, "env", "-i", home, path, *names)
+        return (*self._enter(host), *user, "env", "-i", "-C", str(self.shared), home, path, *names)
 
     def run(
         self, host: str, *command: str, timeout_s: float = 60.0, check: bool = True, stdin: str = ""

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from ..config import load_topology
 from ..errors import ConfigError
-from ..wire.messages.base import Seconds
+from ..wire.messages.base import Seconds  # noqa: TC001 - msgspec reads the annotations at run time
 from ..wire.messages.jobs import Phase  # noqa: TC001 - msgspec reads the annotations at run time
 
 Word = Annotated[str, Meta(pattern=r"^[^\s#]*\Z")]

@@ -1,4 +1,4 @@
-"""What `prorl up --slurm` keeps in the service's folder, so that any host that sees it can follow and steer the service.
+"""What `prorl up --slurm` keeps in the service's folder, so that any host that sees it can steer the service.
 
     DIR/slurm/cluster.json   the cluster file as it was checked
     DIR/slurm/wanted.json    how many nodes and engine hosts there should be, and which jobs are to leave

@@ -139,8 +139,8 @@ class ClusterService:
             if log.exists() and (tail := _tail(log)):
                 return f"the nodes' jobs have ended, and none joined; {log} ends with:\n{tail}"
         return (
-            f"the nodes' jobs ({', '.join(names) or 'none in squeue'}) have ended without a log in {logs}: do the hosts "
-            "see this folder? It must be on a file system that all share (`sacct -j` may say more)"
+            f"the nodes' jobs ({', '.join(names) or 'none in squeue'}) have ended without a log in {logs}: do the "
+            "hosts see this folder? It must be on a file system that all share (`sacct -j` may say more)"
         )
 
     def scale(self, nodes: int, engines: int | None = None) -> None:
