@@ -24,7 +24,6 @@ from prorl_zmq.integrations.ray import RayNode, RayService, start
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LOOPBACK = {"node_ip_address": "127.0.0.1"}
 STEPS, GROUPS, GROUP_SIZE = 6, 4, 8
 LOST_AT = 2
 """The step in which a machine is killed."""
@@ -41,8 +40,8 @@ def until(what: Callable[[], Any]) -> float:
 
 
 def main(python: str, topology: str, folder: Path) -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **LOOPBACK})
-    machines = [cluster.add_node(num_cpus=1, **LOOPBACK) for _ in range(3)]
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    machines = [cluster.add_node(num_cpus=1) for _ in range(3)]
     ray.init(address=cluster.address, log_to_driver=True)
     seen: dict[str, Any] = {"refused": refusal(python, topology)}
     began = time.monotonic()
@@ -79,7 +78,7 @@ def refusal(python: str, topology: str) -> str:
 def lose(cluster: Cluster, machines: list[Any], nodes: list[RayNode]) -> None:
     """Kill a machine that has a node, and bring another one."""
     cluster.remove_node(next(each for each in machines if each.node_id == nodes[0].ray_node_id), allow_graceful=False)
-    cluster.add_node(num_cpus=1, **LOOPBACK)
+    cluster.add_node(num_cpus=1)
 
 
 def train(service: RayService, folder: Path, seen: dict[str, Any], lose_one: Callable[[], None]) -> None:

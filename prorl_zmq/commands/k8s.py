@@ -35,8 +35,7 @@ def render(
 ) -> None:
     """Print the manifests of a service: brokers, nodes, and what they read when they start.
 
-    The topology file says what one node runs. Its endpoints are tcp://0.0.0.0:PORT; without --config they are the usual
-    ones, and the rest is at its defaults. `prorl k8s keys` makes the keys, which the manifests only name.
+    The topology file says what one node runs. `prorl k8s keys` makes the keys, which the manifests only name.
     """
     from ..service.manifests import ManifestOptions
     from ..service.manifests import render as render_manifests
@@ -59,16 +58,19 @@ def render(
 @commands.command("keys")
 def keys(
     service: Annotated[Path, typer.Option(metavar="DIR", help="The folder that keeps all keys; made if absent.")],
+    config: options.Config = None,
 ) -> None:
     """Print the Secrets with a service's keys; they are for `kubectl apply -f -` only.
 
-    The folder stays with you: keys/client in it is the trainers', and the same keys are printed each time.
+    The folder stays with you: the same keys are printed each time. --config is that of `prorl k8s render`.
     """
     from ..service.manifests import secrets
+    from ..service.service_folder import ServiceFolder
 
     if sys.stdout.isatty():
         raise ConfigError("this would show secret keys: prorl k8s keys --service DIR | kubectl apply -f -", key="keys")
-    print(secrets(service))
+    made = ServiceFolder.is_made(service)
+    print(secrets((ServiceFolder.open(service) if made else ServiceFolder.create(service, config)).path))
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -39,7 +39,7 @@ from ..system.packed_folder import pack, unpack
 from ..system.processes import ISOLATED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 NODE_PARTS = (".prorl-service", "topology.toml", "keys/node", "brokers")
 """What a node needs of the service's folder."""
@@ -52,7 +52,7 @@ CHECK_S = 0.5
 LAUNCH = """
 import os, signal, sys
 from prorl_zmq.system.processes import die_with_parent
-die_with_parent(int(sys.argv[1]), signal.SIGTERM)
+die_with_parent(int(sys.argv[1]))
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 os.execv(sys.executable, [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", *sys.argv[2:]])
 """
@@ -194,7 +194,7 @@ class RayService:
 
     def client(self, *, session: str | None = None, timeout_s: float = 30.0) -> RolloutClient:
         """Return a new client of the service, for use on the driver's machine."""
-        return RolloutClient(session=session, timeout_s=timeout_s)
+        return RolloutClient(service=self.service, session=session, timeout_s=timeout_s)
 
     def nodes(self) -> list[RayNode]:
         """List the nodes that run now; one whose machine was lost is missing until Ray has another for it."""
@@ -218,7 +218,7 @@ class RayService:
         self._end(self._actors())
         _stop([self._brokers], STOP_S)
         if self._temporary:
-            shutil.rmtree(self.service, ignore_errors=True)
+            shutil.rmtree(self.service.parent, ignore_errors=True)
 
     def _actors(self) -> list[Any]:
         return [actor for _, actors in self._groups for actor in actors]
@@ -237,7 +237,11 @@ class RayService:
             for index in range(number)
         ]
         self._groups.append((group, actors))
-        self._wait_for(actors)
+        try:
+            self._wait_for(actors)
+        except BaseException:
+            self._end(actors[:])
+            raise
 
     def _end(self, ended: list[Any]) -> None:
         _stop(ended, self._options.drain_s + STOP_S)
@@ -250,21 +254,24 @@ class RayService:
 
     def _wait_for(self, actors: list[Any]) -> None:
         """Wait until the broker has heard from all of these nodes."""
-        deadline = time.monotonic() + self._options.wait_s
         with self.client() as client:
-            while True:
-                nodes = _asked(actors)
-                if problems := [f"the node on {node.address}: {node.problem}" for node in nodes if node.problem]:
-                    raise ConfigError("; ".join(problems))
+            for nodes in self._looks(actors):
                 there = {stage.node for stage in client.status().stages}
                 if len(nodes) == len(actors) and {node.name for node in nodes} <= there:
                     return
-                if time.monotonic() > deadline:
-                    raise RequestTimeout(
-                        f"{len(actors)} nodes were started and only {len(there)} have reported after "
-                        f"{self._options.wait_s:g} s; what they said is in Ray's logs"
-                    )
-                time.sleep(CHECK_S)
+
+    def _looks(self, actors: list[Any]) -> Iterator[list[RayNode]]:
+        """Look at actors again and again until the time is up or one of them cannot work."""
+        deadline = time.monotonic() + self._options.wait_s
+        while time.monotonic() < deadline:
+            found = _asked(actors)
+            if problems := [f"{each.name} on {each.address}: {each.problem}" for each in found if each.problem]:
+                raise ConfigError("; ".join(problems), key="ray")
+            yield found
+            time.sleep(CHECK_S)
+        raise RequestTimeout(
+            f"the service was not ready within {self._options.wait_s:g} s (`wait_s`); Ray's logs have what it said"
+        )
 
 
 def start(

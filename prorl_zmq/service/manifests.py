@@ -1,13 +1,12 @@
 """Kubernetes manifests of a service: text from options and a topology, without a look at any cluster.
 
 Pods share no folder, so each makes its service folder when it starts: the keys from a Secret (a tar file, which keeps
-the files' modes), the topology and the brokers' endpoints from ConfigMaps. The endpoints name the brokers by DNS with
-fixed ports, so a broker that moves is found under the same name. The brokers' folder, with the journals, is on a volume
-that one pod at a time may mount; a node's is in its container and goes with it.
+the files' modes), the topology and where the brokers are from ConfigMaps. The latter is written here: the DNS name of
+the brokers' pod and fixed ports, so that brokers that move are found under the same name. The brokers' folder, with the
+journals, is on a volume that one pod at a time may mount; a node's is in its container and goes with it.
 
 SIGTERM ends a pod's `prorl serve` or `prorl node`; a node drains first, and Kubernetes waits for as long as `--drain-s`
-says and `STOP_S` more. Left out on purpose: what serves the queue's metric to the autoscaler, and several rollout
-brokers.
+says and `STOP_S` more. Left out on purpose: what serves the queue's metric to the autoscaler.
 """
 
 from __future__ import annotations
@@ -15,38 +14,32 @@ from __future__ import annotations
 import base64
 import json
 import re
-import tomllib
 from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import count
 from typing import TYPE_CHECKING
 
+import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from ..config import load_topology, parse_topology
+from ..config import load_topology
 from ..errors import ConfigError
 from ..system.packed_folder import pack
+from ..wire.messages.base import PROTOCOL_VERSION
 from ..wire.messages.jobs import Phase
+from .service_folder import BACKENDS, MARKER, Announcement
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..config import Topology
-
-ENDPOINTS = """\
-[rollout_broker]
-front_door = "tcp://0.0.0.0:5555"
-stage_events = "tcp://0.0.0.0:5556"
-
-[backend_broker]
-endpoint = "tcp://0.0.0.0:5557"
-"""
-"""What the topology of a service on Kubernetes has to say; the ports may be others."""
 BROKERS_HOST = "prorl-brokers-0.prorl"
 """DNS name of the brokers' pod: StatefulSet, number, headless Service."""
+FIRST_PORT = 5555
+"""Of the first rollout broker's front door; all others follow."""
 STOP_S = 45
 """A node's own end after its drain: the sum of the supervisor's limits, and some more."""
-PARTS = ("service", "node", "client", "operator")
-"""Key folders of a service, each for a Secret of its own."""
-_EVERYWHERE = re.compile(r"tcp://0\.0\.0\.0:([1-9][0-9]*)")
+SECRETS = {"service": ("service",), "node": ("node", "client"), "client": ("client",), "operator": ("operator",)}
+"""The key folders in each Secret; a node asks the service how it is with a client's."""
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kKMGTP]i?)?")
 _IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]*")
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -83,10 +76,9 @@ def render(options: ManifestOptions, config: Path | None) -> str:
     """Return the manifests as YAML.
 
     Raises:
-        ConfigError: the topology file is wrong, or other pods could not reach its endpoints.
+        ConfigError: the topology file is wrong.
     """
-    topology = load_topology(config) if config is not None else parse_topology(tomllib.loads(ENDPOINTS), "")
-    ports = _ports(topology)
+    topology = load_topology(config)
     environment = Environment(
         loader=PackageLoader("prorl_zmq.service", "."),
         autoescape=False,  # noqa: S701 - YAML; texts go through `tojson`
@@ -94,11 +86,13 @@ def render(options: ManifestOptions, config: Path | None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    brokers = _brokers(topology.service.rollout_brokers)
     return environment.get_template("kubernetes.yaml.j2").render(
         options=options,
-        topology=(config.read_text(encoding="utf-8") if config is not None else ENDPOINTS).rstrip(),
-        brokers=_records(ports),
-        ports=ports,
+        topology=config.read_text(encoding="utf-8").rstrip() if config is not None else "# all at its defaults",
+        brokers={one.name: msgspec.json.encode(one).decode() for one in brokers},
+        brokers_host=BROKERS_HOST,
+        ports=[endpoint.rpartition(":")[2] for one in brokers for endpoint in one.endpoints.values()],
         isolated=topology.sandbox.kind != "process",
         gpus=len({gpu for backends in topology.backends for gpu in backends.gpus}),
         slots=sum(stage.processes * stage.slots for stage in topology.stage if stage.role == Phase.RUN),
@@ -112,33 +106,32 @@ def secrets(folder: Path) -> str:
         {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {"name": f"prorl-keys-{part}", "labels": {"app": "prorl"}},
-            "data": {"keys.tar": base64.b64encode(pack(folder, (".prorl-service", f"keys/{part}"))).decode()},
+            "metadata": {"name": f"prorl-keys-{name}", "labels": {"app": "prorl"}},
+            "data": {"keys.tar": base64.b64encode(pack(folder, (MARKER, *(f"keys/{part}" for part in parts)))).decode()},
         }
-        for part in PARTS
+        for name, parts in SECRETS.items()
     ]
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=1)
 
 
-def _ports(topology: Topology) -> dict[str, int]:
-    rollout, backend = topology.rollout_broker, topology.backend_broker
-    endpoints = {"front": rollout.front_door, "stages": rollout.stage_events, "backends": backend.endpoint}
-    found = {name: _EVERYWHERE.fullmatch(endpoint) for name, endpoint in endpoints.items()}
-    if wrong := [endpoints[name] for name, match in found.items() if match is None]:
-        raise ConfigError(
-            f"other pods cannot reach {', '.join(wrong)}: the topology has to have\n{ENDPOINTS}", key="rollout_broker"
+def _brokers(number: int) -> list[Announcement]:
+    """Return where nodes find the brokers: what these announce themselves, with the pod's DNS name.
+
+    In the brokers' pod the name is replaced by the pod's address, and a broker binds again where it was before.
+    """
+    ports = count(FIRST_PORT)
+    names = [("rollout", f"rollout-{index}", ("front_door", "stage_events")) for index in range(number)]
+    return [
+        Announcement(
+            kind=kind,
+            name=name,
+            endpoints={link: f"tcp://{BROKERS_HOST}:{next(ports)}" for link in links},
+            host=BROKERS_HOST,
+            pid=0,
+            started_at=0.0,
+            service_id="",
+            version=version("prorl-zmq"),
+            protocol=PROTOCOL_VERSION,
         )
-    return {name: int(match[1]) for name, match in found.items() if match is not None}
-
-
-def _records(ports: dict[str, int]) -> dict[str, str]:
-    """Return what the brokers' folder of a node holds: the files that brokers write of themselves, with DNS names."""
-    at = {name: f"tcp://{BROKERS_HOST}:{port}" for name, port in ports.items()}
-    endpoints = {
-        "rollout-0": {"front_door": at["front"], "stage_events": at["stages"]},
-        "backends": {"backend_broker": at["backends"]},
-    }
-    return {
-        name: json.dumps({"kind": name.partition("-")[0], "name": name, "endpoints": known, "host": BROKERS_HOST})
-        for name, known in endpoints.items()
-    }
+        for kind, name, links in (*names, ("backend", BACKENDS, ("endpoint",)))
+    ]
