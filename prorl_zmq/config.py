@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from .errors import ConfigError, ProrlError
 from .system.logs import LogFormat, LogLevel  # noqa: TC001 - msgspec reads the annotations at run time
+from .system.node_name import default_node
 from .system.plugins import load_plugin, offered
 from .system.unix_peers import way_problem
 from .wire.messages.backends import History, ParserUrl, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
@@ -46,8 +47,10 @@ class ServiceSettings(Section, frozen=True):
 
     run_dir: str = ""
     """Folder of sockets, sandboxes and logs, made private (0700). Empty: one per user under the system's /tmp."""
-    node: Identifier = "local"
-    """The node's name; a job's phases that share a sandbox run on one node."""
+    node: Identifier | Literal[""] = ""
+    """The node's name; a job's phases that share a sandbox run on one node. Empty: of host and allocation."""
+    rollout_brokers: Annotated[int, Meta(ge=1, le=64)] = 1
+    """How many rollout brokers a service of `prorl serve --service` has; fixed when its folder is made."""
     insecure: bool = False
     """Allow plaintext TCP beyond loopback."""
     log_format: LogFormat = "text"
@@ -276,6 +279,11 @@ class Topology(Section, frozen=True):
     def run_dir(self) -> Path:
         """The service's private folder."""
         return Path(self.service.run_dir).expanduser() if self.service.run_dir else default_run_dir()
+
+    @property
+    def node(self) -> str:
+        """The node's name; makes the run folder if it has to be named after that."""
+        return self.service.node or default_node(own_run_dir(self.run_dir))
 
     @property
     def journal(self) -> Path | None:

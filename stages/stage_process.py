@@ -9,7 +9,7 @@ next broker the events that may be missing from the journal (`EventOutbox`); tha
 want. When this process dies, its leases expire and the broker gives its jobs to others. A report that fails is logged
 and the next one follows; after `MAX_REPORT_FAILURES` in a row the process ends, so that its supervisor restarts it. On
 SIGTERM the process tells the broker, stops its phases (with their tool calls and generations) within `SHUTDOWN_S`,
-closes everything that it owns, and ends.
+closes everything that it owns, and ends. On SIGUSR1 it takes nothing new, and does so once it holds nothing more.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import zmq
 
 from ..errors import MalformedMessage, ProrlError, from_info
@@ -39,12 +41,14 @@ from ..tools.sandbox.sandboxes import Sandboxes
 from ..tools.sandbox.sweeping import sweep_abandoned
 from ..wire import codec
 from ..wire.async_socket import AsyncSocket
+from ..wire.change_reports import ChangeReports
 from ..wire.messages.base import new_id
 from ..wire.messages.jobs import Job, Phase
 from ..wire.messages.stages import (
     CloseSandbox,
     EventsNoted,
     PhaseDone,
+    SlotDemand,
     StageCommand,
     StageLeaving,
     StageRefused,
@@ -108,6 +112,7 @@ class StageOptions:
 @dataclass(slots=True)
 class _Running:
     attempt: int
+    origin: str
     runner: PhaseRunner
     task: asyncio.Task[None] = field(init=False)
 
@@ -144,7 +149,9 @@ class StageProcess:
         self._heartbeat_s = FIRST_REPORT_S
         self._backends: BackendClient | None = None
         self._report_now = asyncio.Event()
+        self._reports = ChangeReports(self.stage_id)
         self._warned = False
+        self._draining = False
 
     async def run(self) -> None:
         """Serve until stopped; raise why the process cannot start or go on, such as `VersionMismatch`."""
@@ -152,6 +159,7 @@ class StageProcess:
         give_memory_back()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.drain)
             with stop_signals(self.stop):
                 self._open(context)
                 self._in_background(asyncio.to_thread(sweep_abandoned, self._sandboxes.root))
@@ -173,6 +181,12 @@ class StageProcess:
         for running in self._running.values():
             running.runner.add_time(pause_s)
 
+    def drain(self) -> None:
+        """Take nothing new, and stop once all that this process holds has ended."""
+        self._draining = True
+        self._reports.want_full()
+        self._report_now.set()
+
     def stop(self) -> None:
         if not self._stopping.done():
             self._stopping.set_result(None)
@@ -189,7 +203,13 @@ class StageProcess:
         self._engines = EngineClient(context, keyring=self._keyring)
         self._inbox = AsyncSocket(inbox, self._receive, copied=2)
         self._broker = PeerConnection(
-            context, zmq.PUSH, options.connect, self._keyring, None, limit_bytes=CONTROL_FRAME_BYTES
+            context,
+            zmq.PUSH,
+            options.connect,
+            self._keyring,
+            None,
+            on_connected=self._reports.want_full,
+            limit_bytes=CONTROL_FRAME_BYTES,
         )
         log.info("%s process %s: node %s, %d slots", options.role, self.stage_id, options.node, options.slots)
 
@@ -206,6 +226,8 @@ class StageProcess:
                 if failures == MAX_REPORT_FAILURES:
                     raise
                 log.exception("a report to the rollout broker failed (%d of %d)", failures, MAX_REPORT_FAILURES)
+            if self._draining and self._holds_nothing():
+                self.stop()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._report_now.wait(), self._heartbeat_s)
 
@@ -214,8 +236,20 @@ class StageProcess:
             self._warned = True
             why = self._broker.handshake.problem or "is it running there?"
             log.warning("no answer from a rollout broker at %s; %s", self._options.connect, why)
-        report = StageReport(
+        running = {job_id: running.attempt for job_id, running in self._running.items()}
+        backends = self._backends.backends() if self._backends is not None else {}
+        if self._reports.is_full({self.stage_id: running}, backends) or self._backends is None:
+            self._send(self._full_report(running, backends))
+        else:
+            self._send(self._reports.changes({self.stage_id: running}, backends))
+        self._resend(self._event_outbox.due(time.monotonic()))
+        if self._backends is not None and self._options.role == Phase.RUN:
+            self._backends.keep_alive()
+
+    def _full_report(self, running: dict[str, int], backends: dict[str, str]) -> StageReport:
+        return StageReport(
             stage_id=self.stage_id,
+            number=self._reports.number,
             role=self._options.role,
             node=self._options.node,
             slots=self._options.slots,
@@ -223,14 +257,17 @@ class StageProcess:
             curve_key=self._authenticator.curve_key(self._endpoint),
             tasks=self._tasks,
             welcomed=self._backends is not None,
-            running={job_id: running.attempt for job_id, running in self._running.items()},
+            draining=self._draining,
+            running=running,
+            origins={job_id: one.origin for job_id, one in self._running.items() if one.origin},
             ended=self._event_outbox.ended,
-            backends=self._backends.backends() if self._backends is not None else {},
+            backends=backends,
         )
-        self._send(report)
-        self._resend(self._event_outbox.due(time.monotonic()))
-        if self._backends is not None and self._options.role == Phase.RUN:
-            self._backends.keep_alive()
+
+    def _holds_nothing(self) -> bool:
+        """Tell whether no phase runs, all ends are noted, and what RUN hands on to EVAL has been taken."""
+        handed_on = len(self._handoff) if self._options.role == Phase.RUN else 0
+        return not (self._running or self._event_outbox.ended or handed_on)
 
     async def _leave(self) -> None:
         with _logged("telling the rollout broker that this process leaves"):
@@ -295,6 +332,7 @@ class StageProcess:
                 self._in_background(self._close_sandbox(command))
             case StageWelcome():
                 self._heartbeat_s = command.heartbeat_s
+                self._reports.want_full()
                 if self._backends is None:
                     self._backends = BackendClient(
                         self._context, command.backend_broker, self.stage_id, self._options.node, self._keyring
@@ -302,6 +340,8 @@ class StageProcess:
                     log.info("%s process %s joined %s", self._options.role, self.stage_id, self._options.connect)
                     self._report_now.set()  # the broker starts no phases here before a report says `welcomed`
                 self._resend(self._event_outbox.all(time.monotonic()))
+            case SlotDemand():
+                pass  # for nodes, whose slots several brokers share
             case StageRefused():
                 if not self._stopping.done():
                     self._stopping.set_exception(from_info(command.error))
@@ -324,7 +364,7 @@ class StageProcess:
             self._handoff,
             self._graders,
         )
-        running = self._running[command.job_id] = _Running(command.attempt, runner)
+        running = self._running[command.job_id] = _Running(command.attempt, command.origin, runner)
         running.task = asyncio.create_task(self._run_phase(command, running))
 
     async def _run_phase(self, command: StartPhase, running: _Running) -> None:
@@ -339,6 +379,7 @@ class StageProcess:
             log.debug("%s %s", command.phase, "is done" if isinstance(event, PhaseDone) else "failed")
         if is_wanted:
             data = None if block is None else block.data
+            event = msgspec.structs.replace(event, origin=command.origin)
             self._broker.send(self._event_outbox.add(event, data, time.monotonic()))
 
     async def _close_sandbox(self, command: CloseSandbox) -> None:

@@ -24,7 +24,7 @@ LINES_LIMIT = 500
 GENERATED = "# Generated"
 """How the first line of a generated file begins."""
 
-BASE = {"errors", "system", "wire", "config", "security", "data"}
+BASE = {"errors", "system", "wire", "config", "security", "data", "service_folder"}
 """What every process may have."""
 MAY_IMPORT = {
     "errors": set(),
@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "config": {"errors", "system", "wire"},
     "security": {"errors", "system", "wire", "config"},
     "data": {"errors", "wire"},
+    "service_folder": {"errors", "system", "wire", "config", "security"},
     "client": BASE,
     "integrations": BASE | {"client", "weights_publisher"},
     "inference": BASE,
@@ -84,6 +85,8 @@ def imports(module: str) -> frozenset[str]:
 
 
 def room(module: str) -> str:
+    if module == "prorl_zmq.service.service_folder":
+        return "service_folder"  # every process may look into it: a room of its own among the service's other files
     return module.split(".")[1] if "." in module else module
 
 

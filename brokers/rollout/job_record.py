@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ...errors import ErrorInfo, LeaseLost, MalformedMessage
+from ...errors import ErrorInfo, LeaseLost, MalformedMessage, NoStage, PhaseTimeout
 from ...wire import codec
 from ...wire.messages.jobs import Job, Phase, Result
 from ..journal.records import JobState, holder_of
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 QUEUE_TIMINGS = frozenset(f"{phase}_queue" for phase in Phase)
 """What is known of an attempt's time although its phases are not."""
+NEXT_PHASE = {Phase.INIT: Phase.RUN, Phase.RUN: Phase.EVAL}
+RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phase.EVAL}
 LossCause = Literal["died", "silent", "left", "unreported"]
 LOSSES: dict[LossCause, str] = {
     "died": "died: its connection ended, and it has not reported since",
@@ -54,7 +56,10 @@ class JobRecord:
     """Who holds the phase."""
     since: float = 0.0
     """When it was queued, or held."""
+    confirmed: bool = False
+    """Its holder has reported that it has the phase, so that the holder's lease is the job's."""
     lease_until: float = 0.0
+    """Until then its holder may report that it has the phase; counts until it has."""
     sandbox: SandboxHandle | None = None
     phase_data: dict[str, Any] = field(default_factory=dict)
     run: PhaseDone | PhaseFailed | None = None
@@ -163,3 +168,19 @@ def lease_lost(record: JobRecord, cause: LossCause) -> ErrorInfo:
     """Return the error of a job whose holder no longer has it."""
     message = f"{record.phase} was lost with its stage process {record.stage_id}, which {LOSSES[cause]}"
     return LeaseLost(message, stage_id=record.stage_id, attempts=record.attempt, cause=cause).info()
+
+
+def no_stage(requirement: Requirement, waited_s: float) -> ErrorInfo:
+    """Return the error of a job that no stage process takes."""
+    where = "" if requirement.node is None else f" on node {requirement.node}, where its sandbox is,"
+    message = f"no live {requirement.role} process{where} took the job within {waited_s:g} s"
+    if not waited_s:
+        message = f"the last {requirement.role} process{where} has gone"
+    return NoStage(message, role=requirement.role, waited_s=waited_s).info()
+
+
+def overdue(record: JobRecord) -> ErrorInfo:
+    """Return the error of a job whose holder does not end its phase."""
+    limit_s = record.job.limits.of(record.phase)
+    message = f"{record.phase} took longer than its limit of {limit_s:g} s and could not be stopped"
+    return PhaseTimeout(message, phase=record.phase, limit_s=limit_s).info()

@@ -10,6 +10,7 @@ A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stag
     PhaseFailed, retry           stale               → lost                                 drop
     lease expired                                    → lost
     its connection broke                             as if not heard of since `quiet_s` before the lease's end
+    never reported, or not in a full report          lost, a lease after its start or its last report
     limit + grace passed                             Stop → ended, `timeout`
     stage process leaves                             → given back: lost, attempt not spent
     cancel                       → ended             Stop → ended
@@ -20,7 +21,9 @@ A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stag
                           holder says that this is gone, INIT is)
     lost, none left     → ended, `infrastructure_error`
 
-    its node does not return → INIT queued under the next attempt (the sandbox went with the node)
+    last process for it on its sandbox's node left   → given back; INIT queued under the next attempt
+    the same, silent with its whole node             → lost; INIT queued under the next attempt
+    the same, alone, and not back within `RETURN_S`  → lost; INIT queued under the next attempt
     EVAL, then its sandbox     → one loss, which spends one attempt
 
     in a table that was restored, until the lease is over:
@@ -37,53 +40,48 @@ lost EVAL finds it as RUN left it, and for every job that it ends or starts agai
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ...errors import Cancelled, ErrorInfo, NoStage, PhaseTimeout
+from ...errors import Cancelled
 from ...wire.messages.base import ATTEMPT_LIMIT
 from ...wire.messages.jobs import Outcome, Phase, SandboxHandle
 from ...wire.messages.stages import PhaseDone, PhaseFailed, StartPhase
 from ..journal.records import Finished, job_digest
 from .actions import Action, Close, End, Queued, Start, Stop, Unassign
+from .held_jobs import HeldJobs
+from .job_counts import JobCounts
 from .job_queues import JobQueues
-from .job_record import JobRecord, JobStatus, lease_lost
+from .job_record import NEXT_PHASE, RESTART_PHASE, JobRecord, JobStatus, lease_lost, no_stage, overdue
 from .stage_pool import Requirement, SlotClaim, StagePool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ...errors import ErrorInfo
     from ...wire.messages.jobs import Job
-    from ...wire.messages.stages import StageReport
+    from ...wire.messages.stages import MemberAlive, StageReport
     from ..journal.records import JobState
     from .job_record import LossCause
     from .stage_pool import StageProcess
 
-STOP_GRACE_S = 15.0
-"""How far beyond a phase's limit a stage process may be before the table ends the job without it."""
-
 SKIP_LIMIT = ATTEMPT_LIMIT // 2
 """Attempts that a table skips are smaller, so that none grows beyond what messages carry."""
-
-NEXT_PHASE = {Phase.INIT: Phase.RUN, Phase.RUN: Phase.EVAL}
-RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phase.EVAL}
 
 
 class JobTable:
     def __init__(self, lease_s: float, ready_limit: int, quiet_s: float) -> None:
-        self.stages = StagePool()
+        self.stages = StagePool(lease_s, quiet_s)
         self.redelivered = 0
         """Phases queued again after a loss."""
         self.outcomes: Counter[Outcome] = Counter()
         self._lease_s = lease_s
-        self._quiet_s = quiet_s
         self._ready_limit = ready_limit
         self._records: dict[str, JobRecord] = {}
-        self._unfinished: Counter[str] = Counter()
+        self._held = HeldJobs(lease_s)
         self.queues = JobQueues(self._records)
-        self._counts: Counter[tuple[Phase, JobStatus]] = Counter()
-        self._batched: Counter[tuple[Phase, str]] = Counter()
-        """Jobs of batches, by phase and task."""
+        self.counts = JobCounts()
         self.last_sequence = 0
         """The number of the job that was accepted last; the next one gets the next."""
         self._changed: dict[int, JobRecord] = {}
@@ -104,28 +102,22 @@ class JobTable:
         return self._records[job_id].holder
 
     def unfinished(self, session: str) -> int:
-        return self._unfinished[session]
+        return self.counts.unfinished(session)
 
     def working_slots(self) -> int:
         """Return how many jobs INIT and RUN can work on at once."""
         return self.stages.role_slots(Phase.INIT) + self.stages.role_slots(Phase.RUN)
 
     def room(self, task: str) -> int:
-        """Return how many more jobs of a task batches may submit now: as many are in INIT and RUN as both have slots.
-
-        So no slot of RUN waits for INIT, few sandboxes wait for RUN, and none is chosen before its time. What piles up
-        before EVAL counts too. Without any slot it is one, whose end tells of that.
-        """
-        init, run, evaluate = (self.stages.slots(Requirement(phase, task, None)) for phase in Phase)
-        waiting = max(0, self._batched[Phase.EVAL, task] - evaluate)
-        return max(1, init + run) - self._batched[Phase.INIT, task] - self._batched[Phase.RUN, task] - waiting
+        """Return how many more jobs of a task batches may submit now."""
+        return self.counts.room(task, self.stages)
 
     def worked_s(self, job_id: str, now: float) -> float:
         record = self._records.get(job_id)
         return record.worked_s(now) if record is not None else 0.0
 
     def count(self, status: JobStatus) -> dict[Phase, int]:
-        return {phase: self._counts[phase, status] for phase in Phase}
+        return {phase: self.counts.of(phase, status) for phase in Phase}
 
     # What outlives the table ------------------------------------------------------------------------------------------
 
@@ -140,14 +132,15 @@ class JobTable:
         for state in states:
             record = JobRecord.restored(state)
             self._records[record.job_id] = record
-            self._unfinished[record.holder] += 1
+            self.counts.accepted(record)
             if state.stage_id:
                 self._enter(record, JobStatus.HELD, now)
-                record.stage_id, record.lease_until = state.stage_id, now + self._lease_s
+                self._held.add(record, state.stage_id, now)
                 self.stages.expect(state.stage_id, record.claim)
             else:
                 self._enter(record, JobStatus.QUEUED, now)
                 self.queues.append(record)
+                self.queues.watch(record.requirement)
         self._changed.clear()
 
     # Events -----------------------------------------------------------------------------------------------------------
@@ -155,7 +148,7 @@ class JobTable:
     def submit(self, session: str, job: Job, packed: bytes, now: float, *, in_batch: bool = False) -> list[Action]:
         self.last_sequence += 1
         # An ended job's id may come again while its last attempt still stops; the new job's attempts go on from there.
-        before = self._last_attempt(job.job_id)
+        _, stopping = self._stopping.pop(job.job_id, ("", SlotClaim(job.job_id, 0)))
         record = JobRecord(
             self.last_sequence,
             session,
@@ -164,81 +157,96 @@ class JobTable:
             job.stage_wait_s,
             packed,
             job,
-            attempt=before + 1,
-            attempts_given_back=before,
+            attempt=stopping.attempt + 1,
+            attempts_given_back=stopping.attempt,
             in_batch=in_batch,
         )
         self._records[job.job_id] = record
-        self._unfinished[record.holder] += 1
+        self.counts.accepted(record)
         self._queue(record, now)
         return self._take_actions(now)
 
     def stage_reported(self, report: StageReport, now: float) -> list[Action]:
-        """A stage process lives: renew the leases of the jobs that it names, and stop those that are not its own."""
+        """A stage process says what it has: that is its own under its member's lease, and the rest is not."""
         expected = self.stages.is_expected(report.stage_id)
+        before = self.stages.lease(report.from_member)
+        heard_at = before.heard_at if before is not None else now
         stage = self.stages.heard(report, now)
         for job_id, attempt in (*report.running.items(), *report.ended.items()):
-            record = self._records.get(job_id)
-            if record is not None and record.is_held_by(report.stage_id, attempt):
-                record.lease_until = now + self._lease_s
-                continue
-            at_work = report.running.get(job_id) == attempt
-            if at_work:
-                self._actions.append(Stop(report.stage_id, SlotClaim(job_id, attempt)))
-            if (
-                record is not None
-                and record.status == JobStatus.QUEUED
-                and attempt >= record.attempt
-                and (at_work or record.phase == report.role)
-            ):
-                self._skip_attempts(record, attempt)
-        for claim in sorted(
-            stage.claims - {SlotClaim(*item) for item in (*report.running.items(), *report.ended.items())}
-        ):
+            self._confirm(stage, SlotClaim(job_id, attempt), now, at_work=report.running.get(job_id) == attempt)
+        named = {SlotClaim(*item) for item in (*report.running.items(), *report.ended.items())}
+        for claim in [claim for claim in stage.stopped_at if claim not in named]:
+            del stage.stopped_at[claim]
+        for claim in sorted(stage.claims - named):
             # A slot that is not reported stays taken while its phase may still be on the way there.
             record = self._records.get(claim.job_id)
             if record is None or not record.is_held_by(stage.stage_id, claim.attempt):
-                self.stages.give_back(stage.stage_id, claim)
+                self._give_back(stage.stage_id, claim)
             elif expected:
-                self.stages.give_back(stage.stage_id, claim)
+                self._give_back(stage.stage_id, claim)
                 record.attempts_given_back += 1
                 self._restart(record, RESTART_PHASE[record.phase], lease_lost(record, "unreported"), now)
+            elif record.confirmed:
+                record.confirmed, record.lease_until = False, heard_at + self._lease_s
+                self._held.watch(record)
+        if report.draining:
+            self.stages.leave(report.stage_id)
+            self._give_up_nodes(now, in_order=True)
         self._employ(stage, now)
         return self._take_actions(now)
 
+    def member_alive(self, alive: MemberAlive, now: float) -> tuple[list[Action], bool]:
+        """A member lives, and says what has begun; also return whether it is known and nothing before was lost."""
+        lease = self.stages.lease(alive.member)
+        if lease is None:
+            return [], False
+        follows, was_quiet = alive.number == lease.number + 1, lease.quiet
+        self.stages.lives(lease, alive.number, now)
+        for stage_id, began in alive.began.items():
+            if (stage := lease.stages.get(stage_id)) is not None:
+                for claim in began.items():
+                    self._confirm(stage, SlotClaim(*claim), now, at_work=True)
+        for stage in lease.stages.values() if was_quiet else ():
+            self._employ(stage, now)
+        return self._take_actions(now), follows
+
+    def _confirm(self, stage: StageProcess, claim: SlotClaim, now: float, *, at_work: bool) -> None:
+        """A stage process says that it has an attempt of a job: note it, or stop what is not its own."""
+        record = self._records.get(claim.job_id)
+        if record is not None and record.is_held_by(stage.stage_id, claim.attempt):
+            record.confirmed = True
+            return
+        if at_work and now - stage.stopped_at.get(claim, -math.inf) >= self._lease_s:
+            stage.stopped_at[claim] = now
+            self._actions.append(Stop(stage.stage_id, claim))
+        if record is not None and record.status == JobStatus.QUEUED and (at_work or record.phase == stage.role):
+            self._skip_attempts(record, claim.attempt)
+
     def restart_leases(self, now: float) -> None:
         """Time stood still: nothing was sent, and nothing that was held is overdue."""
-        for stage in self.stages:
-            stage.heard_at = max(stage.heard_at, now - self._quiet_s)
-        for record in self._records.values():
-            if record.status == JobStatus.HELD:
-                record.since, record.lease_until = now, now + self._lease_s
+        self.stages.restart_leases(now)
+        self._held.restart(now)
 
-    def connection_broke(self, stage_id: str, now: float) -> None:
-        """The connection to a stage process has ended, so that it has died or will report over another one soon."""
-        stage = self.stages.get(stage_id)
-        if stage is not None:
-            until = now + self._quiet_s
-            stage.disconnected = True
-            stage.heard_at = min(stage.heard_at, until - self._lease_s)
-            self.stages.set_quiet(stage, quiet=True)
-            for claim in stage.claims:
-                record = self._records.get(claim.job_id)
-                if record is not None and record.is_held_by(stage_id, claim.attempt):
-                    record.lease_until = min(record.lease_until, until)
+    def connection_broke(self, member: str, now: float) -> None:
+        """The connection to a member has ended, so that it has died or will report over another one soon."""
+        until = self.stages.disconnected(member, now)
+        for stage_id, claim in self.stages.claims_of(member):
+            record = self._records.get(claim.job_id)
+            if record is not None and record.is_held_by(stage_id, claim.attempt):
+                record.lease_until = min(record.lease_until, until)
+                self._held.watch(record)
 
     def stage_left(self, stage_id: str, now: float) -> list[Action]:
         """A stage process ends in good order: give its jobs to others without spending their attempts."""
-        for claim in sorted(self.stages.remove(stage_id)):
-            record = self._records.get(claim.job_id)
-            if record is not None and record.is_held_by(stage_id, claim.attempt):
-                record.attempts_given_back += 1
-                self._restart(record, RESTART_PHASE[record.phase], lease_lost(record, "left"), now)
+        for record in self._held_by(stage_id, self.stages.remove(stage_id)):
+            record.attempts_given_back += 1
+            self._restart(record, RESTART_PHASE[record.phase], lease_lost(record, "left"), now)
+        self._give_up_nodes(now, in_order=True)
         return self._take_actions(now)
 
     def phase_done(self, done: PhaseDone, block: Any, now: float) -> list[Action]:
         """A phase succeeded; `block` is RUN's trajectory."""
-        stage = self.stages.give_back(done.stage_id, SlotClaim(done.job_id, done.attempt))
+        stage = self._give_back(done.stage_id, SlotClaim(done.job_id, done.attempt))
         record = self._current(done)
         if record is None:
             job = self._records.get(done.job_id)
@@ -259,10 +267,11 @@ class JobTable:
 
     def phase_failed(self, failed: PhaseFailed, block: Any, now: float) -> list[Action]:
         """A phase failed; `block` is as much of RUN's trajectory as there is."""
-        stage = self.stages.give_back(failed.stage_id, SlotClaim(failed.job_id, failed.attempt))
+        stage = self._give_back(failed.stage_id, SlotClaim(failed.job_id, failed.attempt))
         record = self._current(failed)
         if record is not None and failed.retry:
             phase = Phase.INIT if failed.sandbox_gone else RESTART_PHASE[record.phase]
+            record.attempts_given_back += failed.given_back
             self._restart(record, phase, failed.error, now)
         elif record is not None:
             self._note(record, failed, block)
@@ -282,35 +291,57 @@ class JobTable:
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed: look for expired leases, overdue phases, and queues that no live stage process serves."""
-        died = set()
-        for stage in tuple(self.stages):
-            if stage.heard_at + self._lease_s <= now:
-                self.stages.remove(stage.stage_id)
-                if stage.disconnected:
-                    died.add(stage.stage_id)
-            elif stage.heard_at + self._quiet_s <= now:
-                self.stages.set_quiet(stage, quiet=True)
-        held = [record for record in self._records.values() if record.status == JobStatus.HELD]
-        self.stages.expect_only({record.stage_id for record in held if record.lease_until > now})
-        for record in held:
-            limit_s = record.job.limits.of(record.phase)
-            is_there = record.stage_id in self.stages or self.stages.is_expected(record.stage_id)
-            if record.lease_until <= now or not is_there:
+        removed = self.stages.expire(now)
+        lost = {record.sequence: record for stage in removed for record in self._held_by(stage.stage_id, stage.claims)}
+        died = {stage.stage_id for stage in removed if stage.lease.disconnected}
+        self._expire_expected(now)
+        for record in self._held.due(now):
+            if not record.confirmed and record.lease_until <= now:
+                lost[record.sequence] = record
+            elif record.sequence not in lost:
                 self._stop_holder(record)
-                cause: LossCause = "unreported" if record.stage_id in self.stages else "silent"
-                lost = lease_lost(record, "died" if record.stage_id in died else cause)
-                self._restart(record, RESTART_PHASE[record.phase], lost, now)
-            elif record.since + limit_s + STOP_GRACE_S <= now:
-                self._stop_holder(record)
-                message = f"{record.phase} took longer than its limit of {limit_s:g} s and could not be stopped"
-                error = PhaseTimeout(message, phase=record.phase, limit_s=limit_s)
-                self._end(record, Outcome.TIMEOUT, error.info())
-        self._stopping = {job_id: held for job_id, held in self._stopping.items() if self.stages.holds(*held)}
+                self._end(record, Outcome.TIMEOUT, overdue(record))
+        for _, record in sorted(lost.items()):
+            self._stop_holder(record)
+            cause: LossCause = "unreported" if record.stage_id in self.stages else "silent"
+            error_info = lease_lost(record, "died" if record.stage_id in died else cause)
+            self._restart(record, RESTART_PHASE[record.phase], error_info, now)
+        self._give_up_nodes(now, in_order=False)
         self.queues.look_at_sessions_again()
-        for phase in Phase:
-            for requirement in tuple(self.queues.requirements(phase)):
-                self._check_served(requirement, now)
+        for record, waited_s in self.queues.overdue(self.stages.can_serve, now):
+            error = no_stage(record.requirement, waited_s)
+            if record.requirement.node is None:
+                self._end(record, Outcome.INFRASTRUCTURE_ERROR, error)
+            else:
+                self._restart(record, Phase.INIT, error, now)
         return self._take_actions(now)
+
+    def _expire_expected(self, now: float) -> None:
+        """Expect no process any more that has no claim left which it may report."""
+        for stage_id, claims in tuple(self.stages.expected().items()):
+            if not any(record.lease_until > now for record in self._held_by(stage_id, claims)):
+                self.stages.expect_no_more(stage_id)
+
+    def _held_by(self, stage_id: str, claims: set[SlotClaim]) -> list[JobRecord]:
+        """Return the jobs that a stage process held which the pool has forgotten."""
+        for claim in claims:
+            self._let_go(stage_id, claim)
+        records = [(self._records.get(claim.job_id), claim.attempt) for claim in sorted(claims)]
+        return [record for record, attempt in records if record is not None and record.is_held_by(stage_id, attempt)]
+
+    def _give_up_nodes(self, now: float, *, in_order: bool) -> None:
+        """Start jobs again that wait on a node for a stage whose last process there has gone and does not come back.
+
+        Where it fell silent and others of the node live, a supervisor may start it again.
+        """
+        for requirement in self.stages.take_unserved():
+            self.queues.watch(requirement)
+            is_back = requirement.node is None or self.stages.can_serve(requirement)
+            if is_back or not (in_order or self.stages.on_node(requirement.node or "") is None):
+                continue
+            for record in self.queues.waiting(requirement):
+                record.attempts_given_back += in_order
+                self._restart(record, Phase.INIT, no_stage(requirement, 0.0), now)
 
     # Queues and credit ------------------------------------------------------------------------------------------------
 
@@ -318,6 +349,8 @@ class JobTable:
         self._enter(record, JobStatus.QUEUED, now)
         self._actions.append(Queued(record.job_id, record.attempt, record.phase, lost_to))
         self.queues.push(record)
+        if not self.stages.can_serve(record.requirement):
+            self.queues.watch(record.requirement)
         if record.phase != Phase.INIT:
             self._start_oldest([record.requirement], now)
 
@@ -327,7 +360,7 @@ class JobTable:
                 pass
 
     def _may_init(self) -> bool:
-        ready = self._counts[Phase.INIT, JobStatus.HELD] + self._counts[Phase.RUN, JobStatus.QUEUED]
+        ready = self.counts.of(Phase.INIT, JobStatus.HELD) + self.counts.of(Phase.RUN, JobStatus.QUEUED)
         return ready < self._ready_limit
 
     def _start_oldest(self, requirements: Iterable[Requirement], now: float) -> bool:
@@ -344,42 +377,20 @@ class JobTable:
                 return True
         return False
 
-    def _check_served(self, requirement: Requirement, now: float) -> None:
-        if self.queues.head(requirement) is None or self.stages.can_serve(requirement):
-            self.queues.served(requirement)
-            return
-        where = "" if requirement.node is None else f" on node {requirement.node}, where its sandbox is,"
-        for record, since in self.queues.unserved(requirement, now):
-            if now - since < record.stage_wait_s:
-                continue
-            message = f"no live {requirement.role} process{where} took the job within {record.stage_wait_s:g} s"
-            error = NoStage(message, role=requirement.role, waited_s=now - since).info()
-            if requirement.node is None:
-                self._end(record, Outcome.INFRASTRUCTURE_ERROR, error)
-            else:
-                self._restart(record, Phase.INIT, error, now)
-
     # Transitions ------------------------------------------------------------------------------------------------------
 
     def _enter(self, record: JobRecord, status: JobStatus, now: float) -> None:
         record.status = status
         record.since = now
-        self._counts[record.phase, status] += 1
-        self._count_batched(record, 1)
+        self.counts.moved(record, 1)
         self._count_on_node(record, 1)
         self._changed[record.sequence] = record
 
     def _leave(self, record: JobRecord) -> None:
-        self._counts[record.phase, record.status] -= 1
-        self._count_batched(record, -1)
+        self._held.discard(record)
+        self.counts.moved(record, -1)
         self._count_on_node(record, -1)
         record.status = JobStatus.MOVING
-
-    def _count_batched(self, record: JobRecord, change: int) -> None:
-        if record.in_batch:
-            self._batched[record.phase, record.task] += change
-            if not self._batched[record.phase, record.task]:
-                del self._batched[record.phase, record.task]
 
     def _count_on_node(self, record: JobRecord, change: int) -> None:
         if record.status == JobStatus.QUEUED and record.sandbox is not None:
@@ -390,8 +401,7 @@ class JobTable:
         record.timings[waited] = record.timings.get(waited, 0.0) + now - record.since
         self._leave(record)
         self._enter(record, JobStatus.HELD, now)
-        record.stage_id = stage_id
-        record.lease_until = now + self._lease_s
+        self._held.add(record, stage_id, now)
         command = StartPhase(
             job_id=record.job_id,
             attempt=record.attempt,
@@ -404,9 +414,7 @@ class JobTable:
     def _restart(self, record: JobRecord, phase: Phase, error: ErrorInfo, now: float) -> None:
         """The job's phase was lost: start again with `phase` under the next attempt, or end with `error`."""
         if phase == Phase.INIT and record.run is not None and record.run.attempt < record.attempt:
-            record.attempts_given_back += (
-                1  # what took EVAL's holder before took the sandbox too: one loss, one attempt
-            )
+            record.attempts_given_back += 1  # what took EVAL's holder before took the sandbox: one loss, one attempt
         spent = record.attempt - record.attempts_given_back
         if spent >= record.job.max_attempts or record.attempt >= ATTEMPT_LIMIT:
             self._end(record, Outcome.INFRASTRUCTURE_ERROR, error)
@@ -435,9 +443,7 @@ class JobTable:
         self._close(record.sandbox)
         del self._records[record.job_id]
         self._changed.pop(record.sequence, None)
-        self._unfinished[record.holder] -= 1
-        if not self._unfinished[record.holder]:
-            del self._unfinished[record.holder]
+        self.counts.ended(record)
         self.outcomes[outcome] += 1
         result = record.result(outcome, error, last)
         digest = job_digest(record.packed)
@@ -446,18 +452,20 @@ class JobTable:
 
     def _skip_attempts(self, record: JobRecord, attempt: int) -> None:
         """Skip the attempts of an earlier job of this id, which a process that was silent still works on."""
-        if attempt >= SKIP_LIMIT:
-            return  # no job has so many: the process lies
-        skipped = attempt + 1 - record.attempt
-        record.attempt += skipped
-        record.attempts_given_back += skipped
+        if not record.attempt <= attempt < SKIP_LIMIT:  # no job has so many: the process lies
+            return
+        record.attempts_given_back += attempt + 1 - record.attempt
+        record.attempt = attempt + 1
         self._changed[record.sequence] = record
         self.queues.push(record)
 
-    def _last_attempt(self, job_id: str) -> int:
-        """Return the attempt under which a stage process still stops an ended job of this id; 0 if there is none."""
-        stage_id, claim = self._stopping.pop(job_id, ("", SlotClaim(job_id, 0)))
-        return claim.attempt if self.stages.holds(stage_id, claim) else 0
+    def _give_back(self, stage_id: str, claim: SlotClaim) -> StageProcess | None:
+        self._let_go(stage_id, claim)
+        return self.stages.give_back(stage_id, claim)
+
+    def _let_go(self, stage_id: str, claim: SlotClaim) -> None:
+        if self._stopping.get(claim.job_id) == (stage_id, claim):
+            del self._stopping[claim.job_id]
 
     def _current(self, event: PhaseDone | PhaseFailed) -> JobRecord | None:
         """Return the job of an event; None if the event is stale."""

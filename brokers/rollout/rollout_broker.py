@@ -39,8 +39,10 @@ from ...wire.messages.base import new_id
 from ...wire.messages.jobs import Outcome
 from ...wire.messages.stages import (
     CloseSandbox,
+    MemberAlive,
     PhaseDone,
     PhaseFailed,
+    SlotDemand,
     StageEvent,
     StageLeaving,
     StageReport,
@@ -124,6 +126,9 @@ class RolloutBroker:
             self._next_tick = self._loop.clock.now()
             self._stood_still = False
             """The journal could not be written at the last tick."""
+            self._unread: set[zmq.Socket[bytes]] = set()
+            """Sockets of which the last round left messages unread: nobody is silent whose word may lie there."""
+            self._read_all_at = self._next_tick
             self._recover(journal)
         except ProrlError:
             self._loop.close()
@@ -176,10 +181,12 @@ class RolloutBroker:
     # Requests ---------------------------------------------------------------------------------------------------------
 
     def _drain_requests(self) -> None:
+        self._unread.add(self._door)
         for _ in range(BATCH):
             try:
                 sender, frames = self._authenticator.receive(self._door)
             except zmq.Again:
+                self._unread.discard(self._door)
                 return
             except MalformedMessage as error:
                 log.warning("dropped a request: %s", error.message)
@@ -200,10 +207,12 @@ class RolloutBroker:
     # Stage events -----------------------------------------------------------------------------------------------------
 
     def _drain_events(self) -> None:
+        self._unread.add(self._events)
         for _ in range(BATCH):
             try:
                 sender, (header, *rest) = self._authenticator.receive(self._events, copied=1)
             except zmq.Again:
+                self._unread.discard(self._events)
                 return
             except MalformedMessage as error:
                 log.warning("dropped a stage event: %s", error.message)
@@ -212,7 +221,8 @@ class RolloutBroker:
             try:
                 event = codec.decode(header, StageEvent)  # type: ignore[arg-type]
                 if sender.revoked:
-                    self._stages.turn_away(event.stage_id, sender)
+                    who = event.member if isinstance(event, MemberAlive) else self._stages.member_of(event.stage_id)
+                    self._stages.turn_away(who, sender)
                 else:
                     self._handle_event(event, _block(event, rest), now, sender.user_id)
                     self._perform(now)
@@ -236,9 +246,18 @@ class RolloutBroker:
             case StageReport():
                 if self._stages.reported(event, key, now):
                     self._handle_report(event, now)
+            case MemberAlive():
+                for job_id, (attempt, backend) in event.backends.items():
+                    self._note_backend(job_id, attempt, backend)
+                actions, follows = table.member_alive(event, now)
+                queue.extend(actions)
+                if not follows:
+                    self._stages.welcome(event.member)
+                if event.asks_demand:
+                    self._stages.send(event.member, SlotDemand(table.counts.demand()))
             case StageLeaving():
                 queue.extend(table.stage_left(event.stage_id, now))
-                self._stages.disconnect(event.stage_id)
+                self._stages.left(event.stage_id)
 
     def _handle_report(self, report: StageReport, now: float) -> None:
         if report.stage_id not in self._jobs.table.stages:
@@ -275,19 +294,31 @@ class RolloutBroker:
     def _housekeep(self) -> float:
         """Do what time demands, write and send; return the seconds until time demands more."""
         now = self._loop.clock.now()
-        if now >= self._next_tick:
+        if now >= self._next_tick and self._has_read_all(now):
             self._next_tick = now + min(self._settings.heartbeat_s, self._settings.lease_s / 4)
-            for stage_id in self._stages.broken():
+            for member in self._stages.broken():
                 if now - self._loop.clock.paused_at > self._settings.lease_s:  # else it was we who did not answer
-                    self._jobs.table.connection_broke(stage_id, now)
+                    self._jobs.table.connection_broke(member, now)
             self._watch_time(now)
         self._batches.launch(now)
         self._perform(now)
         writes = self._jobs.writes
         writes.settle(now)
         self._requests.answer_held(writes.take_news(), now)
-        deadlines = (self._next_tick, self._requests.next_deadline(), writes.retry_at)
+        tick = math.inf if self._unread else self._next_tick  # what is unread ends the wait at once
+        deadlines = (tick, self._requests.next_deadline(), writes.retry_at)
         return max(0.0, min(deadline for deadline in deadlines if deadline is not None) - now)
+
+    def _has_read_all(self, now: float) -> bool:
+        if not self._unread:
+            self._read_all_at = now
+            return True
+        if now - self._read_all_at > self._settings.lease_s:
+            log.warning(
+                "messages have waited here for %.0f s: this broker has more to do than it can", self._settings.lease_s
+            )
+            self._read_all_at = now
+        return False
 
     def _watch_time(self, now: float) -> None:
         """End what is overdue. Time stands still while the journal cannot be written, since nothing is sent then."""

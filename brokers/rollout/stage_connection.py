@@ -39,6 +39,8 @@ class StageConnection:
         now: float,
     ) -> None:
         self.key = key
+        self.stage_ids: set[str] = set()
+        """Whom it reaches."""
         self.since = now
         self._is_cut = False
         check_numeric(report.endpoint)

@@ -1,6 +1,8 @@
 """The connections to all stage processes: who is welcome, what they are sent, and who no longer answers.
 
-    PUSH, one per stage process, connected to the PULL that it announced → phases to start and stop, events noted
+    PUSH, one per member, connected to the PULL that it announced → phases to start and stop, events noted
+
+A member is a stage process by itself, or a node that speaks for all of its stage processes.
 
 A process that does not take its messages is not waited for: its lease expires. Owns the sockets; decides about no job.
 """
@@ -35,78 +37,106 @@ class StageConnections:
         self._keyring = keyring
         self._welcome = welcome
         self._connections: dict[str, StageConnection] = {}
+        """By member."""
+        self._members: dict[str, str] = {}
+        """Who reports for a stage process."""
         self._noted: defaultdict[str, set[int]] = defaultdict(set)
-        """Events that each stage process may forget, by number."""
+        """Events that each member may forget, by number."""
 
     def __contains__(self, stage_id: str) -> bool:
-        return stage_id in self._connections
+        return stage_id in self._members
+
+    def member_of(self, stage_id: str) -> str:
+        """Return who reports for a stage process; itself where nobody has."""
+        return self._members.get(stage_id, stage_id)
 
     def reported(self, report: StageReport, key: str, now: float) -> bool:
-        """Connect to a process that reports for the first time, and welcome it; whether it may take jobs.
+        """Connect to a member that reports for the first time, and welcome it; whether it may take jobs.
 
         Raises:
             MalformedMessage: it cannot be reached where it says.
         """
-        if report.stage_id not in self._connections:
-            self._connections[report.stage_id] = StageConnection(self._context, report, key, self._keyring, now)
-            if report.protocol != PROTOCOL_VERSION:
-                self._refuse(report.stage_id, _mismatch(report))
-                return False
-            self.send(report.stage_id, self._welcome)
-        elif not report.welcomed:
-            self.send(report.stage_id, self._welcome)
+        member = report.from_member
+        is_new = member not in self._connections
+        if is_new:
+            self._connections[member] = StageConnection(self._context, report, key, self._keyring, now)
+        self._members[report.stage_id] = member
+        self._connections[member].stage_ids.add(report.stage_id)
+        if is_new and report.protocol != PROTOCOL_VERSION:
+            self._refuse(member, _mismatch(report))
+            return False
+        if is_new or not report.welcomed:
+            self.welcome(member)
         return report.welcomed
 
-    def turn_away(self, stage_id: str, sender: Sender) -> None:
-        """Tell a process that its key was revoked; its lease then expires."""
-        connection = self._connections.get(stage_id)
+    def welcome(self, member: str) -> None:
+        """Have a member report everything."""
+        self._send(member, self._welcome)
+
+    def turn_away(self, member: str, sender: Sender) -> None:
+        """Tell a member that its key was revoked; its lease then expires."""
+        connection = self._connections.get(member)
         if connection is not None and connection.key == sender.user_id:
-            log.warning("the key of stage process %s was revoked", stage_id)
-            self._refuse(stage_id, NotAllowed(f"the key of stage process {stage_id} was revoked", key=sender.name))
+            log.warning("the key of stage process %s was revoked", member)
+            self._refuse(member, NotAllowed(f"the key of stage process {member} was revoked", key=sender.name))
 
     def send(self, stage_id: str, command: StageCommand, *frames: Frame) -> None:
-        connection = self._connections.get(stage_id)
-        if connection is not None and not connection.send([codec.encode(command), *frames]):
-            log.warning("stage process %s does not take messages; its lease will expire", stage_id)
+        self._send(self.member_of(stage_id), command, *frames)
 
     def note(self, stage_id: str, number: int) -> bool:
         """Remember that a process may forget an event; whether it is the first since `say_noted`."""
         first = not self._noted
-        self._noted[stage_id].add(number)
+        self._noted[self.member_of(stage_id)].add(number)
         return first
 
     def say_noted(self) -> None:
-        """Tell all processes which of their events are in the journal."""
-        for stage_id, numbers in self._noted.items():
-            self.send(stage_id, EventsNoted(tuple(sorted(numbers))))
+        """Tell all members which of their events are in the journal."""
+        for member, numbers in self._noted.items():
+            self._send(member, EventsNoted(tuple(sorted(numbers))))
         self._noted.clear()
 
     def broken(self) -> list[str]:
-        """Return the processes whose connection ended and that refuse another one, since the last call."""
-        found = [stage_id for stage_id, connection in self._connections.items() if connection.has_died()]
-        for stage_id in found:
-            log.warning("the connection to stage process %s ended, and another one is refused", stage_id)
+        """Return the members whose connection ended and that refuse another one, since the last call."""
+        found = [member for member, connection in self._connections.items() if connection.has_died()]
+        for member in found:
+            log.warning("the connection to stage process %s ended, and another one is refused", member)
         return found
 
     def drop_silent(self, living: StagePool, before: float) -> None:
-        """Close the connections, older than `before`, to processes that are not among the living ones."""
-        for stage_id, connection in tuple(self._connections.items()):
-            if stage_id not in living and connection.since <= before:
-                log.warning("stage process %s is silent", stage_id)
-                self.disconnect(stage_id)
+        """Close the connections, older than `before`, to members that are not among the living ones."""
+        for member, connection in tuple(self._connections.items()):
+            if living.lease(member) is None and connection.since <= before:
+                log.warning("stage process %s is silent", member)
+                self._disconnect(member)
 
-    def disconnect(self, stage_id: str, linger_ms: int = 0) -> None:
-        connection = self._connections.pop(stage_id, None)
+    def left(self, stage_id: str) -> None:
+        """A stage process has ended; close the connection if it was its member's last."""
+        member = self._members.pop(stage_id, stage_id)
+        connection = self._connections.get(member)
         if connection is not None:
-            connection.close(linger_ms)
+            connection.stage_ids.discard(stage_id)
+            if not connection.stage_ids:
+                self._disconnect(member)
 
     def close(self) -> None:
-        for stage_id in tuple(self._connections):
-            self.disconnect(stage_id)
+        for member in tuple(self._connections):
+            self._disconnect(member)
 
-    def _refuse(self, stage_id: str, error: ProrlError) -> None:
-        self.send(stage_id, StageRefused(error.info()))
-        self.disconnect(stage_id, linger_ms=1000)
+    def _send(self, member: str, command: StageCommand, *frames: Frame) -> None:
+        connection = self._connections.get(member)
+        if connection is not None and not connection.send([codec.encode(command), *frames]):
+            log.warning("stage process %s does not take messages; its lease will expire", member)
+
+    def _disconnect(self, member: str, linger_ms: int = 0) -> None:
+        connection = self._connections.pop(member, None)
+        if connection is not None:
+            connection.close(linger_ms)
+            for stage_id in connection.stage_ids:
+                del self._members[stage_id]
+
+    def _refuse(self, member: str, error: ProrlError) -> None:
+        self._send(member, StageRefused(error.info()))
+        self._disconnect(member, linger_ms=1000)
 
 
 def _mismatch(report: StageReport) -> VersionMismatch:

@@ -4,6 +4,8 @@ A stage process has as many credits as slots. A phase given to it takes one, and
 the end of its lease gives the credit back; a process that is still busy stopping a cancelled job is not sent
 another. One that is quiet, though its lease is not over, is given nothing new.
 
+A member is who reports: a stage process by itself, or a node for all of its stage processes. It has one lease.
+
 Sandboxes stay on their node, so a node is one line of work: INIT prepares none there for a task of which as many jobs
 wait on it as its RUN and EVAL processes have slots. A node where RUN or EVAL stands still keeps few jobs from others.
 """
@@ -17,10 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...wire.messages.front_door import StageStatus
 from ...wire.messages.jobs import Phase
+from .deadlines import Deadlines
 from .least_loaded import LeastLoaded
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Iterator
 
     from ...wire.messages.stages import StageReport
 
@@ -42,26 +45,39 @@ class SlotClaim(NamedTuple):
 
 
 @dataclass
+class Lease:
+    """A member's hold on all that its stage processes hold."""
+
+    member: str
+    heard_at: float
+    number: int = 0
+    """Of its last report."""
+    quiet: bool = False
+    """It has not reported for a while."""
+    disconnected: bool = False
+    """Its connection has ended since it reported."""
+    stages: dict[str, StageProcess] = field(default_factory=dict)
+
+
+@dataclass
 class StageProcess:
     stage_id: str
     role: Phase
     node: str
     slots: int
     tasks: frozenset[str]
-    heard_at: float
+    lease: Lease
     leaving: bool = False
-    quiet: bool = False
-    """It has not reported for a while."""
-    disconnected: bool = False
-    """Its connection has ended since it reported."""
     claims: set[SlotClaim] = field(default_factory=set)
+    stopped_at: dict[SlotClaim, float] = field(default_factory=dict)
+    """When it was told to stop what is not its own."""
     counted_slots: int = 0
     """Its working slots as the pool has counted them."""
 
     @property
     def working_slots(self) -> int:
         """Slots, busy or not, that jobs may be given."""
-        return 0 if self.leaving or self.quiet else self.slots
+        return 0 if self.leaving or self.lease.quiet else self.slots
 
     @property
     def credit(self) -> int:
@@ -90,8 +106,13 @@ class _Node:
 
 
 class StagePool:
-    def __init__(self) -> None:
+    def __init__(self, lease_s: float, quiet_s: float) -> None:
+        self._lease_s = lease_s
+        self._quiet_s = quiet_s
         self._stages: dict[str, StageProcess] = {}
+        self._leases: dict[str, Lease] = {}
+        self._deadlines: Deadlines[str] = Deadlines()
+        """When a member is quiet, or its lease over."""
         self._free: dict[Requirement, LeastLoaded[str]] = {}
         self._serving: Counter[Requirement] = Counter()
         self._slots: Counter[Requirement] = Counter()
@@ -100,6 +121,8 @@ class StagePool:
         self._nodes: defaultdict[str, _Node] = defaultdict(_Node)
         self._expected: dict[str, set[SlotClaim]] = {}
         """Processes that held jobs when the broker was restarted, until they report."""
+        self._unserved: dict[Requirement, None] = {}
+        """What no process can give any more, since the last look."""
 
     def __contains__(self, stage_id: str) -> bool:
         return stage_id in self._stages
@@ -118,34 +141,98 @@ class StagePool:
         """Tell whether a process may still report that it has what an earlier broker gave it."""
         return stage_id in self._expected
 
-    def expect_only(self, stage_ids: Container[str]) -> None:
-        """Expect no others any more: their jobs are lost."""
-        if self._expected:
-            self._expected = {key: holds for key, holds in self._expected.items() if key in stage_ids}
+    def expected(self) -> dict[str, set[SlotClaim]]:
+        """Return the processes that are expected, with what they may report to have."""
+        return self._expected
+
+    def expect_no_more(self, stage_id: str) -> None:
+        """What a process held is lost."""
+        del self._expected[stage_id]
+
+    def lease(self, member: str) -> Lease | None:
+        return self._leases.get(member)
 
     def heard(self, report: StageReport, now: float) -> StageProcess:
         """Add the process of a report, or note that it lives."""
+        lease = self._leases.setdefault(report.from_member, Lease(report.from_member, now))
         stage = self._stages.get(report.stage_id)
         if stage is None:
             tasks = frozenset(task.name for task in report.tasks)
-            stage = StageProcess(report.stage_id, report.role, report.node, report.slots, tasks, now)
+            stage = StageProcess(report.stage_id, report.role, report.node, report.slots, tasks, lease)
             stage.claims = self._expected.pop(report.stage_id, set())
-            self._stages[report.stage_id] = stage
+            self._stages[report.stage_id] = lease.stages[report.stage_id] = stage
             self._nodes[stage.node].stages[stage.stage_id] = stage
             self._serving.update(stage.requirements)
             self._count_slots(stage)
             self._offer_node(stage.node)
-        stage.heard_at = now
-        stage.disconnected = False
-        self.set_quiet(stage, quiet=False)
-        return stage
-
-    def set_quiet(self, stage: StageProcess, *, quiet: bool) -> None:
-        """Note that a process has not reported for a while and is to be given nothing new, or that it has again."""
-        if stage.quiet != quiet:
-            stage.quiet = quiet
+        elif stage.slots != report.slots:
+            stage.slots = report.slots
             self._count_slots(stage)
             self._offer_node(stage.node)
+        self.lives(stage.lease, report.number, now)
+        return stage
+
+    def lives(self, lease: Lease, number: int, now: float) -> None:
+        """Note that a member has reported."""
+        was_quiet = lease.quiet
+        lease.heard_at, lease.number = now, number
+        lease.disconnected = False
+        self._set_quiet(lease, quiet=False)
+        if was_quiet or lease.member not in self._deadlines:
+            self._deadlines.set(lease.member, now + self._quiet_s)
+
+    def disconnected(self, member: str, now: float) -> float:
+        """Note that the connection to a member has ended; return until when it may report over another one."""
+        until = now + self._quiet_s
+        lease = self._leases.get(member)
+        if lease is not None:
+            lease.disconnected = True
+            lease.heard_at = min(lease.heard_at, until - self._lease_s)
+            self._set_quiet(lease, quiet=True)
+            self._deadlines.set(member, lease.heard_at + self._lease_s)
+        return until
+
+    def claims_of(self, member: str) -> Iterator[tuple[str, SlotClaim]]:
+        lease = self._leases.get(member)
+        for stage in lease.stages.values() if lease is not None else ():
+            for claim in stage.claims:
+                yield stage.stage_id, claim
+
+    def expire(self, now: float) -> list[StageProcess]:
+        """Forget and return the processes whose leases are over; give nothing new to those that are quiet."""
+        removed = []
+        for member in self._deadlines.due(now):
+            lease = self._leases.get(member)
+            if lease is None:
+                continue
+            if lease.heard_at + self._lease_s <= now:
+                for stage in tuple(lease.stages.values()):
+                    self.remove(stage.stage_id)
+                    removed.append(stage)
+            elif lease.heard_at + self._quiet_s <= now:
+                self._set_quiet(lease, quiet=True)
+                self._deadlines.set(member, lease.heard_at + self._lease_s)
+            else:
+                self._deadlines.set(member, lease.heard_at + self._quiet_s)
+        return removed
+
+    def restart_leases(self, now: float) -> None:
+        """Time stood still: nobody is late for that."""
+        for lease in self._leases.values():
+            lease.heard_at = max(lease.heard_at, now - self._quiet_s)
+
+    def take_unserved(self) -> list[Requirement]:
+        """Return what no process can give any more, since the last call."""
+        unserved, self._unserved = self._unserved, {}
+        return list(unserved)
+
+    def _set_quiet(self, lease: Lease, *, quiet: bool) -> None:
+        """Note that a member has not reported for a while and is to be given nothing new, or that it has again."""
+        if lease.quiet != quiet:
+            lease.quiet = quiet
+            for stage in lease.stages.values():
+                self._count_slots(stage)
+                self._offer_node(stage.node)
 
     def wait_on(self, node: str, task: str, jobs: int) -> None:
         """Note that more jobs of a task wait on a node for RUN or EVAL, or fewer."""
@@ -164,6 +251,7 @@ class StagePool:
         if stage is not None and not stage.leaving:
             stage.leaving = True
             self._serving.subtract(stage.requirements)
+            self._unserved.update(dict.fromkeys(one for one in stage.requirements if not self._serving[one]))
             self._count_slots(stage)
             self._offer_node(stage.node)
 
@@ -172,6 +260,10 @@ class StagePool:
         stage = self._stages.pop(stage_id, None)
         if stage is None:
             return self._expected.pop(stage_id, set())
+        del stage.lease.stages[stage_id]
+        if not stage.lease.stages:
+            del self._leases[stage.lease.member]
+            self._deadlines.discard(stage.lease.member)
         del self._nodes[stage.node].stages[stage_id]
         self._forget_if_idle(stage.node)
         for requirement in stage.requirements:
@@ -227,7 +319,10 @@ class StagePool:
 
     def on_node(self, node: str) -> str | None:
         """Return some live process of a node, for an errand there."""
-        return next((stage.stage_id for stage in self if stage.node == node and not stage.leaving), None)
+        if node not in self._nodes:
+            return None
+        stages = self._nodes[node].stages.values()
+        return next((stage.stage_id for stage in stages if not stage.leaving), None)
 
     def _count_slots(self, stage: StageProcess) -> None:
         more = stage.working_slots - stage.counted_slots
@@ -251,7 +346,7 @@ class StagePool:
 
     def _offer(self, stage: StageProcess) -> None:
         place = self._nodes[stage.node] if stage.role == Phase.INIT else None
-        has_credit, load = stage.credit > 0, len(stage.claims) / stage.slots
+        has_credit, load = stage.credit > 0, len(stage.claims) / max(1, stage.slots)
         for requirement in stage.requirements:
             if has_credit and not (place is not None and place.is_full(requirement.task)):
                 self._free.setdefault(requirement, LeastLoaded()).set(stage.stage_id, load)

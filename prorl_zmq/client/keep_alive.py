@@ -19,6 +19,8 @@ from ..wire.messages.batches import SessionAlive
 from .blocking.connection import RequestConnection
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..security.keyring import Keyring
 
 ANSWER_S = 1.0
@@ -28,7 +30,15 @@ log = logging.getLogger("prorl.client")
 
 
 class KeepAlive:
-    def __init__(self, endpoint: str, keyring: Keyring | None, session: str, lease_s: float) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        keyring: Keyring | None,
+        session: str,
+        lease_s: float,
+        find: Callable[[], str] | None = None,
+    ) -> None:
+        self._find = find
         self._endpoint = endpoint
         self._keyring = keyring
         self._session = session
@@ -57,7 +67,7 @@ class KeepAlive:
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            connection = RequestConnection(context, self._endpoint, self._keyring)
+            connection = RequestConnection(context, self._endpoint, self._keyring, self._find)
             while True:
                 self._wake.wait(self._every_s)
                 self._wake.clear()

@@ -29,6 +29,7 @@ from . import (
     k8s,
     keys,
     machine,
+    node,
     service,
     stage,
     tasks,
@@ -73,6 +74,7 @@ prorl = new_typer(
 prorl.command("demo")(demo.demo)
 prorl.command("init")(init.init)
 prorl.command("serve")(service.serve)
+prorl.command("node")(node.node)
 prorl.command("gateway")(gateway.gateway)
 prorl.command("submit")(jobs.submit)
 prorl.command("status")(jobs.status)

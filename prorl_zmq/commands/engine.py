@@ -10,7 +10,9 @@ import typer
 
 from ..config import BackendSettings, Topology, default_run_dir, own_run_dir
 from ..errors import ConfigError
+from ..service.service_folder import BACKENDS, WAIT_S, ServiceFolder
 from ..system.logs import keep_secret
+from ..system.node_name import default_node
 from ..wire.messages.backends import History
 from ..wire.messages.base import new_id
 from ..wire.sockets import endpoint_beside
@@ -53,7 +55,13 @@ def engine(
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="The backend's id. [default: a new one]")] = "",
-    node: Annotated[str, typer.Option(help="This node's name; jobs that run on it are preferred.")] = "local",
+    node: Annotated[
+        str,
+        typer.Option(
+            help="This node's name; jobs that run on it are preferred. [default: of the host and its allocation or run "
+            "folder]"
+        ),
+    ] = "",
     weight: Annotated[float, typer.Option(min=1e-6, help="How many jobs it takes beside others.")] = 1.0,
     max_in_flight: Annotated[
         int, typer.Option(min=0, help="Jobs at once beyond which it counts as full; 0: what the engine says.")
@@ -73,6 +81,7 @@ def engine(
     run_dir: options.RunDir = None,
     insecure: options.Insecure = False,
     keys: options.Keys = None,
+    service: options.Service = None,
     log_format: options.LogFormatOption = None,
     log_level: options.LogLevelOption = None,
 ) -> None:
@@ -102,12 +111,18 @@ def engine(
     backend_id = name or f"engine-{new_id()[:12]}"
     options.log_as(backend_id, log_format, log_level)
     keep_secret(os.environ.get(API_KEY))
-    broker = connect if connect is not None else f"ipc://{folder}/{_BACKEND_BROKER}"
+    places = ServiceFolder.open(service) if service is not None and connect is None else None
+    if places is not None:
+        places.wait_for((BACKENDS,), WAIT_S)
+        broker, keys = places.backend_broker(), keys or places.keys("node")
+    else:
+        broker = connect if connect is not None else f"ipc://{folder}/{_BACKEND_BROKER}"
     host_options = HostOptions(
         endpoint=bind or endpoint_beside(broker, f"{folder}/{backend_id}"),
         backend_broker=broker,
+        find_backend_broker=places.backend_broker if places is not None else None,
         backend_id=backend_id,
-        node=node,
+        node=node or default_node(folder),
         weight=weight,
         max_in_flight=max_in_flight,
         insecure=insecure,

@@ -107,6 +107,7 @@ def evaluate(
     connect: options.Connect = None,
     config: options.Config = None,
     keys: options.Keys = None,
+    service: options.ServiceDir = None,
     threshold: Annotated[float, typer.Option(help="The least reward of a solved problem.")] = 1.0,
     price_in: Annotated[float | None, typer.Option(min=0, help="Of a million prompt tokens, for the cost.")] = None,
     price_cached: Annotated[
@@ -124,14 +125,12 @@ def evaluate(
 
     prorl eval swe-mini.jsonl --harness codex --url http://gpu-7:8000
 
-    The model is an engine that is started for this run, or that of a running service (--connect or --config). Results
-    are kept in the run folder as they come: after Ctrl-C, a crash or a reboot, the same command continues with what is
-    missing, and retries what ended with an error of the infrastructure or the task, which is no wrong answer. The
-    folder gets report.md and report.html, and `prorl view DIR` shows each rollout. With nothing missing, the command
-    makes new reports, also for another --k, --threshold or prices.
-
-    Exit codes: 0 each rollout has a result that counts; 1 some ended with errors; 2 a wrong flag, file
-    or setting; 130 after Ctrl-C.
+    The model is an engine that is started for this run, or that of a running service (--connect, --config, --service).
+    Results are kept in the run folder as they come: after Ctrl-C, a crash or a reboot, the same command continues with
+    what is missing, and retries what ended with an error of the infrastructure or the task, which is no wrong answer.
+    The folder gets report.md and report.html, and `prorl view DIR` shows each rollout. With nothing missing, the
+    command makes new reports, also for another --k, --threshold or prices. Exit codes: 0 each rollout has a result that
+    counts; 1 some ended with errors; 2 a wrong flag, file or setting; 130 after Ctrl-C.
     """
     from ..evaluation.plan import Plan
     from ..evaluation.problems import check_instances, checksum, load_problems
@@ -142,7 +141,7 @@ def evaluate(
 
     data_sha256 = checksum(file)
     counting = Counting(_ks(k, samples), threshold, price_in, price_cached, price_out)
-    running = connect is not None or config is not None
+    running = any(each is not None for each in (connect, config, service))
     of_an_engine = (engine, model, url, python, tokenizer, tool_calls, option, arguments, api != "auto")
     if running and any((*of_an_engine, slots != SLOTS, sandbox, image, image_folder)):
         raise ConfigError(
@@ -176,7 +175,7 @@ def evaluate(
         say("prorl eval", f"{count} of {len(problems)} problems: {what}")
     settings = _settings(
         backend,
-        options.front_door_of(connect, config) if running else "",
+        options.front_door_of(connect, config, service) if running else "",
         data_sha256=data_sha256,
         row_format=row_format,
         task=task,
@@ -202,7 +201,7 @@ def evaluate(
     )
 
     def there(session: str) -> AsyncRolloutClient:
-        return options.async_client_of(connect, config, keys, session=session)
+        return options.async_client_of(connect, config, keys, service, session=session)
 
     with RunFolder(out if out is not None else Path("eval") / file.stem, plan, fresh=fresh) as folder:
         _say_where_it_stands(folder)

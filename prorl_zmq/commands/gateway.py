@@ -9,6 +9,7 @@ import typer
 
 from ..config import GatewaySettings, default_run_dir, own_run_dir
 from ..security.keys import VARIABLE, named_folder
+from ..service.service_folder import WAIT_S, ServiceFolder
 from . import options
 
 
@@ -36,6 +37,7 @@ def gateway(
     run_dir: options.RunDir = None,
     insecure: options.Insecure = False,
     keys: options.Keys = None,
+    service: options.Service = None,
     log_format: options.LogFormatOption = None,
     log_level: options.LogLevelOption = None,
 ) -> None:
@@ -49,6 +51,10 @@ def gateway(
     from ..gateway.settings import GatewayOptions
 
     options.log_as("gateway", log_format, log_level)
+    if service is not None and front_door is None:
+        places = ServiceFolder.open(service)
+        places.wait_for_brokers(WAIT_S)
+        front_door, keys = places.front_door(name), keys or places.keys("client")
     key_folder = named_folder(keys)
     os.environ.pop(VARIABLE, None)  # it may hold bearer tokens only, which are no keys for connections of ours
     folder = run_dir if run_dir is not None else default_run_dir()

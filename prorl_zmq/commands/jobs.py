@@ -24,7 +24,7 @@ from ..system.stopping import Stopping
 from ..wire.messages.base import Identifier
 from ..wire.messages.jobs import Job, Outcome, Phase
 from .backends import backend_list, backend_table, show
-from .options import Config, Connect, Keys, async_client_of, columns, console, quick_client, taking
+from .options import Config, Connect, Keys, Service, async_client_of, columns, console, quick_client, taking
 
 if TYPE_CHECKING:
     from ..client.asynchronous.client import AsyncRolloutClient
@@ -63,6 +63,7 @@ def submit(
     connect: Connect = None,
     config: Config = None,
     keys: Keys = None,
+    service: Service = None,
 ) -> None:
     """Submit jobs, wait until all have ended, and sum up. Ctrl-C cancels those that have not ended; a second one quits.
 
@@ -72,7 +73,7 @@ def submit(
     if tasks is None and session is None:
         raise typer.BadParameter("Missing argument 'TASKS.jsonl', or --session NAME, to collect what it has")
     jobs = read_jobs(tasks) if tasks is not None else []
-    client = async_client_of(connect, config, keys, session=_checked(session))
+    client = async_client_of(connect, config, keys, service, session=_checked(session))
     if out is not None:
         _make_folder(out, empty=tasks is not None)
     report = _Report(len(jobs), out)

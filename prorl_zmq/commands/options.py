@@ -47,6 +47,28 @@ Connect = Annotated[
         "run folder]",
     ),
 ]
+Service = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        envvar="PRORL_SERVICE",
+        help="The folder of a service on several nodes, which `prorl serve --service` makes: it says where the brokers "
+        "and keys are. [default: $PRORL_SERVICE; none]",
+        show_envvar=False,
+    ),
+]
+ServiceDir = Annotated[
+    Path | None,
+    typer.Option("--service", metavar="DIR", help="The folder of a service on several nodes, on a shared file system."),
+]
+"""As `Service`, but never from the environment: for commands that do something else without it."""
+Address = Annotated[
+    str,
+    typer.Option(
+        metavar="IP",
+        help="This machine's address, at which other nodes reach it. [default: the one that routes to others]",
+    ),
+]
 
 LogFormatOption = Annotated[
     LogFormat | None, typer.Option("--log-format", help="Text for people, or JSON. [default: the topology's; text]")
@@ -157,15 +179,24 @@ def log_as(process: str, log_format: LogFormat | None, log_level: LogLevel | Non
 
 
 def client_of(
-    connect: str | None, config: Path | None, keys: Path | None = None, *, timeout_s: float = 30.0
+    connect: str | None,
+    config: Path | None,
+    keys: Path | None = None,
+    service: Path | None = None,
+    *,
+    timeout_s: float = 30.0,
 ) -> RolloutClient:
     """Return the client that a command talks through; the keys are the topology file's if none are named."""
+    if service is not None and connect is None:
+        return RolloutClient(service=service, keys=keys, timeout_s=timeout_s)
     return RolloutClient(front_door_of(connect, config), keys=_keys_of(config, keys), timeout_s=timeout_s)
 
 
-def quick_client(connect: Connect = None, config: Config = None, keys: Keys = None) -> RolloutClient:
+def quick_client(
+    connect: Connect = None, config: Config = None, keys: Keys = None, service: Service = None
+) -> RolloutClient:
     """Return the client of a command that only asks something."""
-    return client_of(connect, config, keys, timeout_s=QUICK_S)
+    return client_of(connect, config, keys, service, timeout_s=QUICK_S)
 
 
 def taking(make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -192,9 +223,16 @@ def taking(make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable
 
 
 def async_client_of(
-    connect: str | None, config: Path | None, keys: Path | None = None, *, session: str | None = None
+    connect: str | None,
+    config: Path | None,
+    keys: Path | None = None,
+    service: Path | None = None,
+    *,
+    session: str | None = None,
 ) -> AsyncRolloutClient:
     """Return the client of a command that does several things at a time; see `client_of`."""
+    if service is not None and connect is None:
+        return AsyncRolloutClient(service=service, session=session, keys=keys)
     return AsyncRolloutClient(front_door_of(connect, config), session=session, keys=_keys_of(config, keys))
 
 
@@ -205,10 +243,12 @@ def _keys_of(config: Path | None, keys: Path | None) -> Path | None:
     return keys
 
 
-def front_door_of(connect: str | None, config: Path | None) -> str:
-    """Return the front door that a command talks to."""
+def front_door_of(connect: str | None, config: Path | None, service: Path | None = None) -> str:
+    """Return the front door that a command talks to, or the service's folder, where that is."""
     if connect is not None:
         return connect
+    if service is not None:
+        return str(service.absolute())
     if config is None:
         return default_front_door()
     topology = load_topology(config)

@@ -4,29 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import os
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self, TypeVar
 
 import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ..config import Topology, own_run_dir
+from ..config import SERVICE_VARIABLE, SecuritySettings, Topology, own_run_dir
+from ..errors import ConfigError, EndpointInUse
+from ..service.broker_topologies import backend_topologies, rollout_topologies
+from ..service.service_folder import BACKENDS, TOPOLOGY, WAIT_S, ServiceFolder
 from ..system.logs import say, start_logging
+from ..system.node_name import short_id
+from ..wire.messages.base import new_id
+from ..wire.sockets import is_own_address, own_address
 from . import options
 
 if TYPE_CHECKING:
-    from ..service.supervisor import Startup
+    from collections.abc import Callable, Sequence
+
+    from ..brokers.journal.journal import Journal
+    from ..service.supervisor import Startup, Supervisor
+    from ..system.logs import LogFormat, LogLevel
+
+Broker = TypeVar("Broker")
 
 broker = typer.Typer(help="One broker alone, for a service on several nodes.", rich_markup_mode=None)
 
 
 class StartupLine:
-    """What `prorl serve` shows while it starts: a bar on a terminal, plain lines in a pipe."""
+    """What a supervisor shows while it starts: a bar on a terminal, plain lines in a pipe."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str) -> None:
+        self._program = program
         self._started = time.monotonic()
         self._progress: Progress | None = None
         if sys.stderr.isatty():
@@ -50,7 +66,7 @@ class StartupLine:
             self._progress.update(self._task, completed=startup.there, total=startup.total, description=text)
         else:
             spent = time.monotonic() - self._started
-            say("prorl serve", f"{startup.there} of {startup.total} processes ready after {spent:.0f} s, {text}")
+            say(self._program, f"{startup.there} of {startup.total} processes ready after {spent:.0f} s, {text}")
 
     def close(self) -> None:
         """Take the bar away; a second call does nothing."""
@@ -65,6 +81,14 @@ def serve(
     image: options.Image = None,
     insecure: options.Insecure = False,
     keys: options.Keys = None,
+    service: options.ServiceDir = None,
+    address: options.Address = "",
+    brokers_only: Annotated[
+        bool, typer.Option("--brokers-only", help="--service: no stage processes and engines here; see `prorl node`.")
+    ] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="--service: also if another one holds the folder, which then ends.")
+    ] = False,
     log_dir: Annotated[Path | None, typer.Option(help="For one log file per process. [default: stderr]")] = None,
     log_format: options.LogFormatOption = None,
     log_level: options.LogLevelOption = None,
@@ -76,41 +100,153 @@ def serve(
     backends list` say why it failed. With systemd (`Type=notify`) it reports when it is ready, what it waits for, and,
     with `WatchdogSec`, that it lives. Exit codes: 0 stopped on request; 1 it could not do its work; 2 a wrong flag,
     file or setting, its own or that of a process that it starts.
+
+    With --service DIR, the brokers take free ports, and all other nodes, trainers and commands find them and their keys
+    in that folder, which is made if it is not there; --config is then copied into it.
     """
-    from ..brokers.journal.journal_summary import has_begun, read_summary
+    if service is not None:
+        if keys is not None or insecure:
+            raise ConfigError("--service makes keys of its own; leave out --keys and --insecure", key="keys")
+        folder = _folder_of(service, config)
+        topology = node_topology(folder, run_dir, f"{short_id(str(folder.path))}-brokers", log_format, log_level)
+        _serve_folder(
+            folder, _with_sandbox(topology, sandbox, image), address, log_dir, bare=brokers_only, take_over=take_over
+        )
+        return
+    if address or brokers_only or take_over:
+        raise ConfigError("--address, --brokers-only and --take-over go with --service DIR", key="service")
+    topology = options.topology_of(config, run_dir, insecure, keys, log_format, log_level)
+    _serve_alone(_with_sandbox(topology, sandbox, image), config, log_dir)
+
+
+def _serve_alone(topology: Topology, config: Path | None, log_dir: Path | None) -> None:
+    from ..service.broker_places import fixed_places
+    from ..service.checks import check_connections
+    from ..service.child_plans import plan_children
     from ..service.supervisor import Supervisor
+
+    if topology.service.rollout_brokers > 1:
+        raise ConfigError(
+            "service.rollout_brokers: more than one find each other by way of a folder: `prorl serve --service DIR`",
+            key="service.rollout_brokers",
+        )
+    start_logging("serve", topology.service.log_format, topology.service.log_level)
+    check_sandboxes(topology, "prorl serve")
+    _say_resumed(topology.journal)
+    check_connections(topology)
+    door = topology.endpoint(topology.rollout_broker.front_door)
+    supervisor = Supervisor(topology, plan_children(topology, config), fixed_places(topology), log_dir)
+    supervise(supervisor, "prorl serve", f"ready at {door}")
+
+
+def _serve_folder(
+    folder: ServiceFolder, topology: Topology, address: str, log_dir: Path | None, *, bare: bool, take_over: bool
+) -> None:
+    from ..service.broker_places import announced_places
+    from ..service.child_plans import plan_brokers, plan_node
+    from ..service.supervisor import Supervisor
+
+    start_logging("serve", topology.service.log_format, topology.service.log_level)
+    address = checked_address(address)
+    if bare:
+        topology = msgspec.structs.replace(topology, stage=(), backends=())
+    elif topology.stage:
+        check_sandboxes(topology, "prorl serve")
+    with folder.held(take_over=take_over) as lock:
+        for name in folder.rollout_brokers:
+            _say_resumed(folder.journal(name))
+        plans = [*plan_brokers(topology, folder, address), *plan_node(topology, folder, address)]
+        places = announced_places(folder, topology.node, of_ours=True)
+        supervisor = Supervisor(topology, plans, places, log_dir, is_lost=lock.is_lost)
+        supervise(supervisor, "prorl serve", f"ready; clients and nodes find it with --service {folder.path}")
+
+
+def _folder_of(path: Path, config: Path | None) -> ServiceFolder:
+    """Open a service's folder, or make one."""
+    if not ServiceFolder.is_made(path):
+        folder = ServiceFolder.create(path, config)
+        say("prorl serve", f"made {folder.path} and its keys")
+        return folder
+    folder = ServiceFolder.open(path)
+    if config is not None and not (config.exists() and config.samefile(folder.path / TOPOLOGY)):
+        raise ConfigError(f"this service has its topology in {folder.path / TOPOLOGY}: change that, without --config")
+    return folder
+
+
+def node_topology(
+    folder: ServiceFolder,
+    run_dir: Path | None,
+    name: str,
+    log_format: LogFormat | None,
+    log_level: LogLevel | None,
+) -> Topology:
+    """Return the topology of a service's folder for one node, whose run folder has a name of its own by default."""
+    topology = folder.topology()
+    place = str(run_dir) if run_dir is not None else f"{tempfile.gettempdir()}/prorl-{os.getuid()}-{name}"
+    given = {"run_dir": place, "log_format": log_format, "log_level": log_level}
+    named = {key: value for key, value in given.items() if value is not None}
+    service = msgspec.structs.replace(topology.service, **named)
+    return msgspec.structs.replace(topology, service=service, security=SecuritySettings(str(folder.keys("node"))))
+
+
+def checked_address(address: str) -> str:
+    """Return the address to bind to.
+
+    Raises:
+        ConfigError: it is not this machine's.
+    """
+    if address and not is_own_address(address):
+        raise ConfigError(f"--address {address} is no IPv4 address of this machine; name one that is", key="address")
+    return address or own_address()
+
+
+def _with_sandbox(topology: Topology, sandbox: str | None, image: str | None) -> Topology:
+    named = {name: value for name, value in (("kind", sandbox), ("image", image)) if value is not None}
+    return msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, **named))
+
+
+def check_sandboxes(topology: Topology, program: str) -> None:
+    """Raise `SandboxUnavailable` unless this machine can make what the topology says."""
     from ..tools.sandbox.sandboxes import Sandboxes
 
-    topology = options.topology_of(config, run_dir, insecure, keys, log_format, log_level)
-    start_logging("serve", topology.service.log_format, topology.service.log_level)
-    named = {name: value for name, value in (("kind", sandbox), ("image", image)) if value is not None}
-    topology = msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, **named))
     folders = tuple(map(Path, topology.sandbox.image_folders))
     keys_named = Path(topology.security.keys) if topology.security.keys else None
-    place = (topology.run_dir / "sandboxes", topology.service.node)
+    place = (topology.run_dir / "sandboxes", topology.node)
     sandboxes = Sandboxes(topology.sandbox.kind, *place, image_folders=folders, keys=keys_named)
     sandboxes.check()
     if not sandboxes.isolated:
-        say("prorl serve", "sandboxes are plain processes: what the model runs is not isolated")
-    if topology.journal is not None and has_begun(topology.journal):
-        kept = read_summary(topology.journal)
+        say(program, "sandboxes are plain processes: what the model runs is not isolated")
+
+
+def _say_resumed(journal: Path | None) -> None:
+    from ..brokers.journal.journal_summary import has_begun, read_summary
+
+    if journal is not None and has_begun(journal):
+        kept = read_summary(journal)
         if kept.jobs or kept.results:
             counts = f"{kept.jobs} jobs and {kept.results} uncollected results"
             say("prorl serve", f"resuming {counts} of {kept.path} (`prorl journal clear` forgets them)")
-    door = topology.endpoint(topology.rollout_broker.front_door)
 
-    with StartupLine() as line:
+
+def supervise(supervisor: Supervisor, program: str, ready: str) -> None:
+    """Run a supervisor, and show how far its start has come."""
+    with StartupLine(program) as line:
 
         def on_ready() -> None:
             line.close()
-            say("prorl serve", f"ready at {door}")
+            say(program, ready)
 
-        asyncio.run(Supervisor(topology, config, log_dir).run(line.show, on_ready))
+        asyncio.run(supervisor.run(line.show, on_ready))
 
 
 @broker.command()
 @options.taking(options.topology_of)
-def rollout(topology: Topology) -> None:
+def rollout(
+    topology: Topology,
+    service: options.ServiceDir = None,
+    name: Annotated[str, typer.Option(help="--service: which of the service's rollout brokers.")] = "rollout-0",
+    address: options.Address = "",
+) -> None:
     """The front door, the job table and the stages' events."""
     from ..brokers.journal.disk_journal import DiskJournal
     from ..brokers.journal.journal import MemoryJournal
@@ -118,26 +254,77 @@ def rollout(topology: Topology) -> None:
 
     start_logging("rollout-broker", topology.service.log_format, topology.service.log_level)
     own_run_dir(topology.run_dir)
-    settings = topology.rollout_broker
-    if topology.journal is None:
-        RolloutBroker(topology, MemoryJournal()).run()
-        return
-    with DiskJournal(topology.journal, settings.journal_limit_bytes, sync=settings.journal_sync) as journal:
+    folder = ServiceFolder.open(service) if service is not None else None
+    topologies = [topology] if folder is None else list(rollout_topologies(folder, topology, name, address))
+
+    def serve(journal: Journal) -> None:
         gc.disable()  # it would go through a hundred thousand jobs many times while they are read
-        broker = RolloutBroker(topology, journal)
+        broker = _first_free(lambda tried: RolloutBroker(tried, journal), topologies)
         gc.freeze()
         gc.enable()
+        if folder is not None:
+            endpoints = {"front_door": broker.front_door, "stage_events": broker.stage_events}
+            folder.announce("rollout", name, endpoints)
         broker.run()
+
+    settings = topologies[0].rollout_broker
+    if topologies[0].journal is None:
+        serve(MemoryJournal())
+        return
+    with DiskJournal(topologies[0].journal, settings.journal_limit_bytes, sync=settings.journal_sync) as journal:
+        serve(journal)
 
 
 @broker.command()
 @options.taking(options.topology_of)
-def backend(topology: Topology) -> None:
+def backend(topology: Topology, service: options.ServiceDir = None, address: options.Address = "") -> None:
     """Which inference backend each job talks to."""
     from ..brokers.backends.backend_broker import BackendBroker
     from ..brokers.backends.backend_journal import BackendJournal
 
     start_logging("backend-broker", topology.service.log_format, topology.service.log_level)
     own_run_dir(topology.run_dir)
-    with BackendJournal(topology.run_dir / "backends.journal") as journal:
-        BackendBroker(topology, journal).run()
+    folder = ServiceFolder.open(service) if service is not None else None
+    path = topology.run_dir / "backends.journal" if folder is None else folder.journal(BACKENDS)
+    topologies = [topology] if folder is None else list(backend_topologies(folder, topology, address))
+    with BackendJournal(path) as journal:
+        broker = _first_free(lambda tried: BackendBroker(tried, journal), topologies)
+        if folder is not None:
+            folder.announce("backend", BACKENDS, {"endpoint": broker.endpoint})
+        broker.run()
+
+
+@broker.command()
+@options.taking(options.topology_of)
+def node(
+    topology: Topology,
+    service: Annotated[Path, typer.Option(metavar="DIR", help="The service's folder.")],
+    name: Annotated[str, typer.Option("--node", help="The node's name.")],
+    address: options.Address = "",
+) -> None:
+    """The broker of one node, between its stage processes and the service's rollout brokers."""
+    from ..brokers.node.node_broker import NodeBroker
+    from ..service.child_plans import node_stage_events
+
+    start_logging("node-broker", topology.service.log_format, topology.service.log_level)
+    own_run_dir(topology.run_dir)
+    folder = ServiceFolder.open(service)
+    folder.wait_for(folder.rollout_brokers, WAIT_S)
+    NodeBroker(
+        node=name,
+        node_id=f"{name}-{os.environ.get(SERVICE_VARIABLE, new_id())[:8]}",
+        stage_events=node_stage_events(topology),
+        bind=f"tcp://{checked_address(address)}:*",
+        places=folder.stage_events,
+        keys=folder.keys("node"),
+    ).run()
+
+
+def _first_free(make: Callable[[Topology], Broker], topologies: Sequence[Topology]) -> Broker:
+    """Make a broker at the first place that is free."""
+    for topology in topologies[:-1]:
+        try:
+            return make(topology)
+        except EndpointInUse as error:
+            say("prorl broker", f"{error.message}; taking another port", logging.WARNING)
+    return make(topologies[-1])

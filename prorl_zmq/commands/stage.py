@@ -9,6 +9,7 @@ import typer
 
 from ..config import SandboxSettings, Topology, default_run_dir, own_run_dir
 from ..system.logs import say
+from ..system.node_name import default_node
 from ..wire.messages.jobs import Phase
 from .options import Image, ImageFolder, Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, Sandbox, log_as
 
@@ -23,7 +24,13 @@ def stage(
             help="The rollout broker's stage events, ipc://PATH or tcp://HOST:PORT. [default: in the run folder]",
         ),
     ] = None,
-    node: Annotated[str, typer.Option(help="This node's name; phases that share a sandbox run on one node.")] = "local",
+    node: Annotated[
+        str,
+        typer.Option(
+            help="This node's name; phases that share a sandbox run on one node. [default: of the host and its "
+            "allocation or run folder]"
+        ),
+    ] = "",
     bind: Annotated[
         str,
         typer.Option(metavar="ENDPOINT", help="Where the broker reaches this process. [default: ipc, or loopback TCP]"),
@@ -51,7 +58,7 @@ def stage(
         role=role,
         slots=slots,
         connect=connect if connect is not None else f"ipc://{folder}/{_STAGE_EVENTS}",
-        node=node,
+        node=node or default_node(folder),
         run_dir=folder,
         bind=bind,
         sandbox=sandbox or SandboxSettings().kind,

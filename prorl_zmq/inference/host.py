@@ -88,6 +88,8 @@ class HostOptions:
     """Where to bind (`ipc://PATH` or `tcp://HOST:PORT`, where PORT may be `*`)."""
     backend_broker: str
     """The backend broker's endpoint."""
+    find_backend_broker: Callable[[], str] | None = None
+    """Returns where it is now, or nothing; None: it does not move."""
     backend_id: str
     """The name to register under."""
     node: str = "local"
@@ -121,7 +123,12 @@ class EngineHost:
             self.endpoint = self._authenticator.bind(router, options.endpoint, Listener.ENGINE)
             self._authenticator.attend()
             self._registration = Registration(
-                context, options.backend_broker, self._backend(), keyring, self._authenticator.allow_list
+                context,
+                options.backend_broker,
+                self._backend(),
+                keyring,
+                self._authenticator.allow_list,
+                options.find_backend_broker,
             )
         except BaseException:
             self._authenticator.close()

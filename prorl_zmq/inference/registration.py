@@ -38,6 +38,8 @@ from ..wire.messages.base import new_id
 from ..wire.sockets import CONTROL_FRAME_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..security.allow_list import AllowList
     from ..security.keyring import Keyring
     from ..wire.messages.backends import AnyBackendReply as Answer
@@ -63,7 +65,9 @@ class Registration:
         backend: Backend,
         keyring: Keyring | None = None,
         allow_list: AllowList | None = None,
+        find: Callable[[], str] | None = None,
     ) -> None:
+        self._find = find
         self._context = context
         self._keyring = keyring
         self._allow_list = allow_list if allow_list is not None and backend.curve_key else None
@@ -102,6 +106,7 @@ class Registration:
         if self._unanswered >= UNANSWERED_LIMIT:
             log.warning("the backend broker at %s does not answer; connecting again", self._endpoint)
             self._socket.close()
+            self._endpoint = (self._find() if self._find is not None else "") or self._endpoint
             self._socket = self._open()
         self._unanswered += 1
 

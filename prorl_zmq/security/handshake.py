@@ -78,10 +78,11 @@ class Handshake:
         """Return the problem as an error."""
         return NotAllowed(self.problem, key=self._keyring.own.name if self._keyring is not None else "")
 
-    def renew(self) -> None:
-        """Begin a connection that was refused anew."""
+    def renew(self, endpoint: str = "") -> None:
+        """Begin a connection that was refused anew; or one to where the other side is now."""
         self.refused = False
         self._socket.disconnect(self._endpoint)
+        self._endpoint = endpoint or self._endpoint
         connect(self._socket, self._endpoint)
 
     def stop(self) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import zmq
+
 from ..wire.async_socket import AsyncSocket
 from ..wire.sockets import open_socket
 from .handshake import Handshake
@@ -17,8 +19,6 @@ from .keyring import connect_to_peer, connect_to_service
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
-
-    import zmq
 
     from .keyring import Keyring
 
@@ -45,12 +45,13 @@ class PeerConnection(AsyncSocket):
         curve_key: str | None = None,
         copied: int = 1,
         on_refused: Callable[[], None] | None = None,
+        on_connected: Callable[[], None] | None = None,
         limit_bytes: int,
     ) -> None:
         socket = open_socket(context, kind, limit_bytes)
         self.handshake = Handshake(socket, endpoint, keyring)
         """What is known of the connection."""
-        monitor = self.handshake.watch() if endpoint.startswith("tcp://") else None
+        monitor = self.handshake.watch() if on_connected or endpoint.startswith("tcp://") else None
         try:
             if curve_key is None:
                 connect_to_service(socket, endpoint, keyring)
@@ -62,6 +63,7 @@ class PeerConnection(AsyncSocket):
             raise
         super().__init__(socket, on_message, copied)
         self._on_refused = on_refused
+        self._on_connected = on_connected
         self._renewal: asyncio.TimerHandle | None = None
         self._events = AsyncSocket(monitor, self._changed, copied=2) if monitor is not None else None
 
@@ -76,7 +78,9 @@ class PeerConnection(AsyncSocket):
 
     def _changed(self, frames: list[bytes | zmq.Frame]) -> None:
         before = self.handshake.problem
-        self.handshake.note([frame if isinstance(frame, bytes) else frame.bytes for frame in frames])
+        event = self.handshake.note([frame if isinstance(frame, bytes) else frame.bytes for frame in frames])
+        if event == zmq.Event.HANDSHAKE_SUCCEEDED and self._on_connected is not None:
+            self._on_connected()
         if self.handshake.problem and self.handshake.problem != before and self._on_refused is None:
             log.warning("%s", self.handshake.problem)
         if self.handshake.refused and self._renewal is None:

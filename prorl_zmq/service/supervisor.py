@@ -1,4 +1,4 @@
-"""`prorl serve`: starts the processes of a topology on this node, restarts what dies, and ends them in order.
+"""`prorl serve` and `prorl node`: starts planned processes on this node, restarts what dies, and ends them in order.
 
 The supervisor owns the run folder (private, locked) and its children. It holds no job and no message, so a restarted
 child finds its work through the brokers. Children die with the supervisor, however it ends. A child that ends because
@@ -11,6 +11,7 @@ While an engine is not ready, the supervisor reports it to the backend broker ev
 
 The supervisor stays in the foreground and ends on SIGTERM or SIGINT: stages first and brokers last, each rank within
 its `STOP_S`, at once on a second signal. A child that does not end by itself is killed with all that it started.
+Told to drain first, as nodes do (SIGUSR1 too), it has its stage processes take nothing new and end what they can.
 `Notifier` tells systemd when the service is ready, what it waits for, and that it lives.
 """
 
@@ -18,14 +19,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections import Counter
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,14 +35,15 @@ import zmq
 from ..client.asynchronous.client import AsyncRolloutClient
 from ..client.asynchronous.connection import AsyncRequestConnection
 from ..config import SERVICE_VARIABLE
-from ..errors import ConfigError, ProrlError
-from ..security.keyring import BROKER, Keyring
+from ..errors import ConfigError, EndpointInUse, ProrlError
+from ..security.keyring import Keyring
 from ..system.logs import one_line
 from ..system.processes import ISOLATED, begin_session, stop_signals
 from ..wire.messages.backends import ListBackends, ReportStarts
 from ..wire.messages.base import new_id
-from .checks import check_connections, check_python
+from .checks import check_python
 from .child_output import ChildOutput, reason_of
+from .child_plans import ENGINE_RANK, STAGE_RANK
 from .engine_starts import MAX_STARTS, EngineStarts
 from .notify import Notifier
 from .run_dir import held_run_dir
@@ -50,18 +52,21 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from ..config import BackendSettings, GatewaySettings, Topology
+    from ..config import Topology
     from ..wire.messages.backends import BackendList, BackendStatus
     from ..wire.messages.front_door import ServiceStatus
+    from .broker_places import BrokerPlaces
+    from .child_plans import ChildPlan
 
 USAGE_ERROR = 2
 """Exit code of a child that cannot work with its settings."""
-ENGINE_RANK = 1
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
 GROWN_UP_S = 30.0
 """A child that lived for so long is restarted without a longer pause."""
 REPORT_S = 1.0
+LOSS_S = 5.0
+"""How often to look whether another supervisor has taken over."""
 REPORT_TIMEOUT_S = 5.0
 REASON_LENGTH = 500
 """Most characters of an engine's last line; the log has all of it."""
@@ -75,16 +80,6 @@ TWICE_S = 0.5
 log = logging.getLogger("prorl.serve")
 
 
-@dataclass(frozen=True, slots=True)
-class ChildPlan:
-    name: str
-    arguments: tuple[str, ...]
-    """Of `python -m prorl_zmq.cli`."""
-    rank: int
-    """Children end in descending order of rank: first those that work, last the brokers."""
-    python: str = sys.executable
-
-
 class Startup(NamedTuple):
     """How far a service's start has come."""
 
@@ -95,78 +90,34 @@ class Startup(NamedTuple):
     """What is waited for, for people."""
 
 
-def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
-    """List the processes of a topology, in the order in which they start."""
-    run_dir = str(topology.run_dir)
-    service = topology.service
-    logs = ["--log-format", service.log_format, "--log-level", service.log_level]
-    keys = ["--keys", topology.security.keys] if topology.security.keys else []
-    shared = ["--run-dir", run_dir, *logs, *keys, *(["--insecure"] if service.insecure else [])]
-    broker = [*(["--config", str(config)] if config is not None else []), *shared]
-    stage_events = topology.endpoint(topology.rollout_broker.stage_events)
-    backend_broker = topology.endpoint(topology.backend_broker.endpoint)
-    plans = [
-        ChildPlan("backend-broker", ("prorl", "broker", "backend", *broker), 0),
-        ChildPlan("rollout-broker", ("prorl", "broker", "rollout", *broker), 0),
-    ]
-    for backends in topology.backends:
-        for index in range(backends.engines):
-            name = f"engine-{sum(plan.rank == ENGINE_RANK for plan in plans)}"
-            place = ["--connect", backend_broker, "--name", name, "--node", service.node, *shared]
-            arguments = ["prorl-engine", *place, *_engine_arguments(backends, index)]
-            plans.append(ChildPlan(name, tuple(arguments), ENGINE_RANK, backends.python or sys.executable))
-    for stage in topology.stage:
-        for _ in range(stage.processes):
-            name = f"{stage.role}-{sum(plan.name.startswith(stage.role) for plan in plans)}"
-            arguments = ["prorl-stage", "--role", stage.role, "--slots", str(stage.slots), "--connect", stage_events]
-            place = ["--node", service.node, "--sandbox", topology.sandbox.kind, "--image", topology.sandbox.image]
-            folders = [part for folder in topology.sandbox.image_folders for part in ("--image-folder", folder)]
-            plans.append(ChildPlan(name, (*arguments, *place, *folders, *shared), 2))
-    if topology.gateway.bind:
-        front_door = topology.endpoint(topology.rollout_broker.front_door)
-        flags = ["--front-door", front_door, *_gateway_flags(topology.gateway)]
-        plans.append(ChildPlan("gateway", ("prorl", "gateway", *flags, *shared), 2))
-    return plans
-
-
-def _gateway_flags(settings: GatewaySettings) -> list[str]:
-    """Return the flags of `prorl gateway`."""
-    flags = {
-        "--bind": settings.bind,
-        "--tls-cert": settings.tls_cert,
-        "--tls-key": settings.tls_key,
-        "--tokenizer": settings.tokenizer,
-    }
-    given = [part for flag, value in flags.items() if value for part in (flag, value)]
-    return [*given, *([] if settings.use_llm_servers else ["--no-llm-servers"])]
-
-
-def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
-    """Return the flags of `prorl-engine` for one engine of a kind."""
-    flags = {
-        "--engine": backends.kind,
-        "--model": backends.model,
-        "--url": backends.urls[index] if backends.urls else "",
-        "--api": backends.api,
-        "--tokenizer": backends.tokenizer,
-        "--tool-calls": backends.tool_calls,
-        "--history": backends.history,
-        "--parser-url": backends.parser_url,
-        "--gpus": ",".join(map(str, backends.share(backends.gpus, index))),
-        "--cores": ",".join(map(str, backends.share(backends.cores, index))),
-        "--weight": str(backends.weight),
-        "--max-in-flight": str(backends.max_in_flight),
-        "--context-tokens": str(backends.context_tokens),
-    }
-    given = [part for flag, value in flags.items() if value for part in (flag, value)]
-    given += [part for name, value in backends.options.items() for part in ("--option", f"{name}={json.dumps(value)}")]
-    return [*given, *(["--", *backends.arguments] if backends.arguments else [])]
-
-
 class Supervisor:
-    def __init__(self, topology: Topology, config: Path | None, log_dir: Path | None = None) -> None:
+    """Owns the processes of one run folder.
+
+    Args:
+        topology: with the settings of the run folder.
+        plans: what to start.
+        places: where the brokers are.
+        log_dir: for one log file per process; None: our standard error.
+        drain_s: how long stage processes may take to end what they have, once told to stop, by SIGUSR1 too; None: they
+            are ended at once.
+        is_lost: says every now and then whether another supervisor has taken over what this one holds.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        plans: Sequence[ChildPlan],
+        places: BrokerPlaces,
+        log_dir: Path | None = None,
+        *,
+        drain_s: float | None = None,
+        is_lost: Callable[[], bool] | None = None,
+    ) -> None:
         self._topology = topology
-        self._plans = plan_children(topology, config)
+        self._plans = plans
+        self._places = places
+        self._drain_s = drain_s
+        self._is_lost = is_lost
         self._log_dir = log_dir
         self._children: dict[str, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
@@ -182,15 +133,14 @@ class Supervisor:
         self._failure: BaseException | None = None
         """What ended a task of ours that only a stop should end."""
         self._notifier = Notifier()
-        self._environment = {**os.environ, SERVICE_VARIABLE: new_id()}
+        self._environment = {**os.environ, SERVICE_VARIABLE: places.service_id}
 
     async def run(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
         """Serve until SIGTERM, SIGINT or `stop`."""
-        check_connections(self._topology)
         for python in {plan.python for plan in self._plans} - {sys.executable}:
             await check_python(python)
         async with held_run_dir(self._topology.run_dir):
-            with stop_signals(self.stop):
+            with stop_signals(self.stop, *((signal.SIGUSR1,) if self._drain_s is not None else ())):
                 await self._serve(on_startup, on_ready)
         if self._failure is not None:
             raise self._failure
@@ -204,6 +154,8 @@ class Supervisor:
         tasks.append(asyncio.create_task(self._announce(on_startup, on_ready)))
         if self._engines.report():
             tasks.append(asyncio.create_task(self._report_starts()))
+        if self._is_lost is not None:
+            tasks.append(asyncio.create_task(self._watch_loss(self._is_lost)))
         for task in tasks:
             task.add_done_callback(self._note_failure)
         try:
@@ -213,6 +165,8 @@ class Supervisor:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self._failure is None and not self._usage_error:
+                await self._drain()
             await self._end_children()
             watchdog.cancel()
 
@@ -229,6 +183,11 @@ class Supervisor:
         while self._notifier.watchdog_s is not None:
             self._notifier.watchdog()
             await asyncio.sleep(self._notifier.watchdog_s)
+
+    async def _watch_loss(self, is_lost: Callable[[], bool]) -> None:
+        while not await asyncio.to_thread(is_lost):  # noqa: ASYNC110 - a file has no event
+            await asyncio.sleep(LOSS_S)
+        raise EndpointInUse("another `prorl serve` has taken this service's folder over; this one ends")
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -319,10 +278,12 @@ class Supervisor:
 
     async def _report_starts(self) -> None:
         """Report engines that are not ready to the backend broker; learn from its list which are."""
-        endpoint = self._topology.endpoint(self._topology.backend_broker.endpoint)
         owner = self._environment[SERVICE_VARIABLE]
+        while not (endpoint := self._places.backend_broker()):  # noqa: ASYNC110 - as above
+            await asyncio.sleep(REPORT_S)
+        keyring = Keyring.load(self._places.keys, self._places.roles)
         with zmq.Context() as context:
-            broker = AsyncRequestConnection(context, endpoint, Keyring.load(self._topology.security.keys, BROKER))
+            broker = AsyncRequestConnection(context, endpoint, keyring, self._places.backend_broker)
             try:
                 while True:
                     self._engines_changed.clear()
@@ -358,14 +319,18 @@ class Supervisor:
 
     async def _startup(self) -> AsyncIterator[Startup]:
         """Say what is missing, whenever that changes, until every process has reported to its broker."""
-        front_door = self._topology.endpoint(self._topology.rollout_broker.front_door)
         said: Startup | None = None
-        async with AsyncRolloutClient(front_door, timeout_s=MAX_PAUSE_S, keys=self._topology.security.keys) as client:
+        clients: list[AsyncRolloutClient] = []
+        keys = self._places.client_keys
+        async with AsyncExitStack() as opened:
             while True:
                 try:
-                    status = await client.status()
-                    self._note_backends(await client.backends.list())
-                    startup = self._compared(status)
+                    for door in [] if clients else self._places.front_doors():
+                        client = AsyncRolloutClient(door, timeout_s=MAX_PAUSE_S, keys=keys)
+                        clients.append(await opened.enter_async_context(client))
+                    statuses = [await client.status() for client in clients]
+                    self._note_backends(await clients[0].backends.list())
+                    startup = self._compared(statuses)
                 except ProrlError:
                     startup = Startup(0, len(self._plans), "the brokers")
                 if startup.there == startup.total:
@@ -375,28 +340,57 @@ class Supervisor:
                     yield startup
                 await asyncio.sleep(FIRST_PAUSE_S / 5)
 
-    def _compared(self, status: ServiceStatus) -> Startup:
+    def _compared(self, statuses: Sequence[ServiceStatus]) -> Startup:
         """Compare what has reported with what was planned; engines that failed are not waited for."""
         failed = self._engines.failed()
-        planned = [plan.name for plan in self._plans if plan.name not in failed]
-        wanted = {name for name in planned if name in self._engines} - self._backend_ids
+        planned = [plan for plan in self._plans if plan.name not in failed]
+        wanted = {plan.name for plan in planned if plan.name in self._engines} - self._backend_ids
         parts = sorted(wanted)
         missing = len(wanted)
-        for role in dict.fromkeys(stage.role for stage in self._topology.stage):
-            processes = sum(one.processes for one in self._topology.stage if one.role == role)
-            lacking = processes - sum(one.role == role for one in status.stages)
+        for role, count in Counter(plan.role for plan in planned if plan.role).items():
+            lacking = count - self._reported(role, count, statuses)
             if lacking > 0:
                 missing += lacking
                 parts.append(f"{lacking} {role} process{'es' if lacking > 1 else ''}")
         return Startup(len(planned) - missing, len(planned), ", ".join(parts))
 
+    def _reported(self, role: str, count: int, statuses: Sequence[ServiceStatus]) -> int:
+        """Return how many stage processes of a role have reported; a node reports its own as one, to each broker."""
+        node = self._places.node
+        if not node:
+            return sum(one.role == role for status in statuses for one in status.stages)
+        there = all(any(one.role == role and one.node == node for one in status.stages) for status in statuses)
+        return count if there else 0
+
+    async def _drain(self) -> None:
+        """Have stage processes end what they hold: EVAL last, since what RUN ends goes on there."""
+        until = asyncio.get_running_loop().time() + (self._drain_s or 0.0)
+        for roles in ({"init", "run"}, {"eval"}):
+            living = {plan.name for plan in self._living(STAGE_RANK) if plan.role in roles}
+            left_s = until - asyncio.get_running_loop().time()
+            if not living or left_s <= 0 or self._hurrying.is_set():
+                continue
+            log.info("draining %s for up to %.0f s; a second signal ends them now", ", ".join(sorted(living)), left_s)
+            self._notifier.status(f"draining {', '.join(sorted(living))}")
+            for name in living:
+                self._children[name].send_signal(signal.SIGUSR1)
+            ends = {asyncio.create_task(self._children[name].wait()): name for name in living}
+            late = await self._wait_for(ends, left_s, patience_s=left_s)
+            for task in ends:
+                task.cancel()
+            if late:
+                log.warning("%s had not ended all; the rest goes to other nodes", ", ".join(late))
+
+    def _living(self, rank: int) -> list[ChildPlan]:
+        return [
+            plan
+            for plan in self._plans
+            if plan.rank == rank and (child := self._children.get(plan.name)) and child.returncode is None
+        ]
+
     async def _end_children(self) -> None:
         for rank in sorted({plan.rank for plan in self._plans}, reverse=True):
-            living = {
-                asyncio.create_task(child.wait()): plan.name
-                for plan in self._plans
-                if plan.rank == rank and (child := self._children.get(plan.name)) and child.returncode is None
-            }
+            living = {asyncio.create_task(self._children[plan.name].wait()): plan.name for plan in self._living(rank)}
             for name in living.values():
                 self._children[name].terminate()
                 self._children[name].send_signal(signal.SIGCONT)  # one that was stopped could not end in good order
@@ -407,11 +401,13 @@ class Supervisor:
             if living:
                 await asyncio.wait(living)
 
-    async def _wait_for(self, ends: dict[asyncio.Task[int], str], limit_s: float) -> list[str]:
+    async def _wait_for(
+        self, ends: dict[asyncio.Task[int], str], limit_s: float, patience_s: float = PATIENCE_S
+    ) -> list[str]:
         """Wait until children have ended, `limit_s` have passed, or a second signal came; return those that live."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        patience, deadline = now + PATIENCE_S, now + limit_s
+        patience, deadline = now + patience_s, now + limit_s
         hurry = asyncio.create_task(self._hurrying.wait())
         living = set(ends)
         while living and not hurry.done() and (now := loop.time()) < deadline:

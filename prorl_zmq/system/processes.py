@@ -44,10 +44,10 @@ def begin_session(parent: int, nice: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on SIGTERM and SIGINT while the block runs on the current asyncio loop."""
+def stop_signals(stop: Callable[[], None], *more: signal.Signals) -> Iterator[None]:
+    """Call `stop` on SIGTERM, SIGINT and `more` while the block runs on the current asyncio loop."""
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = (signal.SIGTERM, signal.SIGINT, *more)
     for number in numbers:
         loop.add_signal_handler(number, stop)
     try:

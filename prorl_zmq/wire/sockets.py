@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 AnyFrame = TypeVar("AnyFrame", bound="bytes | zmq.Frame")
 
+ELSEWHERE = "192.0.2.1"
+"""An address that is nobody's (RFC 5737)."""
 IPC_PATH_LIMIT = 107
 """Longest path of a Unix socket on Linux, in bytes."""
 COPY_LIMIT_BYTES = 64 * 1024
@@ -113,7 +115,7 @@ def endpoint_beside(peer: str, ipc_path: str) -> str:
     host = _host(peer)
     if is_loopback_host(host):
         return "tcp://127.0.0.1:*"
-    if _is_own(host):
+    if is_own_address(host):
         return f"tcp://{host}:*"
     raise InvalidEndpoint(
         f"{peer} is on another machine; say with --bind tcp://HOST:* where it reaches us", endpoint=peer
@@ -189,7 +191,18 @@ def _host(endpoint: str) -> str:
     return endpoint.partition("://")[2].rpartition(":")[0]
 
 
-def _is_own(host: str) -> bool:
+def own_address() -> str:
+    """Return this machine's address towards others; that of loopback if there is no other."""
+    with plain_socket(AF_INET, SOCK_DGRAM) as probe:
+        try:
+            probe.connect((ELSEWHERE, 9))  # of a datagram socket: it only looks at the routes
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def is_own_address(host: str) -> bool:
+    """Tell whether a socket of this machine can be bound to an address."""
     try:
         with plain_socket(AF_INET, SOCK_DGRAM) as probe:
             probe.bind((str(ipaddress.IPv4Address(host)), 0))

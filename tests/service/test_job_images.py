@@ -10,7 +10,7 @@ from rootfs import tiny_root_filesystem
 
 from prorl_zmq import Job
 from prorl_zmq.config import SandboxSettings
-from prorl_zmq.service.supervisor import plan_children
+from prorl_zmq.service.child_plans import plan_children
 from prorl_zmq.wire.messages.jobs import Phase
 
 from .conftest import TestService, until

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import time
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ...config import default_front_door
 from ...errors import Busy, ProrlError, RequestTimeout
 from ...security.keyring import CLIENT, Keyring
+from ...service.service_folder import ServiceFolder
 from ...wire.messages.backends import (
     TAKE_BACK_S,
     BeginWeights,
@@ -40,7 +42,6 @@ from .transport import Lock, sleep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
     from ...data.trajectory import Trajectory
     from ...wire.messages.batches import CarryOver, GroupFilter
@@ -62,9 +63,11 @@ class RolloutClient:
         timeout_s: longest time, in seconds, that a call waits for the service unless it names another.
         keys: for a service over TCP with keys: the folder that has ours and the service's public one, or our secret
             file in it (see SECURITY.md). None: `$PRORL_KEYS`, and without it no keys.
+        service: the folder of `prorl serve --service`, which says where the session's broker is, also once it has
+            moved, and has keys; in place of `endpoint`. Several brokers share the sessions.
 
     Raises:
-        ConfigError: the key folder is not private, or lacks a key.
+        ConfigError: the key folder, or the service's, is not private, or lacks a key.
         InvalidEndpoint: the endpoint is malformed.
     """
 
@@ -75,11 +78,15 @@ class RolloutClient:
         session: str | None = None,
         timeout_s: float = 30.0,
         keys: str | Path | None = None,
+        service: str | Path | None = None,
     ) -> None:
         self.session = session if session is not None else new_id()
-        self._service = ServiceConnection(
-            endpoint if endpoint is not None else default_front_door(), Keyring.load(keys, CLIENT), timeout_s
-        )
+        folder = ServiceFolder.open(Path(service)) if service is not None else None
+        if folder is None:
+            endpoint = endpoint if endpoint is not None else default_front_door()
+        else:
+            keys = keys if keys is not None else folder.keys("client")
+        self._service = ServiceConnection(endpoint, Keyring.load(keys, CLIENT), timeout_s, folder, self.session)
         self._collecting = CollectState(self.session, new_id())
         self._collect_turn = Lock()
         self._keep_alive: KeepAlive | None = None
@@ -287,7 +294,9 @@ class RolloutClient:
         progress = BatchProgress(self.session, name, options, limit_bytes)
         progress.opened(self._service.ask(progress.open_request(), until))
         if self._keep_alive is None:
-            self._keep_alive = KeepAlive(self._service.endpoint, self._service.keyring, self.session, lease_s)
+            self._keep_alive = KeepAlive(
+                self._service.endpoint, self._service.keyring, self.session, lease_s, self._service.find
+            )
             weakref.finalize(self._service, self._keep_alive.stop).atexit = False
         self._keep_alive.shorten(lease_s)
         return Batch(self._service, name, progress)

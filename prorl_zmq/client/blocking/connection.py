@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -20,21 +21,39 @@ from ...wire.messages.base import new_id
 from ...wire.messages.front_door import Hello
 from ...wire.sockets import check_endpoint
 from ..requests import RESEND_S, read_reply
-from .transport import RequestSocket
+from .transport import RequestSocket, sleep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ...security.keyring import Keyring
+    from ...service.service_folder import ServiceFolder
     from ...wire.messages.front_door import Welcome
     from ..requests import Received
 
+FIND_S = 0.2
+"""How often to look for a broker that has not been announced."""
+
 
 class RequestConnection:
-    """Requests to one broker. Times are on the clock `time.monotonic`."""
+    """Requests to one broker. Times are on the clock `time.monotonic`.
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keyring: Keyring | None) -> None:
+    Args:
+        context: in which the socket is opened.
+        endpoint: where the broker is.
+        keyring: our keys; None: none.
+        find: returns where it is now, or nothing; asked while there are no replies. None: it does not move.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        keyring: Keyring | None,
+        find: Callable[[], str] | None = None,
+    ) -> None:
         self._endpoint = endpoint
+        self._find = find
         self._socket = RequestSocket(context, endpoint, keyring)
 
     def ask(self, request: Any, until: float) -> Any:
@@ -59,6 +78,7 @@ class RequestConnection:
             received = self._socket.receive(request.request_id, resend_at)
             if received is not None:
                 return received
+            self._follow()
             if time.monotonic() >= until:
                 waited = time.monotonic() - started
                 why = self._socket.handshake.problem or "is the service running? (`prorl serve`)"
@@ -69,15 +89,34 @@ class RequestConnection:
         """Close the socket; what waits for a reply gets `Closed`."""
         self._socket.close()
 
+    def _follow(self) -> None:
+        """Connect to where the broker is now, if that is another place; requests without a reply are resent there."""
+        place = self._find() if self._find is not None else ""
+        if place and place != self._endpoint:
+            self._socket.handshake.renew(place)
+            self._endpoint = place
+
 
 class ServiceConnection:
     """A client's connections to one service: to its front door, and to the backend broker that the front door names.
 
-    Each is opened by the first request. `timeout_s` is the limit of calls that name none.
+    Each is opened by the first request. `timeout_s` is the limit of calls that name none. With a service's `folder`,
+    the session's broker and the backend broker are where the folder says, also once they have moved.
     """
 
-    def __init__(self, endpoint: str, keyring: Keyring | None, timeout_s: float) -> None:
-        self.endpoint = check_endpoint(endpoint)
+    def __init__(
+        self,
+        endpoint: str | None,
+        keyring: Keyring | None,
+        timeout_s: float,
+        folder: ServiceFolder | None = None,
+        session: str = "",
+    ) -> None:
+        self.find = None if folder is None else partial(folder.front_door, session)
+        """Returns where the front door is now; None: it does not move."""
+        self._folder = folder
+        self._session = session
+        self.endpoint = check_endpoint(endpoint) if endpoint is not None else ""
         self.keyring = keyring
         self.timeout_s = timeout_s
         self.welcome: Welcome | None = None
@@ -99,7 +138,8 @@ class ServiceConnection:
     def hello(self, until: float) -> Welcome:
         """Ask the front door once where the backend broker is, and how large a job may be."""
         if self.welcome is None:
-            self.welcome = self._connection(self.endpoint).ask(Hello(new_id()), until)
+            self._find_first(until)
+            self.welcome = self._front_door().ask(Hello(new_id()), until)
         return self.welcome
 
     def ask(self, request: Any, until: float, payload: Sequence[bytes] = ()) -> Any:
@@ -111,23 +151,40 @@ class ServiceConnection:
     ) -> list[Received]:
         """Send a request to the front door; see `RequestConnection.ask_frames`."""
         self.hello(until)
-        return self._connection(self.endpoint).ask_frames(request, until, payload, held_s)
+        return self._front_door().ask_frames(request, until, payload, held_s)
 
     def ask_backend_broker(self, request: Any, until: float) -> Any:
         """Send a request to the backend broker and return the reply; see `RequestConnection.ask`."""
         welcome = self.hello(until)
-        return self._connection(welcome.backend_broker).ask(request, until)
+        find = None if self._folder is None else self._folder.backend_broker
+        return self._connection(welcome.backend_broker, find).ask(request, until)
 
     def close(self) -> None:
         self._dropped.detach()
         _close(self._context, self._connections)
 
-    def _connection(self, endpoint: str) -> RequestConnection:
+    def _front_door(self) -> RequestConnection:
+        return self._connection(self.endpoint, self.find)
+
+    def _connection(self, endpoint: str, find: Callable[[], str] | None) -> RequestConnection:
         if self.closed:
             raise Closed("the client was closed")
         if endpoint not in self._connections:
-            self._connections[endpoint] = RequestConnection(self._context, endpoint, self.keyring)
+            self._connections[endpoint] = RequestConnection(self._context, endpoint, self.keyring, find)
         return self._connections[endpoint]
+
+    def _find_first(self, until: float) -> None:
+        """Wait until the session's broker has been announced, if it never was."""
+        folder, started = self._folder, time.monotonic()
+        while not self.endpoint and folder is not None:
+            if place := folder.front_door(self._session):
+                self.endpoint = check_endpoint(place)
+            elif time.monotonic() >= until:
+                waited = time.monotonic() - started
+                name = folder.broker_of(self._session)
+                raise RequestTimeout(folder.not_announced(name, waited), timeout_s=waited)
+            else:
+                sleep(FIND_S)
 
 
 def _close(context: zmq.Context[zmq.Socket[bytes]], connections: dict[str, RequestConnection]) -> None:

@@ -28,6 +28,8 @@ from .base import (
 )
 from .jobs import LogprobsMode, Outcome, Phase, SandboxHandle
 
+ReportNumber = Annotated[int, Meta(ge=0, le=2**62)]
+
 
 class Task(Part, frozen=True):
     """A task that a stage process serves, with what the front door checks of an instance."""
@@ -40,29 +42,57 @@ class Task(Part, frozen=True):
 
 
 class StageReport(Message, frozen=True, kw_only=True):
-    """Announces a stage process, and keeps its leases: sent at the start and with every heartbeat.
+    """Says everything of a stage process: sent over each new connection, when the broker asks, and now and then.
 
-    Because each report says everything, a broker that was restarted knows its stage processes after one heartbeat.
+    In between, `MemberAlive` keeps its leases and says what has changed.
     """
 
     protocol: int = PROTOCOL_VERSION
     stage_id: Identifier
     """Names one process for its lifetime, never another one."""
+    member: Identifier | Literal[""] = ""
+    """Who reports: the node, for all of its stage processes; empty: the process itself."""
+    number: ReportNumber = 0
+    """Of the member's last `MemberAlive` before this one."""
     role: Phase
     node: Identifier
-    slots: Count
+    slots: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     endpoint: PathText
     """Where the process's PULL is bound."""
     curve_key: AnnouncedKey = ""
     tasks: Annotated[tuple[Task, ...], Meta(max_length=TASK_LIMIT)]
     welcomed: bool = False
     """The broker's welcome has arrived at `endpoint`; before that, the process gets no job."""
+    draining: bool = False
+    """It takes no more jobs, and ends what it holds; `StageLeaving` follows."""
     running: dict[JobIdentifier, Attempt] = {}
     """The jobs that it holds, with their attempts."""
+    origins: dict[JobIdentifier, Identifier] = {}
+    """Of those that say where they came from (`StartPhase.origin`)."""
     backends: dict[JobIdentifier, Identifier] = {}
     """RUN: the backends of those that have one."""
     ended: dict[JobIdentifier, Attempt] = {}
     """The jobs whose phase ended here and whose event the broker has not noted yet, with their attempts."""
+
+    @property
+    def from_member(self) -> str:
+        return self.member or self.stage_id
+
+
+class MemberAlive(Message, frozen=True, kw_only=True):
+    """Keeps the leases of a member, who has reported before, and says what began since: sent with every heartbeat.
+
+    A number that does not follow the last one tells the broker that a message was lost; it asks for full reports.
+    """
+
+    member: Identifier
+    number: ReportNumber
+    began: dict[Identifier, dict[JobIdentifier, Attempt]] = {}
+    """The phases that have arrived since the last report, by stage process; those that ended say so themselves."""
+    backends: dict[JobIdentifier, tuple[Attempt, Identifier]] = {}
+    """The backends that attempts of jobs have got since the last report."""
+    asks_demand: bool = False
+    """The broker is to send `SlotDemand`."""
 
 
 class StageLeaving(Message, frozen=True):
@@ -80,6 +110,8 @@ class PhaseEnd(Message, frozen=True, kw_only=True):
     phase: Phase
     number: Annotated[int, Meta(ge=0)] = 0
     """Names the event among those of its process, which sends it again until `EventsNoted` names it; 0: only once."""
+    origin: Identifier | Literal[""] = ""
+    """That of its `StartPhase`."""
     stop_reason: ShortText = ""
     backend: Identifier | Literal[""] = ""
     metrics: Metrics = {}
@@ -110,17 +142,19 @@ class PhaseFailed(PhaseEnd, frozen=True, kw_only=True):
     error: ErrorInfo
     retry: bool = False
     """Nothing was observed, so the phase may be tried again."""
+    given_back: bool = False
+    """Nothing was tried, so a retry spends no attempt."""
     sandbox_gone: bool = False
     """The sandbox that earlier phases left for this one is gone, so a retry begins with a new one."""
     reward: float | None = None
     """What a job earns that the agent itself has ended; finite."""
 
 
-StageEvent = StageReport | StageLeaving | PhaseDone | PhaseFailed
+StageEvent = StageReport | MemberAlive | StageLeaving | PhaseDone | PhaseFailed
 
 
 class StageWelcome(Message, frozen=True, kw_only=True):
-    """Answer to the first `StageReport` of a process."""
+    """Answer to the first `StageReport` of a member, and to what shows that a report was lost: report everything."""
 
     backend_broker: str
     heartbeat_s: Seconds
@@ -141,6 +175,8 @@ class StartPhase(Message, frozen=True, kw_only=True):
     phase: Phase
     sandbox: SandboxHandle | None = None
     phase_data: dict[str, Any] = {}
+    origin: Identifier | Literal[""] = ""
+    """From a node's broker: the rollout broker whose job it is."""
 
 
 class StopPhase(Message, frozen=True):
@@ -148,6 +184,12 @@ class StopPhase(Message, frozen=True):
 
     job_id: JobIdentifier
     attempt: Attempt
+
+
+class SlotDemand(Message, frozen=True):
+    """How many slots of each stage this broker's jobs could use, those they have included, in all of its nodes."""
+
+    slots: dict[Phase, Annotated[int, Meta(ge=0)]]
 
 
 class EventsNoted(Message, frozen=True):
@@ -162,4 +204,4 @@ class CloseSandbox(Message, frozen=True):
     sandbox: SandboxHandle
 
 
-StageCommand = StageWelcome | StageRefused | StartPhase | StopPhase | EventsNoted | CloseSandbox
+StageCommand = StageWelcome | SlotDemand | StageRefused | StartPhase | StopPhase | EventsNoted | CloseSandbox

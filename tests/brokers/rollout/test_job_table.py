@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from prorl_zmq.brokers.rollout.actions import Action, Close, End, Queued, Start, Stop, Unassign
+from prorl_zmq.brokers.rollout.held_jobs import STOP_GRACE_S
 from prorl_zmq.brokers.rollout.job_record import JobStatus
-from prorl_zmq.brokers.rollout.job_table import STOP_GRACE_S, JobTable
+from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.stage_pool import SlotClaim
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.wire import codec
@@ -31,14 +32,15 @@ class Table:
         self.actions: list[Action] = []
 
     def stage(
-        self, stage_id: str, slots: int = 1, node: str = "local", running: dict[str, int] | None = None
+        self, stage_id: str, slots: int = 0, node: str = "local", running: dict[str, int] | None = None
     ) -> list[Action]:
-        """A report of a process; its role is the first part of its name."""
+        """A report of a process; its role is the first part of its name, and its slots stay as they were."""
+        before = self.table.stages.get(stage_id)
         report = StageReport(
             stage_id=stage_id,
             role=Phase(stage_id.partition("-")[0]),
             node=node,
-            slots=slots,
+            slots=slots or (before.slots if before is not None else 1),
             endpoint="ipc://stage",
             tasks=(Task("math"),),
             running=running or {},

@@ -28,13 +28,14 @@ from hypothesis.stateful import (
 
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.rollout.actions import Close, End, Start, Stop, Unassign
+from prorl_zmq.brokers.rollout.held_jobs import STOP_GRACE_S
 from prorl_zmq.brokers.rollout.job_record import JobStatus
-from prorl_zmq.brokers.rollout.job_table import STOP_GRACE_S, JobTable
+from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.stage_pool import Requirement
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, PhaseLimits, SandboxHandle
-from prorl_zmq.wire.messages.stages import PhaseDone, PhaseFailed, StageReport, StartPhase, Task
+from prorl_zmq.wire.messages.stages import MemberAlive, PhaseDone, PhaseFailed, StageReport, StartPhase, Task
 
 LEASE_S = 10.0
 QUIET_S = 2.5
@@ -59,6 +60,8 @@ class ModelJob:
     holder: str | None = None
     attempt: int = 1
     given_back: int = 0
+    confirmed: bool = False
+    """Its holder has reported it, in whose lease it is."""
     lease_until: float = 0.0
     sandbox: SandboxHandle | None = None
     run_attempt: int = 0
@@ -78,9 +81,12 @@ class Worker:
     node: str
     slots: int
     tasks: tuple[str, ...]
+    number: int = 0
+    """Of its last report."""
     heard_at: float = 0.0
     known: bool = False
     quiet: bool = False
+    draining: bool = False
     gone: bool = False
     expected: bool = False
     """It held jobs at the last crash, and has not reported since."""
@@ -91,7 +97,9 @@ class Worker:
 
     def serves(self, need: tuple[Phase, str, str | None]) -> bool:
         role, task, node = need
-        return self.known and self.role == role and task in self.tasks and node in (None, self.node)
+        return (
+            self.known and not self.draining and self.role == role and task in self.tasks and node in (None, self.node)
+        )
 
 
 class JobTableMachine(RuleBasedStateMachine):
@@ -104,6 +112,8 @@ class JobTableMachine(RuleBasedStateMachine):
         self.table = self.new_table()
         self.journal = MemoryJournal()
         self.ended_before = 0
+        self.leaving = False
+        """A process leaves in good order: who waits on its node has spent nothing."""
         """Jobs that ended in the tables of killed brokers."""
         self.now = 100.0
         self.full: set[str] = set()
@@ -141,6 +151,37 @@ class JobTableMachine(RuleBasedStateMachine):
         running = sorted(worker.running)
         unseen = data.draw(st.sets(st.sampled_from(running)) if running else st.just(set()), label="not arrived")
         self.deliver_report(worker, {job_id: attempt for job_id, attempt in running if (job_id, attempt) not in unseen})
+
+    @precondition(lambda self: self.alive())
+    @rule(data=st.data(), lost=st.booleans())
+    def stay_alive(self, data: st.DataObject, lost: bool) -> None:
+        """A heartbeat that says what has begun, and perhaps follows one that was lost."""
+        worker = self.draw_worker(data)
+        running = sorted(worker.running)
+        began = data.draw(st.sets(st.sampled_from(running)) if running else st.just(set()), label="began")
+        worker.number += 1 + lost
+        alive = MemberAlive(member=worker.stage_id, number=worker.number, began={worker.stage_id: dict(sorted(began))})
+        if not worker.known:
+            assert self.table.member_alive(alive, self.now) == ([], False)
+            return
+        worker.quiet, worker.heard_at = False, self.now
+        for job in self.jobs.values():
+            if job.holder == worker.stage_id:
+                job.confirmed |= (job.job_id, job.attempt) in began
+                if job.confirmed:
+                    job.lease_until = self.now + LEASE_S
+        actions, follows = self.table.member_alive(alive, self.now)
+        assert follows != lost
+        self.check_actions(actions)
+
+    @precondition(lambda self: self.alive())
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        """A process takes nothing more, and ends what it has."""
+        worker = self.draw_worker(data)
+        worker.draining = self.leaving = True
+        self.deliver_report(worker, dict(worker.running.keys()))
+        self.leaving = False
 
     @precondition(lambda self: self.at_work())
     @rule(data=st.data())
@@ -221,7 +262,7 @@ class JobTableMachine(RuleBasedStateMachine):
         assert self.table.take_changes() == []
         for job in self.jobs.values():
             job.since = self.now
-            job.lease_until = self.now + LEASE_S
+            job.lease_until, job.confirmed = self.now + LEASE_S, False
         for worker in self.workers.values():
             held = [job for job in self.jobs.values() if job.holder == worker.stage_id]
             worker.known, worker.expected = False, bool(held)
@@ -258,7 +299,9 @@ class JobTableMachine(RuleBasedStateMachine):
             self.lose(job)
         worker.known = worker.expected = False
         worker.holds.clear()
+        self.leaving = True
         self.check_actions(self.table.stage_left(worker.stage_id, self.now), in_order=len(lost) < 2)
+        self.leaving = False
         return multiple(*(self.stopped(worker, command) for command in running.values()))
 
     @precondition(lambda self: self.alive())
@@ -424,7 +467,11 @@ class JobTableMachine(RuleBasedStateMachine):
 
     def is_full(self, node: str, task: str) -> bool:
         """As many jobs of a task wait for RUN or EVAL on a node as it has slots for."""
-        there = [w for w in self.workers.values() if w.known and not w.quiet and w.node == node and task in w.tasks]
+        there = [
+            w
+            for w in self.workers.values()
+            if w.known and not (w.quiet or w.draining) and w.node == node and task in w.tasks
+        ]
         here = [j for j in self.jobs.values() if j.holder is None and j.sandbox and j.sandbox.node == node]
         waiting = [j for j in here if j.task == task]
         return len(waiting) >= max(1, sum(w.slots for w in there if w.role != Phase.INIT))
@@ -532,7 +579,8 @@ class JobTableMachine(RuleBasedStateMachine):
         worker.holds &= {(job.job_id, job.attempt) for job in held} | named
         lost = [job for job in held if (job.job_id, job.attempt) not in named and anew]
         for job in held:
-            if (job.job_id, job.attempt) in named:
+            job.confirmed = (job.job_id, job.attempt) in named
+            if job.confirmed:
                 job.lease_until = self.now + LEASE_S
         for job in lost:
             worker.holds.discard((job.job_id, job.attempt))
@@ -547,6 +595,8 @@ class JobTableMachine(RuleBasedStateMachine):
             tasks=tuple(Task(name) for name in worker.tasks),
             running=running,
             ended=ended,
+            number=worker.number,
+            draining=worker.draining,
         )
         self.check_actions(self.table.stage_reported(report, self.now), in_order=len(lost) < 2)
 
@@ -614,6 +664,7 @@ class JobTableMachine(RuleBasedStateMachine):
             passed_over = self.full | self.unlooked if job.phase == Phase.INIT else set()
             assert job.sequence == min([o.sequence for o in waiting if o.session not in passed_over] + [job.sequence])
         job.holder, job.since, job.lease_until = worker.stage_id, self.now, self.now + LEASE_S
+        job.confirmed = False
         worker.holds.add((job.job_id, job.attempt))
         if not worker.gone:
             for older in [hold for hold in worker.running if hold[0] == job.job_id]:
@@ -642,6 +693,7 @@ class JobTableMachine(RuleBasedStateMachine):
                 assert job.holder is None
                 assert not any(worker.serves(job.need) for worker in self.workers.values())
                 job.phase, job.sandbox, before = Phase.INIT, None, job.phase
+                job.given_back += self.leaving
                 job.given_back += 0 < job.run_attempt < job.attempt
                 if job.attempt - job.given_back >= job.max_attempts:
                     job.phase = before

@@ -1,0 +1,1 @@
+"""The broker of one node: between its stage processes and the rollout brokers."""

@@ -1,0 +1,166 @@
+"""A node's connection to one rollout broker: what it is told, and what it sends.
+
+    PUSH  → the broker's stage events: reports of the pools, phases ended, with the node's own numbers
+    PULL  (bound, announced) ← the broker: phases to start and stop, events noted, its demand for slots
+
+A pool is all stage processes of one role here, towards this broker one stage process. Each new connection begins with
+full reports. A broker that moved is connected to at its new place; nothing else changes for the stage processes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import zmq
+from msgspec.structs import replace
+
+from ...security.handshake import Handshake
+from ...security.keyring import connect_to_service
+from ...security.rights import Listener
+from ...wire import codec
+from ...wire.change_reports import ChangeReports
+from ...wire.messages.stages import StageLeaving, StageReport
+from ...wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, NOBLOCK, open_socket, send
+from .event_numbers import EventNumbers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...security.keyring import Keyring
+    from ...security.zap_authenticator import ZapAuthenticator
+    from ...wire.messages.jobs import Phase
+    from ...wire.messages.stages import PhaseDone, PhaseFailed, StageEvent
+    from ...wire.sockets import Frame
+
+DEMAND_EVERY = 5
+"""Heartbeats from one question for a broker's demand to the next."""
+
+
+class BrokerLink:
+    """Raises `InvalidEndpoint` where it cannot bind or connect."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        broker: str,
+        node_id: str,
+        place: str,
+        bind: str,
+        authenticator: ZapAuthenticator,
+        keyring: Keyring | None,
+    ) -> None:
+        self.broker = broker
+        self.welcomed = False
+        self.demand: dict[Phase, int] = {}
+        self.demand_at = 0.0
+        """When the broker last told its demand."""
+        self.events = EventNumbers()
+        self._context = context
+        self._keyring = keyring
+        self._node_id = node_id
+        self._reports = ChangeReports(node_id)
+        self._backends: dict[str, str] = {}
+        self._beats = 0
+        self._slots: dict[str, int] = {}
+        """Of each pool, as they were reported last."""
+        self.inbox = open_socket(context, zmq.PULL, JOB_FRAME_BYTES)
+        self.endpoint = authenticator.bind(self.inbox, bind, Listener.STAGE_INBOX)
+        self.curve_key = authenticator.curve_key(self.endpoint)
+        self._place = ""
+        self._open(place)
+
+    def connect(self, place: str) -> None:
+        """Connect to where the broker is now, if that is another place."""
+        if place != self._place:
+            self._shut()
+            self._open(place)
+
+    @property
+    def place(self) -> str:
+        return self._place
+
+    @property
+    def problem(self) -> str:
+        """Why there is no connection; empty: nothing is known of it."""
+        return self._handshake.problem
+
+    def want_full(self) -> None:
+        self._reports.want_full()
+
+    def pool(self, role: Phase) -> str:
+        """Return the name of a pool, as this broker knows it."""
+        return f"{role}-{self._node_id}"
+
+    def note_backend(self, job_id: str, backend: str) -> None:
+        self._backends[job_id] = backend
+
+    def report(self, running: dict[Phase, dict[str, int]], pools: Sequence[StageReport]) -> None:
+        """Send a heartbeat: `pools` has what is to be said of each pool beside its phases."""
+        if any(event == zmq.Event.HANDSHAKE_SUCCEEDED for event in self._handshake.drain()):
+            self._reports.want_full()
+        if self._handshake.refused:
+            self._handshake.renew()
+        held = {self.pool(role): phases for role, phases in running.items()}
+        jobs = {job_id for phases in held.values() for job_id in phases}
+        self._backends = {job_id: backend for job_id, backend in self._backends.items() if job_id in jobs}
+        slots = {pool.stage_id: pool.slots for pool in pools}
+        if slots != self._slots:
+            self._reports.want_full()
+        if self._reports.is_full(held, self._backends) or not self.welcomed:
+            self._slots = slots
+            for pool in pools:
+                self.send(replace(pool, number=self._reports.number, welcomed=self.welcomed))
+            return
+        alive = self._reports.changes(held, self._backends)
+        self._beats += 1
+        self.send(replace(alive, asks_demand=self._beats % DEMAND_EVERY == 1))
+
+    def full(self, role: Phase, phases: dict[str, int], **more: Any) -> StageReport:
+        """Return the full report of a pool."""
+        return StageReport(
+            stage_id=self.pool(role),
+            member=self._node_id,
+            role=role,
+            endpoint=self.endpoint,
+            curve_key=self.curve_key,
+            running=phases,
+            ended=self.events.ended(role),
+            backends={job_id: self._backends[job_id] for job_id in phases if job_id in self._backends},
+            **more,
+        )
+
+    def end(self, event: PhaseDone | PhaseFailed, block: Sequence[Frame] = ()) -> None:
+        """Send on the end of a phase of a stage process."""
+        number = self.events.number(event.stage_id, event.number, event.phase, event.job_id, event.attempt)
+        self.send(replace(event, stage_id=self.pool(event.phase), number=number, origin=""), block)
+
+    def give_back(self, event: PhaseFailed) -> None:
+        """Send the end of a phase that nobody will send again; if it is lost, the next full report lacks the phase."""
+        self.send(replace(event, stage_id=self.pool(event.phase)))
+
+    def leave(self, roles: Sequence[Phase]) -> None:
+        for role in roles:
+            self.send(StageLeaving(self.pool(role)))
+
+    def send(self, event: StageEvent, block: Sequence[Frame] = ()) -> None:
+        """Send an event; one that the broker does not take is sent again by who made it."""
+        try:
+            send(self._out, [codec.encode(event), *block], NOBLOCK)
+        except zmq.Again:
+            self._reports.want_full()
+
+    def close(self) -> None:
+        self._shut(linger_ms=1000)
+        self.inbox.close()
+
+    def _open(self, place: str) -> None:
+        self._place = place
+        self._out = open_socket(self._context, zmq.PUSH, CONTROL_FRAME_BYTES)
+        self._handshake = Handshake(self._out, place, self._keyring)
+        self._handshake.watch()
+        connect_to_service(self._out, place, self._keyring)
+        self._reports.want_full()
+
+    def _shut(self, linger_ms: int = 0) -> None:
+        self._handshake.close()
+        self._out.close(linger_ms)

@@ -1,0 +1,60 @@
+"""The numbers under which a node sends on the ends of phases, until a rollout broker has noted them. Pure.
+
+Each stage process counts its own events, and sends one again that was not noted. Towards the broker the node counts,
+and an event that comes again keeps its number there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ...wire.messages.jobs import Phase
+
+
+class _Sent(NamedTuple):
+    stage_id: str
+    number: int
+    phase: Phase
+    job_id: str
+    attempt: int
+
+
+class EventNumbers:
+    def __init__(self) -> None:
+        self._last = 0
+        self._sent: dict[int, _Sent] = {}
+        self._known: dict[tuple[str, int], int] = {}
+
+    def number(self, stage_id: str, number: int, phase: Phase, job_id: str, attempt: int) -> int:
+        """Return the node's number of a stage process's event."""
+        known = self._known.get((stage_id, number))
+        if known is not None:
+            return known
+        self._last += 1
+        self._sent[self._last] = _Sent(stage_id, number, phase, job_id, attempt)
+        self._known[stage_id, number] = self._last
+        return self._last
+
+    def noted(self, numbers: Iterable[int]) -> dict[str, tuple[int, ...]]:
+        """The broker has noted events: return their own numbers, by stage process."""
+        found: defaultdict[str, list[int]] = defaultdict(list)
+        for number in numbers:
+            sent = self._sent.pop(number, None)
+            if sent is not None:
+                del self._known[sent.stage_id, sent.number]
+                found[sent.stage_id].append(sent.number)
+        return {stage_id: tuple(own) for stage_id, own in found.items()}
+
+    def ended(self, phase: Phase) -> dict[str, int]:
+        """Return the jobs of a stage whose events the broker has not noted yet, with their attempts."""
+        return {sent.job_id: sent.attempt for sent in self._sent.values() if sent.phase == phase}
+
+    def forget(self, stage_id: str) -> None:
+        """A stage process is gone, and does not send its events again."""
+        for number in [number for number, sent in self._sent.items() if sent.stage_id == stage_id]:
+            sent = self._sent.pop(number)
+            del self._known[sent.stage_id, sent.number]

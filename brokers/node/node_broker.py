@@ -1,0 +1,365 @@
+"""The broker of one node: to its stage processes a rollout broker, to rollout brokers one stage process of each role.
+
+    PULL  stage events, in the run folder  ← the node's stage processes
+    PUSH, one per stage process             → phases to start and stop
+    `BrokerLink`, one per rollout broker    ⇄ the rollout brokers
+
+So a rollout broker has one connection, one lease and one heartbeat for each node, whatever runs there. Several rollout
+brokers share the node's slots: the node alone divides them (`slot_shares`).
+
+It keeps nothing on disk. When it dies, the stage processes go on working, report to the next one what they have, and
+send again the ends of phases that no rollout broker has noted. When a stage process dies, its phases are given to the
+rollout brokers at once, as lost. When a rollout broker dies, its jobs go on; while it is away its slots flow to the
+others as they come free.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zmq
+
+from ...errors import LeaseLost, MalformedMessage, from_info
+from ...security.keyring import WORKER, Keyring
+from ...security.rights import Listener
+from ...security.zap_authenticator import ZapAuthenticator
+from ...wire import codec
+from ...wire.messages.jobs import Outcome, Phase
+from ...wire.messages.stages import (
+    CloseSandbox,
+    EventsNoted,
+    MemberAlive,
+    PhaseDone,
+    PhaseFailed,
+    SlotDemand,
+    StageCommand,
+    StageEvent,
+    StageLeaving,
+    StageRefused,
+    StageReport,
+    StageWelcome,
+    StartPhase,
+    StopPhase,
+)
+from ...wire.sockets import open_socket, receive
+from ..loop import Loop
+from ..rollout.stage_connections import StageConnections
+from .broker_link import BrokerLink
+from .node_table import NodeTable, Refusal
+from .slot_shares import divide
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ...wire.sockets import Frame
+    from .node_table import HeldPhase
+
+BATCH = 256
+LOCAL_LEASE_S = 10.0
+"""How long a silent stage process keeps its phases."""
+LOCAL_QUIET_S = 2.5
+FIRST_REPORT_S = 0.5
+LOOK_S = 2.0
+"""How often to look where the rollout brokers are."""
+DEMAND_LOST_S = 15.0
+"""A rollout broker that has not told its demand for so long gets no slots but those that it uses."""
+
+log = logging.getLogger("prorl.node_broker")
+
+
+class _JobTask(msgspec.Struct):
+    """What is read of a packed job here."""
+
+    task: str
+
+
+_task_of = msgspec.msgpack.Decoder(_JobTask).decode
+
+
+class NodeBroker:
+    """Bound and ready to `run`.
+
+    Args:
+        node: the node's name.
+        node_id: the name of this node's life, the same for each broker that the node has in it.
+        stage_events: where the node's stage processes connect, `ipc://`.
+        bind: where rollout brokers reach the node, such as `tcp://10.0.0.7:*`.
+        places: returns where the stage events of each rollout broker are, by name.
+        keys: the key folder; None: that of `$PRORL_KEYS`, or none.
+
+    Raises:
+        EndpointInUse, InvalidEndpoint: it could not bind.
+    """
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        node_id: str,
+        stage_events: str,
+        bind: str,
+        places: Callable[[], Mapping[str, str]],
+        keys: Any = None,
+        insecure: bool = False,
+    ) -> None:
+        self._node = node
+        self._places = places
+        self._loop = Loop()
+        keyring = Keyring.load(keys, WORKER)
+        self._authenticator = ZapAuthenticator(self._loop.context, keyring, insecure=insecure)
+        self._table = NodeTable(LOCAL_LEASE_S, LOCAL_QUIET_S)
+        self._stages: StageConnections | None = None
+        """Once a rollout broker has said where the backend broker is."""
+        self._announced: dict[Phase, StageReport] = {}
+        """What stage processes have reported before that: the node's pools, which have no slots yet."""
+        self._waiting: list[tuple[BrokerLink, StartPhase, Sequence[Frame]]] = []
+        """Phases of jobs whose ids another broker's jobs have here."""
+        self._heartbeat_s = FIRST_REPORT_S
+        self._next_report = self._next_look = self._loop.clock.now()
+        self._refused: StageRefused | None = None
+        try:
+            self._events = open_socket(self._loop.context, zmq.PULL)
+            self._authenticator.bind(self._events, stage_events, Listener.STAGE_EVENTS)
+            self._links = {
+                name: BrokerLink(self._loop.context, name, node_id, place, bind, self._authenticator, keyring)
+                for name, place in places().items()
+            }
+        except BaseException:
+            self._loop.close()
+            raise
+
+    def run(self) -> None:
+        """Serve until `stop`, SIGTERM or SIGINT; raise why a rollout broker refuses this node."""
+        self._loop.register(self._events, self._drain_events)
+        for link in self._links.values():
+            self._loop.register(link.inbox, lambda link=link: self._drain_commands(link))  # type: ignore[misc]
+        self._authenticator.register(self._loop.register)
+        try:
+            self._loop.run(self._housekeep, lambda: log.info("ready: node %s", self._node))
+            for link in self._links.values():
+                link.leave(self._table.roles())
+        finally:
+            if self._stages is not None:
+                self._stages.close()
+            for link in self._links.values():
+                link.close()
+            self._loop.close()
+        if self._refused is not None:
+            raise from_info(self._refused.error)
+
+    def stop(self) -> None:
+        self._loop.stop()
+
+    # From rollout brokers ---------------------------------------------------------------------------------------------
+
+    def _drain_commands(self, link: BrokerLink) -> None:
+        for _ in range(BATCH):
+            try:
+                header, *rest = receive(link.inbox, copied=1)
+            except zmq.Again:
+                return
+            except MalformedMessage as error:
+                log.warning("dropped a command: %s", error)
+                continue
+            try:
+                self._handle_command(link, codec.decode(header, StageCommand), rest)  # type: ignore[arg-type]
+            except MalformedMessage as error:
+                log.warning("dropped a malformed command: %s", error)
+
+    def _handle_command(self, link: BrokerLink, command: StageCommand, rest: Sequence[Frame]) -> None:
+        match command:
+            case StartPhase():
+                self._start(link, command, rest)
+            case StopPhase():
+                self._waiting = [one for one in self._waiting if one[1].job_id != command.job_id or one[0] is not link]
+                stage_id = self._table.holder(link.broker, command.job_id, command.attempt)
+                if stage_id is not None:
+                    self._tell(stage_id, command)
+            case EventsNoted():
+                for stage_id, numbers in link.events.noted(command.numbers).items():
+                    self._tell(stage_id, EventsNoted(numbers))
+            case CloseSandbox():
+                stage_id = self._table.stages.on_node(self._node)
+                if stage_id is not None:
+                    self._tell(stage_id, command)
+            case SlotDemand():
+                link.demand, link.demand_at = command.slots, self._loop.clock.now()
+            case StageWelcome():
+                self._heartbeat_s = command.heartbeat_s
+                link.welcomed = True
+                link.want_full()
+                self._next_report = self._loop.clock.now()
+                if self._stages is None:
+                    self._stages = StageConnections(self._loop.context, None, command)
+                    log.info("node %s joined %s", self._node, link.place)
+            case StageRefused():
+                self._refused = command
+                self._loop.stop()
+
+    def _start(self, link: BrokerLink, command: StartPhase, rest: Sequence[Frame]) -> None:
+        if len(rest) != 1:
+            raise MalformedMessage(f"start_phase came with {len(rest)} further frames, not 1")
+        try:
+            task = _task_of(bytes(rest[0])).task
+        except msgspec.MsgspecError as error:
+            raise MalformedMessage(f"job {command.job_id} cannot be read: {error}") from error
+        held = self._table.start(link.broker, command, task)
+        if held is Refusal.NOT_YET:
+            self._waiting.append((link, command, rest))
+        elif held is Refusal.NO_SLOT:
+            self._give_back(link, command.job_id, command.attempt, command.phase, "no slot was free on its node")
+        else:
+            self._tell(held.stage_id, msgspec.structs.replace(command, origin=link.broker), *rest)
+
+    def _give_back(
+        self, link: BrokerLink, job_id: str, attempt: int, phase: Phase, why: str, *, lost: bool = False
+    ) -> None:
+        """Have a broker give a phase to others: `lost` if it was begun here, so that its attempt is spent."""
+        error = LeaseLost(f"{phase} was given back by node {self._node}: {why}", stage_id=link.pool(phase))
+        link.give_back(
+            PhaseFailed(
+                stage_id=link.pool(phase),
+                job_id=job_id,
+                attempt=attempt,
+                phase=phase,
+                outcome=Outcome.INFRASTRUCTURE_ERROR,
+                error=error.info(),
+                retry=True,
+                given_back=not lost,
+            )
+        )
+
+    # From stage processes ---------------------------------------------------------------------------------------------
+
+    def _drain_events(self) -> None:
+        for _ in range(BATCH):
+            try:
+                header, *rest = receive(self._events, copied=1)
+            except zmq.Again:
+                return
+            except MalformedMessage as error:
+                log.warning("dropped a stage event: %s", error)
+                continue
+            try:
+                self._handle_event(codec.decode(header, StageEvent), rest)  # type: ignore[arg-type]
+            except MalformedMessage as error:
+                log.warning("dropped a malformed stage event: %s", error)
+
+    def _handle_event(self, event: StageEvent, rest: Sequence[Frame]) -> None:
+        now = self._loop.clock.now()
+        if self._stages is None:
+            if isinstance(event, StageReport) and event.role not in self._announced:
+                self._announced[event.role] = event
+                self._report_soon()
+            return  # stage processes say everything again, and have nothing to do before
+        match event:
+            case StageReport():
+                if self._stages.reported(event, "", now):
+                    self._report_of(event, now)
+            case MemberAlive():
+                for job_id, (attempt, backend) in event.backends.items():
+                    for link in self._links.values():
+                        if self._table.holder(link.broker, job_id, attempt) is not None:
+                            link.note_backend(job_id, backend)
+                if not self._table.alive(event, now):
+                    self._stages.welcome(event.member)
+            case StageLeaving():
+                self._lose(event.stage_id, self._table.left(event.stage_id), "its stage process has ended", lost=False)
+                self._stages.left(event.stage_id)
+                self._report_soon()
+            case PhaseDone() | PhaseFailed():
+                self._table.ended(event.stage_id, event.job_id, event.attempt)
+                link_of = self._links.get(event.origin)
+                if link_of is not None:
+                    link_of.end(event, rest)
+                self._start_waiting()
+
+    def _report_of(self, report: StageReport, now: float) -> None:
+        slots = self._table.slots(report.role)
+        if report.stage_id not in self._table.stages:
+            log.info("%s process %s joined: %d slots", report.role, report.stage_id, report.slots)
+        self._table.reported(report, now, next(iter(self._links)))
+        if self._table.slots(report.role) != slots:
+            self._report_soon()
+
+    def _start_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            self._start(*each)
+
+    def _lose(self, stage_id: str, held: Sequence[HeldPhase], why: str, *, lost: bool) -> None:
+        """A stage process is gone, with what it held and the events that it would have sent again."""
+        for link in self._links.values():
+            link.events.forget(stage_id)
+        for one in held:
+            link_of = self._links.get(one.broker)
+            if link_of is not None:
+                self._give_back(link_of, one.job_id, one.attempt, one.phase, why, lost=lost)
+
+    # Time -------------------------------------------------------------------------------------------------------------
+
+    def _housekeep(self) -> float:
+        now = self._loop.clock.now()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_S
+            for name, place in self._places().items():
+                if name in self._links:
+                    self._links[name].connect(place)
+        if now >= self._next_report:
+            self._next_report = now + self._heartbeat_s
+            self._look_at_stages(now)
+            self._report(now)
+        return max(0.0, self._next_report - now)
+
+    def _look_at_stages(self, now: float) -> None:
+        if self._stages is None:
+            return
+        for member in self._stages.broken():
+            self._table.stages.disconnected(member, now)
+        for stage_id, held in self._table.expire(now).items():
+            self._lose(stage_id, held, "its stage process died or hangs", lost=True)
+        self._stages.drop_silent(self._table.stages, now - LOCAL_LEASE_S)
+
+    def _report(self, now: float) -> None:
+        if self._stages is None:
+            for link in self._links.values():
+                none = {"node": self._node, "slots": 0}
+                link.report({}, [link.full(role, {}, tasks=one.tasks, **none) for role, one in self._announced.items()])
+            return
+        roles = self._table.roles()
+        shares = {role: self._shares(role, now) for role in roles}
+        for link in self._links.values():
+            running = self._table.running(link.broker)
+            pools = [
+                link.full(
+                    role,
+                    running.get(role, {}),
+                    node=self._node,
+                    slots=shares[role][link.broker],
+                    tasks=self._table.tasks(role),
+                    draining=self._table.is_draining(role),
+                )
+                for role in roles
+            ]
+            link.report(running, pools)
+
+    def _shares(self, role: Phase, now: float) -> dict[str, int]:
+        slots = self._table.slots(role)
+        if len(self._links) == 1:
+            return dict.fromkeys(self._links, slots)
+        heard = {name: link.demand_at + DEMAND_LOST_S > now for name, link in self._links.items()}
+        demand = {name: self._links[name].demand.get(role, 0) for name, there in heard.items() if there}
+        used = self._table.used(role)
+        return {**{name: used.get(name, 0) for name in self._links}, **divide(slots, demand, used, self._node)}
+
+    def _report_soon(self) -> None:
+        """Tell the brokers before the next heartbeat that there are more slots, or fewer."""
+        for link in self._links.values():
+            link.want_full()
+        self._next_report = self._loop.clock.now()
+
+    def _tell(self, stage_id: str, command: StageCommand, *frames: Frame) -> None:
+        if self._stages is not None:
+            self._stages.send(stage_id, command, *frames)

@@ -1,0 +1,53 @@
+"""When each of many things is to be looked at next. Pure. Looking costs by what is due, not by how many there are.
+
+Each key has one deadline. One that moves to a later time costs nothing until its earlier time comes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Key = TypeVar("Key", str, int)
+
+SPARE_ENTRIES = 64
+"""Heap entries beyond twice the keys that are kept before those without a use are swept out."""
+
+
+class Deadlines(Generic[Key]):
+    def __init__(self) -> None:
+        self._at: dict[Key, float] = {}
+        self._heap: list[tuple[float, Key]] = []
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._at
+
+    def set(self, key: Key, at: float) -> None:
+        """Look at a key at a time, in place of the time that it had."""
+        before = self._at.get(key)
+        self._at[key] = at
+        if before is None or at < before:
+            heapq.heappush(self._heap, (at, key))
+            if len(self._heap) > 2 * len(self._at) + SPARE_ENTRIES:
+                self._heap = [(when, one) for one, when in self._at.items()]
+                heapq.heapify(self._heap)
+
+    def discard(self, key: Key) -> None:
+        self._at.pop(key, None)
+
+    def due(self, now: float) -> Iterator[Key]:
+        """Take out and yield each key whose time has come, the earliest first."""
+        while self._heap and self._heap[0][0] <= now:
+            when, key = heapq.heappop(self._heap)
+            at = self._at.get(key)
+            if at is not None and at > when:
+                heapq.heappush(self._heap, (at, key))
+            elif at is not None:
+                del self._at[key]
+                yield key

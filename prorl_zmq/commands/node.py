@@ -1,0 +1,110 @@
+"""`prorl node`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from msgspec.structs import replace
+
+from ..config import StageSettings, Topology
+from ..errors import ConfigError
+from ..service.service_folder import ServiceFolder, forget_node, note_node
+from ..system.logs import start_logging
+from ..system.node_name import allocation, short_id
+from ..wire.messages.base import Identifier
+from ..wire.messages.jobs import Phase
+from . import options
+from .service import check_sandboxes, checked_address, node_topology, supervise
+
+DRAIN_S = 30.0
+NodeName = Annotated[Identifier, msgspec.Meta(max_length=100)]
+"""The names of its stage processes begin with it."""
+
+
+def node(
+    service: Annotated[
+        Path, typer.Option(metavar="DIR", envvar="PRORL_SERVICE", help="The folder that `prorl serve --service` made.")
+    ],
+    name: Annotated[
+        str, typer.Option(help="The node's name. [default: of the host and its allocation or run folder]")
+    ] = "",
+    slots: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=N", help="Stage processes of a role here: one with N slots, or none; may be repeated."
+        ),
+    ] = None,
+    engines: Annotated[bool, typer.Option(help="Start the engines of the topology file here.")] = True,
+    drain_s: Annotated[
+        float, typer.Option(min=0, max=86_400, help="Seconds that jobs have to end, once told to stop; 0: none.")
+    ] = DRAIN_S,
+    address: options.Address = "",
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Private folder of sockets and sandboxes, of this machine. [default: per allocation]"),
+    ] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="For one log file per process. [default: stderr]")] = None,
+    log_format: options.LogFormatOption = None,
+    log_level: options.LogLevelOption = None,
+) -> None:
+    """Start and supervise the stage processes and engines of one node of a service.
+
+    What it starts stands in the service's topology.toml. SIGTERM, SIGUSR1 and Ctrl-C drain the node: it takes nothing
+    new, ends what it can within --drain-s, gives the rest back, no attempt spent, and ends with code 0; a second signal
+    ends it at once. Brokers that were restarted elsewhere are found again. Exit codes: as of `prorl serve`.
+    """
+    from ..service.broker_places import announced_places
+    from ..service.child_plans import plan_node
+    from ..service.supervisor import Supervisor
+
+    folder = ServiceFolder.open(service)
+    own = name or (f"{socket.gethostname()}-{allocation()}" if allocation() else short_id(str(folder.path)))
+    topology = node_topology(folder, run_dir, own, log_format, log_level)
+    topology = replace(
+        topology,
+        service=replace(topology.service, node=_checked_name(name)),
+        stage=_stages(topology, options.named_texts("--slots", slots, "ROLE=N")),
+        backends=topology.backends if engines else (),
+    )
+    start_logging("node", topology.service.log_format, topology.service.log_level)
+    if not topology.stage and not topology.backends:
+        raise ConfigError("there is nothing to do here: no stage processes and no engines", key="slots")
+    if topology.stage:
+        check_sandboxes(topology, "prorl node")
+    plans = plan_node(topology, folder, checked_address(address))
+    about = {"host": socket.gethostname(), "allocation": allocation(), "pid": os.getpid(), "started_at": time.time()}
+    note_node(folder, topology.node, about)
+    places = announced_places(folder, topology.node, of_ours=False)
+    try:
+        supervisor = Supervisor(topology, plans, places, log_dir, drain_s=drain_s)
+        supervise(supervisor, "prorl node", f"ready: {topology.node}")
+    finally:
+        forget_node(folder, topology.node)
+
+
+def _stages(topology: Topology, slots: dict[str, str]) -> tuple[StageSettings, ...]:
+    """Return the stage processes of a topology, those of the roles that are named with so many slots."""
+    changed = []
+    for role, text in slots.items():
+        if role not in set(Phase) or not text.isdecimal() or int(text) > 10_000:
+            raise ConfigError(
+                f"--slots {role}={text}: write ROLE=N, with init, run or eval, and up to 10000", key="slots"
+            )
+        if int(text):
+            changed.append(StageSettings(Phase(role), slots=int(text)))
+    return (*(stage for stage in topology.stage if stage.role not in slots), *changed)
+
+
+def _checked_name(name: str) -> str:
+    try:
+        return msgspec.convert(name or "node", NodeName) and name
+    except msgspec.ValidationError:
+        raise ConfigError(
+            f"--name {name!r} cannot be a node's: letters, digits and . _ : - only, 100 at most", key="name"
+        ) from None

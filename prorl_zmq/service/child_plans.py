@@ -1,0 +1,144 @@
+"""Which processes `prorl serve` and `prorl node` start, with all their flags. Pure: nothing is started here.
+
+A service without a folder is one node, whose processes meet in its run folder or at fixed endpoints. With a folder, the
+brokers take free TCP ports and announce them there; a node's stage processes meet its own broker in the run folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..config import BackendSettings, GatewaySettings, Topology
+    from .service_folder import ServiceFolder
+
+BROKER_RANK, ENGINE_RANK, STAGE_RANK = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class ChildPlan:
+    name: str
+    arguments: tuple[str, ...]
+    """Of `python -m prorl_zmq.cli`."""
+    rank: int
+    """Children end in descending order of rank: first those that work, last the brokers."""
+    python: str = sys.executable
+    role: str = ""
+    """A stage process's."""
+
+
+def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
+    """List the processes of a service without a folder, in the order in which they start."""
+    keys = ["--keys", topology.security.keys] if topology.security.keys else []
+    shared = [*_shared(topology), *keys, *(["--insecure"] if topology.service.insecure else [])]
+    broker = [*(["--config", str(config)] if config is not None else []), *shared]
+    stage_events = topology.endpoint(topology.rollout_broker.stage_events)
+    backend_broker = topology.endpoint(topology.backend_broker.endpoint)
+    plans = [
+        ChildPlan("backend-broker", ("prorl", "broker", "backend", *broker), BROKER_RANK),
+        ChildPlan("rollout-broker", ("prorl", "broker", "rollout", *broker), BROKER_RANK),
+        *_engines(topology, ["--connect", backend_broker, *shared], "engine"),
+        *_stages(topology, ["--connect", stage_events, *shared]),
+    ]
+    if topology.gateway.bind:
+        front_door = topology.endpoint(topology.rollout_broker.front_door)
+        plans.append(_gateway(topology.gateway, ["--front-door", front_door, *shared]))
+    return plans
+
+
+def plan_brokers(topology: Topology, folder: ServiceFolder, address: str) -> list[ChildPlan]:
+    """List the brokers of a service with a folder, and its gateway."""
+    place = ["--service", str(folder.path), "--address", address, *_shared(topology)]
+    brokers = [ChildPlan("backend-broker", ("prorl", "broker", "backend", *place), BROKER_RANK)]
+    brokers += [
+        ChildPlan(name, ("prorl", "broker", "rollout", "--name", name, *place), BROKER_RANK)
+        for name in folder.rollout_brokers
+    ]
+    if topology.gateway.bind:
+        brokers.append(_gateway(topology.gateway, ["--service", str(folder.path), *_shared(topology)]))
+    return brokers
+
+
+def plan_node(topology: Topology, folder: ServiceFolder, address: str) -> list[ChildPlan]:
+    """List the processes of one node of a service with a folder."""
+    keys = ["--keys", str(folder.keys("node")), *_shared(topology)]
+    plans = []
+    if topology.stage:
+        place = ["--service", str(folder.path), "--address", address, "--node", topology.node, *_shared(topology)]
+        plans.append(ChildPlan("node-broker", ("prorl", "broker", "node", *place), BROKER_RANK))
+    engine = ["--service", str(folder.path), "--bind", f"tcp://{address}:*", *keys]
+    plans += _engines(topology, engine, f"{topology.node}-engine")
+    return plans + _stages(topology, ["--connect", node_stage_events(topology), *keys])
+
+
+def node_stage_events(topology: Topology) -> str:
+    """Return where a node's broker is, for its stage processes."""
+    return topology.endpoint("ipc://{run_dir}/stage_events")
+
+
+def _shared(topology: Topology) -> list[str]:
+    service = topology.service
+    logs = ["--log-format", service.log_format, "--log-level", service.log_level]
+    return ["--run-dir", str(topology.run_dir), *logs]
+
+
+def _engines(topology: Topology, place: list[str], prefix: str) -> list[ChildPlan]:
+    plans: list[ChildPlan] = []
+    for backends in topology.backends:
+        for index in range(backends.engines):
+            name = f"{prefix}-{len(plans)}"
+            flags = ["--name", name, "--node", topology.node, *place, *_engine_arguments(backends, index)]
+            plans.append(ChildPlan(name, ("prorl-engine", *flags), ENGINE_RANK, backends.python or sys.executable))
+    return plans
+
+
+def _stages(topology: Topology, place: list[str]) -> list[ChildPlan]:
+    plans: list[ChildPlan] = []
+    sandbox = ["--sandbox", topology.sandbox.kind, "--image", topology.sandbox.image]
+    folders = [part for folder in topology.sandbox.image_folders for part in ("--image-folder", folder)]
+    for stage in topology.stage:
+        for _ in range(stage.processes):
+            name = f"{stage.role}-{sum(plan.role == stage.role for plan in plans)}"
+            work = ["--role", stage.role, "--slots", str(stage.slots), "--node", topology.node]
+            arguments = ("prorl-stage", *work, *sandbox, *folders, *place)
+            plans.append(ChildPlan(name, arguments, STAGE_RANK, role=stage.role))
+    return plans
+
+
+def _gateway(settings: GatewaySettings, place: list[str]) -> ChildPlan:
+    flags = {
+        "--bind": settings.bind,
+        "--tls-cert": settings.tls_cert,
+        "--tls-key": settings.tls_key,
+        "--tokenizer": settings.tokenizer,
+    }
+    given = [part for flag, value in flags.items() if value for part in (flag, value)]
+    more = [] if settings.use_llm_servers else ["--no-llm-servers"]
+    return ChildPlan("gateway", ("prorl", "gateway", *given, *more, *place), STAGE_RANK)
+
+
+def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
+    """Return the flags of `prorl-engine` for one engine of a kind."""
+    flags = {
+        "--engine": backends.kind,
+        "--model": backends.model,
+        "--url": backends.urls[index] if backends.urls else "",
+        "--api": backends.api,
+        "--tokenizer": backends.tokenizer,
+        "--tool-calls": backends.tool_calls,
+        "--history": backends.history,
+        "--parser-url": backends.parser_url,
+        "--gpus": ",".join(map(str, backends.share(backends.gpus, index))),
+        "--cores": ",".join(map(str, backends.share(backends.cores, index))),
+        "--weight": str(backends.weight),
+        "--max-in-flight": str(backends.max_in_flight),
+        "--context-tokens": str(backends.context_tokens),
+    }
+    given = [part for flag, value in flags.items() if value for part in (flag, value)]
+    given += [part for name, value in backends.options.items() for part in ("--option", f"{name}={json.dumps(value)}")]
+    return [*given, *(["--", *backends.arguments] if backends.arguments else [])]

@@ -1,0 +1,339 @@
+"""`ServiceFolder`: the one folder of a service, on a file system that all nodes share, where everybody finds it.
+
+    DIR/.prorl-service           marker: schema, the number of rollout brokers, who made it
+    DIR/topology.toml            as for `prorl serve`; `[[stage]]`, `[[backends]]`, `[sandbox]` say what one node runs
+    DIR/keys/service, node, client, operator     a key folder for each kind of process; `service` has the list of keys
+    DIR/brokers/NAME.json        where a broker is bound, written by itself once it is
+    DIR/journals/NAME.journal
+    DIR/nodes/NAME.json          for people; no lease is built on it
+    DIR/lock                     held by `prorl serve` as long as it lives: the host and process are in it
+
+All is of mode 0700 and this user's alone: who can read it can be the service. A broker that was restarted is announced
+at its new place; who gets no answer reads its file again. When a broker dies its file stays, and so does its name: the
+names are fixed when the folder is made, as a session belongs to one of them by its own name alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import socket
+import stat
+import time
+import tomllib
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Literal, Self
+
+import msgspec
+
+from ..config import SERVICE_VARIABLE, Topology, load_topology
+from ..errors import ConfigError, EndpointInUse, RequestTimeout
+from ..security.keys import PUBLIC, KeyFolder
+from ..wire.messages.base import PROTOCOL_VERSION, Identifier, KeyRole, new_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+MARKER, TOPOLOGY, LOCK = ".prorl-service", "topology.toml", "lock"
+SCHEMA = 1
+BACKENDS = "backends"
+"""The name of the backend broker."""
+KEYS = {"node": KeyRole.STAGE, "client": KeyRole.TRAINER, "operator": KeyRole.OPERATOR}
+"""The keys that the service lets in, each in a folder of this name."""
+FOLDERS = ("brokers", "journals", "nodes")
+BEFORE = {TOPOLOGY, "slurm"}
+"""What may be in a folder before it is made a service's."""
+LOOK_S = 0.1
+WAIT_S = 60.0
+"""How long a process that is started waits for the brokers that it needs."""
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """Where a broker is bound."""
+
+    kind: Literal["rollout", "backend"]
+    name: Identifier
+    endpoints: dict[str, str]
+    """`front_door` and `stage_events`, or `endpoint`."""
+    host: str
+    pid: int
+    started_at: float
+    service_id: str
+    """Names the life of `prorl serve` that it belongs to."""
+    version: str
+    protocol: int
+
+
+class _Marker(msgspec.Struct, frozen=True):
+    schema: int
+    rollout_brokers: int
+    made_by: str
+    version: str
+
+
+class ServiceFolder:
+    """A service's folder; `create` or `open` it."""
+
+    def __init__(self, path: Path, rollout_brokers: int) -> None:
+        self.path = path
+        self.rollout_brokers = tuple(f"rollout-{number}" for number in range(rollout_brokers))
+        """Their names."""
+
+    @classmethod
+    def create(cls, path: Path, topology: Path | None = None) -> Self:
+        """Make the folder, its keys, and its topology file: a copy of `topology`, or the one that is there.
+
+        Raises:
+            ConfigError: it cannot be made, is another user's, or has other things in it; or the topology is wrong.
+        """
+        path = _absolute(path)
+        try:
+            path.mkdir(parents=True, mode=0o700, exist_ok=True)
+            _check_private(path)
+            if others := sorted({each.name for each in path.iterdir()} - BEFORE - {LOCK, "keys", *FOLDERS}):
+                raise _wrong(f"{path} has other things in it ({', '.join(others[:3])}); name an empty or new folder")
+            if topology is not None:
+                _copy_topology(topology, path / TOPOLOGY)
+            (path / TOPOLOGY).touch(0o600)
+            settings = load_topology(path / TOPOLOGY).service
+            for name in FOLDERS:
+                (path / name).mkdir(mode=0o700, exist_ok=True)
+            shutil.rmtree(path / "keys", ignore_errors=True)  # of a `create` that did not get to its end
+            _make_keys(path / "keys")
+            marker = {"schema": SCHEMA, "rollout_brokers": settings.rollout_brokers}
+            made = {**marker, "made_by": f"{os.getuid()}@{socket.gethostname()}", "version": version("prorl-zmq")}
+            lines = [f"{name} = {msgspec.json.encode(value).decode()}" for name, value in made.items()]
+            _write(path / MARKER, "# The folder of one prorl_zmq service.\n" + "\n".join(lines) + "\n")
+        except OSError as error:
+            raise _wrong(f"{path} cannot be made a service's folder: {error.strerror}") from error
+        return cls(path, settings.rollout_brokers)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open a folder that was made.
+
+        Raises:
+            ConfigError: it is none, is another user's, or others can read it.
+        """
+        path = _absolute(path)
+        try:
+            _check_private(path)
+            marker = msgspec.convert(tomllib.loads((path / MARKER).read_text("utf-8")), _Marker)
+        except FileNotFoundError:
+            raise _wrong(f"{path} is no service's folder: `prorl serve --service {path}` makes one") from None
+        except OSError as error:
+            raise _wrong(f"{path} cannot be read: {error.strerror}") from error
+        except (ValueError, msgspec.ValidationError) as error:
+            raise _wrong(f"{path / MARKER} is not what prorl-zmq wrote: {error}") from None
+        if marker.schema != SCHEMA:
+            raise _wrong(
+                f"{path} was made by prorl-zmq {marker.version} in another form ({marker.schema}, ours is {SCHEMA}): "
+                "use that version, or another folder"
+            )
+        return cls(path, marker.rollout_brokers)
+
+    @staticmethod
+    def is_made(path: Path) -> bool:
+        return (path / MARKER).exists()
+
+    def topology(self) -> Topology:
+        """Read the topology file.
+
+        Raises:
+            ConfigError: it is wrong, or names another number of rollout brokers than the folder was made for.
+        """
+        topology = load_topology(self.path / TOPOLOGY)
+        if topology.service.rollout_brokers != len(self.rollout_brokers):
+            raise ConfigError(
+                f"{self.path / TOPOLOGY}: service.rollout_brokers is {topology.service.rollout_brokers}, and the "
+                f"folder was made for {len(self.rollout_brokers)}: sessions belong to them by name; make another one",
+                key="service.rollout_brokers",
+            )
+        return topology
+
+    def keys(self, name: Literal["service", "node", "client", "operator"]) -> Path:
+        """Return a key folder."""
+        return self.path / "keys" / name
+
+    def journal(self, broker: str) -> Path:
+        return self.path / "journals" / f"{broker}.journal"
+
+    # Where brokers are ------------------------------------------------------------------------------------------------
+
+    def announce(self, kind: Literal["rollout", "backend"], name: str, endpoints: dict[str, str]) -> None:
+        """Say where a broker of this process is bound."""
+        life, ours = os.environ.get(SERVICE_VARIABLE, ""), version("prorl-zmq")
+        where = (kind, name, endpoints, socket.gethostname(), os.getpid(), time.time(), life, ours, PROTOCOL_VERSION)
+        try:
+            _write(self.path / "brokers" / f"{name}.json", msgspec.json.encode(Announcement(*where)).decode())
+        except OSError as error:
+            raise _wrong(f"{self.path / 'brokers'} cannot be written: {error.strerror}") from error
+
+    def announcement(self, name: str) -> Announcement | None:
+        """Return where a broker last was; None: it never was, or its file cannot be read now."""
+        try:
+            return msgspec.json.decode((self.path / "brokers" / f"{name}.json").read_bytes(), type=Announcement)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def broker_endpoints(self) -> dict[str, dict[str, str]]:
+        """Return the endpoints of all brokers that have been announced, by their names."""
+        found = {name: self.announcement(name) for name in (*self.rollout_brokers, BACKENDS)}
+        return {name: one.endpoints for name, one in found.items() if one is not None}
+
+    def stage_events(self) -> dict[str, str]:
+        """Return where stage processes connect, of each rollout broker that has been announced."""
+        found = self.broker_endpoints()
+        return {name: found[name]["stage_events"] for name in self.rollout_brokers if name in found}
+
+    def backend_broker(self, service_id: str = "") -> str:
+        """Return where the backend broker is; empty: not announced, or of another life than that which is named."""
+        one = self.announcement(BACKENDS)
+        return one.endpoints["endpoint"] if one is not None and service_id in ("", one.service_id) else ""
+
+    def front_door(self, session: str) -> str:
+        """Return where a session's rollout broker is; empty: not announced."""
+        one = self.announcement(self.broker_of(session))
+        return one.endpoints["front_door"] if one is not None else ""
+
+    def broker_of(self, session: str) -> str:
+        """Return the rollout broker to which a session belongs, by rendezvous hashing."""
+        return max(self.rollout_brokers, key=lambda name: hashlib.blake2b(f"{name} {session}".encode()).digest())
+
+    def wait_for_brokers(self, timeout_s: float, service_id: str = "") -> dict[str, dict[str, str]]:
+        """Wait until all brokers have been announced, in one life of `prorl serve` if it is named; return where.
+
+        Raises:
+            RequestTimeout: some have not.
+        """
+        names = (*self.rollout_brokers, BACKENDS)
+        self.wait_for(names, timeout_s, service_id)
+        return self.broker_endpoints()
+
+    def wait_for(self, names: Sequence[str], timeout_s: float, service_id: str = "") -> None:
+        """Wait until brokers have been announced, as `wait_for_brokers` does."""
+        until = time.monotonic() + timeout_s
+        while missing := [name for name in names if not self._is_there(name, service_id)]:
+            if time.monotonic() >= until:
+                raise RequestTimeout(self.not_announced(", ".join(missing), timeout_s), timeout_s=timeout_s)
+            time.sleep(LOOK_S)
+
+    def not_announced(self, names: str, waited_s: float) -> str:
+        """Say that brokers are missing."""
+        return (
+            f"no broker called {names} was announced in {self.path} within {waited_s:.1f} s; is the service running? "
+            f"(`prorl serve --service {self.path}`)"
+        )
+
+    def _is_there(self, name: str, service_id: str) -> bool:
+        one = self.announcement(name)
+        return one is not None and service_id in ("", one.service_id)
+
+    # One service at a time --------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def held(self, *, take_over: bool = False) -> Iterator[ServiceLock]:
+        """Hold the folder for a service.
+
+        Args:
+            take_over: do so though another one holds it, which ends if it lives and sees that.
+
+        Raises:
+            EndpointInUse: another service does.
+            ConfigError: the file system has no locks.
+        """
+        path = self.path / LOCK
+        if take_over:
+            path.unlink(missing_ok=True)  # a lock belongs to the file, not to its name
+        with path.open("a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise EndpointInUse(
+                    f"another service runs in {self.path}: {file.read(200).strip() or 'it says not where'}; stop it "
+                    f"there, or, if that machine is dead, `prorl serve --service {self.path} --take-over`",
+                    endpoint=str(self.path),
+                ) from None
+            except OSError as error:
+                raise _wrong(f"{path} cannot be locked ({error.strerror}): use a file system that has locks") from error
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            yield ServiceLock(path, os.fstat(file.fileno()))
+
+
+class ServiceLock:
+    """The lock on a service's folder, and whether another service has taken the folder over."""
+
+    def __init__(self, path: Path, ours: os.stat_result) -> None:
+        self._path = path
+        self._ours = ours
+
+    def is_lost(self) -> bool:
+        try:
+            there = self._path.stat()
+        except FileNotFoundError:
+            return True
+        except OSError:  # the file system is away, and nobody else sees it either
+            return False
+        return not os.path.samestat(there, self._ours)
+
+
+def note_node(folder: ServiceFolder, name: str, about: dict[str, str | int | float]) -> None:
+    """Write down for people that a node is there."""
+    with contextlib.suppress(OSError):
+        _write(folder.path / "nodes" / f"{name}.json", msgspec.json.encode({"name": name, **about}).decode())
+
+
+def forget_node(folder: ServiceFolder, name: str) -> None:
+    with contextlib.suppress(OSError):
+        (folder.path / "nodes" / f"{name}.json").unlink(missing_ok=True)
+
+
+def _make_keys(keys: Path) -> None:
+    service = KeyFolder(keys / "service")
+    service.new("service", KeyRole.SERVICE)
+    for name, role in KEYS.items():
+        KeyFolder(keys / name).new(name, role)
+        service.allow(keys / name / f"{name}{PUBLIC}", role)
+        shutil.copyfile(keys / "service" / f"service{PUBLIC}", keys / name / f"service{PUBLIC}")
+
+
+def _copy_topology(source: Path, target: Path) -> None:
+    load_topology(source)  # raises what is wrong with it
+    if not (target.exists() and source.samefile(target)):
+        _write(target, source.read_text("utf-8"))
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file at once: readers see the old text or the new one."""
+    part = path.with_name(f".{path.name}.{socket.gethostname()}.{new_id()[:8]}")
+    part.write_text(text, "utf-8")
+    part.replace(path)
+
+
+def _absolute(path: Path) -> Path:
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as error:  # `~` of a user without a home directory
+        raise _wrong(f"{path}: {error}") from error
+
+
+def _check_private(path: Path) -> None:
+    state = path.stat()
+    if not stat.S_ISDIR(state.st_mode):
+        raise _wrong(f"{path} is no folder")
+    if state.st_uid != os.getuid():
+        raise _wrong(f"{path} belongs to another user (uid {state.st_uid}): a service's folder is its user's alone")
+    if state.st_mode & 0o077:
+        mode = stat.S_IMODE(state.st_mode)
+        raise _wrong(f"others can read or change {path} (mode {mode:04o}), which holds keys: chmod 700 {path}")
+
+
+def _wrong(message: str) -> ConfigError:
+    return ConfigError(message, key="service")

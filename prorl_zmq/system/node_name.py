@@ -1,0 +1,53 @@
+"""What a node and a run folder are called if nobody says: names that two machines, or two allocations, do not share.
+
+A node is one run folder: a sandbox's folder, which the phases of a job share, is below it. So all processes of one run
+folder must come to the same name, and processes of two run folders to two. `place_of` says which machine and folder it
+is, for a broker to refuse a second one of the same name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+from pathlib import Path
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+HOST_LENGTH, FOLDER_LENGTH = 40, 60
+"""Most characters of a host's name in a node's, and of a folder's in a place."""
+
+
+def allocation() -> str:
+    """Return the name of what a scheduler has given this process; empty: it runs by itself."""
+    job, task = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_ARRAY_TASK_ID", "")
+    slurm = f"{job}_{task}" if job and task else job
+    return _plain(slurm or os.environ.get("RAY_NODE_ID", "")[:12] or os.environ.get("POD_UID", "")[:12])
+
+
+def default_node(run_dir: Path) -> str:
+    """Return the name of a node from its run folder, which is there: host and allocation, or host and folder."""
+    return f"{_plain(socket.gethostname())[:HOST_LENGTH]}-{allocation() or short_id(str(_number(run_dir)))}"
+
+
+def place_of(run_dir: Path) -> str:
+    """Return which machine and folder a node is, in words for people and a number that no two of them share."""
+    folder = str(run_dir.absolute())
+    if len(folder) > FOLDER_LENGTH:
+        folder = f"…{folder[1 - FOLDER_LENGTH :]}"
+    host = socket.gethostname()
+    boot = BOOT_ID.read_text("ascii").strip() if BOOT_ID.exists() else ""
+    return f"{host[:HOST_LENGTH]}:{folder} ({short_id(f'{boot} {host} {_number(run_dir)}')})"
+
+
+def _number(folder: Path) -> tuple[str, int, int]:
+    state = folder.stat()
+    return str(folder.resolve()), state.st_dev, state.st_ino
+
+
+def short_id(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip(".-")

@@ -1,0 +1,70 @@
+"""What a member reports to the rollout broker with its next heartbeat: everything, or what has changed. Pure.
+
+Everything is due at first, over a new connection, when the broker asks, and now and then. Else a heartbeat says which
+phases have begun, so that it costs by what happens, not by what is held.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .messages.stages import MemberAlive
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FULL_EVERY = 60
+"""Heartbeats from one full report to the next: what no rule thought of lasts no longer."""
+
+Phases = dict[str, int]
+"""Attempts by job."""
+
+
+class ChangeReports:
+    def __init__(self, member: str) -> None:
+        self._member = member
+        self._number = 0
+        self._full_in = 0
+        self._running: dict[str, Phases] = {}
+        self._backends: dict[str, str] = {}
+        """Both as they were last reported."""
+
+    @property
+    def number(self) -> int:
+        """Of the last heartbeat that said what has changed."""
+        return self._number
+
+    def want_full(self) -> None:
+        """Say everything next: something may have been lost."""
+        self._full_in = 0
+
+    def is_full(self, running: Mapping[str, Phases], backends: Mapping[str, str]) -> bool:
+        """Return whether to say everything now; then it counts as said."""
+        if self._full_in > 0:
+            self._full_in -= 1
+            return False
+        self._full_in = FULL_EVERY
+        self._note(running, backends)
+        return True
+
+    def changes(self, running: Mapping[str, Phases], backends: Mapping[str, str]) -> MemberAlive:
+        """Return what has changed since the last report; it counts as said."""
+        self._number += 1
+        began: dict[str, Phases] = {}
+        for stage_id, phases in running.items():
+            before = self._running.get(stage_id, {})
+            new = {job_id: attempt for job_id, attempt in phases.items() if before.get(job_id) != attempt}
+            if new:
+                began[stage_id] = new
+        attempts = {job_id: attempt for phases in running.values() for job_id, attempt in phases.items()}
+        assigned = {
+            job_id: (attempts[job_id], backend)
+            for job_id, backend in backends.items()
+            if job_id in attempts and self._backends.get(job_id) != backend
+        }
+        self._note(running, backends)
+        return MemberAlive(member=self._member, number=self._number, began=began, backends=assigned)
+
+    def _note(self, running: Mapping[str, Phases], backends: Mapping[str, str]) -> None:
+        self._running = {stage_id: dict(phases) for stage_id, phases in running.items()}
+        self._backends = dict(backends)

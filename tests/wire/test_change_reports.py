@@ -1,0 +1,47 @@
+"""Full reports and changes, against what a broker knows after them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prorl_zmq.wire.change_reports import FULL_EVERY, ChangeReports
+
+HELD = st.dictionaries(st.sampled_from(["init-1", "run-1"]), st.dictionaries(st.sampled_from("abc"), st.integers(1, 3)))
+
+
+@given(st.lists(st.tuples(HELD, st.booleans())))
+def test_the_broker_hears_of_each_phase_that_began(steps: list[tuple[dict[str, dict[str, int]], bool]]) -> None:
+    reports = ChangeReports("node-1")
+    reports.is_full({}, {})
+    heard: set[tuple[str, str, int]] = set()
+    for held, lost in steps:
+        if lost:
+            reports.want_full()
+        there = {(stage_id, job_id, attempt) for stage_id, jobs in held.items() for job_id, attempt in jobs.items()}
+        before = reports.number
+        if reports.is_full(held, {}):
+            assert lost
+            assert reports.number == before
+            heard = there
+        else:
+            alive = reports.changes(held, {})
+            assert alive.number == reports.number == before + 1
+            began = {(stage_id, *item) for stage_id, jobs in alive.began.items() for item in jobs.items()}
+            assert began == there - heard
+            heard = (heard & there) | began
+
+
+def test_a_backend_is_told_once_and_with_its_attempt() -> None:
+    reports = ChangeReports("run-1")
+    reports.is_full({}, {})
+    held = {"run-1": {"a": 2}}
+    assert reports.changes(held, {"a": "engine-0"}).backends == {"a": (2, "engine-0")}
+    assert reports.changes(held, {"a": "engine-0"}).backends == {}
+    assert reports.changes(held, {"a": "engine-1"}).backends == {"a": (2, "engine-1")}
+
+
+def test_everything_is_said_at_first_and_now_and_then() -> None:
+    reports = ChangeReports("run-1")
+    said = [reports.is_full({}, {}) for _ in range(2 * (FULL_EVERY + 1))]
+    assert [index for index, full in enumerate(said) if full] == [0, FULL_EVERY + 1]
