@@ -35,13 +35,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from ..client.blocking.client import RolloutClient
 from ..errors import ConfigError, RequestTimeout
+from ..service.service_folder import MARKER, TOPOLOGY, ServiceFolder
 from ..system.packed_folder import pack, unpack
 from ..system.processes import ISOLATED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-NODE_PARTS = (".prorl-service", "topology.toml", "keys/node", "brokers")
+NODE_PARTS = (MARKER, TOPOLOGY, "keys/node", "keys/client", "brokers")
 """What a node needs of the service's folder."""
 USAGE_ERROR = 2
 STOP_S = 45.0
@@ -121,11 +122,9 @@ class Program:
 class Brokers:
     """The actor of all brokers, on the driver's machine."""
 
-    def __init__(self, python: str, folder: str, flags: Sequence[str]) -> None:
+    def __init__(self, python: str, folder: str) -> None:
         address = ray.util.get_node_ip_address()
-        self._program = Program(
-            python, "serve", "--service", folder, "--brokers-only", "--take-over", "--address", address, *flags
-        )
+        self._program = Program(python, "serve", "--service", folder, "--brokers-only", "--address", address)
 
     def describe(self) -> RayNode:
         return _described("brokers", self._program)
@@ -141,7 +140,7 @@ class Node:
         self._folder = Path(tempfile.mkdtemp(prefix="prorl-ray-node-"))
         unpack(packed, self._folder)
         self._name = f"ray-{ray.get_runtime_context().get_node_id()[:8]}-{os.getpid()}"
-        place = ("--name", self._name, "--address", ray.util.get_node_ip_address())
+        place = ("--name", self._name, "--address", ray.util.get_node_ip_address(), "--run-dir", f"{self._folder}/run")
         self._program = Program(python, "node", "--service", str(self._folder), *place, *flags)
 
     def describe(self) -> RayNode:
@@ -161,7 +160,6 @@ def _described(name: str, program: Program) -> RayNode:
 class _Options:
     slots: dict[str, int]
     resources: dict[str, float]
-    topology: Path | None
     python: str
     strict: bool
     drain_s: float
@@ -171,19 +169,19 @@ class _Options:
 class RayService:
     """A service in a Ray cluster; as a context it stops at the end. `start` makes one."""
 
-    def __init__(self, service: Path, options: _Options, *, temporary: bool) -> None:
-        self.service = service
+    def __init__(self, folder: ServiceFolder, options: _Options, *, temporary: bool) -> None:
+        self.service = folder.path
         """The service's folder, on the driver's machine: keys, endpoints, journals."""
+        self._folder = folder
         self._options = options
         self._temporary = temporary
         self._groups: list[tuple[Any, list[Any]]] = []
         """Placement groups, the oldest first, and the actors of nodes in each."""
-        flags = ("--config", str(options.topology)) if options.topology is not None else ()
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._brokers = (
             ray.remote(Brokers)
             .options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
-            .remote(options.python, str(service), flags)
+            .remote(options.python, str(folder.path))
         )
 
     def __enter__(self) -> Self:
@@ -218,7 +216,12 @@ class RayService:
         self._end(self._actors())
         _stop([self._brokers], STOP_S)
         if self._temporary:
-            shutil.rmtree(self.service.parent, ignore_errors=True)
+            shutil.rmtree(self.service, ignore_errors=True)
+
+    def _wait_for_brokers(self) -> None:
+        for _ in self._looks([self._brokers]):
+            if len(self._folder.broker_endpoints()) == len(self._folder.rollout_brokers) + 1:
+                return
 
     def _actors(self) -> list[Any]:
         return [actor for _, actors in self._groups for actor in actors]
@@ -226,6 +229,7 @@ class RayService:
     def _add(self, number: int) -> None:
         options = self._options
         group = _place(number, options, {node.ray_node_id for node in self.nodes()})
+        self._wait_for_brokers()
         resources = dict(options.resources)
         own = {"num_cpus": resources.pop("CPU", 0), "num_gpus": resources.pop("GPU", 0), "resources": resources}
         flags = [part for role, slots in options.slots.items() for part in ("--slots", f"{role}={slots}")]
@@ -308,11 +312,10 @@ def start(
     _check_number(nodes)
     if not ray.is_initialized():
         raise ConfigError("this process is not connected to Ray; call ray.init(address='auto') first", key="ray")
-    folder = Path(service_dir) if service_dir is not None else Path(tempfile.mkdtemp(prefix="prorl-ray-")) / "service"
+    folder = _folder(service_dir, topology)
     options = _Options(
         slots=dict(slots or {}),
         resources=dict(resources or {"CPU": 1}),
-        topology=Path(topology).resolve() if topology is not None else None,
         python=python,
         strict=strict,
         drain_s=drain_s,
@@ -325,6 +328,15 @@ def start(
         service.stop()
         raise
     return service
+
+
+def _folder(path: Path | str | None, topology: Path | str | None) -> ServiceFolder:
+    place = Path(path if path is not None else tempfile.mkdtemp(prefix="prorl-ray-"))
+    if not ServiceFolder.is_made(place):
+        return ServiceFolder.create(place, Path(topology) if topology is not None else None)
+    if topology is not None:
+        raise ConfigError(f"the service has its topology in {place / TOPOLOGY}: change that, without `topology`")
+    return ServiceFolder.open(place)
 
 
 def _check_number(nodes: int) -> None:

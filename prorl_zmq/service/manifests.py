@@ -107,7 +107,9 @@ def secrets(folder: Path) -> str:
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": {"name": f"prorl-keys-{name}", "labels": {"app": "prorl"}},
-            "data": {"keys.tar": base64.b64encode(pack(folder, (MARKER, *(f"keys/{part}" for part in parts)))).decode()},
+            "data": {
+                "keys.tar": base64.b64encode(pack(folder, (MARKER, *(f"keys/{part}" for part in parts)))).decode()
+            },
         }
         for name, parts in SECRETS.items()
     ]
