@@ -14,6 +14,7 @@ import psutil
 import pytest
 from documents import blocks
 from framework_python import framework_python
+from needed import usable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,6 +66,7 @@ def test_the_demo_trains_while_a_machine_is_lost_and_all_ends_with_the_driver(tm
 
 
 def test_the_documents_example(tmp_path: Path) -> None:
+    usable("bubblewrap")
     (example,) = [block for block in blocks("python") if "integrations.ray" in block]
     with driver(tmp_path, "") as process:
         out, _ = process.communicate(example, timeout=300)
