@@ -7,6 +7,8 @@ what it saw as JSON, and waits to be killed. Without a topology it runs a progra
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.cluster_utils import Cluster
+from ray.exceptions import RayError
 
 from prorl_zmq.demo.grpo import Grpo, GrpoSettings
 from prorl_zmq.demo.tasks import make_jobs
@@ -61,11 +64,22 @@ def main(python: str, topology: str, folder: Path) -> None:
         seen["same"] = len({node.name for node in first} & {node.name for node in service.nodes()})
         service.scale(1)
         seen["left"] = len(service.nodes())
+        for actor in (*service._actors(), service._brokers):
+            pid = ray.get(actor.describe.remote()).pid
+            os.kill(pid, signal.SIGKILL)
+            until(lambda pid=pid, actor=actor: (new := pid_of(actor)) and new != pid)
         with service.client() as client:
             client.submit(make_jobs(1, 8, 99))
             seen["outcomes"] += [str(each.outcome) for each in client.stream(timeout_s=60)]
         print(json.dumps(seen), flush=True)
         sys.stdin.read()  # to be killed
+
+
+def pid_of(actor: Any) -> int:
+    try:
+        return int(ray.get(actor.describe.remote(), timeout=5).pid)
+    except RayError:  # it is being restarted
+        return 0
 
 
 def refusal(**wrong: Any) -> str:

@@ -24,7 +24,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -40,7 +40,7 @@ from ..system.packed_folder import pack, unpack
 from ..system.processes import ISOLATED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
 NODE_PARTS = (MARKER, TOPOLOGY, "keys/node", "keys/client", "brokers")
 """What a node needs of the service's folder."""
@@ -78,9 +78,10 @@ class RayNode:
 
 
 class Program:
-    """An actor's child: it dies with the actor, and the actor with it, so that Ray starts both again."""
+    """An actor with a child: it dies with the actor, and the actor with it, so that Ray starts both again."""
 
-    def __init__(self, python: str, *arguments: str) -> None:
+    def __init__(self, python: str, name: str, *arguments: str) -> None:
+        self._name = name
         self._said: deque[str] = deque(maxlen=LINES)
         self._stopping = False
         self._child = subprocess.Popen(
@@ -92,14 +93,10 @@ class Program:
         )
         threading.Thread(target=self._watch, name="prorl-program", daemon=True).start()
 
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    def problem(self) -> str:
-        """Return how the program ended, if it did and is not to be started again."""
+    def describe(self) -> RayNode:
         code = self._child.poll()
-        return "" if code is None else f"it ended with code {code}: {''.join(self._said).strip()}"
+        problem = "" if code is None else f"it ended with code {code}: {''.join(self._said).strip()}"
+        return RayNode(self._name, ray.util.get_node_ip_address(), _machine(), self._child.pid, problem)
 
     def stop(self, limit_s: float) -> None:
         """End the program in good order, or kill it after a while."""
@@ -111,78 +108,55 @@ class Program:
             self._child.kill()
 
     def _watch(self) -> None:
-        assert self._child.stderr is not None
-        for line in self._child.stderr:
+        for line in self._child.stderr or ():
             sys.stderr.write(line)  # Ray shows it at the driver
             self._said.append(line)
         if self._child.wait() not in (0, USAGE_ERROR) and not self._stopping:
             os._exit(1)
 
 
-class Brokers:
-    """The actor of all brokers, on the driver's machine."""
-
-    def __init__(self, python: str, folder: str) -> None:
-        address = ray.util.get_node_ip_address()
-        self._program = Program(python, "serve", "--service", folder, "--brokers-only", "--address", address)
-
-    def describe(self) -> RayNode:
-        return _described("brokers", self._program)
-
-    def stop(self, limit_s: float) -> None:
-        self._program.stop(limit_s)
-
-
-class Node:
+class Node(Program):
     """The actor of one node, with a copy of the service's folder."""
 
-    def __init__(self, python: str, packed: bytes, flags: Sequence[str]) -> None:
+    def __init__(self, python: str, packed: bytes, *flags: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="prorl-ray-node-"))
         unpack(packed, self._folder)
-        self._name = f"ray-{ray.get_runtime_context().get_node_id()[:8]}-{os.getpid()}"
-        place = ("--name", self._name, "--address", ray.util.get_node_ip_address(), "--run-dir", f"{self._folder}/run")
-        self._program = Program(python, "node", "--service", str(self._folder), *place, *flags)
-
-    def describe(self) -> RayNode:
-        return _described(self._name, self._program)
+        name = f"ray-{_machine()[:8]}-{os.getpid()}"
+        place = ("--service", str(self._folder), "--run-dir", f"{self._folder}/run", "--name", name)
+        super().__init__(python, name, "node", *place, "--address", ray.util.get_node_ip_address(), *flags)
 
     def stop(self, limit_s: float) -> None:
-        self._program.stop(limit_s)
+        super().stop(limit_s)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _described(name: str, program: Program) -> RayNode:
-    node_id = ray.get_runtime_context().get_node_id()
-    return RayNode(name, ray.util.get_node_ip_address(), node_id, program.pid, program.problem())
+def _machine() -> str:
+    return str(ray.get_runtime_context().get_node_id())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    slots: dict[str, int]
-    resources: dict[str, float]
-    python: str
-    strict: bool
-    drain_s: float
-    wait_s: float
-
-
+@dataclass(slots=True, kw_only=True)
 class RayService:
     """A service in a Ray cluster; as a context it stops at the end. `start` makes one."""
 
-    def __init__(self, folder: ServiceFolder, options: _Options, *, temporary: bool) -> None:
-        self.service = folder.path
-        """The service's folder, on the driver's machine: keys, endpoints, journals."""
-        self._folder = folder
-        self._options = options
-        self._temporary = temporary
-        self._groups: list[tuple[Any, list[Any]]] = []
-        """Placement groups, the oldest first, and the actors of nodes in each."""
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._brokers = (
-            ray.remote(Brokers)
-            .options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
-            .remote(options.python, str(folder.path))
-        )
+    service: Path
+    """The service's folder, on the driver's machine: keys, endpoints, journals."""
+    _is_temporary: bool
+    _python: str
+    _flags: tuple[str, ...]
+    """Of `prorl node`."""
+    _resources: dict[str, float]
+    _strict: bool
+    _drain_s: float
+    _wait_s: float
+    _groups: list[tuple[Any, list[Any]]] = field(default_factory=list, init=False)
+    """Placement groups, the oldest first, and the actors of nodes in each."""
+    _brokers: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        where = NodeAffinitySchedulingStrategy(_machine(), soft=False)
+        place = ("--service", str(self.service), "--address", ray.util.get_node_ip_address())
+        actor = ray.remote(Program).options(num_cpus=0, max_restarts=-1, scheduling_strategy=where)
+        self._brokers = actor.remote(self._python, "brokers", "serve", "--brokers-only", *place)
 
     def __enter__(self) -> Self:
         return self
@@ -215,29 +189,25 @@ class RayService:
         """End the nodes and then the brokers; a second call does nothing."""
         self._end(self._actors())
         _stop([self._brokers], STOP_S)
-        if self._temporary:
+        if self._is_temporary:
             shutil.rmtree(self.service, ignore_errors=True)
-
-    def _wait_for_brokers(self) -> None:
-        for _ in self._looks([self._brokers]):
-            if len(self._folder.broker_endpoints()) == len(self._folder.rollout_brokers) + 1:
-                return
 
     def _actors(self) -> list[Any]:
         return [actor for _, actors in self._groups for actor in actors]
 
     def _add(self, number: int) -> None:
-        options = self._options
-        group = _place(number, options, {node.ray_node_id for node in self.nodes()})
-        self._wait_for_brokers()
-        resources = dict(options.resources)
+        group = self._place(number)
+        resources = dict(self._resources)
         own = {"num_cpus": resources.pop("CPU", 0), "num_gpus": resources.pop("GPU", 0), "resources": resources}
-        flags = [part for role, slots in options.slots.items() for part in ("--slots", f"{role}={slots}")]
+        folder = ServiceFolder.open(self.service)
+        for _ in self._looks([self._brokers]):
+            if len(folder.broker_endpoints()) == len(folder.rollout_brokers) + 1:
+                break
         packed = pack(self.service, NODE_PARTS)
         actors = [
             ray.remote(Node)
             .options(**own, max_restarts=-1, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index))
-            .remote(options.python, packed, (*flags, "--drain-s", str(options.drain_s)))
+            .remote(self._python, packed, *self._flags)
             for index in range(number)
         ]
         self._groups.append((group, actors))
@@ -247,8 +217,27 @@ class RayService:
             self._end(actors[:])
             raise
 
+    def _place(self, number: int) -> Any:
+        """Reserve a bundle for each of a number of nodes, apart from the machines that have one already."""
+        strategy = "STRICT_SPREAD" if self._strict else "SPREAD"
+        taken = {node.ray_node_id for node in self.nodes()}
+        apart = [{"ray.io/node-id": f"!in({','.join(sorted(taken))})"}] * number if self._strict and taken else None
+        group = placement_group([self._resources] * number, strategy=strategy, bundle_label_selector=apart)
+        if group.wait(self._wait_s):
+            return group
+        remove_placement_group(group)
+        machines = [machine["Resources"] for machine in ray.nodes() if machine["Alive"]]
+        fit = sum(all(has.get(name, 0) >= wanted for name, wanted in self._resources.items()) for has in machines)
+        where = "each on a machine of its own" if self._strict else "on any machines"
+        raise ConfigError(
+            f"Ray found no room in {self._wait_s:g} s for {number} nodes with {self._resources}, {where}: it has "
+            f"{len(machines)} machines, {fit} of that size, {len(taken)} with a node of ours; ask for fewer nodes or "
+            "less `resources`, or let several share a machine with strict=False",
+            key="nodes",
+        )
+
     def _end(self, ended: list[Any]) -> None:
-        _stop(ended, self._options.drain_s + STOP_S)
+        _stop(ended, self._drain_s + STOP_S)
         for entry in self._groups[:]:
             group, actors = entry
             actors[:] = [actor for actor in actors if actor not in ended]
@@ -266,7 +255,7 @@ class RayService:
 
     def _looks(self, actors: list[Any]) -> Iterator[list[RayNode]]:
         """Look at actors again and again until the time is up or one of them cannot work."""
-        deadline = time.monotonic() + self._options.wait_s
+        deadline = time.monotonic() + self._wait_s
         while time.monotonic() < deadline:
             found = _asked(actors)
             if problems := [f"{each.name} on {each.address}: {each.problem}" for each in found if each.problem]:
@@ -274,7 +263,7 @@ class RayService:
             yield found
             time.sleep(CHECK_S)
         raise RequestTimeout(
-            f"the service was not ready within {self._options.wait_s:g} s (`wait_s`); Ray's logs have what it said"
+            f"the service was not ready within {self._wait_s:g} s (`wait_s`); Ray's logs have what it said"
         )
 
 
@@ -312,16 +301,17 @@ def start(
     _check_number(nodes)
     if not ray.is_initialized():
         raise ConfigError("this process is not connected to Ray; call ray.init(address='auto') first", key="ray")
-    folder = _folder(service_dir, topology)
-    options = _Options(
-        slots=dict(slots or {}),
-        resources=dict(resources or {"CPU": 1}),
-        python=python,
-        strict=strict,
-        drain_s=drain_s,
-        wait_s=wait_s,
+    flags = [part for role, number in (slots or {}).items() for part in ("--slots", f"{role}={number}")]
+    service = RayService(
+        service=_folder(service_dir, topology).path,
+        _is_temporary=service_dir is None,
+        _python=python,
+        _flags=(*flags, "--drain-s", str(drain_s)),
+        _resources=dict(resources or {"CPU": 1}),
+        _strict=strict,
+        _drain_s=drain_s,
+        _wait_s=wait_s,
     )
-    service = RayService(folder, options, temporary=service_dir is None)
     try:
         service.scale(nodes)
     except BaseException:
@@ -342,25 +332,6 @@ def _folder(path: Path | str | None, topology: Path | str | None) -> ServiceFold
 def _check_number(nodes: int) -> None:
     if nodes < 1:
         raise ConfigError(f"a service has at least one node, not {nodes}; `stop` ends all", key="nodes")
-
-
-def _place(number: int, options: _Options, taken: set[str]) -> Any:
-    """Reserve a bundle for each of a number of nodes, apart from the machines that have one already."""
-    strategy = "STRICT_SPREAD" if options.strict else "SPREAD"
-    apart = [{"ray.io/node-id": f"!in({','.join(sorted(taken))})"}] * number if options.strict and taken else None
-    group = placement_group([options.resources] * number, strategy=strategy, bundle_label_selector=apart)
-    if group.wait(options.wait_s):
-        return group
-    remove_placement_group(group)
-    machines = [machine["Resources"] for machine in ray.nodes() if machine["Alive"]]
-    fit = sum(all(has.get(name, 0) >= wanted for name, wanted in options.resources.items()) for has in machines)
-    where = "each on a machine of its own" if options.strict else "on any machines"
-    raise ConfigError(
-        f"Ray found no room in {options.wait_s:g} s for {number} nodes with {options.resources}, {where}: it has "
-        f"{len(machines)} machines, {fit} of that size, {len(taken)} with a node of ours; ask for fewer nodes or "
-        "less `resources`, or let several share a machine with strict=False",
-        key="nodes",
-    )
 
 
 def _asked(actors: list[Any]) -> list[RayNode]:

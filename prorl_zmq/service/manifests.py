@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -122,18 +122,10 @@ def _brokers(number: int) -> list[Announcement]:
     In the brokers' pod the name is replaced by the pod's address, and a broker binds again where it was before.
     """
     ports = count(FIRST_PORT)
-    names = [("rollout", f"rollout-{index}", ("front_door", "stage_events")) for index in range(number)]
-    return [
-        Announcement(
-            kind=kind,
-            name=name,
-            endpoints={link: f"tcp://{BROKERS_HOST}:{next(ports)}" for link in links},
-            host=BROKERS_HOST,
-            pid=0,
-            started_at=0.0,
-            service_id="",
-            version=version("prorl-zmq"),
-            protocol=PROTOCOL_VERSION,
-        )
-        for kind, name, links in (*names, ("backend", BACKENDS, ("endpoint",)))
-    ]
+
+    def broker(kind: Literal["rollout", "backend"], name: str, *links: str) -> Announcement:
+        endpoints = {link: f"tcp://{BROKERS_HOST}:{next(ports)}" for link in links}
+        return Announcement(kind, name, endpoints, BROKERS_HOST, 0, 0.0, "", version("prorl-zmq"), PROTOCOL_VERSION)
+
+    rollout = [broker("rollout", f"rollout-{index}", "front_door", "stage_events") for index in range(number)]
+    return [*rollout, broker("backend", BACKENDS, "endpoint")]

@@ -16,7 +16,7 @@ def pack(folder: Path, parts: Iterable[str]) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:
         for part in parts:
-            tar.add(folder / part, part, filter=_of_nobody)
+            tar.add(folder / part, part, filter=lambda member: member.replace(uid=0, gid=0, uname="", gname=""))
     return file.getvalue()
 
 
@@ -24,9 +24,3 @@ def unpack(packed: bytes, folder: Path) -> None:
     """Write what `pack` made into a private folder of ours; files that are there are replaced."""
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         tar.extractall(folder, filter="tar")  # it keeps modes, and nothing outside of the folder is written
-
-
-def _of_nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = member.mtime = 0
-    member.uname = member.gname = ""
-    return member

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(400), pytest.mark.xdist_group("ray")]
+PATIENT = {**os.environ, "RAY_raylet_start_wait_time_s": "120"}
+"""A machine that is shared takes longer to start Ray than Ray allows."""
 DRIVER = Path(__file__).parents[1] / "ray_driver.py"
 
 
@@ -29,7 +32,7 @@ def driver(folder: Path, topology: str) -> Iterator[subprocess.Popen[str]]:
     with (
         (folder / "log").open("w") as log,
         subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            command, cwd=folder, env=PATIENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
         ) as process,
     ):
         try:
