@@ -199,7 +199,9 @@ def first_life(life: Life, least: int, *, quick: bool) -> list[Row]:
         first_s = time.monotonic() - started
     (account,) = first
     rows = [
-        Row("one command to the first job, 4 hosts", first_s, "s", target=f"≤ {TARGET_S:g} s", holds=first_s <= TARGET_S)
+        Row(
+            "one command to the first job, 4 hosts", first_s, "s", target=f"≤ {TARGET_S:g} s", holds=first_s <= TARGET_S
+        )
     ]
     with life.trainer("orderly", least) as orderly:
         for nodes in () if quick else (2, 4, 1, 4):
@@ -218,7 +220,9 @@ def first_life(life: Life, least: int, *, quick: bool) -> list[Row]:
     with life.trainer("power", 1) as power:
         victim = life.running()[0]
         life.cluster.kill(victim.host)
-        life.wait("Slurm gave the dead host up", lambda: victim.raw_id not in {one.raw_id for one in life.allocations()})
+        life.wait(
+            "Slurm gave the dead host up", lambda: victim.raw_id not in {one.raw_id for one in life.allocations()}
+        )
         life.cluster.revive(victim.host)
         life.wait("a replacement", lambda: len(life.running()) == 4)
     rows += account_rows("a host without power", power[0])
@@ -252,7 +256,15 @@ def second_life(life: Life) -> list[Row]:
     return [
         Row("times that a preempted node was requeued", restarts, "", target="1", holds=restarts == 1),
         *account_rows("requeued", requeued[0]),
-        Row("attempts spent by the requeue", requeued[0].attempts_spent, "", "", None, "0", not requeued[0].attempts_spent),
+        Row(
+            "attempts spent by the requeue",
+            requeued[0].attempts_spent,
+            "",
+            "",
+            None,
+            "0",
+            not requeued[0].attempts_spent,
+        ),
         Row("left after the second life", len(left), "", target="0", holds=not left),
     ]
 
