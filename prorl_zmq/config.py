@@ -21,7 +21,7 @@ from .system.node_name import default_node
 from .system.plugins import load_plugin, offered
 from .system.unix_peers import way_problem
 from .wire.messages.backends import History, ParserUrl, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
-from .wire.messages.base import JOB_LIMIT_BYTES, Count, Identifier, Seconds
+from .wire.messages.base import JOB_LIMIT_BYTES, Count, Seconds
 from .wire.messages.jobs import Phase, SandboxKind
 from .wire.sockets import check_endpoint
 
