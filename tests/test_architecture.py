@@ -44,6 +44,7 @@ MAY_IMPORT = {
     "stages": BASE | {"tools", "tasks", "inference", "model_proxy"},
     "make_swe": {"errors", "system", "tools"},
     "service": BASE | {"client", "tools", "inference"},
+    "cluster": BASE | {"client", "service"},
     "evaluation": BASE | {"client", "service", "inference", "tasks", "stages", "tools"},
     "gateway": BASE | {"client", "service", "inference", "tasks", "stages", "tools", "evaluation", "integrations"},
     "demo": BASE | {"client", "service", "inference"},
