@@ -27,6 +27,7 @@ from . import (
     job,
     jobs,
     journal,
+    k8s,
     keys,
     machine,
     node,
@@ -93,6 +94,7 @@ prorl.add_typer(backends.commands, name="backends")
 prorl.add_typer(keys.commands, name="keys")
 prorl.add_typer(journal.commands, name="journal")
 prorl.add_typer(images.commands, name="image")
+prorl.add_typer(k8s.commands, name="k8s")
 prorl.add_typer(harnesses.commands, name="harness")
 prorl.command("doctor")(machine.doctor)
 prorl.add_typer(service.broker, name="broker")

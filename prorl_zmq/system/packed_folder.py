@@ -1,0 +1,26 @@
+"""Parts of a folder as one block of bytes, for machines that do not share it. Modes are kept, owners are not."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+def pack(folder: Path, parts: Iterable[str]) -> bytes:
+    """Return a tar file of some files and folders below `folder`."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for part in parts:
+            tar.add(folder / part, part, filter=lambda member: member.replace(uid=0, gid=0, uname="", gname=""))
+    return file.getvalue()
+
+
+def unpack(packed: bytes, folder: Path) -> None:
+    """Write what `pack` made into a private folder of ours; files that are there are replaced."""
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        tar.extractall(folder, filter="tar")  # it keeps modes, and nothing outside of the folder is written
