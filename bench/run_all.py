@@ -38,6 +38,7 @@ BENCHES = (
     "chaos",
     "hostile",
     "fuzz",
+    "slurm",
     "soak",
 )
 """In the order of the pages."""

@@ -1,4 +1,4 @@
-"""A trainer on the login host of bench/slurm.py: `python slurm_client.py SERVICE NAME LEAST IN_FLIGHT`.
+"""A trainer on the login host of bench/slurm.py: `python slurm_client.py SERVICE NAME LEAST IN_FLIGHT ATTEMPTS`.
 
 It keeps so many jobs going until the file `NAME.stop` appears and at least so many have ended, and then takes what is
 left. Each result is a line of `NAME.jsonl`. A job has a reward of its own, which its check script gives only if it
@@ -20,7 +20,7 @@ CHECK_S = (1, 2, 4)
 """How long the check scripts take, in turn."""
 
 
-def make_job(name: str, number: int) -> Job:
+def make_job(name: str, number: int, attempts: int) -> Job:
     job_id = f"{name}-{number}"
     sleep = f"sleep {CHECK_S[number % len(CHECK_S)]}"
     instance = {
@@ -28,8 +28,14 @@ def make_job(name: str, number: int) -> Job:
         "files": {"word": job_id},
         "check": f'{sleep}; [ "$(cat word)" = {job_id} ] && echo "reward: {expected_reward(number)}"',
     }
-    sampling, episode = Sampling(max_tokens=8, seed=number), EpisodeLimits(max_turns=1)
-    return Job(task="shell", instance=instance, job_id=job_id, sampling=sampling, episode=episode)
+    return Job(
+        task="shell",
+        instance=instance,
+        job_id=job_id,
+        sampling=Sampling(max_tokens=8, seed=number),
+        episode=EpisodeLimits(max_turns=1),
+        max_attempts=attempts,
+    )
 
 
 def expected_reward(number: int) -> float:
@@ -43,14 +49,14 @@ def line(one: Trajectory) -> str:
     return json.dumps({**result, "error": error, "at": time.monotonic()}) + "\n"
 
 
-def main(service: str, name: str, least: int, in_flight: int) -> None:
+def main(service: str, name: str, least: int, in_flight: int, attempts: int) -> None:
     """Submit and collect."""
     stop, submitted, ended = Path(f"{name}.stop"), 0, 0
     with RolloutClient(service=service, session=name, timeout_s=120) as client, Path(f"{name}.jsonl").open("a") as file:
         while True:
             more = ended < least or not stop.exists()
             if more and (free := in_flight - (submitted - ended)) > 0:
-                client.submit([make_job(name, submitted + each) for each in range(free)])
+                client.submit([make_job(name, submitted + each, attempts) for each in range(free)])
                 submitted += free
             try:
                 results = client.collect(wait_s=1.0)
@@ -66,4 +72,4 @@ def main(service: str, name: str, least: int, in_flight: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))

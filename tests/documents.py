@@ -19,6 +19,15 @@ MAKE_SWE_COMMANDS = (
     "prorl tasks make-swe --recipe swe-mini --out swe-mini.jsonl",
 )
 """Run by `tests/make_swe`: the first one whole, the second one for a project of the recipe."""
+SLURM_COMMANDS = (
+    "prorl up --slurm cluster.toml --service ~/run-1 --dry-run",
+    "prorl up --slurm cluster.toml --service ~/run-1",
+    "prorl nodes --service ~/run-1",
+    "prorl scale 2 --service ~/run-1",
+    "prorl drain n1 --service ~/run-1",
+    "prorl down --service ~/run-1",
+)
+"""Run on a real Slurm, in this order, by `tests/cluster/test_on_slurm.py`."""
 TRAIN_COMMAND = "python -m prorl_zmq.examples.train_torch"
 """Run by `tests/examples/test_command.py`."""
 

@@ -32,8 +32,8 @@ NAMES = (
     "losses",
     "soak",
 )
-PROVED = ("chaos", "hostile", "fuzz")
-"""Run by tests/chaos, which looks at what came out."""
+PROVED = ("chaos", "hostile", "fuzz", "slurm")
+"""Run by tests/chaos and tests/cluster, which look at what came out."""
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
 
 

@@ -23,11 +23,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 from chat_families import FAMILIES, make_tokenizer
-from documents import DOCUMENTS, ENGINE_COMMANDS, MAKE_SWE_COMMANDS, PAGES, ROOT, TRAIN_COMMAND, blocks
+from documents import (
+    DOCUMENTS,
+    ENGINE_COMMANDS,
+    MAKE_SWE_COMMANDS,
+    PAGES,
+    ROOT,
+    SLURM_COMMANDS,
+    TRAIN_COMMAND,
+    blocks,
+)
 from needed import lacking, usable
 from rootfs import tiny_root_filesystem
 
 from prorl_zmq import Job, RolloutClient, Sampling
+from prorl_zmq.cluster.cluster_file import ClusterFile, load_cluster_file
 from prorl_zmq.config import Topology, load_topology
 
 from .inference.http.conftest import FakeServer, Speech
@@ -88,6 +98,14 @@ def test_tables_are_right(block: str, tmp_path: Path) -> None:
     if "project" in tables:
         assert set(tables["project"]) == {"entry-points"}
         return
+    if "nodes" in tables:
+        (sandboxes,) = [block for block in blocks("toml") if "prorl-images-me" in block and "[sandbox]" in block]
+        (tmp_path / "sandboxes.toml").write_text(sandboxes)
+        for name in ("topology.toml", "tools.sif"):
+            (tmp_path / name).touch()
+        (tmp_path / "cluster.toml").write_text(block.replace("/shared/images", str(tmp_path)))
+        assert isinstance(load_cluster_file(tmp_path / "cluster.toml"), ClusterFile)
+        return
     (tmp_path / "topology.toml").write_text(block)
     assert isinstance(load_topology(tmp_path / "topology.toml"), Topology)
 
@@ -145,7 +163,7 @@ def test_every_command_is_run_here_or_by_ci() -> None:
     ci = (Path(__file__).resolve().parents[1] / ".ci" / "run").read_text(encoding="utf-8")
     assert all(command in ci for command in SERVED_BY_CI)
     serves = {"prorl serve", "prorl serve --config topology.toml", SERVE_APPTAINER, SERVE_DATA}
-    elsewhere = {*ENGINE_COMMANDS, *MAKE_SWE_COMMANDS, TRAIN_COMMAND, IMAGE_BUILD, ENGINE, *serves}
+    elsewhere = {*ENGINE_COMMANDS, *MAKE_SWE_COMMANDS, *SLURM_COMMANDS, TRAIN_COMMAND, IMAGE_BUILD, ENGINE, *serves}
     assert set(command_lines()) == {*QUICK_COMMANDS, *SERVERS, *EVALUATION, *HARNESS, *elsewhere}
 
 

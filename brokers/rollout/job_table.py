@@ -330,12 +330,10 @@ class JobTable:
         return [record for record, attempt in records if record is not None and record.is_held_by(stage_id, attempt)]
 
     def _give_up_nodes(self, now: float, *, in_order: bool) -> None:
-        """Start jobs again that wait on a node for a stage whose last process there has gone and does not come back.
-
-        Where it fell silent and others of the node live, a supervisor may start it again.
-        """
+        """Start jobs again that wait on a node for a stage whose last process there has gone and does not come back."""
         for requirement in self.stages.take_unserved():
             self.queues.watch(requirement)
+            # Where it fell silent and others of the node live, a supervisor may start it again.
             is_back = requirement.node is None or self.stages.can_serve(requirement)
             if is_back or not (in_order or self.stages.on_node(requirement.node or "") is None):
                 continue
@@ -351,6 +349,7 @@ class JobTable:
         self.queues.push(record)
         if not self.stages.can_serve(record.requirement):
             self.queues.watch(record.requirement)
+            self._give_up_nodes(now, in_order=self.stages.misses(record.requirement))
         if record.phase != Phase.INIT:
             self._start_oldest([record.requirement], now)
 

@@ -245,6 +245,16 @@ class StagePool:
             del place.waiting[task]
         self._forget_if_idle(node)
 
+    def misses(self, requirement: Requirement) -> bool:
+        """Return whether only a process that has said that it ends would do; then it is among what nothing serves."""
+        place = self._nodes.get(requirement.node or "")
+        missed = place is not None and any(
+            stage.leaving and requirement in stage.requirements for stage in place.stages.values()
+        )
+        if missed:
+            self._unserved[requirement] = None
+        return missed
+
     def leave(self, stage_id: str) -> None:
         """Assign no more jobs to a process that is ending; it keeps what it holds."""
         stage = self._stages.get(stage_id)

@@ -75,7 +75,9 @@ class KeeperRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _born(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19])
+    """Return when a process started; -1: it has ended, and its parent was not told yet."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    return -1 if fields[0] == "Z" else int(fields[19])
 
 
 class ClusterFolder:

@@ -108,22 +108,22 @@ class ClusterService:
         """Wait until a node has joined; return how many have.
 
         Raises:
-            SlurmFailed: all nodes' jobs have ended; the log of one is in the message.
+            SlurmFailed: all jobs that were submitted first have ended; the log of one is in the message.
             RequestTimeout: none has joined in time. The service goes on.
         """
-        until, seen = time.monotonic() + limit_s, set[str]()
+        until, first = time.monotonic() + limit_s, set[str]()
         with RolloutClient(service=self.folder.path, timeout_s=SQUEUE_S) as client:
             while True:
                 found = self.fleet.allocations()["nodes"]
-                seen |= {one.name for one in found}
+                first = first or {one.name for one in found}
                 asked = time.monotonic() + SQUEUE_S
                 while time.monotonic() < asked:
                     with suppress(ProrlError):  # the brokers may be in a job that waits
                         if joined := {stage.node for stage in client.status().stages}:
                             return len(joined)
                     time.sleep(LOOK_S)
-                if not found:
-                    raise SlurmFailed(self._why_gone(sorted(seen)))
+                if first.isdisjoint(one.name for one in found if not one.is_ending):
+                    raise SlurmFailed(self._why_gone(sorted(first)))
                 if time.monotonic() > until:
                     raise RequestTimeout(
                         f"no node has joined within {limit_s:.0f} s ({waiting_text(found)}); the service goes on: "

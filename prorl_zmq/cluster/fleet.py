@@ -70,6 +70,7 @@ class Fleet:
         elif todo.submit and brake.allows(now_s):
             job_id = self.slurm.submit(self.scripts.group(kind, todo.submit))
             self.folder.note_job(job_id, kind)
+            brake.submitted(job_id, now_s)
             log.info("submitted %d of %s as job %s", todo.submit, kind, job_id)
 
     def send_away(self, leaving: Sequence[Allocation], **counts: int) -> None:

@@ -60,17 +60,20 @@ class Brake:
     def __init__(self, pause_s: float) -> None:
         self._first_pause_s = self._pause_s = pause_s
         self._since: dict[str, float] = {}
-        """When each job that runs was first seen to."""
+        """When what was submitted, by its id, or what is there, by its name, began to run or was last seen to wait."""
         self._not_before = -math.inf
+
+    def submitted(self, job_id: str, now_s: float) -> None:
+        self._since[job_id] = now_s
 
     def note(self, allocations: Sequence[Allocation], leaving: Collection[str], now_s: float) -> None:
         """Take note of the jobs that there are now."""
-        running = {one.name for one in allocations if one.is_running}
-        gone = [since for name, since in self._since.items() if name not in running and name not in leaving]
-        if any(now_s - since < YOUNG_S for since in gone):
+        present = [one for one in allocations if not one.is_ending]
+        there = {one.name for one in present} | {one.job_id for one in allocations} | set(leaving)
+        if any(now_s - since < YOUNG_S for name, since in self._since.items() if name not in there):
             self._not_before = now_s + self._pause_s
             self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
-        self._since = {name: self._since.get(name, now_s) for name in running}
+        self._since = {one.name: self._since.get(one.name, now_s) if one.is_running else now_s for one in present}
         if any(now_s - since >= YOUNG_S for since in self._since.values()):
             self._pause_s = self._first_pause_s
 

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Column, Table
 
 from ..client.blocking.client import RolloutClient
-from ..errors import ProrlError
+from ..errors import ProrlError, SlurmFailed
 from ..system.duration import duration
 from ..system.logs import say, start_logging
 from ..wire.messages.jobs import Phase
@@ -63,7 +63,11 @@ def up(
         return
     started = ClusterService.start(service, cluster, take_over=take_over)
     with options.console(stderr=True).status("submitted") as status:
-        joined = started.wait_joined(lambda text: status.update(f"waiting for the first node: {text}"), wait)
+        try:
+            joined = started.wait_joined(lambda text: status.update(f"waiting for the first node: {text}"), wait)
+        except SlurmFailed:
+            started.down()  # what came next would fail as they did
+            raise
     wanted = cluster.nodes.count
     more = "" if joined >= wanted else f"; {wanted - joined} of {wanted} are still to come: `prorl nodes --watch`"
     say("prorl up", f"{joined} node{'s' if joined != 1 else ''} joined{more}")

@@ -67,6 +67,18 @@ def test_jobs_that_end_young_are_replaced_ever_more_slowly() -> None:
     assert pauses == [15, 30, 60, 120, 240, 480, MAX_PAUSE_S, MAX_PAUSE_S]
 
 
+def test_a_job_that_ended_before_anybody_saw_it_ended_young() -> None:
+    brake = Brake(15.0)
+    brake.submitted("1", 0.0)
+    brake.note([job(1, "PENDING")], (), 100.0)
+    assert brake.allows(100.0)
+    brake.note([], (), 200.0)
+    assert brake.allows(200.0)  # nobody knows how long it ran
+    brake.submitted("2", 300.0)
+    brake.note([], (), 302.0)
+    assert not brake.allows(302.0)
+
+
 def test_one_that_grew_old_or_was_told_to_leave_is_replaced_at_once() -> None:
     brake = Brake(15.0)
     brake.note([job(1), job(2)], (), 0.0)

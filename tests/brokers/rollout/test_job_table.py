@@ -32,7 +32,13 @@ class Table:
         self.actions: list[Action] = []
 
     def stage(
-        self, stage_id: str, slots: int = 0, node: str = "local", running: dict[str, int] | None = None
+        self,
+        stage_id: str,
+        slots: int = 0,
+        node: str = "local",
+        running: dict[str, int] | None = None,
+        *,
+        draining: bool = False,
     ) -> list[Action]:
         """A report of a process; its role is the first part of its name, and its slots stay as they were."""
         before = self.table.stages.get(stage_id)
@@ -44,6 +50,7 @@ class Table:
             endpoint="ipc://stage",
             tasks=(Task("math"),),
             running=running or {},
+            draining=draining,
         )
         return self._note(self.table.stage_reported(report, self.now))
 
@@ -686,6 +693,22 @@ def test_a_busy_process_is_no_reason_to_give_up() -> None:
         table.stage("init-1", running={"a": 1})
         table.tick(now)
     assert table.table.count(JobStatus.QUEUED)[Phase.INIT] == 1
+
+
+@pytest.mark.parametrize("phase", [Phase.INIT, Phase.RUN])
+def test_what_would_wait_on_a_node_that_drains_starts_again_elsewhere_and_keeps_its_attempt(phase: Phase) -> None:
+    """INIT or RUN ends on a node whose next stage has said that it takes nothing new."""
+    table = Table()
+    for role in Phase:
+        table.stage(f"{role}-1")
+    table.submit(max_attempts=1)
+    if phase == Phase.RUN:
+        table.done("init-1", sandbox=SANDBOX)
+    table.stage("init-1", draining=True)
+    table.stage(f"{'run' if phase == Phase.INIT else 'eval'}-1", draining=True)
+    table.stage("init-far", node="far")
+    actions = table.done(f"{phase}-1", sandbox=SANDBOX)
+    assert started(actions) == [("init-far", "a", 2)]
 
 
 def test_a_job_whose_node_has_gone_starts_again_in_a_fresh_sandbox() -> None:
