@@ -1,4 +1,4 @@
-"""The pure job table at 10,000 nodes: what a tick, a batch's room, an errand and a heartbeat cost; and slots that are lent.
+"""The pure job table at 10,000 nodes: a tick, a batch's room, an errand, a heartbeat; and slots that are lent.
 
 No socket and no clock: the tables of k rollout brokers in one process, in virtual time. A node has 64 RUN slots and
 tells each broker its share of them every `LEND_S`, by the rule of `brokers.node.slot_shares`. One trainer has 70 % of

@@ -201,7 +201,8 @@ class NodeBroker:
         if len(rest) != 1:
             raise MalformedMessage(f"start_phase came with {len(rest)} further frames, not 1")
         try:
-            task = _task_of(bytes(rest[0])).task
+            packed = rest[0]
+            task = _task_of(packed.buffer if isinstance(packed, zmq.Frame) else packed).task
         except msgspec.MsgspecError as error:
             raise MalformedMessage(f"job {command.job_id} cannot be read: {error}") from error
         held = self._table.start(link.broker, command, task)

@@ -78,7 +78,12 @@ def node(
     if topology.stage:
         check_sandboxes(topology, "prorl node")
     plans = plan_node(topology, folder, checked_address(address))
-    about = {"host": socket.gethostname(), "allocation": allocation(), "pid": os.getpid(), "started_at": time.time()}
+    about: dict[str, str | int | float] = {
+        "host": socket.gethostname(),
+        "allocation": allocation(),
+        "pid": os.getpid(),
+        "started_at": time.time(),
+    }
     note_node(folder, topology.node, about)
     places = announced_places(folder, topology.node, of_ours=False)
     try:
