@@ -62,11 +62,18 @@ class BackendClient:
             is_interim=self._is_interim,
             limit_bytes=CONTROL_FRAME_BYTES,
         )
+        self._endpoint = endpoint
         self._owner = owner
         self._node = node
         self._wait_longer: dict[str, Callable[[], None]] = {}
         """For each request without a reply: what a `WaitLonger` does."""
         self._held: dict[str, HeldAssignment] = {}
+
+    def connect(self, endpoint: str) -> None:
+        """Connect to where the broker is now, if that is another place; requests without an answer are resent there."""
+        if endpoint != self._endpoint:
+            self._socket.handshake.renew(endpoint)
+            self._endpoint = endpoint
 
     async def assign(
         self, job: Job, attempt: int, on_starting: Callable[[], None] = lambda: None, *, leaving: str = ""

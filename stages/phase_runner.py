@@ -189,7 +189,9 @@ class PhaseRunner:
         if self._sandbox is None:
             if self._harness is not None:
                 spec = self._harness.prepared(spec)
-            self._sandbox = await self.sandboxes.create(f"{self.job.job_id}.{self.command.attempt}", spec)
+            # Brokers that share the node may have jobs of the same id.
+            name = f"{self.job.job_id}.{self.command.attempt}-{new_id()[:8]}"
+            self._sandbox = await self.sandboxes.create(name, spec)
         return self._sandbox
 
     async def _create_fresh_sandbox(self, spec: SandboxSpec) -> Sandbox:

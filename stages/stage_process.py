@@ -35,6 +35,7 @@ from ..security.rights import Listener
 from ..security.zap_authenticator import ZapAuthenticator
 from ..system.logs import about_job, job_of_sandbox, of_job
 from ..system.memory import give_memory_back
+from ..system.node_name import place_of
 from ..system.pauses import PauseWatch
 from ..system.processes import stop_signals
 from ..tools.sandbox.sandboxes import Sandboxes
@@ -152,6 +153,7 @@ class StageProcess:
         self._reports = ChangeReports(self.stage_id)
         self._warned = False
         self._draining = False
+        self._place = place_of(options.run_dir)
 
     async def run(self) -> None:
         """Serve until stopped; raise why the process cannot start or go on, such as `VersionMismatch`."""
@@ -253,6 +255,7 @@ class StageProcess:
             asks_answer=self._reports.is_unanswered,
             role=self._options.role,
             node=self._options.node,
+            place=self._place,
             slots=self._options.slots,
             endpoint=self._endpoint,
             curve_key=self._authenticator.curve_key(self._endpoint),
@@ -340,6 +343,7 @@ class StageProcess:
                     )
                     log.info("%s process %s joined %s", self._options.role, self.stage_id, self._options.connect)
                     self._report_now.set()  # the broker starts no phases here before a report says `welcomed`
+                self._backends.connect(command.backend_broker)
                 self._resend(self._event_outbox.all(time.monotonic()))
             case SlotDemand():
                 pass  # for nodes, whose slots several brokers share

@@ -63,6 +63,8 @@ class BrokerLink:
         self._beats = 0
         self._slots: dict[str, int] = {}
         """Of each pool, as they were reported last."""
+        self._pools: set[str] = set()
+        """All that were ever reported."""
         self.inbox = open_socket(context, zmq.PULL, JOB_FRAME_BYTES)
         self.endpoint = authenticator.bind(self.inbox, bind, Listener.STAGE_INBOX)
         self.curve_key = authenticator.curve_key(self.endpoint)
@@ -113,6 +115,7 @@ class BrokerLink:
             self._reports.want_full()
         if self._reports.is_full(held, self._backends) or not self.welcomed:
             self._slots = slots
+            self._pools |= slots.keys()
             for pool in pools:
                 answer = {"welcomed": self.welcomed, "asks_answer": self._reports.is_unanswered}
                 self.send(replace(pool, number=self._reports.number, **answer))
@@ -144,9 +147,10 @@ class BrokerLink:
         """Send the end of a phase that nobody will send again; if it is lost, the next full report lacks the phase."""
         self.send(replace(event, stage_id=self.pool(event.phase)))
 
-    def leave(self, roles: Sequence[Phase]) -> None:
-        for role in roles:
-            self.send(StageLeaving(self.pool(role)))
+    def leave(self) -> None:
+        """Say that all pools that were reported are gone."""
+        for pool in self._pools:
+            self.send(StageLeaving(pool))
 
     def send(self, event: StageEvent, block: Sequence[Frame] = ()) -> None:
         """Send an event; one that the broker does not take is sent again by who made it."""

@@ -83,6 +83,7 @@ class NodeBroker:
 
     Args:
         node: the node's name.
+        place: which machine and run folder it is.
         node_id: the name of this node's life, the same for each broker that the node has in it.
         stage_events: where the node's stage processes connect, `ipc://`.
         bind: where rollout brokers reach the node, such as `tcp://10.0.0.7:*`.
@@ -97,6 +98,7 @@ class NodeBroker:
         self,
         *,
         node: str,
+        place: str,
         node_id: str,
         stage_events: str,
         bind: str,
@@ -105,6 +107,7 @@ class NodeBroker:
         insecure: bool = False,
     ) -> None:
         self._node = node
+        self._place = place
         self._places = places
         self._loop = Loop()
         keyring = Keyring.load(keys, WORKER)
@@ -118,6 +121,8 @@ class NodeBroker:
         """Phases of jobs whose ids another broker's jobs have here."""
         self._heartbeat_s = FIRST_REPORT_S
         self._next_report = self._next_look = self._loop.clock.now()
+        self._told = ""
+        """The last problem of a connection that was said."""
         self._refused: StageRefused | None = None
         try:
             self._events = open_socket(self._loop.context, zmq.PULL)
@@ -139,7 +144,7 @@ class NodeBroker:
         try:
             self._loop.run(self._housekeep, lambda: log.info("ready: node %s", self._node))
             for link in self._links.values():
-                link.leave(self._table.roles())
+                link.leave()
         finally:
             if self._stages is not None:
                 self._stages.close()
@@ -190,7 +195,9 @@ class NodeBroker:
                 self._heartbeat_s = command.heartbeat_s
                 link.answered(self._loop.clock.now())
                 self._next_report = self._loop.clock.now()
-                if self._stages is None:
+                if self._stages is not None:
+                    self._stages.welcome_all(command)  # the backend broker may have moved
+                else:
                     self._stages = StageConnections(self._loop.context, None, command)
                     log.info("node %s joined %s", self._node, link.place)
             case StageRefused():
@@ -256,7 +263,7 @@ class NodeBroker:
             return  # stage processes say everything again, and have nothing to do before
         match event:
             case StageReport():
-                if self._stages.reported(event, "", now):
+                if self._stages.reported(event, "", now, self._table.stages):
                     self._report_of(event, now)
             case MemberAlive():
                 for job_id, (attempt, backend) in event.backends.items():
@@ -307,6 +314,10 @@ class NodeBroker:
             for name, place in self._places().items():
                 if name in self._links:
                     self._links[name].connect(place)
+            for link in self._links.values():
+                if link.problem and link.problem != self._told:
+                    self._told = link.problem
+                    log.warning("%s", link.problem)
         if now >= self._next_report:
             self._next_report = now + self._heartbeat_s
             self._look_at_stages(now)
@@ -325,7 +336,7 @@ class NodeBroker:
     def _report(self, now: float) -> None:
         if self._stages is None:
             for link in self._links.values():
-                none = {"node": self._node, "slots": 0}
+                none = {"node": self._node, "place": self._place, "slots": 0}
                 link.report({}, [link.full(role, {}, tasks=one.tasks, **none) for role, one in self._announced.items()])
             return
         roles = self._table.roles()
@@ -337,6 +348,7 @@ class NodeBroker:
                     role,
                     running.get(role, {}),
                     node=self._node,
+                    place=self._place,
                     slots=shares[role][link.broker],
                     tasks=self._table.tasks(role),
                     draining=self._table.is_draining(role),

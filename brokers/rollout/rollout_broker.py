@@ -244,7 +244,7 @@ class RolloutBroker:
                 queue.extend(table.phase_failed(event, block, now))
                 self._note(event.stage_id, event.number)
             case StageReport():
-                if self._stages.reported(event, key, now):
+                if self._stages.reported(event, key, now, table.stages):
                     self._handle_report(event, now)
             case MemberAlive():
                 for job_id, (attempt, backend) in event.backends.items():

@@ -10,13 +10,15 @@ A process that does not take its messages is not waited for: its lease expires. 
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ...errors import NotAllowed, ProrlError, VersionMismatch
+from ...errors import Busy, ConfigError, NotAllowed, ProrlError, VersionMismatch
 from ...wire import codec
 from ...wire.messages.base import PROTOCOL_VERSION
 from ...wire.messages.stages import EventsNoted, StageRefused, StageWelcome
+from .node_places import NodePlaces
 from .stage_connection import StageConnection
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from ...wire.messages.stages import StageCommand, StageReport
     from ...wire.sockets import Frame
     from .stage_pool import StagePool
+
+FULL_EVERY_S = 30.0
+"""How often it is said that there are no more descriptors."""
 
 log = logging.getLogger("prorl.rollout_broker")
 
@@ -40,6 +45,10 @@ class StageConnections:
         """By member."""
         self._members: dict[str, str] = {}
         """Who reports for a stage process."""
+        self._places = NodePlaces()
+        self._unconnected = 0
+        """Reports whose processes there was no descriptor for, since that was last said."""
+        self._full_said_at = -math.inf
         self._noted: defaultdict[str, set[int]] = defaultdict(set)
         """Events that each member may forget, by number."""
 
@@ -50,8 +59,10 @@ class StageConnections:
         """Return who reports for a stage process; itself where nobody has."""
         return self._members.get(stage_id, stage_id)
 
-    def reported(self, report: StageReport, key: str, now: float) -> bool:
+    def reported(self, report: StageReport, key: str, now: float, living: StagePool) -> bool:
         """Connect to a member that reports for the first time, and welcome it; whether it may take jobs.
+
+        A node whose name is another living one's is turned away.
 
         Raises:
             MalformedMessage: it cannot be reached where it says.
@@ -59,11 +70,22 @@ class StageConnections:
         member = report.from_member
         is_new = member not in self._connections
         if is_new:
-            self._connections[member] = StageConnection(self._context, report, key, self._keyring, now)
+            try:
+                self._connections[member] = StageConnection(self._context, report, key, self._keyring, now)
+            except Busy as error:
+                self._say_full(report, error, now)
+                return False
         self._members[report.stage_id] = member
         self._connections[member].stage_ids.add(report.stage_id)
         if is_new and report.protocol != PROTOCOL_VERSION:
             self._refuse(member, _mismatch(report))
+            return False
+        try:
+            if not self._places.joins(report, living.heard_at, now):
+                return False
+        except ConfigError as error:
+            log.warning("refused %s: %s", member, error.message)
+            self._refuse(member, error)
             return False
         if is_new or report.asks_answer or not report.welcomed:
             self.welcome(member)
@@ -72,6 +94,13 @@ class StageConnections:
     def welcome(self, member: str) -> None:
         """Have a member report everything."""
         self._send(member, self._welcome)
+
+    def welcome_all(self, welcome: StageWelcome) -> None:
+        """Have all members know something new, if it is."""
+        if welcome != self._welcome:
+            self._welcome = welcome
+            for member in self._connections:
+                self.welcome(member)
 
     def turn_away(self, member: str, sender: Sender) -> None:
         """Tell a member that its key was revoked; its lease then expires."""
@@ -131,8 +160,16 @@ class StageConnections:
         connection = self._connections.pop(member, None)
         if connection is not None:
             connection.close(linger_ms)
+            self._places.left(member)
             for stage_id in connection.stage_ids:
                 del self._members[stage_id]
+
+    def _say_full(self, report: StageReport, error: Busy, now: float) -> None:
+        self._unconnected += 1
+        if now >= self._full_said_at + FULL_EVERY_S:
+            about = (self._unconnected, report.stage_id, error.message)
+            log.error("%d reports went without an answer, the last one of %s: %s", *about)
+            self._full_said_at, self._unconnected = now, 0
 
     def _refuse(self, member: str, error: ProrlError) -> None:
         self._send(member, StageRefused(error.info()))

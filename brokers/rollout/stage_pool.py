@@ -152,6 +152,11 @@ class StagePool:
     def lease(self, member: str) -> Lease | None:
         return self._leases.get(member)
 
+    def heard_at(self, member: str) -> float | None:
+        """Return when a member reported last; None: it is not here."""
+        lease = self._leases.get(member)
+        return lease.heard_at if lease is not None else None
+
     def heard(self, report: StageReport, now: float) -> StageProcess:
         """Add the process of a report, or note that it lives."""
         lease = self._leases.setdefault(report.from_member, Lease(report.from_member, now))

@@ -21,7 +21,7 @@ from ..errors import ConfigError, EndpointInUse
 from ..service.broker_topologies import backend_topologies, rollout_topologies
 from ..service.service_folder import BACKENDS, TOPOLOGY, WAIT_S, ServiceFolder
 from ..system.logs import say, start_logging
-from ..system.node_name import short_id
+from ..system.node_name import place_of, short_id
 from ..wire.messages.base import new_id
 from ..wire.sockets import is_own_address, own_address
 from . import options
@@ -304,15 +304,16 @@ def node(
 ) -> None:
     """The broker of one node, between its stage processes and the service's rollout brokers."""
     from ..brokers.node.node_broker import NodeBroker
+    from ..service.broker_places import node_id
     from ..service.child_plans import node_stage_events
 
     start_logging("node-broker", topology.service.log_format, topology.service.log_level)
-    own_run_dir(topology.run_dir)
     folder = ServiceFolder.open(service)
     folder.wait_for(folder.rollout_brokers, WAIT_S)
     NodeBroker(
         node=name,
-        node_id=f"{name}-{os.environ.get(SERVICE_VARIABLE, new_id())[:8]}",
+        place=place_of(own_run_dir(topology.run_dir)),
+        node_id=node_id(name, os.environ.get(SERVICE_VARIABLE, new_id())),
         stage_events=node_stage_events(topology),
         bind=f"tcp://{checked_address(address)}:*",
         places=folder.stage_events,

@@ -22,6 +22,7 @@ from ..client.asynchronous.connection import AsyncServiceConnection
 from ..errors import Busy, EndpointInUse, InternalError, InvalidEndpoint, NotAllowed, ProrlError
 from ..integrations.single_jobs import SingleJobs
 from ..system.logs import say
+from ..system.open_files import raise_open_files
 from ..system.processes import stop_signals
 from ..wire.sockets import is_loopback_host
 from .connection import GatewayConnection
@@ -80,6 +81,7 @@ class Gateway:
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=75
         )
         await runner.setup()
+        raise_open_files()
         try:
             with stop_signals(self._stopping.set):
                 await self._listen(runner)

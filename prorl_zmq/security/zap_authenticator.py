@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ..config import SERVICE_VARIABLE
+from ..system.open_files import raise_open_files
 from ..wire.async_socket import AsyncSocket
-from ..wire.connection_guard import guard, raise_open_files
+from ..wire.connection_guard import guard
 from ..wire.messages.base import MAX_FRAMES, KeyRole
 from ..wire.sockets import NOBLOCK, bind, check_private, is_loopback, receive_rest
 from .allow_list import AllowList

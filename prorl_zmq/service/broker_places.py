@@ -28,8 +28,8 @@ class BrokerPlaces:
     """Those that engines are reported with, of one of `roles`."""
     roles: tuple[KeyRole, ...]
     client_keys: Path | str
-    node: str = ""
-    """The name under which a node reports its stage processes as one; empty: each reports by itself."""
+    node_id: str = ""
+    """As which a node reports its stage processes as one; empty: each reports by itself."""
 
 
 def fixed_places(topology: Topology) -> BrokerPlaces:
@@ -39,6 +39,11 @@ def fixed_places(topology: Topology) -> BrokerPlaces:
     return BrokerPlaces(
         new_id(), lambda: [topology.endpoint(door)], lambda: topology.endpoint(backends), keys, BROKER, keys
     )
+
+
+def node_id(node: str, service_id: str) -> str:
+    """Return the name of one life of a node."""
+    return f"{node}-{service_id[:8]}"
 
 
 def announced_places(folder: ServiceFolder, node: str, *, of_ours: bool) -> BrokerPlaces:
@@ -57,5 +62,5 @@ def announced_places(folder: ServiceFolder, node: str, *, of_ours: bool) -> Brok
         folder.keys("node"),
         WORKER,
         folder.keys("client"),
-        node,
+        node_id(node, service_id),
     )

@@ -35,7 +35,7 @@ from ..security.keys import PUBLIC, KeyFolder
 from ..wire.messages.base import PROTOCOL_VERSION, Identifier, KeyRole, new_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 MARKER, TOPOLOGY, LOCK = ".prorl-service", "topology.toml", "lock"
@@ -103,6 +103,7 @@ class ServiceFolder:
             for name in FOLDERS:
                 (path / name).mkdir(mode=0o700, exist_ok=True)
             shutil.rmtree(path / "keys", ignore_errors=True)  # of a `create` that did not get to its end
+            (path / "keys").mkdir(mode=0o700)
             _make_keys(path / "keys")
             marker = {"schema": SCHEMA, "rollout_brokers": settings.rollout_brokers}
             made = {**marker, "made_by": f"{os.getuid()}@{socket.gethostname()}", "version": version("prorl-zmq")}
@@ -284,7 +285,7 @@ class ServiceLock:
         return not os.path.samestat(there, self._ours)
 
 
-def note_node(folder: ServiceFolder, name: str, about: dict[str, str | int | float]) -> None:
+def note_node(folder: ServiceFolder, name: str, about: Mapping[str, object]) -> None:
     """Write down for people that a node is there."""
     with contextlib.suppress(OSError):
         _write(folder.path / "nodes" / f"{name}.json", msgspec.json.encode({"name": name, **about}).decode())

@@ -38,6 +38,7 @@ from ..config import SERVICE_VARIABLE
 from ..errors import ConfigError, EndpointInUse, ProrlError
 from ..security.keyring import Keyring
 from ..system.logs import one_line
+from ..system.open_files import raise_open_files
 from ..system.processes import ISOLATED, begin_session, stop_signals
 from ..wire.messages.backends import ListBackends, ReportStarts
 from ..wire.messages.base import new_id
@@ -137,6 +138,7 @@ class Supervisor:
 
     async def run(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
         """Serve until SIGTERM, SIGINT or `stop`."""
+        raise_open_files()
         for python in {plan.python for plan in self._plans} - {sys.executable}:
             await check_python(python)
         async with held_run_dir(self._topology.run_dir):
@@ -356,10 +358,10 @@ class Supervisor:
 
     def _reported(self, role: str, count: int, statuses: Sequence[ServiceStatus]) -> int:
         """Return how many stage processes of a role have reported; a node reports its own as one, to each broker."""
-        node = self._places.node
-        if not node:
+        if not self._places.node_id:
             return sum(one.role == role for status in statuses for one in status.stages)
-        there = all(any(one.role == role and one.node == node for one in status.stages) for status in statuses)
+        pool = f"{role}-{self._places.node_id}"
+        there = all(any(one.stage_id == pool for one in status.stages) for status in statuses)
         return count if there else 0
 
     async def _drain(self) -> None:

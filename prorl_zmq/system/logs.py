@@ -52,7 +52,8 @@ def of_job(job_id: str, attempt: int | None = None, phase: str | None = None, **
 
 def job_of_sandbox(name: str) -> tuple[str, int | None]:
     """Return the job and attempt that a sandbox is named after."""
-    job_id, _, attempt = name.rpartition(".")
+    job_id, _, rest = name.rpartition(".")
+    attempt = rest.partition("-")[0]
     return (job_id, int(attempt)) if job_id and attempt.isdecimal() else (name, None)
 
 

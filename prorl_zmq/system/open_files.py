@@ -1,17 +1,46 @@
-"""Waiting for free descriptors: who fails fast for want of them draws ever more work to itself, and fails that too."""
+"""The limit of open files: ours as high as it may be, that of others' programs as it was, and waiting for free ones.
+
+Our processes have a descriptor or more for each connection. The programs of agents, tasks and graders keep the limit
+that they would have without us: `select` breaks beyond 1,024, and some programs go through all numbers up to it. Who
+fails fast for want of descriptors draws ever more work to itself, and fails that too; so `wait_for_descriptors`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
+import resource
 import time
 from contextlib import ExitStack
 
+WANTED = 65_536
+"""Open files that are enough for all; more makes programs slow that go through all numbers."""
 LOOK_S = 0.25
 
 log = logging.getLogger("prorl.service")
+
+
+_limits: list[tuple[int, int]] = []
+"""Those that this process began with, once it has raised them."""
+
+
+def raise_open_files() -> None:
+    """Raise this process's limit of open files, and that of its children, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        _limits[:] = _limits or [(soft, hard)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def lower_open_files(pid: int) -> None:
+    """Give a process (a child; 0: this one) the limit of open files that this one began with."""
+    for limits in _limits:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
 
 
 async def wait_for_descriptors(count: int, limit_s: float) -> None:

@@ -10,6 +10,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .open_files import lower_open_files
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -33,10 +35,13 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
 def begin_session(parent: int, nice: int = 0) -> None:
     """In a forked child that leads a session: die with the parent, and run at a priority lower by `nice`.
 
+    It begins with the limit of open files that the parent began with.
+
     Where the kernel groups processes by session (sched_autogroup), it weighs the groups: a niceness of the process
     alone would have no effect.
     """
     die_with_parent(parent)
+    lower_open_files(0)
     niceness = os.nice(nice)
     if niceness > 0:
         with contextlib.suppress(OSError):  # a kernel without such groups, or one that was asked a moment ago

@@ -1,8 +1,9 @@
 """Keeps a process below its limit of open files, which libzmq answers by aborting it (4.3.5, `ipc_listener.cpp`).
 
-The limit is raised as far as it goes. The kernel gives the lowest free descriptor, so the number of a new connection's
-says how many there are. Well below the limit newcomers are told so (`crowding`, at the front door); from half of it a
-thread ends their connections as they come. libzmq accepts hundreds before such a thread runs, so the rest is for those.
+The limit is raised as far as it goes (`system.open_files`). The kernel gives the lowest free descriptor, so the number
+of a new connection's says how many there are. Well below the limit newcomers are told so (`crowding`, at the front
+door); from half of it a thread ends their connections as they come. libzmq accepts hundreds before such a thread runs,
+so the rest is for those.
 """
 
 from __future__ import annotations
@@ -16,17 +17,9 @@ from contextlib import suppress
 
 import zmq
 
-WANTED = 65_536
-"""Open files that are enough for all; more makes programs slow that go through all numbers."""
+from ..system.open_files import WANTED
+
 CROWDED_SHARE, FULL_SHARE = 0.4, 0.5
-
-
-def raise_open_files() -> None:
-    """Raise this process's limit of open files, and that of its children, as far as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def crowding() -> str:

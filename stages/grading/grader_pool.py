@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from ...errors import GraderFailed
+from ...system.open_files import lower_open_files
 from ...system.processes import ISOLATED
 from ...tools.processes import descendants, kill
 from .call import LENGTH, MESSAGE_LIMIT_BYTES, Answer, Call
@@ -171,6 +172,7 @@ class GraderPool:
                 env={"OPENBLAS_NUM_THREADS": "1", **os.environ},  # what forks should have no threads
                 start_new_session=True,
             )
+        lower_open_files(self._template.pid)
         self._control = ours
         socket.send_fds(ours, *request)
 

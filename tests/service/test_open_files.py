@@ -8,15 +8,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+import zmq
 
 from prorl_zmq import RolloutClient
 from prorl_zmq.errors import Busy, ProrlError
-from prorl_zmq.wire.connection_guard import raise_open_files
+from prorl_zmq.system.open_files import raise_open_files
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.jobs import Phase
+from prorl_zmq.wire.messages.stages import StageReport
 
 from .conftest import until
 
@@ -98,8 +103,76 @@ def test_newcomers_are_told_that_there_are_too_many(broker: tuple[subprocess.Pop
 def test_a_service_raises_its_limit() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096));"
-        "from prorl_zmq.wire.connection_guard import raise_open_files; raise_open_files();"
+        "from prorl_zmq.system.open_files import raise_open_files; raise_open_files();"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "(4096, 4096)\n"
+
+
+def test_a_broker_without_descriptors_says_so_once(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder, (tmp_path / "log").open("w+") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "prorl_zmq.cli", "prorl", "broker", "rollout", "--run-dir", folder],
+            cwd="/",
+            stderr=log,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT)),
+        )
+        try:
+            until(Path(folder, "stage_events").exists, "the broker")
+            with zmq.Context() as context, context.socket(zmq.PUSH) as events:
+                events.connect(f"ipc://{folder}/stage_events")
+                for number in range(LIMIT):
+                    report = StageReport(
+                        stage_id=f"run-{number}",
+                        role=Phase.RUN,
+                        node=f"n{number}",
+                        slots=1,
+                        endpoint=f"ipc://{folder}/{number}",
+                        tasks=(),
+                    )
+                    events.send(codec.encode(report))
+                until(lambda: "too many open files" in Path(log.name).read_text(), "it to be said")
+                with RolloutClient(f"ipc://{folder}/front_door", timeout_s=20) as client, suppress(Busy):
+                    client.status()  # all reports are read by then
+        finally:
+            process.terminate()
+            process.wait(20)
+        said = Path(log.name).read_text()
+    assert said.count("too many open files") == 1
+    assert f"may have {LIMIT}, and the system lets it have {LIMIT}; raise that limit" in said
+    assert "malformed" not in said
+
+
+def test_programs_of_agents_keep_the_limit_that_they_would_have_without_us() -> None:
+    code = (
+        "import asyncio, pathlib, resource, sys, tempfile\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (200, 4096))\n"
+        "from prorl_zmq.system.open_files import raise_open_files\n"
+        "from prorl_zmq.tools.sandbox.sandboxes import Sandboxes\n"
+        "from prorl_zmq.stages.grading.grader_pool import GraderPool\n"
+        "async def main(folder):\n"
+        "    raise_open_files()\n"
+        "    sandboxes = Sandboxes('process', pathlib.Path(folder, 's'))\n"
+        "    sandbox = await sandboxes.create('one')\n"
+        "    done = await sandbox.exec(('sh', '-c', 'ulimit -Sn'), 20)\n"
+        "    await sandbox.close(); sandboxes.close()\n"
+        "    async with GraderPool(1) as graders:\n"
+        "        limits = await graders.call(resource.getrlimit, resource.RLIMIT_NOFILE, returns=list)\n"
+        "    print(done.stdout.decode().strip(), limits, resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+        "with tempfile.TemporaryDirectory(prefix='prorl-t-') as folder: asyncio.run(main(folder))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "200 [200, 4096] (4096, 4096)\n"
+
+
+def test_a_child_begins_with_the_limit_that_its_parent_began_with() -> None:
+    code = (
+        "import os, resource, subprocess, sys; from functools import partial\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (200, 4096))\n"
+        "from prorl_zmq.system.open_files import raise_open_files; raise_open_files()\n"
+        "from prorl_zmq.system.processes import begin_session\n"
+        "subprocess.run(['sh', '-c', 'ulimit -Sn'], preexec_fn=partial(begin_session, os.getpid()), check=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "200\n"

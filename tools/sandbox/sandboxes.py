@@ -20,6 +20,7 @@ import msgspec
 from ...errors import ErrorInfo, SandboxFailed, SandboxLimitExceeded, SandboxUnavailable, from_info
 from ...security.keys import named_folder
 from ...system.logs import log_settings
+from ...system.open_files import lower_open_files
 from ...system.processes import ISOLATED
 from ...wire.messages.jobs import SandboxHandle
 from ..execution.client import ExecutionClient
@@ -299,6 +300,7 @@ class Sandboxes:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
+        lower_open_files(process.pid)
         # It may outlive this object and this event loop, so a thread waits for it: one that is killed is no zombie.
         process.returncode = 0  # or Popen would warn of a process that runs
         threading.Thread(target=_reap, args=(process.pid,), name="wait-for-spawner", daemon=True).start()

@@ -56,6 +56,8 @@ class StageReport(Message, frozen=True, kw_only=True):
     """Of the member's last `MemberAlive` before this one."""
     role: Phase
     node: Identifier
+    place: ShortText = ""
+    """Which machine and run folder the node is (`system.node_name.place_of`): no other one may have its name."""
     slots: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     endpoint: PathText
     """Where the process's PULL is bound."""

@@ -1,0 +1,67 @@
+"""`NodePlaces`: which machine and run folder has a node's name. Pure: the time is an argument.
+
+Two machines under one name would be given each other's sandboxes. A name's second place waits until the first one has
+been heard again, and is then refused; if it is not, its lease ends (the node was restarted, or lost its power), and the
+second place has the name. A process that says no place is taken for what it says that it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...wire.messages.stages import StageReport
+
+
+class NodePlaces:
+    def __init__(self) -> None:
+        self._members: dict[str, dict[str, str]] = {}
+        """For each node those that have joined, with their places."""
+        self._nodes: dict[str, str] = {}
+        """The node of each."""
+        self._waiting: dict[str, float] = {}
+        """Since when members wait for a name."""
+
+    def joins(self, report: StageReport, heard_at: Callable[[str], float | None], now: float) -> bool:
+        """Let a member of a node in; return whether it is, or has to report again.
+
+        Args:
+            report: what it says of itself.
+            heard_at: returns when a member was last heard; None: it is gone.
+            now: the time.
+
+        Raises:
+            ConfigError: another machine, or another run folder, has the name and lives.
+        """
+        member, there = report.from_member, self._members.get(report.node, {})
+        if not report.place or member in there:
+            return True
+        others = {one: place for one, place in there.items() if place != report.place and heard_at(one) is not None}
+        if not others:
+            self._members.setdefault(report.node, {})[member] = report.place
+            self._nodes[member] = report.node
+            self._waiting.pop(member, None)
+            return True
+        since = self._waiting.setdefault(member, now)
+        for one, place in others.items():
+            if (heard_at(one) or 0.0) > since:
+                raise ConfigError(
+                    f"the name {report.node} is that of {place}, and cannot be that of {report.place} too: jobs go on "
+                    "where their sandboxes are; name each node and run folder differently (--node, or --name of "
+                    "`prorl node`)",
+                    key="node",
+                )
+        return False
+
+    def left(self, member: str) -> None:
+        """Forget a member that is gone."""
+        self._waiting.pop(member, None)
+        node = self._nodes.pop(member, None)
+        if node is not None:
+            del self._members[node][member]
+            if not self._members[node]:
+                del self._members[node]

@@ -1,0 +1,322 @@
+"""A service on several nodes by way of its folder: `prorl serve --service` and `prorl node`, as a user runs them.
+
+The nodes are run folders of this machine; brokers and nodes meet over TCP with CURVE.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from prorl_zmq import Job, RolloutClient
+from prorl_zmq.errors import NotAllowed
+from prorl_zmq.security.keys import KeyFolder
+from prorl_zmq.service.service_folder import MARKER, ServiceFolder
+
+from .conftest import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PRORL = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl"]
+START_S = 60.0
+TOPOLOGY = """
+[service]
+rollout_brokers = 2
+[rollout_broker]
+heartbeat_s = 0.2
+lease_s = 2.0
+[sandbox]
+kind = "process"
+[[stage]]
+role = "init"
+[[stage]]
+role = "run"
+[[stage]]
+role = "eval"
+"""
+
+pytestmark = pytest.mark.xdist_group("services in folders")
+
+
+class Running:
+    """A command that serves, its standard error line by line."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [*PRORL, *arguments],
+            cwd="/",
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def wait_line(self, text: str) -> None:
+        until(lambda: text in "".join(self.lines) or self.process.poll() is not None, text, START_S)
+        assert text in "".join(self.lines), "".join(self.lines)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and return the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(60)
+        self._reader.join(20)
+        return code
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr:
+            self.lines.extend(iter(self.process.stderr.readline, ""))
+
+
+class Cluster:
+    """A service's folder, and what was started for it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = path / "service"
+        self._opened = ExitStack()
+
+    def start(self, *arguments: str, **environment: str) -> Running:
+        running = Running(*arguments, "--service", str(self.folder), **environment)
+        self._opened.callback(running.end, signal.SIGKILL)
+        self._opened.callback(running.end)
+        return running
+
+    def serve(self, *flags: str) -> Running:
+        return self.start("serve", "--brokers-only", "--address", "127.0.0.1", "--run-dir", self.run_dir("b"), *flags)
+
+    def node(self, name: str, *flags: str, **environment: str) -> Running:
+        place = ["--address", "127.0.0.1", "--run-dir", self.run_dir(name), "--name", name]
+        return self.start("node", *place, *flags, **environment)
+
+    def run_dir(self, name: str) -> str:
+        return str(self.path / name)
+
+    def client(self, session: str | None = None) -> RolloutClient:
+        return RolloutClient(service=self.folder, session=session, timeout_s=30)
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+@contextmanager
+def cluster() -> Iterator[Cluster]:
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as path:
+        made = Cluster(Path(path))
+        (made.path / "topology.toml").write_text(TOPOLOGY)
+        ServiceFolder.create(made.folder, made.path / "topology.toml")
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Cluster]:
+    """Two rollout brokers and a node with an engine."""
+    with cluster() as made:
+        made.serve().wait_line("ready; clients and nodes find it")
+        made.node("one").wait_line("ready: one")
+        yield made
+
+
+def job(number: int = 0) -> Job:
+    return Job(task="math", instance={"problem": f"{number}", "ground_truth": "1"}, backend_wait_s=20)
+
+
+def sessions(folder: Path) -> dict[str, str]:
+    """One session of each rollout broker."""
+    service = ServiceFolder.open(folder)
+    found: dict[str, str] = {}
+    for number in range(100):
+        found.setdefault(service.broker_of(f"session-{number}"), f"session-{number}")
+    assert len(found) == 2
+    return found
+
+
+def refused(cluster: Cluster, *arguments: str, **environment: str) -> str:
+    """Run a command that is refused as a wrong setting, and return what it said."""
+    running = Running(*arguments, **environment)
+    try:
+        assert running.process.wait(START_S) == 2, "".join(running.lines)
+    finally:
+        running.end()
+    return "".join(running.lines)
+
+
+def test_each_session_has_its_broker_and_all_share_the_node(shared: Cluster) -> None:
+    for session in sessions(shared.folder).values():
+        with shared.client(session) as client:
+            client.submit(job(number) for number in range(4))
+            assert [one.outcome for one in client.stream(timeout_s=60)] == ["completed"] * 4
+            status = client.status()
+            assert {stage.node for stage in status.stages} == {"one"}
+            assert len(status.stages) == 3  # the node speaks for each role once
+    assert (shared.folder / "nodes" / "one.json").exists()
+
+
+def test_commands_find_a_service_in_the_environment(shared: Cluster) -> None:
+    done = subprocess.run(
+        [*PRORL, "status"],
+        env={**os.environ, "PRORL_SERVICE": str(shared.folder)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "one-engine-0" in done.stdout
+
+
+def test_a_second_service_is_refused(shared: Cluster) -> None:
+    said = refused(shared, "serve", "--service", str(shared.folder), "--run-dir", shared.run_dir("b2"))
+    assert "another service runs in" in said
+    assert "--take-over" in said
+
+
+def test_a_second_machine_of_a_name_is_refused(shared: Cluster) -> None:
+    other = shared.start("node", "--address", "127.0.0.1", "--run-dir", shared.run_dir("two"), "--name", "one")
+    assert other.process.wait(START_S) == 2
+    other.end()
+    said = "".join(other.lines)
+    assert "the name one is that of" in said
+    assert shared.run_dir("one") in said
+    assert shared.run_dir("two") in said
+    with shared.client() as client:
+        client.submit(job())
+        assert [one.outcome for one in client.stream(timeout_s=60)] == ["completed"]
+
+
+def test_wrong_flags_and_folders_are_refused(shared: Cluster, tmp_path: Path) -> None:
+    folder = str(shared.folder)
+    assert "is no service's folder" in refused(shared, "node", "--service", str(tmp_path))
+    assert "is no IPv4 address of this machine" in refused(shared, "node", "--service", folder, "--address", "8.8.8.8")
+    assert "write ROLE=N" in refused(shared, "node", "--service", folder, "--slots", "play=3")
+    assert "nothing to do here" in refused(
+        shared,
+        *("node", "--service", folder, "--no-engines"),
+        *(f"--slots={role}=0" for role in ("init", "run", "eval")),
+    )
+    assert "cannot be a node's" in refused(shared, "node", "--service", folder, "--name", "a b")
+    assert "leave out --keys" in refused(shared, "serve", "--service", folder, "--keys", folder)
+    assert "go with --service" in refused(shared, "serve", "--brokers-only")
+    assert "without --config" in refused(
+        shared, "serve", "--service", folder, "--config", str(shared.path / "topology.toml")
+    )
+    (tmp_path / "two.toml").write_text("[service]\nrollout_brokers = 2\n")
+    assert "prorl serve --service DIR" in refused(shared, "serve", "--config", str(tmp_path / "two.toml"))
+    readable = tmp_path / "readable"
+    ServiceFolder.create(readable)
+    readable.chmod(0o755)
+    assert f"chmod 700 {readable}" in refused(shared, "node", "--service", str(readable))
+    (readable / MARKER).unlink()
+
+
+def test_a_drained_node_ends_what_it_has_and_spends_no_attempt() -> None:
+    with cluster() as made:
+        made.serve().wait_line("ready; clients")
+        one = made.node("one", "--drain-s", "30")
+        one.wait_line("ready: one")
+        with made.client("session-0") as client:
+            client.submit(job(number) for number in range(64))
+            first = client.collect(1)
+            assert one.end(signal.SIGUSR1) == 0
+            assert "draining" in "".join(one.lines)
+            made.node("two").wait_line("ready: two")
+            rest = list(client.stream(timeout_s=60))
+            assert len(first) + len(rest) == 64
+            assert {each.outcome for each in (*first, *rest)} == {"completed"}
+            assert {each.result.attempt for each in (*first, *rest)} == {1}
+        assert not (made.folder / "nodes" / "one.json").exists()
+
+
+def test_a_killed_node_leaves_nothing_behind() -> None:
+    with cluster() as made:
+        made.serve().wait_line("ready; clients")
+        one = made.node("one")
+        one.wait_line("ready: one")
+        children = one.children()
+        assert len(children) >= 5
+        one.end(signal.SIGKILL)
+        until(lambda: not any(is_there(child) for child in children), "its children to end")
+
+
+def is_there(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_brokers_that_moved_are_found_again() -> None:
+    with cluster() as made:
+        serve = made.serve()
+        serve.wait_line("ready; clients")
+        made.node("one").wait_line("ready: one")
+        with made.client("session-0") as client:
+            client.submit([job(1)])
+            assert len(client.collect(1)) == 1
+            before = ServiceFolder.open(made.folder).broker_endpoints()
+            serve.end(signal.SIGKILL)
+            for path in (made.folder / "brokers").iterdir():
+                path.unlink()  # so that they take other ports
+            made.serve().wait_line("ready; clients")
+            after = ServiceFolder.open(made.folder).broker_endpoints()
+            assert all(after[name] != before[name] for name in before)
+            client.submit(job(number) for number in range(2, 6))
+            assert [one.outcome for one in client.stream(timeout_s=60)] == ["completed"] * 4
+
+
+def test_brokers_come_back_where_they_were() -> None:
+    with cluster() as made:
+        serve = made.serve()
+        serve.wait_line("ready; clients")
+        before = ServiceFolder.open(made.folder).broker_endpoints()
+        serve.end()
+        made.serve().wait_line("ready; clients")
+        assert ServiceFolder.open(made.folder).broker_endpoints() == before
+
+
+def test_a_service_that_was_taken_over_ends() -> None:
+    with cluster() as made:
+        first = made.serve()
+        first.wait_line("ready; clients")
+        second = made.start(
+            *("serve", "--brokers-only", "--take-over", "--address", "127.0.0.1", "--run-dir", made.run_dir("c"))
+        )
+        assert first.process.wait(START_S) == 2
+        first.end()
+        assert "has taken this service's folder over" in "".join(first.lines)
+        second.wait_line("ready; clients")
+
+
+def test_a_revoked_key_is_said() -> None:
+    with cluster() as made:
+        made.serve().wait_line("ready; clients")
+        KeyFolder(made.folder / "keys" / "service").revoke("client")
+        time.sleep(1.1)  # the list is read again each second
+        with made.client() as client, pytest.raises(NotAllowed, match="refused the key client"):
+            client.status()
+        KeyFolder(made.folder / "keys" / "service").revoke("node")
+        one = made.node("one", "--no-engines")
+        one.wait_line("refused the key node (stage)")
