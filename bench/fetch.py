@@ -61,7 +61,7 @@ class Feeder:
     Runs in a thread of its own until closed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tokens: int = TOKENS) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._events = open_socket(self._context, zmq.PUSH)
         connect(self._events, f"ipc://{folder}/stage_events")
@@ -70,7 +70,7 @@ class Feeder:
             inbox = open_socket(self._context, zmq.PULL)
             endpoint = bind(inbox, f"ipc://{folder}/feeder-{role}")
             self._inboxes[inbox] = (role, endpoint)
-        self._blocks = [make_trajectory(seed, TOKENS) for seed in range(8)]
+        self._blocks = [make_trajectory(seed, tokens) for seed in range(8)]
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -124,7 +124,7 @@ class Feeder:
             stop_reason="finished" if run else "",
             metrics={"turns": 40.0, "tool_calls": 40.0} if run else {},
             timings={start.phase.value: 0.0},
-            tokens=TOKENS if run else 0,
+            tokens=len(made.arrays.token_ids) if run else 0,
             turns=len(made.arrays.turns) if run else 0,
         )
         send(self._events, [codec.encode(done), *((made.block.data,) if run else ())])

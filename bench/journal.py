@@ -2,8 +2,9 @@
 
 Two whole services, one with each journal, are given the same no-op jobs in turns, so that the machine's moods are the
 same for both; every phase of such a job is a message each way and nothing else, so the share of the journal is as large
-as it can be. Then a broker is started on a journal with many queued jobs and finished trajectories, and the time runs
-from its process's start to its first answer.
+as it can be. Jobs with long trajectories follow, from a played stage process, beside a plain append of the same bytes
+to a file. Then a broker is started on a journal with many queued jobs and finished trajectories, and the time runs from
+its process's start to its first answer.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from fetch import Feeder
 from harness import Row, main
 from service import START_S, BenchService
 
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.brokers.journal.disk_journal import DiskJournal
+from prorl_zmq.brokers.journal.journal_summary import size_of
 from prorl_zmq.brokers.journal.records import Finished, JobState, job_digest
 from prorl_zmq.config import own_run_dir
 from prorl_zmq.data.trajectory import block_bytes
@@ -32,6 +35,15 @@ from prorl_zmq.wire.messages.jobs import Outcome, Result
 STAGES = [("init", 64), ("run", 64), ("eval", 64)]
 TOKENS = 2000
 """Of each finished trajectory."""
+LONG_TOKENS = 30_000
+LONG_AT_ONCE = 256
+"""Jobs with so many tokens that are in the service at a time."""
+LONG_COUNT = 600
+"""In a round."""
+LONG_TARGET = 1000.0
+LONG_SHARE_TARGET = 0.5
+"""Where the disk itself takes less than twice as many."""
+WRITTEN_TARGET = 1.2
 SHARE_TARGET = 0.6
 RESTART_TARGET_S = 5.0
 PROBLEM = (
@@ -68,6 +80,45 @@ def rates(rounds: int, count: int) -> tuple[list[float], list[float]]:
     return on_disk, in_memory
 
 
+def long_jobs(service: BenchService, count: int) -> tuple[float, float, float]:
+    """Give the rate of jobs with long trajectories, what the broker writes per byte of these, and their mean size."""
+    feeder = Feeder(service.folder, LONG_TOKENS)
+    io = Path(f"/proc/{service.pids()['rollout broker']}/io")
+    sent = got = size = 0
+    try:
+        with RolloutClient(service.front_door, timeout_s=60) as client:
+            before, started = _written(io), time.perf_counter()
+            while got < count:
+                more = min(LONG_AT_ONCE - (sent - got), count - sent)
+                if more >= LONG_AT_ONCE // 4 or more == count - sent > 0:
+                    client.submit((Job(task="fetch", instance={}) for _ in range(more)), timeout_s=60)
+                    sent += more
+                for trajectory in client.collect(LONG_AT_ONCE, wait_s=10):
+                    got += 1
+                    size += block_bytes(len(trajectory.token_ids), len(trajectory.turns))
+            seconds = time.perf_counter() - started
+        return count / seconds, (_written(io) - before) / size, size / count
+    finally:
+        feeder.close()
+
+
+def appended(folder: Path, count: int, size: int) -> float:
+    """Give the rate at which blocks of a size are appended to a file, and nothing else is done."""
+    block = os.urandom(size)
+    path = folder / "appended"
+    with path.open("wb", buffering=0) as file:
+        started = time.perf_counter()
+        for _ in range(count):
+            file.write(block)
+        seconds = time.perf_counter() - started
+    path.unlink()
+    return count / seconds
+
+
+def _written(io: Path) -> int:
+    return next(int(line.split()[1]) for line in io.read_text().splitlines() if line.startswith("wchar"))
+
+
 def fill(path: Path, queued: int, finished: int) -> None:
     """Write a journal as a broker leaves it that was killed."""
     block = np.arange(block_bytes(TOKENS, 3), dtype=np.uint8).tobytes()
@@ -97,7 +148,7 @@ def restart_s(queued: int, finished: int) -> tuple[float, float]:
         folder = own_run_dir(Path(name))
         path = folder / "rollout.journal"
         fill(path, queued, finished)
-        size = path.stat().st_size
+        size = size_of(path)
         command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "broker", "rollout", "--run-dir", name]
         started = time.perf_counter()
         with (folder / "log").open("wb") as log:
@@ -123,6 +174,15 @@ def measure(quick: bool) -> list[Row]:
     rounds, count = (3, 400) if quick else (8, 4000)
     on_disk, in_memory = rates(rounds, count)
     share = float(np.median(np.divide(on_disk, in_memory)))
+    with BenchService([]) as service:
+        long_jobs(service, LONG_AT_ONCE)
+        long_rates, written, append_rates = [], [], []
+        for _ in range(rounds):
+            rate, per_byte, size = long_jobs(service, LONG_COUNT)
+            long_rates.append(rate)
+            written.append(per_byte)
+            append_rates.append(appended(service.folder, LONG_COUNT, round(size)))
+    long_rate, long_share = float(np.median(long_rates)), float(np.median(np.divide(long_rates, append_rates)))
     queued, finished = (5000, 500) if quick else (100_000, 10_000)
     seconds, size = min(restart_s(queued, finished) for _ in range(1 if quick else 3))
     empty_s, _ = restart_s(0, 0)
@@ -134,6 +194,17 @@ def measure(quick: bool) -> list[Row]:
             float(np.median(on_disk)), "jobs/s", "journal in memory", share, target, share >= SHARE_TARGET,
         ),
         Row("no-op jobs, journal in memory", float(np.median(in_memory)), "jobs/s"),
+        Row(
+            f"jobs with {LONG_TOKENS:,} tokens through one broker, journal on disk",
+            long_rate, "jobs/s", "their bytes appended to a file", long_share,
+            f"at least {LONG_TARGET:,.0f}/s, or {LONG_SHARE_TARGET:g} of that",
+            long_rate >= LONG_TARGET or long_share >= LONG_SHARE_TARGET,
+        ),
+        Row(
+            "bytes that the broker writes for each byte of their trajectories",
+            max(written), "bytes", "their bytes appended to a file", max(written), f"at most {WRITTEN_TARGET:g}",
+            max(written) <= WRITTEN_TARGET,
+        ),
         Row(
             f"from the broker's start to its first answer, {held}",
             seconds, "s", "an empty journal", seconds / empty_s, f"under {RESTART_TARGET_S:g} s",

@@ -90,7 +90,7 @@ class RolloutBrokerSettings(Section, frozen=True):
     journal: str = "{run_dir}/rollout.journal"
     """File of the jobs and results that survive a restart. Empty: in memory, so that a restart loses them."""
     journal_limit_bytes: Annotated[int, Meta(ge=2**20)] = 16 * 2**30
-    """Largest size of that file, most of which are uncollected trajectories."""
+    """Largest size of that file and of the segments beside it, in which trajectories are until they are collected."""
     journal_sync: bool = False
     """Wait for the disk at each commit, so that a power loss loses nothing either."""
 

@@ -268,6 +268,10 @@ class InvalidToolCall(ProrlError):
     """A tool session was sent something that it cannot take, such as a command with a NUL; nothing was done."""
 
 
+class SlurmFailed(ProrlError):
+    """A command of Slurm's did not do what it was told; the message has what it said."""
+
+
 class HarnessFailed(ProrlError):
     """An agent program ended without a call of the model that was answered. Fields: `harness`, `exit_code`."""
 

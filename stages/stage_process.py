@@ -208,7 +208,7 @@ class StageProcess:
             options.connect,
             self._keyring,
             None,
-            on_connected=self._reports.want_full,
+            on_connected=self._reports.connected,
             limit_bytes=CONTROL_FRAME_BYTES,
         )
         log.info("%s process %s: node %s, %d slots", options.role, self.stage_id, options.node, options.slots)
@@ -250,6 +250,7 @@ class StageProcess:
         return StageReport(
             stage_id=self.stage_id,
             number=self._reports.number,
+            asks_answer=self._reports.is_unanswered,
             role=self._options.role,
             node=self._options.node,
             slots=self._options.slots,
@@ -332,7 +333,7 @@ class StageProcess:
                 self._in_background(self._close_sandbox(command))
             case StageWelcome():
                 self._heartbeat_s = command.heartbeat_s
-                self._reports.want_full()
+                self._reports.answered()
                 if self._backends is None:
                     self._backends = BackendClient(
                         self._context, command.backend_broker, self.stage_id, self._options.node, self._keyring

@@ -22,6 +22,7 @@ from ...errors import Busy, InvalidBatch, JournalFailed, ProrlError
 from ...wire.messages.base import new_id
 from ...wire.messages.batches import BatchClosed
 from ..journal.records import holder_of
+from ..journal.segment_store import BlockLost
 from ..rollout.job_frame import read_job
 from .batch_notes import WEIGHTS, notes_of, prompt_note, read_notes
 from .batch_records import CancelJobs, Discard, Launch, StartJobs
@@ -216,8 +217,8 @@ class BatchRunner:
         result = finished.result
         if result.job_id not in self._sampler:
             self._discard(finished.session, [result.job_id])
-        elif result.reward is not None:
-            rollout = Rollout(result.job_id, result.reward, result.tokens, self._oldest(finished), _seconds(finished))
+        elif result.reward is not None and (oldest := self._oldest(finished)) is not None:
+            rollout = Rollout(result.job_id, result.reward, result.tokens, oldest, _seconds(finished))
             self._enqueue(self._sampler.job_completed(rollout, now))
             if not np.isfinite(result.reward):
                 self._discard(finished.session, [result.job_id])
@@ -310,12 +311,15 @@ class BatchRunner:
     def _discard(self, session: str, job_ids: list[str]) -> None:
         self._jobs.discard(_holder(session), job_ids)
 
-    def _oldest(self, finished: Finished) -> int:
-        """Return the oldest weight version of a trajectory; the current one if nothing in it was generated."""
+    def _oldest(self, finished: Finished) -> int | None:
+        """Return the oldest weight version of a trajectory; the current one if nothing was generated, None if lost."""
         result = finished.result
         if finished.block is None:
             return self._sampler.version
-        block = self._jobs.block(finished)
+        try:
+            block = self._jobs.block(finished)
+        except BlockLost:
+            return None
         buffer = block.buffer if isinstance(block, zmq.Frame) else block
         versions = array_views(buffer, result.tokens, result.turns).weight_versions
         generated = versions[versions >= 0]

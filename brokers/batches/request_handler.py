@@ -163,7 +163,5 @@ class BatchRequestHandler:
         return None
 
     def _frames(self, finished: Finished) -> list[Frame]:
-        packed: Frame = codec.encode(finished.result)
-        if not finished.result.tokens:
-            return [packed]
-        return [packed, self._jobs.block(finished)]
+        result, blocks = self._jobs.delivery(finished)
+        return [codec.encode(result), *blocks]

@@ -1,14 +1,15 @@
-"""The rollout broker's journal on disk: one SQLite file (see `JournalFile`).
+"""The rollout broker's journal on disk: one SQLite file (see `JournalFile`), and trajectories beside it.
 
     jobs      (sequence, session, job, …, packed)       one row per job that has not ended, written once
     states    (sequence, phase, stage, attempt, …)      where it is, written once per round in which it moved
-    blocks    (sequence, block)                         RUN's trajectory, as it came; the result keeps it
+    blocks    (sequence, segment, offset, …)            where RUN's trajectory is (see `SegmentStore`)
     results   (sequence, session, job, …, result)       one row per result that was not acknowledged
     notes     (name, note)                              what the batches keep: groups, prompts (see `batch_notes`)
     submissions (number, session, request_id, new)      the last requests that brought jobs
 
-All rows of a job carry its number, so nothing else is indexed. A round's changes are one transaction. At a start jobs
-are read and not decoded, and blocks stay on disk until a client asks for them.
+All rows of a job carry its number, so nothing else is indexed. A round's changes are one transaction; its
+trajectories are appended before. At a start jobs are read and not decoded, and trajectories stay on disk until a client
+asks for them.
 
 One row never stands for the others. A row that cannot be written is left out, with what it would have replaced kept; a
 row that cannot be read is left where it is until the job's client has acknowledged the loss (see `journal_rows`).
@@ -16,18 +17,31 @@ row that cannot be read is left where it is until the job's client has acknowled
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 
+from ...errors import JournalFailed
 from ...system.logs import of_job
 from ...wire.messages.base import new_id
 from .journal import Recovered
 from .journal_file import ROW_ERRORS, JournalFile, failures
-from .journal_rows import NOTHING, Damaged, Progress, read_notes, read_rows, read_submissions
+from .journal_rows import (
+    BLOCKS,
+    NOTHING,
+    Damaged,
+    Progress,
+    any_text,
+    place_of,
+    read_notes,
+    read_rows,
+    read_submissions,
+)
 from .records import SUBMISSIONS, Finished, JobState, StoredBlock
+from .segment_store import BlockLost, Place, SegmentStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +53,7 @@ if TYPE_CHECKING:
     Row = tuple[Any, ...]
 
 APPLICATION_ID = int.from_bytes(b"PRLJ", "big")
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Raised with every change of the tables, and of the messages that lie in them."""
 TABLES = (
     """CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID""",
@@ -49,7 +63,8 @@ TABLES = (
     """CREATE TABLE states (sequence INTEGER PRIMARY KEY, phase TEXT NOT NULL, stage_id TEXT NOT NULL,
         attempt INTEGER NOT NULL, attempts_given_back INTEGER NOT NULL, progress BLOB NOT NULL,
         history BLOB NOT NULL)""",
-    """CREATE TABLE blocks (sequence INTEGER PRIMARY KEY, block BLOB NOT NULL)""",
+    """CREATE TABLE blocks (sequence INTEGER PRIMARY KEY, segment INTEGER NOT NULL, offset INTEGER NOT NULL,
+        size_bytes INTEGER NOT NULL, checksum INTEGER NOT NULL)""",
     """CREATE TABLE results (sequence INTEGER PRIMARY KEY, session TEXT NOT NULL, job_id TEXT NOT NULL,
         outcome TEXT NOT NULL, ended_at REAL NOT NULL, digest BLOB NOT NULL, result BLOB NOT NULL,
         history BLOB NOT NULL, in_batch INTEGER NOT NULL)""",
@@ -59,17 +74,29 @@ TABLES = (
 )
 ROW_BYTES = 400
 """What an accepted job takes beside its packed bytes, about."""
+WORTH_COPYING = 0.75
+"""Which share of a segment may be wanted that is gone through to make room."""
+COPIED_SEGMENTS = 4
+"""How many segments may be gone through at once to make room."""
 
 log = logging.getLogger("prorl.rollout_broker")
 
 
 FORGET_SUBMISSIONS = "DELETE FROM submissions WHERE number <= (SELECT max(number) FROM submissions) - ?"
 INSERT_STATE = "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?, ?)"
-INSERT_BLOCK = "INSERT OR REPLACE INTO blocks VALUES (?, ?)"
+INSERT_BLOCK = "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?, ?)"
 INSERT_NOTE = "INSERT OR REPLACE INTO notes VALUES (?, ?)"
 INSERT_RESULT = "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 _encode = msgspec.msgpack.Encoder().encode
+
+
+class _Block(NamedTuple):
+    """A trajectory that is written down."""
+
+    place: Place
+    in_memory: Any
+    """The block itself, while a result or a state has it too."""
 
 
 class DiskJournal:
@@ -82,8 +109,10 @@ class DiskJournal:
     def __init__(self, path: Path, limit_bytes: int = 2**34, *, sync: bool = False) -> None:
         self._file = JournalFile(path, APPLICATION_ID, SCHEMA_VERSION, TABLES, limit_bytes, sync=sync)
         try:
+            self._segments = SegmentStore(path, self._file.limit_bytes, sync=sync)
             self._blocks = self._read_blocks()
-            """Jobs and results whose block has a row; and that block, while it is in memory too."""
+            """Those of jobs and results, by number."""
+            self._segments.take_up(block.place for block in self._blocks.values())
             self.journal_id = self._read_id()
             """Names this record for as long as the file is there."""
             self._left: set[int] = set()
@@ -99,10 +128,11 @@ class DiskJournal:
         self.close()
 
     def close(self) -> None:
+        self._segments.close()
         self._file.close()
 
     def check_room(self, size_bytes: int) -> None:
-        self._file.check_room(size_bytes)
+        self._file.check_room(size_bytes, self._segments.wanted_bytes)
 
     def accept(self, jobs: Sequence[JobState], submission: Submission | None = None) -> None:
         self.check_room(sum(len(job.packed) + ROW_BYTES for job in jobs))
@@ -129,28 +159,32 @@ class DiskJournal:
         now = time.time()
         both: list[JobState | Finished] = [*states, *ended]
         by_number: dict[int, JobState | Finished] = {one.sequence: one for one in both}
-        rows = _packed_rows(_state_row, states)
-        results = _packed_rows(lambda one: _result_row(one, now), ended)
-        blocks = {key: one.block for key, one in by_number.items() if self._is_new(key, one.block)}
-        block_rows = [(key, _buffer(block)) for key, block in blocks.items()]
+        blocks, without = self._new_blocks(by_number)
+        rows = _packed_rows(_state_row, [one for one in states if one.sequence not in without])
+        results = _packed_rows(lambda one: _result_row(one, now), [one for one in ended if one.sequence not in without])
         gone = (acknowledged, discarded)
         notes = notes or {}
+        places = dict(zip(blocks, self._append(list(blocks.values())), strict=True))
         try:
-            self._write(by_number, rows, results, block_rows, gone, notes)
-        except ROW_ERRORS:
-            no_block = self._file.refused(INSERT_BLOCK, block_rows)
-            without = {block_rows[place][0]: error for place, error in no_block.items()}
-            rows = self._fitting(by_number, INSERT_STATE, rows, without)
-            results = self._fitting(by_number, INSERT_RESULT, results, without)
-            block_rows = [row for row in block_rows if row[0] not in without]
-            self._write(by_number, rows, results, block_rows, gone, notes)
+            try:
+                self._write(by_number, rows, results, places, gone, notes)
+            except ROW_ERRORS:
+                rows = self._fitting(by_number, INSERT_STATE, rows)
+                results = self._fitting(by_number, INSERT_RESULT, results)
+                self._write(by_number, rows, results, places, gone, notes)
+        except Exception:
+            self._segments.rewind()
+            raise
+        if self._segments.is_wasteful:
+            with contextlib.suppress(JournalFailed):  # what was asked for is done
+                self._copy_on(1.0)
 
     def _write(
         self,
         by_number: Mapping[int, JobState | Finished],
         rows: Sequence[Row],
         results: Sequence[Row],
-        block_rows: Sequence[Row],
+        places: Mapping[int, Place],
         over: tuple[Sequence[int], Sequence[int]],
         notes: Mapping[str, bytes | None],
     ) -> None:
@@ -162,7 +196,7 @@ class DiskJournal:
         no_job += [(sequence,) for sequence in discarded]
         gone = {key for key in written if by_number[key].block is None and key in self._blocks}
         gone.update(sequence for sequence in (*acknowledged, *discarded) if sequence in self._blocks)
-        self._file.run(
+        statements = (
             # First what makes room.
             ("DELETE FROM blocks WHERE sequence = ?", [(sequence,) for sequence in gone]),
             ("DELETE FROM results WHERE sequence = ?", [(sequence,) for sequence in acknowledged]),
@@ -171,13 +205,11 @@ class DiskJournal:
             ("DELETE FROM notes WHERE name = ?", [(name,) for name, note in notes.items() if note is None]),
             (INSERT_NOTE, [(name, note) for name, note in notes.items() if note is not None]),
             (INSERT_STATE, rows),
-            (INSERT_BLOCK, [row for row in block_rows if row[0] in written]),
+            (INSERT_BLOCK, [(key, *place) for key, place in places.items() if key in written]),
             (INSERT_RESULT, results),
-            to_the_last=True,
         )
-        for sequence in gone:
-            del self._blocks[sequence]
-        self._blocks.update((row[0], by_number[row[0]].block) for row in block_rows if row[0] in written)
+        self._file.to_the_last(lambda: self._file.run(*statements))
+        self._keep({key: _Block(places[key], by_number[key].block) for key in places if key in written}, gone)
         self._left.difference_update(acknowledged, discarded)
         ended = {key for key, one in by_number.items() if isinstance(one, Finished)}
         self._left.update(ended - written)
@@ -187,11 +219,9 @@ class DiskJournal:
         by_number: Mapping[int, JobState | Finished],
         statement: str,
         rows: Sequence[Row],
-        without: Mapping[int, Exception],
     ) -> list[Row]:
         refused = self._file.refused(statement, rows)
         problems = {rows[place][0]: error for place, error in refused.items()}
-        problems |= {row[0]: without[row[0]] for row in rows if row[0] in without}
         for sequence, error in problems.items():
             _log_left_out(by_number[sequence], error)
         return [row for row in rows if row[0] not in problems]
@@ -201,7 +231,7 @@ class DiskJournal:
         results: list[Finished] = []
         last = 0
         with failures(self._file.path, "read", at_start=True):
-            for one in read_rows(self._file.connection):
+            for one in read_rows(self._file.connection, self._segments.check):
                 last = max(last, one.sequence)
                 match one:
                     case JobState():
@@ -227,26 +257,89 @@ class DiskJournal:
             results.append(damaged.loss)
 
     def block(self, stored: StoredBlock) -> Frame:
-        with failures(self._file.path, "read"):
-            row = self._file.connection.execute("SELECT block FROM blocks WHERE sequence = ?", (stored.sequence,))
-            block: bytes = row.fetchone()[0]
-        return block
+        return self._segments.read(self._blocks[stored.sequence].place)
 
     def unloaded(self, finished: Finished) -> Finished:
         if finished.block is None or isinstance(finished.block, StoredBlock):
             return finished
-        self._blocks[finished.sequence] = None
+        self._blocks[finished.sequence] = self._blocks[finished.sequence]._replace(in_memory=None)
         return finished._replace(block=StoredBlock(finished.sequence, len(finished.block)))
 
     def compact(self) -> None:
+        while self._copy_on(1.0):
+            pass
         self._file.compact()
 
-    def _is_new(self, sequence: int, block: Any) -> bool:
-        return not (block is None or isinstance(block, StoredBlock) or self._blocks.get(sequence) is block)
+    def _new_blocks(
+        self, by_number: Mapping[int, JobState | Finished]
+    ) -> tuple[dict[int, memoryview], dict[int, Exception]]:
+        """Return the blocks that are not written down, and why others never can be."""
+        blocks: dict[int, memoryview] = {}
+        without: dict[int, Exception] = {}
+        for key, one in by_number.items():
+            known = self._blocks.get(key)
+            if one.block is None or isinstance(one.block, StoredBlock) or (known and known.in_memory is one.block):
+                continue
+            try:
+                blocks[key] = memoryview(getattr(one.block, "buffer", one.block)).cast("B")
+            except TypeError as error:
+                without[key] = error
+                _log_left_out(one, error)
+        return blocks, without
 
-    def _read_blocks(self) -> dict[int, Any]:
-        with failures(self._file.path, "read", at_start=True):
-            return dict.fromkeys(row[0] for row in self._file.connection.execute("SELECT sequence FROM blocks"))
+    def _append(self, blocks: Sequence[memoryview]) -> list[Place]:
+        """Write blocks to a segment, once there is room within the limit."""
+        if not blocks:
+            return []
+        segments = self._segments
+        room = self._file.limit_bytes - self._file.size_bytes - sum(map(len, blocks)) - segments.segment_bytes
+        for _ in range(COPIED_SEGMENTS):
+            if segments.size_bytes <= room or not self._copy_on(WORTH_COPYING):
+                break
+        if segments.size_bytes > room:
+            raise JournalFailed(
+                f"the journal {self._file.path} is full: with its trajectories it would be larger than its limit "
+                f"(journal_limit_bytes), {self._file.limit_bytes >> 20} MiB; collect results, or raise the limit",
+                path=str(self._file.path),
+            )
+        return self._file.to_the_last(lambda: segments.append(blocks))
+
+    def _copy_on(self, wanted_share: float) -> bool:
+        """Copy what is wanted of the emptiest segment to the last one, so that its file goes; False: there is none.
+
+        The disk has the copy before the file goes: it may have had the original for days.
+        """
+        number = self._segments.emptiest(wanted_share)
+        if number is None:
+            return False
+        found: dict[int, bytes] = {}
+        moved: dict[int, Place] = {}
+        for key, block in self._blocks.items():
+            if block.place.segment == number:
+                try:
+                    found[key] = self._segments.read(block.place)
+                except BlockLost:
+                    moved[key] = block.place._replace(segment=0)
+        copies = self._segments.append([memoryview(block) for block in found.values()], sync=True)
+        moved |= zip(found, copies, strict=True)
+        try:
+            with self._file.waiting_for_the_disk():
+                self._file.run((INSERT_BLOCK, [(key, *place) for key, place in moved.items()]))
+        except Exception:
+            self._segments.rewind()
+            raise
+        self._keep({key: self._blocks[key]._replace(place=place) for key, place in moved.items()})
+        return True
+
+    def _keep(self, new: Mapping[int, _Block], gone: Iterable[int] = ()) -> None:
+        """Follow what was written down of blocks."""
+        removed = [self._blocks.pop(key).place for key in (*gone, *new) if key in self._blocks]
+        self._blocks.update(new)
+        self._segments.commit([block.place for block in new.values()], removed)
+
+    def _read_blocks(self) -> dict[int, _Block]:
+        with failures(self._file.path, "read", at_start=True), any_text(self._file.connection):
+            return {row[0]: _Block(place_of(row[1:]), None) for row in self._file.connection.execute(BLOCKS)}
 
     def _read_id(self) -> str:
         with failures(self._file.path, "read", at_start=True):
@@ -288,7 +381,3 @@ def _log_left_out(one: JobState | Finished, error: Exception) -> None:
     what, job_id = ("state", one.job_id) if isinstance(one, JobState) else ("result", one.result.job_id)
     attempt = result.attempt if result is not None else one.attempt  # type: ignore[union-attr]
     log.error("the job's %s cannot be written down: %s", what, error, extra=of_job(job_id, attempt))
-
-
-def _buffer(block: Any) -> Any:
-    return getattr(block, "buffer", block)

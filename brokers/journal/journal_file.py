@@ -7,21 +7,29 @@ room that is used again, so the file grows to the most that was ever held, and n
 
 The lock is a `flock` on the file itself, which the kernel drops with the process. What cannot be a journal of this kind
 and version is refused before it is touched; nothing is migrated, and a file that SQLite finds damaged is not mended.
+
+WAL mode has an index in shared memory, which network file systems do not have. On them, and on those not known, SQLite
+keeps the index to itself (`locking_mode = EXCLUSIVE`): nobody else can read the file while a broker has it. It takes no
+locks of its own there, since NFS makes of our `flock` a lock on the same bytes, which would keep SQLite out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import sqlite3
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import ConfigError, JournalFailed
+from .file_system import LOCAL, file_system_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+Returned = TypeVar("Returned")
 
 PAGE_BYTES = 4096
 MIN_LIMIT_BYTES = 2**20
@@ -67,18 +75,17 @@ class JournalFile:
         sync: bool = False,
     ) -> None:
         self.path = path
+        self.limit_bytes = max(limit_bytes, MIN_LIMIT_BYTES)
         self._reserve = Reserve(path, limit_bytes)
         with contextlib.ExitStack() as stack:
             self._lock = lock_journal(path, create=True)
             stack.callback(os.close, self._lock)
             check_kind(path, self._lock, application_id)
             with failures(path, "opened", at_start=True):
-                self.connection = sqlite3.connect(
-                    path, timeout=LOCKED_S, isolation_level=None, check_same_thread=False, cached_statements=256
-                )
+                self.connection = connect(path)
                 stack.callback(self.connection.close)
                 self._check_schema(schema)
-                self._set_up(application_id, schema, tables, limit_bytes, sync)
+                self._set_up(application_id, schema, tables, sync)
             stack.pop_all()
         self._reserve.take()
 
@@ -100,20 +107,30 @@ class JournalFile:
                 self._roll_back()
                 raise
 
-    def run(self, *statements: tuple[str, Sequence[Sequence[Any]]], to_the_last: bool = False) -> None:
+    def to_the_last(self, act: Callable[[], Returned]) -> Returned:
+        """Do something; if the disk is full, with the room of the reserve."""
+        try:
+            return act()
+        except JournalFailed as error:
+            if not (_is_full(error.__cause__) and self._reserve.give()):
+                raise
+            return act()
+
+    @contextlib.contextmanager
+    def waiting_for_the_disk(self) -> Iterator[None]:
+        """Have commits inside wait until the disk has them."""
+        before = self._pragma("synchronous")
+        self.connection.execute("PRAGMA synchronous = FULL")
+        try:
+            yield
+        finally:
+            self.connection.execute(f"PRAGMA synchronous = {before}")
+
+    def run(self, *statements: tuple[str, Sequence[Sequence[Any]]]) -> None:
         """Run each statement for each of its rows, in one transaction, in half the time of `transaction`.
 
-        With `to_the_last`, it uses the reserve if the disk is full. Raises one of `ROW_ERRORS` if SQLite cannot hold a
-        row; then nothing was done, as after a `JournalFailed`.
+        Raises one of `ROW_ERRORS` if SQLite cannot hold a row; then nothing was done, as after a `JournalFailed`.
         """
-        try:
-            self._run(statements)
-        except JournalFailed as error:
-            if not (to_the_last and _is_full(error.__cause__) and self._reserve.give()):
-                raise
-            self._run(statements)
-
-    def _run(self, statements: Sequence[tuple[str, Sequence[Sequence[Any]]]]) -> None:
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             for statement, rows in statements:
@@ -146,16 +163,23 @@ class JournalFile:
         """What the rows take, without the room that deleted ones have left."""
         return PAGE_BYTES * (self._pragma("page_count") - self._pragma("freelist_count"))
 
-    def check_room(self, more_bytes: int) -> None:
-        """Raise `JournalFailed` if the file is too full to begin something new that takes `more_bytes` at once."""
+    @property
+    def size_bytes(self) -> int:
+        return PAGE_BYTES * self._pragma("page_count")
+
+    def check_room(self, more_bytes: int, beside_bytes: int = 0) -> None:
+        """Raise `JournalFailed` if it is too full to begin something new that takes `more_bytes` at once.
+
+        `beside_bytes` is what other files hold that its limit is for too.
+        """
         if not self._reserve.take():
             raise JournalFailed(
                 f"the disk of the journal {self.path} is full: what is left is for jobs that it has; make room there",
                 path=str(self.path),
             )
-        limit = PAGE_BYTES * self._pragma("max_page_count")
+        limit = self.limit_bytes
         with failures(self.path, "read"):
-            used = self.used_bytes
+            used = self.used_bytes + beside_bytes
         if used + more_bytes > FULL_SHARE * limit:
             raise JournalFailed(
                 f"the journal {self.path} is full: it holds {used >> 20} MiB, and its limit (journal_limit_bytes) is "
@@ -187,9 +211,9 @@ class JournalFile:
                 key="journal",
             )
 
-    def _set_up(self, application_id: int, schema: int, tables: Sequence[str], limit_bytes: int, sync: bool) -> None:
+    def _set_up(self, application_id: int, schema: int, tables: Sequence[str], sync: bool) -> None:
         execute = self.connection.execute
-        execute(f"PRAGMA max_page_count = {max(limit_bytes, MIN_LIMIT_BYTES) // PAGE_BYTES}")
+        execute(f"PRAGMA max_page_count = {self.limit_bytes // PAGE_BYTES}")
         if self._pragma("user_version") == 0:  # before WAL mode, so that the file's own header says what it is
             execute(f"PRAGMA page_size = {PAGE_BYTES}")
             execute("BEGIN IMMEDIATE")
@@ -202,6 +226,22 @@ class JournalFile:
         execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
         execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
+
+
+def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    is_local = file_system_of(path) in LOCAL
+    flags = [*(["mode=ro"] if read_only else []), *([] if is_local else ["vfs=unix-none"])]
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{'&'.join(flags)}",
+        timeout=LOCKED_S,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+        uri=True,
+    )
+    if not is_local:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # before the file is first read
+    return connection
 
 
 @contextlib.contextmanager
@@ -275,6 +315,8 @@ class Reserve:
 
 def _is_full(error: BaseException | None) -> bool:
     """Return whether the disk had no room: SQLite calls it an I/O error too, for the file of its index."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
@@ -288,13 +330,31 @@ def lock_journal(path: Path, *, create: bool = False) -> int:
             f"the journal {path} cannot be opened for writing: {error.strerror}", key="journal"
         ) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        if not try_lock(path, descriptor, fcntl.LOCK_EX):
+            raise JournalFailed(
+                f"the journal {path} is in use by another process; stop that broker, or name another file",
+                path=str(path),
+            )
+    except BaseException:
         os.close(descriptor)
-        raise JournalFailed(
-            f"the journal {path} is in use by another process; stop that broker, or name another file", path=str(path)
-        ) from None
+        raise
     return descriptor
+
+
+def try_lock(path: Path, descriptor: int, kind: int) -> bool:
+    """Lock an open journal; return whether nobody else has it, on NFS another machine either."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise ConfigError(
+            f"the journal {path} cannot be locked against a second broker ({error.strerror}): its file system "
+            f"({file_system_of(path) or 'unknown'}) must be mounted with locks (Lustre: the option flock; NFS: not "
+            "nolock), or name a file on another one",
+            key="journal",
+        ) from error
+    return True
 
 
 def check_kind(path: Path, descriptor: int, *application_ids: int) -> None:

@@ -19,17 +19,19 @@ from ...wire.messages.base import ATTEMPT_LIMIT, Attempt, Identifier, JobIdentif
 from ...wire.messages.jobs import Outcome, Phase, Result, SandboxHandle
 from ...wire.messages.stages import PhaseDone, PhaseFailed  # noqa: TC001 - msgspec reads the annotations at run time
 from .records import Finished, JobState, StoredBlock, Submission, job_digest
+from .segment_store import Place
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 JOBS = """SELECT sequence, session, job_id, task, stage_wait_s, packed, coalesce(phase, 'init'),
     coalesce(stage_id, ''), coalesce(attempt, 1), coalesce(attempts_given_back, 0), coalesce(progress, x''),
-    coalesce(history, x''), length(block), in_batch
+    coalesce(history, x''), segment, offset, size_bytes, checksum, in_batch
     FROM jobs LEFT JOIN states USING (sequence) LEFT JOIN blocks USING (sequence) ORDER BY sequence"""
-RESULTS = """SELECT sequence, session, job_id, digest, result, history, length(block), in_batch
+RESULTS = """SELECT sequence, session, job_id, digest, result, history, segment, offset, size_bytes, checksum, in_batch
     FROM results LEFT JOIN blocks USING (sequence) ORDER BY sequence"""
+BLOCKS = "SELECT sequence, segment, offset, size_bytes, checksum FROM blocks"
 
 DAMAGE = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
 """What a cell raises that is not what was written."""
@@ -73,7 +75,7 @@ class _JobRow(msgspec.Struct, frozen=True, array_like=True):
     attempts_given_back: Annotated[int, Meta(ge=0, le=ATTEMPT_LIMIT)]
     progress: bytes
     history: bytes
-    block_bytes: int | None
+    place: Place | None
     in_batch: Flag
 
 
@@ -84,7 +86,7 @@ class _ResultRow(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes
     result: bytes
     history: bytes
-    block_bytes: int | None
+    place: Place | None
     in_batch: Flag
 
 
@@ -100,25 +102,38 @@ _structure = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 _result = msgspec.msgpack.Decoder(Result).decode
 
 
-def read_rows(connection: sqlite3.Connection) -> Iterator[JobState | Finished | Damaged]:
-    """Yield the results that were not acknowledged, then the jobs that have not ended; of each the oldest first."""
+def read_rows(
+    connection: sqlite3.Connection, check: Callable[[Place], None]
+) -> Iterator[JobState | Finished | Damaged]:
+    """Yield the results that were not acknowledged, then the jobs that have not ended; of each the oldest first.
+
+    `check` raises `BlockLost` for a block that is not where its row says.
+    """
     seen: set[str] = set()
     one: JobState | Finished
     with any_text(connection):
         for row in connection.execute(RESULTS):
             try:
-                one = _finished(msgspec.convert(_with_bytes(row, 3, 4, 5), _ResultRow), seen)
+                one = _finished(msgspec.convert(_cells(row, 3, 4, 5), _ResultRow), seen, check)
             except DAMAGE as error:
                 yield _damaged(row, error, seen)
             else:
                 yield one
         for row in connection.execute(JOBS):
             try:
-                one = _job(msgspec.convert(_with_bytes(row, 5, 10, 11), _JobRow), seen)
+                one = _job(msgspec.convert(_cells(row, 5, 10, 11), _JobRow), seen, check)
             except DAMAGE as error:
                 yield _damaged(row, error, seen, row[3], row[5])
             else:
                 yield one
+
+
+def place_of(cells: tuple[Any, ...]) -> Place:
+    """Return where a block is; nowhere, if its row does not say."""
+    try:
+        return msgspec.convert(cells, Place)
+    except msgspec.ValidationError:
+        return Place(0, 0, 0, 0)
 
 
 def read_notes(connection: sqlite3.Connection) -> dict[str, bytes]:
@@ -139,31 +154,31 @@ def read_submissions(connection: sqlite3.Connection) -> list[Submission]:
     ]
 
 
-def _job(row: _JobRow, seen: set[str]) -> JobState:
+def _job(row: _JobRow, seen: set[str], check: Callable[[Place], None]) -> JobState:
     sandbox, phase_data, run, metrics, timings = _progress(row.progress) if row.progress else NOTHING
     _structure(row.packed)
+    block = _block(row.sequence, row.place, check)
     _note(row.job_id, seen)
     place = (row.phase, row.stage_id, row.attempt, row.attempts_given_back)
     job = (row.sequence, row.session, row.job_id, row.task, row.stage_wait_s, row.packed)
-    block = _block(row.sequence, row.block_bytes)
     return JobState(*job, *place, sandbox, phase_data, run, block, metrics, timings, row.history, bool(row.in_batch))
 
 
-def _finished(row: _ResultRow, seen: set[str]) -> Finished:
+def _finished(row: _ResultRow, seen: set[str], check: Callable[[Place], None]) -> Finished:
     result = _result(row.result)
-    block = _block(row.sequence, row.block_bytes)
+    block = _block(row.sequence, row.place, check)
     if result.job_id != row.job_id or (block is None) != (result.tokens == 0):
         raise ValueError("the result is not that of its row")
     _note(row.job_id, seen)
     return Finished(row.session, result, block, row.digest, row.sequence, row.history, bool(row.in_batch))
 
 
-def _with_bytes(row: tuple[Any, ...], *places: int) -> tuple[Any, ...]:
-    """Check what `msgspec` does not: it takes text for bytes in base 64."""
-    for place in places:
+def _cells(row: tuple[Any, ...], *binary: int) -> tuple[Any, ...]:
+    """Return a row with its block's place as one cell, having checked that `msgspec` gets no text in base 64."""
+    for place in binary:
         if not isinstance(row[place], bytes):
             raise TypeError(f"{type(row[place]).__name__} in place of bytes - at `$[{place}]`")
-    return row
+    return (*row[:-5], row[-5:-1] if row[-5] is not None else None, row[-1])
 
 
 def _note(job_id: str, seen: set[str]) -> None:
@@ -172,8 +187,11 @@ def _note(job_id: str, seen: set[str]) -> None:
     seen.add(job_id)
 
 
-def _block(sequence: int, size_bytes: int | None) -> StoredBlock | None:
-    return StoredBlock(sequence, size_bytes) if size_bytes is not None else None
+def _block(sequence: int, place: Place | None, check: Callable[[Place], None]) -> StoredBlock | None:
+    if place is None:
+        return None
+    check(place)
+    return StoredBlock(sequence, place.size_bytes)
 
 
 def _damaged(
@@ -187,19 +205,17 @@ def _damaged(
     if owner.job_id in seen:
         return Damaged(owner.sequence, owner.job_id, problem, None)
     seen.add(owner.job_id)
-    message = (
-        f"the rollout broker's journal is damaged where it held job {owner.job_id}, so that it cannot go on; submit it "
-        "again"
-    )
-    result = Result(
-        job_id=owner.job_id,
-        task=_name(task),
-        outcome=Outcome.INFRASTRUCTURE_ERROR,
-        error=JobsLost(message, count=1, job_ids=owner.job_id).info(),
-    )
+    result = lost_result(owner.job_id, _name(task))
     digest = job_digest(packed) if isinstance(packed, bytes) else b""
     loss = Finished(owner.session, result, None, digest, owner.sequence, in_batch=row[-1] == 1)
     return Damaged(owner.sequence, owner.job_id, problem, loss)
+
+
+def lost_result(job_id: str, task: str) -> Result:
+    """Return what a client is told of a job, or of a result, that the journal should have and has not."""
+    message = f"the rollout broker's journal is damaged where it held job {job_id}, so it cannot go on; submit it again"
+    error = JobsLost(message, count=1, job_ids=job_id).info()
+    return Result(job_id=job_id, task=task, outcome=Outcome.INFRASTRUCTURE_ERROR, error=error)
 
 
 def _name(task: object) -> str:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import sqlite3
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...errors import ConfigError
+from ...errors import ConfigError, JournalFailed
 from .disk_journal import APPLICATION_ID, SCHEMA_VERSION
-from .journal_file import PAGE_BYTES, check_kind, failures
-from .journal_rows import Damaged, any_text, read_rows
+from .file_system import LOCAL, file_system_of
+from .journal_file import PAGE_BYTES, check_kind, connect, failures, try_lock
+from .journal_rows import BLOCKS, Damaged, any_text, place_of, read_rows
 from .records import holder_of
+from .segment_store import SegmentStore, segment_paths
 
 if TYPE_CHECKING:
+    import sqlite3
     from pathlib import Path
 
 
@@ -38,9 +40,9 @@ class JournalSummary:
     in_use: bool
     """A broker has it open."""
     size_bytes: int
-    """Of the file and its log."""
+    """Of the file, its log and its segments."""
     free_bytes: int
-    """Of these, what rows that were deleted have left; it is used again."""
+    """Of these, what rows and trajectories that were deleted have left."""
     jobs: int
     results: int
     trajectory_bytes: int
@@ -53,12 +55,12 @@ class JournalSummary:
 
 def has_begun(path: Path) -> bool:
     """Return whether a broker has ever opened a journal to its end; one that was killed before left nothing in it."""
-    return _size(path) > 0 and not parts(path)[-1].exists()
+    return _size(path) > 0 and not path.with_name(f"{path.name}-journal").exists()
 
 
 def read_summary(path: Path) -> JournalSummary:
     in_use = _check(path)
-    with failures(path, "read", at_start=True), contextlib.closing(_open(path)) as connection:
+    with failures(path, "read", at_start=True), contextlib.closing(_open(path, in_use)) as connection:
         connection.execute("BEGIN")  # all of one moment
         ask = connection.execute
         schema = int(ask("PRAGMA user_version").fetchone()[0])
@@ -75,16 +77,18 @@ def read_summary(path: Path) -> JournalSummary:
         results, oldest_result_at = ask(
             "SELECT count(*), min(CASE WHEN typeof(ended_at) = 'real' THEN ended_at END) FROM results"
         ).fetchone()
+        trajectory_bytes = sum(place_of(row[1:]).size_bytes for row in ask(BLOCKS))
         return JournalSummary(
             path=path,
             journal_id=next((row[0] for row in ask("SELECT value FROM meta WHERE key = 'journal_id'")), ""),
             schema=schema,
             in_use=in_use,
-            size_bytes=sum(_size(part) for part in parts(path)),
-            free_bytes=PAGE_BYTES * int(ask("PRAGMA freelist_count").fetchone()[0]),
+            size_bytes=size_of(path),
+            free_bytes=PAGE_BYTES * int(ask("PRAGMA freelist_count").fetchone()[0])
+            + max(0, sum(map(_size, segment_paths(path))) - trajectory_bytes),
             jobs=jobs,
             results=results,
-            trajectory_bytes=ask("SELECT coalesce(sum(length(block)), 0) FROM blocks").fetchone()[0],
+            trajectory_bytes=trajectory_bytes,
             oldest_job_at=oldest_job_at,
             oldest_result_at=oldest_result_at,
             sessions=tuple(_sessions(connection)),
@@ -92,15 +96,23 @@ def read_summary(path: Path) -> JournalSummary:
 
 
 def count_damaged(path: Path) -> int:
-    """Return how many rows of a journal cannot be read; it reads all of them."""
-    _check(path)
-    with failures(path, "read", at_start=True), contextlib.closing(_open(path)) as connection:
-        return sum(isinstance(row, Damaged) for row in read_rows(connection))
+    """Return how many rows of a journal cannot be read, or name trajectories that are not there; it reads all rows."""
+    in_use = _check(path)
+    # A broker that is running removes trajectories after rows that are still seen here.
+    check = (lambda _: None) if in_use else SegmentStore(path, 0).check
+    with failures(path, "read", at_start=True), contextlib.closing(_open(path, in_use)) as connection:
+        return sum(isinstance(row, Damaged) for row in read_rows(connection, check))
 
 
 def parts(path: Path) -> tuple[Path, ...]:
-    """Return the files of a journal: itself, and what SQLite keeps beside it."""
-    return (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal")))
+    """Return the files of a journal: itself, what SQLite keeps beside it, and its trajectories."""
+    beside = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal"))
+    return (path, *beside, *segment_paths(path))
+
+
+def size_of(path: Path) -> int:
+    """Return what the files of a journal take, in bytes."""
+    return sum(map(_size, parts(path)))
 
 
 def _check(path: Path) -> bool:
@@ -113,18 +125,20 @@ def _check(path: Path) -> bool:
         if os.fstat(descriptor).st_size == 0:
             raise ConfigError(f"{path} is empty: no broker has begun a journal there", key="journal")
         check_kind(path, descriptor, APPLICATION_ID)
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        raise ConfigError(f"the journal {path} cannot be read: {error.strerror}", key="journal") from error
+        return not try_lock(path, descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
-    return False
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+def _open(path: Path, in_use: bool) -> sqlite3.Connection:
+    kind = file_system_of(path)
+    if in_use and kind not in LOCAL:
+        raise JournalFailed(
+            f"the journal {path} is in use by a broker, and on this file system ({kind or 'unknown'}) nobody else can "
+            "read it meanwhile; ask the broker with `prorl status`, or stop it",
+            path=str(path),
+        )
+    return connect(path, read_only=True)
 
 
 def _sessions(connection: sqlite3.Connection) -> list[SessionSummary]:

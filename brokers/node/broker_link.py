@@ -53,7 +53,7 @@ class BrokerLink:
         self.welcomed = False
         self.demand: dict[Phase, int] = {}
         self.demand_at = 0.0
-        """When the broker last told its demand."""
+        """When the broker last told it, or joined."""
         self.events = EventNumbers()
         self._context = context
         self._keyring = keyring
@@ -84,6 +84,11 @@ class BrokerLink:
         """Why there is no connection; empty: nothing is known of it."""
         return self._handshake.problem
 
+    def answered(self, now: float) -> None:
+        """The broker has welcomed the node, and wants to know everything."""
+        self.welcomed, self.demand_at = True, now
+        self._reports.answered()
+
     def want_full(self) -> None:
         self._reports.want_full()
 
@@ -97,7 +102,7 @@ class BrokerLink:
     def report(self, running: dict[Phase, dict[str, int]], pools: Sequence[StageReport]) -> None:
         """Send a heartbeat: `pools` has what is to be said of each pool beside its phases."""
         if any(event == zmq.Event.HANDSHAKE_SUCCEEDED for event in self._handshake.drain()):
-            self._reports.want_full()
+            self._reports.connected()
         if self._handshake.refused:
             self._handshake.renew()
         held = {self.pool(role): phases for role, phases in running.items()}
@@ -109,7 +114,8 @@ class BrokerLink:
         if self._reports.is_full(held, self._backends) or not self.welcomed:
             self._slots = slots
             for pool in pools:
-                self.send(replace(pool, number=self._reports.number, welcomed=self.welcomed))
+                answer = {"welcomed": self.welcomed, "asks_answer": self._reports.is_unanswered}
+                self.send(replace(pool, number=self._reports.number, **answer))
             return
         alive = self._reports.changes(held, self._backends)
         self._beats += 1
@@ -159,7 +165,7 @@ class BrokerLink:
         self._handshake = Handshake(self._out, place, self._keyring)
         self._handshake.watch()
         connect_to_service(self._out, place, self._keyring)
-        self._reports.want_full()
+        self._reports.connected()
 
     def _shut(self, linger_ms: int = 0) -> None:
         self._handshake.close()

@@ -188,8 +188,7 @@ class NodeBroker:
                 link.demand, link.demand_at = command.slots, self._loop.clock.now()
             case StageWelcome():
                 self._heartbeat_s = command.heartbeat_s
-                link.welcomed = True
-                link.want_full()
+                link.answered(self._loop.clock.now())
                 self._next_report = self._loop.clock.now()
                 if self._stages is None:
                     self._stages = StageConnections(self._loop.context, None, command)
@@ -349,10 +348,12 @@ class NodeBroker:
         slots = self._table.slots(role)
         if len(self._links) == 1:
             return dict.fromkeys(self._links, slots)
-        heard = {name: link.demand_at + DEMAND_LOST_S > now for name, link in self._links.items()}
-        demand = {name: self._links[name].demand.get(role, 0) for name, there in heard.items() if there}
+        there = [link for link in self._links.values() if link.welcomed and link.demand_at + DEMAND_LOST_S > now]
         used = self._table.used(role)
-        return {**{name: used.get(name, 0) for name in self._links}, **divide(slots, demand, used, self._node)}
+        shares = {name: used[name] for name in self._links}
+        if there:
+            shares |= divide(slots, {link.broker: link.demand.get(role, 0) for link in there}, used, self._node)
+        return shares
 
     def _report_soon(self) -> None:
         """Tell the brokers before the next heartbeat that there are more slots, or fewer."""

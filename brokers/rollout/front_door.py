@@ -247,18 +247,18 @@ class FrontDoor:
             return
         self._polls.pop(key, None)
         held = self._jobs.table.unfinished(request.session) + self._jobs.results.waiting(request.session)
-        reply = Collected(
-            request.request_id,
-            results=tuple(item.result for item in finished),
-            remaining=held - len(finished),
-            journal_id=self._jobs.writes.journal_id,
-        )
         try:
-            sent = self._answer(envelope, reply, [self._jobs.block(item) for item in finished if item.result.tokens])
+            given = [self._jobs.delivery(item) for item in finished]
         except JournalFailed:
             results.put_back([] if request.job_ids else finished)
             raise
-        if not sent:
+        reply = Collected(
+            request.request_id,
+            results=tuple(result for result, _ in given),
+            remaining=held - len(finished),
+            journal_id=self._jobs.writes.journal_id,
+        )
+        if not self._answer(envelope, reply, [block for _, blocks in given for block in blocks]):
             results.put_back([] if request.job_ids else finished)
 
     def _cancel(self, envelope: Sequence[Frame], request: Cancel, now: float) -> None:

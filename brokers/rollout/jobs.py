@@ -12,16 +12,20 @@ them in order until the queue is empty (`action_queue`). Performing an action ma
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from ...system.logs import of_job
+from ..journal.journal_rows import lost_result
 from ..journal.records import JobState, StoredBlock, holder_of
+from ..journal.segment_store import BlockLost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...wire.messages.jobs import Job
+    from ...wire.messages.jobs import Job, Result
     from ...wire.sockets import Frame
     from ..batches.batch_records import BatchAction
     from ..journal.records import Finished, Submission
@@ -31,6 +35,9 @@ if TYPE_CHECKING:
     from .job_table import JobTable
     from .quota import Quota
     from .result_store import ResultStore
+
+
+log = logging.getLogger("prorl.rollout_broker")
 
 
 class Jobs:
@@ -93,10 +100,24 @@ class Jobs:
         """Return a result's trajectory, from memory or from the journal.
 
         Raises:
-            JournalFailed: it cannot be read.
+            JournalFailed: it cannot be read now.
+            BlockLost: nor ever.
         """
         block: Frame | StoredBlock = finished.block
         return self.writes.block(block) if isinstance(block, StoredBlock) else block
+
+    def delivery(self, finished: Finished) -> tuple[Result, list[Frame]]:
+        """Return what a client is sent: a result, and its trajectory if it has one; or that this is lost.
+
+        Raises:
+            JournalFailed: it cannot be read now.
+        """
+        result = finished.result
+        try:
+            return result, [self.block(finished)] if result.tokens else []
+        except BlockLost as error:
+            log.error("%s", error, extra=of_job(result.job_id, result.attempt))  # noqa: TRY400 - it says it all
+            return lost_result(result.job_id, result.task), []
 
     def _collected(self, dropped: Sequence[Finished]) -> None:
         self.quota.collected(dropped)

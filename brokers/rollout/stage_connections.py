@@ -65,7 +65,7 @@ class StageConnections:
         if is_new and report.protocol != PROTOCOL_VERSION:
             self._refuse(member, _mismatch(report))
             return False
-        if is_new or not report.welcomed:
+        if is_new or report.asks_answer or not report.welcomed:
             self.welcome(member)
         return report.welcomed
 

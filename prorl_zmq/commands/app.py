@@ -16,6 +16,7 @@ from .. import errors
 from ..system.logs import say, start_logging
 from . import (
     backends,
+    cluster,
     demo,
     engine,
     evaluate,
@@ -74,6 +75,12 @@ prorl = new_typer(
 prorl.command("demo")(demo.demo)
 prorl.command("init")(init.init)
 prorl.command("serve")(service.serve)
+prorl.command("up")(cluster.up)
+prorl.command("nodes")(cluster.nodes)
+prorl.command("scale")(cluster.scale)
+prorl.command("drain")(cluster.drain)
+prorl.command("down")(cluster.down)
+prorl.command("keep", hidden=True)(cluster.keep)
 prorl.command("node")(node.node)
 prorl.command("gateway")(gateway.gateway)
 prorl.command("submit")(jobs.submit)

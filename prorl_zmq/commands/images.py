@@ -123,6 +123,21 @@ def remove(name: Name, wait: Wait = 3600.0, images: Images = None) -> None:
             say(f"a sandbox still uses the files of {name}; the next build or removal of that name removes them")
 
 
+@commands.command()
+def stage(
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE…", help="Image files or folders.")],
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="A private folder on this host's own disk.")],
+) -> None:
+    """Copy images from a shared file system to this host's disk, unless a copy is there; print where they are.
+
+    Several allocations on one host share one copy. A copy is complete or not there.
+    """
+    from ..tools.images.staging import stage_image
+
+    for image in images:
+        print(stage_image(image, to.absolute()))
+
+
 def image_store(root: Path | None) -> ImageStore:
     """Return the store of images in a folder; None: the default one."""
     from ..tools.images.image import default_root

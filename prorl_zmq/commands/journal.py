@@ -43,13 +43,13 @@ def show(file: File = None, config: Config = None, run_dir: RunDir = None) -> No
 def compact(file: File = None, config: Config = None, run_dir: RunDir = None) -> None:
     """Return the room that collected results have left back to the disk. The broker must not be running."""
     from ..brokers.journal.disk_journal import DiskJournal
-    from ..brokers.journal.journal_summary import parts
+    from ..brokers.journal.journal_summary import size_of
 
     path = _existing(_file(file, config, run_dir))
-    before = sum(part.stat().st_size for part in parts(path) if part.exists())
+    before = size_of(path)
     with DiskJournal(path) as journal:
         journal.compact()
-    print(f"{path}: {_size(before)} before, {_size(path.stat().st_size)} now")
+    print(f"{path}: {_size(before)} before, {_size(size_of(path))} now")
 
 
 @commands.command()

@@ -1,7 +1,7 @@
 """What a member reports to the rollout broker with its next heartbeat: everything, or what has changed. Pure.
 
-Everything is due at first, over a new connection, when the broker asks, and now and then. Else a heartbeat says which
-phases have begun, so that it costs by what happens, not by what is held.
+Everything is due over a new connection until the broker has answered, when it asks, and now and then. Else a heartbeat
+says which phases have begun, so that it costs by what happens, not by what is held.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class ChangeReports:
         self._member = member
         self._number = 0
         self._full_in = 0
+        self.is_unanswered = True
+        """The broker has not answered since the connection began: it may be another one."""
         self._running: dict[str, Phases] = {}
         self._backends: dict[str, str] = {}
         """Both as they were last reported."""
@@ -34,13 +36,22 @@ class ChangeReports:
         """Of the last heartbeat that said what has changed."""
         return self._number
 
+    def connected(self) -> None:
+        """A connection has begun."""
+        self.is_unanswered = True
+
+    def answered(self) -> None:
+        """The broker asks for everything, and then has it."""
+        self.is_unanswered = False
+        self._full_in = 0
+
     def want_full(self) -> None:
         """Say everything next: something may have been lost."""
         self._full_in = 0
 
     def is_full(self, running: Mapping[str, Phases], backends: Mapping[str, str]) -> bool:
         """Return whether to say everything now; then it counts as said."""
-        if self._full_in > 0:
+        if self._full_in > 0 and not self.is_unanswered:
             self._full_in -= 1
             return False
         self._full_in = FULL_EVERY

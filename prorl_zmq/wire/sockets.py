@@ -18,7 +18,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from socket import AF_INET, SOCK_DGRAM
+from socket import AF_INET, SOCK_DGRAM, gethostbyname, gethostname
 from socket import socket as plain_socket
 from typing import TYPE_CHECKING, TypeVar
 
@@ -192,13 +192,18 @@ def _host(endpoint: str) -> str:
 
 
 def own_address() -> str:
-    """Return this machine's address towards others; that of loopback if there is no other."""
+    """Return this machine's address towards others; that of loopback if there is no other.
+
+    Hosts of a cluster may have no route out of it: then it is the address of the host's name.
+    """
     with plain_socket(AF_INET, SOCK_DGRAM) as probe:
         try:
             probe.connect((ELSEWHERE, 9))  # of a datagram socket: it only looks at the routes
+            return str(probe.getsockname()[0])
         except OSError:
+            with suppress(OSError):
+                return gethostbyname(gethostname())
             return "127.0.0.1"
-        return str(probe.getsockname()[0])
 
 
 def is_own_address(host: str) -> bool:

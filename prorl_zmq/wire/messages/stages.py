@@ -65,6 +65,8 @@ class StageReport(Message, frozen=True, kw_only=True):
     """The broker's welcome has arrived at `endpoint`; before that, the process gets no job."""
     draining: bool = False
     """It takes no more jobs, and ends what it holds; `StageLeaving` follows."""
+    asks_answer: bool = False
+    """The broker is to send `StageWelcome`, so that the member knows that its reports arrive."""
     running: dict[JobIdentifier, Attempt] = {}
     """The jobs that it holds, with their attempts."""
     origins: dict[JobIdentifier, Identifier] = {}

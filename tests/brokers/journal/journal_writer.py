@@ -1,4 +1,7 @@
-"""Writes a journal, says what is safe, and kills itself before a statement: `journal_writer.py FILE NUMBER`."""
+"""Writes a journal, says what is safe, and kills itself: `journal_writer.py FILE STATEMENT [BLOCK]`.
+
+That is before an SQL statement, or in the middle of a block.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,25 @@ def say(event: str, sequence: int) -> None:
     print(event, sequence, flush=True)
 
 
+def tear(last: int) -> None:
+    """Write half of a block, and be gone."""
+    write, blocks = os.pwrite, 0
+
+    def pwrite(file: int, block: memoryview, offset: int) -> int:
+        nonlocal blocks
+        blocks += 1
+        if blocks > last:
+            write(file, block[: len(block) // 2], offset)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(file, block, offset)
+
+    os.pwrite = pwrite  # type: ignore[assignment]
+
+
 def main() -> None:
     path, last = Path(sys.argv[1]), int(sys.argv[2])
+    if len(sys.argv) > 3:
+        tear(int(sys.argv[3]))
     journal = DiskJournal(path)
     statements = 0
 

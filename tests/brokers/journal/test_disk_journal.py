@@ -365,13 +365,16 @@ class TestFull:
     def test_write_that_does_not_fit_changes_nothing(self, path: Path) -> None:
         with DiskJournal(path, limit_bytes=2**20) as journal:
             journal.accept([state(), state(2, "b")])
-            with pytest.raises(JournalFailed, match="database or disk is full"):
+            with pytest.raises(JournalFailed, match=r"is full: .*journal_limit_bytes\), 1 MiB; collect results"):
                 journal.write([], [finished(block=b"x" * 600_000), finished(2, "b", b"x" * 600_000)], [])
             kept = journal.recover()
             assert [one.sequence for one in kept.unfinished] == [1, 2]
             assert kept.uncollected == []
             journal.write([], [finished(block=b"x" * 600_000)], [])
-            journal.write([], [finished(2, "b", b"x" * 600_000)], [1])  # room is made first
+            with pytest.raises(JournalFailed, match="is full"):
+                journal.write([], [finished(2, "b", b"x" * 600_000)], [1])  # never beyond the limit
+            journal.write([], [], [1])  # as `WriteAhead` does next
+            journal.write([], [finished(2, "b", b"x" * 600_000)], [])
             assert [one.sequence for one in journal.recover().uncollected] == [2]
 
     def test_limit_below_what_there_is(self, path: Path) -> None:
@@ -425,7 +428,11 @@ def test_crash_between_any_two_statements(path: Path, statement: int) -> None:
     command = [sys.executable, str(KILLED_CHILD), str(path), str(statement)]
     child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert child.returncode == -signal.SIGKILL, child.stderr
-    said = [line.split() for line in child.stdout.splitlines()]
+    check_what_was_said(path, child.stdout)
+
+
+def check_what_was_said(path: Path, output: str) -> None:
+    said = [line.split() for line in output.splitlines()]
     with DiskJournal(path) as journal:
         kept = journal.recover()
         jobs = {one.sequence: one for one in kept.unfinished}

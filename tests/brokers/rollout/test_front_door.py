@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl_zmq.brokers.batches.batch_runner import BatchRunner
+from prorl_zmq.brokers.journal.disk_journal import DiskJournal
 from prorl_zmq.brokers.journal.journal import MemoryJournal
-from prorl_zmq.brokers.journal.records import Finished, job_digest
+from prorl_zmq.brokers.journal.records import Finished, JobState, job_digest
+from prorl_zmq.brokers.journal.segment_store import segment_paths
 from prorl_zmq.brokers.journal.write_ahead import WriteAhead
 from prorl_zmq.brokers.rollout.action_queue import perform_queue
 from prorl_zmq.brokers.rollout.front_door import FrontDoor
@@ -45,7 +47,9 @@ from prorl_zmq.wire.messages.stages import StageReport, Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
+    from prorl_zmq.brokers.journal.journal import Journal
     from prorl_zmq.brokers.rollout.actions import Action
     from prorl_zmq.wire.sockets import Frame
 
@@ -55,12 +59,12 @@ MATH = Task("math", {"problem": "str", "answer": "int"}, optional=("answer",))
 class Door:
     """A front door in front of real pure objects, and the replies that it gave, by client."""
 
-    def __init__(self, tasks: tuple[Task, ...] = (MATH,), max_jobs: int = 100) -> None:
+    def __init__(self, tasks: tuple[Task, ...] = (MATH,), max_jobs: int = 100, journal: Journal | None = None) -> None:
         settings = RolloutBrokerSettings(max_jobs=max_jobs, job_limit_bytes=2048)
         self.quota = Quota(max_jobs, settings.max_held_bytes, 1.0)
         self.table = JobTable(settings.lease_s, settings.ready_limit, settings.heartbeat_s)
         self.results = ResultStore()
-        self.journal = MemoryJournal()
+        self.journal = journal or MemoryJournal()
         self.history = JobHistory()
         self.writes = WriteAhead(self.journal, self.table, self.results, self.history, lambda action: None)
         self.catalog = TaskCatalog()
@@ -541,3 +545,27 @@ def test_clients_of_two_sessions_may_have_one_name() -> None:
     door.end("a", "left")
     door.housekeep(1.0)
     assert [result.job_id for result in door.reply(b"left").results] == ["a"]
+
+
+def test_trajectory_that_the_journal_has_lost_is_told_for_its_job_alone(tmp_path: Path) -> None:
+    with DiskJournal(tmp_path / "rollout.journal") as journal:
+        for number, job_id in enumerate("abc", 1):
+            journal.accept([JobState(number, "s", job_id, "math", 60.0, codec.encode(job(job_id)))])
+            result = Result(job_id=job_id, task="math", outcome=Outcome.COMPLETED, reward=1.0, tokens=1)
+            journal.write([], [Finished("s", result, job_id.encode() * 1000, b"", number)], [])
+    with DiskJournal(tmp_path / "rollout.journal") as journal:
+        door = Door(journal=journal)
+        for finished in journal.recover().uncollected:
+            door.results.put(finished)
+            door.quota.recovered(finished)
+        (file,) = segment_paths(tmp_path / "rollout.journal")
+        with file.open("r+b") as behind:
+            behind.seek(1500)
+            behind.write(b"x")
+        reply = door.ask(Collect(new_id(), "s", client_id="c"))
+        assert [one.job_id for one in reply.results] == ["a", "b", "c"]
+        assert [one.error.code if one.error is not None else "" for one in reply.results] == ["", "jobs_lost", ""]
+        assert door.blocks == [b"a" * 1000, b"c" * 1000]
+        door.ask(Collect(new_id(), "s", client_id="c", acknowledge=("a", "b", "c")))
+        door.writes.settle(1.0)
+        assert journal.recover().uncollected == []

@@ -1,0 +1,1 @@
+"""A service on the nodes of a Slurm cluster."""

@@ -1,0 +1,148 @@
+"""The cluster file: where a service's brokers, nodes and engines run. One TOML file, checked as a whole."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ..config import load_topology
+from ..errors import ConfigError
+from ..wire.messages.base import Seconds  # noqa: TC001 - msgspec reads the annotations at run time
+from ..wire.messages.jobs import Phase  # noqa: TC001 - msgspec reads the annotations at run time
+
+Word = Annotated[str, Meta(pattern=r"^[^\s#]*\Z")]
+"""A value in a line of a script."""
+Line = Annotated[str, Meta(pattern=r"^[^\r\n]*\Z")]
+SIGNAL_AHEAD_S = 15
+"""A node is told of its end so long before it has to have left."""
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a job of Slurm asks for."""
+
+    partition: Word = ""
+    """Empty: the cluster's default."""
+    time: Word = ""
+    """The limit as Slurm writes it, such as "4:00:00". Empty: the partition's."""
+    cpus: Annotated[int, Meta(ge=1)] = 1
+    mem: Word = ""
+    """Such as "64G". Empty: the cluster's default."""
+    sbatch: tuple[Line, ...] = ()
+    """Further options of sbatch, such as "--account=rl"."""
+
+
+class GroupSettings(Section, frozen=True):
+    """Equal jobs of one host each."""
+
+    count: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    max_nodes: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    """The most of them at a time, with those that are about to leave. 0: twice `count`."""
+    requeue: bool = False
+    """One that is out of time or preempted goes back to Slurm's queue under its own id. False: `prorl up` submits
+    another one, which need not wait for Slurm's pause before a requeued job."""
+    drain_s: Seconds = 60.0
+    """How long one that has to leave goes on with what it runs; then it gives that back. Less than the `GraceTime` of
+    a partition whose jobs are preempted."""
+
+    @property
+    def limit(self) -> int:
+        return self.max_nodes or 2 * self.count
+
+    @property
+    def signal_s(self) -> int:
+        """How long before its time is up Slurm tells a job."""
+        return round(self.drain_s) + SIGNAL_AHEAD_S
+
+
+class NodeSettings(GroupSettings, frozen=True):
+    """`[nodes]`: hosts with the topology's stage processes."""
+
+    count: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    slots: dict[Phase, Annotated[int, Meta(ge=1)]] = {}
+    """Slots of a node's stage processes by role. Empty: the topology's."""
+    images: tuple[Line, ...] = ()
+    """Image files or folders on the shared file system; each host has copies in `image_folder` before it starts."""
+    image_folder: Line = f"/tmp/prorl-images-{os.getuid()}"  # noqa: S108 - it is made private
+    """On the hosts' own disks."""
+
+
+class EngineSettings(GroupSettings, frozen=True):
+    """`[engines]`: hosts with the topology's engines."""
+
+    gres: Word = ""
+    """Such as "gpu:8"."""
+
+
+class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole cluster file."""
+
+    nodes: NodeSettings = NodeSettings()
+    engines: EngineSettings = EngineSettings()
+    broker_job: Section = Section(cpus=2)
+    """With `brokers = "job"`."""
+    brokers: Literal["here", "job"] = "here"
+    """`here`: on the host where `prorl up` is run, such as the login node; `job`: in a job of their own."""
+    address: Word = ""
+    """The address at which nodes and clients reach the brokers. Empty: that of this host's way to others."""
+    topology: str = ""
+    """What one node runs: a topology file. Empty: the defaults."""
+    setup: tuple[Line, ...] = ()
+    """Lines of shell that each job begins with, such as "module load apptainer"."""
+    python: Line = sys.executable
+    """The interpreter that has this package, on the hosts."""
+    templates: str = ""
+    """A folder of own templates in place of those of the package with the same names."""
+    poll_s: Annotated[float, Meta(ge=1, le=3600)] = 15.0
+    """How often Slurm is asked for the state of the jobs."""
+
+    def group(self, kind: Literal["nodes", "engines"]) -> GroupSettings:
+        return self.nodes if kind == "nodes" else self.engines
+
+
+def load_cluster_file(path: Path) -> ClusterFile:
+    """Read and check a cluster file; paths in it are relative to its folder.
+
+    Raises:
+        ConfigError: it cannot be read, is not TOML, or has an unknown key or a wrong value.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        cluster = msgspec.convert(data, ClusterFile)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {str(error).replace(' - at `$.', ' in `').replace(' - at `$`', '')}") from error
+    folder = path.absolute().parent
+    named = {name: str(folder / value) for name in ("topology", "templates") if (value := getattr(cluster, name))}
+    cluster = msgspec.structs.replace(cluster, **named)
+    _check(cluster, path)
+    return cluster
+
+
+def _check(cluster: ClusterFile, path: Path) -> None:
+    for name, group in (("nodes", cluster.nodes), ("engines", cluster.engines)):
+        if group.limit < group.count:
+            raise ConfigError(f"{path}: {name}.count is {group.count}, beyond max_nodes, {group.max_nodes}")
+    if cluster.templates and not Path(cluster.templates).is_dir():
+        raise ConfigError(f"{path}: templates: there is no folder {cluster.templates}")
+    sandbox = load_topology(Path(cluster.topology) if cluster.topology else None).sandbox
+    for image in cluster.nodes.images:
+        copy = f"{cluster.nodes.image_folder}/{Path(image).name}"
+        if not Path(image).is_absolute() or not Path(image).exists():
+            raise ConfigError(f"{path}: nodes.images: there is no {image}; name absolute paths")
+        if sandbox.image == image:
+            raise ConfigError(f'{path}: sandboxes would run from {image}; write image = "{copy}" in the topology')
+    folders = [*sandbox.image_folders, str(Path(sandbox.image).parent)]
+    if cluster.nodes.images and cluster.nodes.image_folder not in folders:
+        raise ConfigError(
+            f"{path}: no sandbox would find the copies of nodes.images; name {cluster.nodes.image_folder} in "
+            "image_folders, or one of them as image, in [sandbox] of the topology file"
+        )

@@ -1,0 +1,98 @@
+"""The process that `prorl up` leaves: it runs the brokers, and has as many jobs in Slurm's queue as are wanted.
+
+Every `poll_s`, and as soon as somebody changed what is wanted, it has the `Fleet` compare that with squeue. It owns
+nothing that is not in the service's folder, so only time is lost when it is killed: the brokers die with it, the nodes
+wait for them, and `prorl up` on the same folder goes on.
+
+SIGTERM, SIGINT and SIGUSR1 end it with the brokers and leave the nodes, which wait for the next one. `prorl down`, and
+brokers that end by themselves, end the nodes too, before the brokers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..errors import ProrlError
+from ..system.processes import ISOLATED, begin_session, stop_signals
+from .fleet import LOOK_S, Fleet
+from .job_script import GROUPS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STOP_S = 60.0
+"""How long the brokers may take to end."""
+LEAVE_S = 180.0
+"""How long jobs may take to end after scancel; Slurm kills them after its KillWait."""
+
+log = logging.getLogger("prorl.keep")
+
+
+class Keeper:
+    """Keeps one service."""
+
+    def __init__(self, service: Path, *, take_over: bool = False) -> None:
+        self._fleet = Fleet(service)
+        self._folder = self._fleet.folder
+        self._poll_s = self._fleet.cluster.poll_s
+        self._command = [sys.executable, *ISOLATED, "-m", "prorl_zmq.cli", "prorl", "serve", "--brokers-only"]
+        self._command += ["--service", str(service), *(["--take-over"] if take_over else [])]
+        self._command += ["--address", self._fleet.cluster.address] if self._fleet.cluster.address else []
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> bool:
+        """Keep the service until it is told to stop; False: the brokers ended by themselves."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, self._stopping.set)
+        self._folder.note_keeper()
+        try:
+            with stop_signals(self._stopping.set):
+                brokers = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    preexec_fn=partial(begin_session, os.getpid()),
+                )
+                ended = asyncio.create_task(brokers.wait())
+                try:
+                    return await self._keep(ended)
+                finally:
+                    if not ended.done():
+                        brokers.terminate()
+                        await asyncio.wait({ended}, timeout=STOP_S)
+                    if not ended.done():
+                        brokers.kill()
+                        await ended
+        finally:
+            self._folder.forget_keeper()
+
+    async def _keep(self, ended: asyncio.Task[int]) -> bool:
+        while not (self._stopping.is_set() or ended.done() or self._folder.wanted().stop):
+            try:
+                await asyncio.to_thread(self._fleet.look)
+            except (ProrlError, OSError) as error:
+                log.warning("%s; trying again in %g s", error, self._poll_s)
+            await self._wait(ended)
+        failed = ended.done()
+        if failed:
+            log.error("the brokers ended with code %d; ending the nodes", ended.result())
+        if failed or self._folder.wanted().stop:
+            await asyncio.to_thread(self._fleet.end, GROUPS, LEAVE_S)
+        return not failed
+
+    async def _wait(self, ended: asyncio.Task[int]) -> None:
+        """Wait for the next time to look: `poll_s` are over, something else is wanted, or it is over."""
+        loop = asyncio.get_running_loop()
+        until, state = loop.time() + self._poll_s, self._folder.wanted_changed_at()
+        stopping = asyncio.create_task(self._stopping.wait())
+        done: set[asyncio.Task[int] | asyncio.Task[bool]] = set()
+        while not done and loop.time() < until and self._folder.wanted_changed_at() == state:
+            done, _ = await asyncio.wait((ended, stopping), timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
