@@ -154,7 +154,9 @@ class RayService:
 
     def __post_init__(self) -> None:
         where = NodeAffinitySchedulingStrategy(_machine(), soft=False)
-        place = ("--service", str(self.service), "--address", ray.util.get_node_ip_address())
+        place = ["--service", str(self.service), "--address", ray.util.get_node_ip_address()]
+        if self._is_temporary:
+            place += ["--run-dir", f"{self.service}/run"]  # removed with it
         actor = ray.remote(Program).options(num_cpus=0, max_restarts=-1, scheduling_strategy=where)
         self._brokers = actor.remote(self._python, "brokers", "serve", "--brokers-only", *place)
 
