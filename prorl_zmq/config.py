@@ -21,7 +21,7 @@ from .system.node_name import default_node
 from .system.plugins import load_plugin, offered
 from .system.unix_peers import way_problem
 from .wire.messages.backends import History, ParserUrl, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
-from .wire.messages.base import JOB_LIMIT_BYTES, Count, Identifier, Seconds
+from .wire.messages.base import JOB_LIMIT_BYTES, Count, Seconds
 from .wire.messages.jobs import Phase, SandboxKind
 from .wire.sockets import check_endpoint
 
@@ -47,7 +47,7 @@ class ServiceSettings(Section, frozen=True):
 
     run_dir: str = ""
     """Folder of sockets, sandboxes and logs, made private (0700). Empty: one per user under the system's /tmp."""
-    node: Identifier | Literal[""] = ""
+    node: Annotated[str, Meta(pattern=r"^(?:[A-Za-z0-9_][A-Za-z0-9._:-]{0,127})?\Z")] = ""
     """The node's name; a job's phases that share a sandbox run on one node. Empty: of host and allocation."""
     rollout_brokers: Annotated[int, Meta(ge=1, le=64)] = 1
     """How many rollout brokers a service of `prorl serve --service` has; fixed when its folder is made."""

@@ -24,6 +24,7 @@ NAMES = (
     "turns",
     "gateway",
     "dapo",
+    "scale_simulation",
     "async_grpo",
     "tasks",
     "tools",
