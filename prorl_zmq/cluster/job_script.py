@@ -77,5 +77,5 @@ class JobScripts:
 
 
 def log_name(kind: Kind, name: str) -> str:
-    """Return the file in `slurm/logs` for what a job says; `name` is the job's, or how Slurm's patterns stand for it."""
+    """Return which file in `slurm/logs` has what a job says; `name` may be a pattern that stands for the job's."""
     return f"{kind}-{name}.log"
