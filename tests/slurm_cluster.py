@@ -220,6 +220,8 @@ class SlurmCluster:
         files = [f"--{option}={self._folder}/{file}" for option, file in (name.split("=") for name in names)]
         socket = self._folder / "munge.socket"
         munged = self._program("munged", "--foreground", "--force", f"--socket={socket}", *files)
+        assert munged.stdout is not None
+        munged.stdout.close()
         self._stack.callback(munged.wait)
         self._stack.callback(munged.kill)
         _wait(socket.exists, "munged has no socket")
@@ -263,8 +265,9 @@ class SlurmCluster:
         """Start what holds namespaces, and wait until it says that they are there."""
         holder = self._program(*command)
         assert holder.stdout is not None
-        if holder.stdout.readline() != b"\n":
-            raise OSError(f"no namespaces can be made here: {command}")
+        with holder.stdout:
+            if holder.stdout.readline() != b"\n":
+                raise OSError(f"no namespaces can be made here: {command}")
         return holder
 
     def _program(self, *command: str) -> subprocess.Popen[bytes]:

@@ -20,7 +20,7 @@ from ..service.service_folder import TOPOLOGY, ServiceFolder
 from ..system.processes import ISOLATED
 from .cluster_folder import ClusterFolder
 from .fleet import LOOK_S, Fleet
-from .job_script import GROUPS, log_path
+from .job_script import GROUPS, log_name
 from .keeper import LEAVE_S, STOP_S
 from .node_table import NodeRecord, read_records
 from .slurm import Slurm
@@ -123,7 +123,7 @@ class ClusterService:
                             return len(joined)
                     time.sleep(LOOK_S)
                 if first.isdisjoint(one.name for one in found if not one.is_ending):
-                    raise SlurmFailed(self._why_gone(sorted(first)))
+                    raise SlurmFailed(self._why_gone())
                 if time.monotonic() > until:
                     raise RequestTimeout(
                         f"no node has joined within {limit_s:.0f} s ({waiting_text(found)}); the service goes on: "
@@ -132,15 +132,15 @@ class ClusterService:
                     )
                 say(waiting_text(found))
 
-    def _why_gone(self, names: list[str]) -> str:
+    def _why_gone(self) -> str:
         logs = self.folder.path / "slurm" / "logs"
-        for name in names:
-            log = log_path(self.folder.path, "nodes", name)
-            if log.exists() and (tail := _tail(log)):
-                return f"the nodes' jobs have ended, and none joined; {log} ends with:\n{tail}"
+        jobs = [job_id for job_id, kind in self.fleet.folder.jobs().items() if kind == "nodes"]
+        for path in (path for job_id in jobs for path in sorted(logs.glob(log_name("nodes", f"{job_id}_*")))):
+            if tail := _tail(path):
+                return f"the nodes' jobs have ended, and none joined; {path} ends with:\n{tail}"
         return (
-            f"the nodes' jobs ({', '.join(names) or 'none in squeue'}) have ended without a log in {logs}: do the "
-            "hosts see this folder? It must be on a file system that all share (`sacct -j` may say more)"
+            f"the nodes' jobs ({', '.join(jobs)}) have ended without a log in {logs}: do the hosts see this folder? It "
+            "must be on a file system that all share (`sacct -j` may say more)"
         )
 
     def scale(self, nodes: int, engines: int | None = None) -> None:

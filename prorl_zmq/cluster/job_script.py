@@ -67,7 +67,7 @@ class JobScripts:
             "folder": str(self._folder),
             "prorl": shlex.join(prorl),
             "command": shlex.join([*prorl, verb, "--service", str(self._folder), *flags]),
-            "log": f'"{log_path(self._folder, kind, "%j" if kind == "brokers" else "%A_%a")}"',
+            "log": f'"{self._folder}/slurm/logs/{log_name(kind, "%j" if kind == "brokers" else "%A_%a")}"',
         }
         try:
             return self._environment.get_template(name).render(values)
@@ -76,6 +76,6 @@ class JobScripts:
             raise ConfigError(f"the template {place} cannot be filled in: {error}") from error
 
 
-def log_path(folder: Path, kind: Kind, name: str) -> Path:
-    """Return where Slurm writes what a job says; `name` is the job's, or how Slurm's patterns stand for it."""
-    return folder / "slurm" / "logs" / f"{kind}-{name}.log"
+def log_name(kind: Kind, name: str) -> str:
+    """Return which file in `slurm/logs` has what a job says; `name` may be a pattern that stands for the job's."""
+    return f"{kind}-{name}.log"
