@@ -106,7 +106,7 @@ def test_a_service_raises_its_limit() -> None:
         "from prorl_zmq.system.open_files import raise_open_files; raise_open_files();"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "(4096, 4096)\n"
 
 
@@ -162,7 +162,7 @@ def test_programs_of_agents_keep_the_limit_that_they_would_have_without_us() -> 
         "    print(done.stdout.decode().strip(), limits, resource.getrlimit(resource.RLIMIT_NOFILE))\n"
         "with tempfile.TemporaryDirectory(prefix='prorl-t-') as folder: asyncio.run(main(folder))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "200 [200, 4096] (4096, 4096)\n"
 
 
@@ -174,5 +174,5 @@ def test_a_child_begins_with_the_limit_that_its_parent_began_with() -> None:
         "from prorl_zmq.system.processes import begin_session\n"
         "subprocess.run(['sh', '-c', 'ulimit -Sn'], preexec_fn=partial(begin_session, os.getpid()), check=True)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "200\n"
