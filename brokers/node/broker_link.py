@@ -63,8 +63,6 @@ class BrokerLink:
         self._beats = 0
         self._slots: dict[str, int] = {}
         """Of each pool, as they were reported last."""
-        self._pools: set[str] = set()
-        """All that were ever reported."""
         self.inbox = open_socket(context, zmq.PULL, JOB_FRAME_BYTES)
         self.endpoint = authenticator.bind(self.inbox, bind, Listener.STAGE_INBOX)
         self.curve_key = authenticator.curve_key(self.endpoint)
@@ -114,8 +112,9 @@ class BrokerLink:
         if slots != self._slots:
             self._reports.want_full()
         if self._reports.is_full(held, self._backends) or not self.welcomed:
+            for gone in self._slots.keys() - slots.keys():
+                self.send(StageLeaving(gone))
             self._slots = slots
-            self._pools |= slots.keys()
             for pool in pools:
                 answer = {"welcomed": self.welcomed, "asks_answer": self._reports.is_unanswered}
                 self.send(replace(pool, number=self._reports.number, **answer))
@@ -148,8 +147,8 @@ class BrokerLink:
         self.send(replace(event, stage_id=self.pool(event.phase)))
 
     def leave(self) -> None:
-        """Say that all pools that were reported are gone."""
-        for pool in self._pools:
+        """Say that all pools are gone."""
+        for pool in self._slots:
             self.send(StageLeaving(pool))
 
     def send(self, event: StageEvent, block: Sequence[Frame] = ()) -> None:

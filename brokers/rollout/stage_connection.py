@@ -6,8 +6,6 @@ Where a process has died, its connection ends and another one is refused. One th
 
 from __future__ import annotations
 
-import errno
-import resource
 from typing import TYPE_CHECKING
 
 import zmq
@@ -15,6 +13,7 @@ import zmq
 from ...errors import Busy, MalformedMessage, ProrlError
 from ...security.handshake import Handshake
 from ...security.keyring import Keyring, connect_to_peer
+from ...wire.connection_guard import no_room
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, check_numeric, open_socket, send
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class StageConnection:
     """A connection to where a stage process said that it listens.
 
     Raises:
-        Busy: this process may open no more files.
+        Busy: this process may open hardly any more files.
         MalformedMessage: the process cannot be reached where it says; a host's name is never looked up, since that
             would hold up all of libzmq's sockets.
     """
@@ -47,17 +46,19 @@ class StageConnection:
         self.since = now
         self._is_cut = False
         check_numeric(report.endpoint)
+        if problem := no_room():
+            raise Busy(f"{problem}, or have `prorl node` speak for all stage processes of a node")
         try:
             self._socket = open_socket(context, zmq.PUSH, CONTROL_FRAME_BYTES)
         except zmq.ZMQError as error:
-            raise _problem(report.endpoint, error) from error
+            raise MalformedMessage(f"no socket for {report.endpoint}: {error.strerror}") from error
         self._handshake = Handshake(self._socket, report.endpoint, keyring)
         try:
             self._handshake.watch()
             connect_to_peer(self._socket, report.endpoint, report.curve_key, keyring)
         except (ProrlError, zmq.ZMQError) as error:
             self.close()
-            raise _problem(report.endpoint, error) from error
+            raise MalformedMessage(f"{report.endpoint} cannot be reached: {error}") from error
 
     def send(self, frames: Sequence[Frame]) -> bool:
         """Send a message; false if the process takes none."""
@@ -84,13 +85,3 @@ class StageConnection:
         """Close it; what was sent has `linger_ms` to leave."""
         self._handshake.close()
         self._socket.close(linger_ms)
-
-
-def _problem(endpoint: str, error: Exception) -> ProrlError:
-    if isinstance(error, zmq.ZMQError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return Busy(
-            f"too many open files: this process may have {soft}, and the system lets it have {hard}; raise that limit "
-            "(ulimit -Hn, LimitNOFILE of systemd, limits.conf), or have `prorl node` speak for a node's stage processes"
-        )
-    return MalformedMessage(f"{endpoint} cannot be reached: {error}")

@@ -19,19 +19,31 @@ import zmq
 
 from ..system.open_files import WANTED
 
-CROWDED_SHARE, FULL_SHARE = 0.4, 0.5
+CROWDED_SHARE, FULL_SHARE, USED_SHARE = 0.4, 0.5, 0.9
 
 
 def crowding() -> str:
     """Return what to tell a newcomer if this process has nearly as many files open as it may; else nothing."""
-    number = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    os.close(number)
-    limit = _limit()
+    number, limit = _open_files(), _limit()
     if number < CROWDED_SHARE * limit:
         return ""
     return (
         f"the service has about {number} connections and files open, and may have {limit}: close clients that are not "
         "needed, or raise its limit (ulimit -n)"
+    )
+
+
+def no_room() -> str:
+    """Return why this process should connect to nobody else: the rest of its descriptors are for its files; or nothing.
+
+    libzmq is never to run out of them: where it does, it ends the process, or waits for ever.
+    """
+    limit, (_, hard) = _limit(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    if _open_files() < USED_SHARE * limit:
+        return ""
+    return (
+        f"too many open files: this process may have {limit}, and the system lets it have {hard}; raise that limit "
+        "(ulimit -Hn, LimitNOFILE of systemd, limits.conf)"
     )
 
 
@@ -64,6 +76,12 @@ def _end(descriptor: int) -> None:
             connection.shutdown(socket.SHUT_RDWR)  # libzmq closes it
         finally:
             connection.detach()
+
+
+def _open_files() -> int:
+    number = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.close(number)
+    return number
 
 
 def _limit() -> int:

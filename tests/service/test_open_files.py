@@ -162,7 +162,9 @@ def test_programs_of_agents_keep_the_limit_that_they_would_have_without_us() -> 
         "    print(done.stdout.decode().strip(), limits, resource.getrlimit(resource.RLIMIT_NOFILE))\n"
         "with tempfile.TemporaryDirectory(prefix='prorl-t-') as folder: asyncio.run(main(folder))\n"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd="/"
+    )
     assert done.stdout == "200 [200, 4096] (4096, 4096)\n"
 
 
