@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 STEPS, GROUPS, GROUP_SIZE = 6, 4, 8
 LOST_AT = 2
 """The step in which a machine is killed."""
-LIMIT_S = 90.0
+LIMIT_S = 180.0
 
 
 def until(what: Callable[[], Any]) -> float:

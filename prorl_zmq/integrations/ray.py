@@ -249,7 +249,7 @@ class RayService:
 
     def _wait_for(self, actors: list[Any]) -> None:
         """Wait until the broker has heard from all of these nodes."""
-        with self.client() as client:
+        with self.client(timeout_s=self._wait_s) as client:
             for nodes in self._looks(actors):
                 there = {stage.node for stage in client.status().stages}
                 if len(nodes) == len(actors) and {node.name for node in nodes} <= there:
