@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 Kind = Literal["nodes", "engines", "brokers"]
 """What a job runs."""
 Group = Literal["nodes", "engines"]
-GROUPS: tuple[Group, ...] = ("nodes", "engines")
+GROUPS: tuple[Group, ...] = ("engines", "nodes")
+"""In the order in which they are submitted: where there is not room for all, nodes without an engine are of no use."""
 
 
 class JobScripts:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
-from documents import SLURM_COMMANDS, blocks
+from documents import ROOT, SLURM_COMMANDS, blocks
 from slurm_cluster import LOGIN, SlurmCluster, needed
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.xdist_group("one Slurm"), pytest.mark.timeout(300)]
 TOPOLOGY = '[sandbox]\nkind = "process"\n'
@@ -132,7 +135,6 @@ def test_a_service_goes_on_when_the_process_that_kept_it_was_killed(cluster: Slu
     bash(cluster, 'kill -9 $(python -c \'import json; print(json.load(open("killed/slurm/keeper.json"))["pid"])\')')
     up(cluster, "killed")
     assert queue(cluster) == before
-    bash(cluster, 'echo \'{"task": "shell", "instance": {"instruction": "x", "check": "true"}}\' > one.jsonl')
     bash(cluster, "prorl down --service killed")
     assert queue(cluster) == []
 
@@ -157,3 +159,15 @@ def test_brokers_in_a_job_are_found_again_where_they_come_back(cluster: SlurmClu
     cluster.run(LOGIN, "python", "-c", code)
     bash(cluster, "prorl down --service moved")
     assert queue(cluster) == []
+
+
+@pytest.mark.proof
+def test_jobs_of_one_attempt_outlive_preemption_and_all_outlive_a_host(tmp_path: Path) -> None:
+    """bench/slurm.py in short; the time limit, scaling and requeue are in its full run."""
+    needed()
+    command = [sys.executable, str(ROOT / "bench" / "slurm.py"), "--quick", "--json", str(tmp_path / "rows.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["name"] for row in rows if row["holds"] is False and row["unit"] != "s"] == [], done.stdout
+    assert sum(row["value"] for row in rows if row["name"].startswith("jobs, one attempt")) >= 20
