@@ -181,19 +181,24 @@ class RolloutBroker:
     # Requests ---------------------------------------------------------------------------------------------------------
 
     def _drain_requests(self) -> None:
-        self._unread.add(self._door)
         for _ in range(BATCH):
             try:
                 sender, frames = self._authenticator.receive(self._door)
             except zmq.Again:
-                self._unread.discard(self._door)
-                return
+                break
             except MalformedMessage as error:
                 log.warning("dropped a request: %s", error.message)
                 continue
             now = self._loop.clock.now()
             self._requests.handle(frames, now, sender)  # type: ignore[arg-type]
             self._perform(now)
+        self._note_unread(self._door)
+
+    def _note_unread(self, socket: zmq.Socket[bytes]) -> None:
+        if socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            self._unread.add(socket)
+        else:
+            self._unread.discard(socket)
 
     def _reply(self, frames: Sequence[Frame]) -> bool:
         """Send a reply; false if its client is gone or does not read."""
@@ -207,13 +212,11 @@ class RolloutBroker:
     # Stage events -----------------------------------------------------------------------------------------------------
 
     def _drain_events(self) -> None:
-        self._unread.add(self._events)
         for _ in range(BATCH):
             try:
                 sender, (header, *rest) = self._authenticator.receive(self._events, copied=1)
             except zmq.Again:
-                self._unread.discard(self._events)
-                return
+                break
             except MalformedMessage as error:
                 log.warning("dropped a stage event: %s", error.message)
                 continue
@@ -231,6 +234,7 @@ class RolloutBroker:
                 self._note_malformed(header)
             except Exception:
                 log.exception("a stage event failed")  # a fault of ours must not take all jobs with it
+        self._note_unread(self._events)
 
     def _handle_event(self, event: StageEvent, block: Any, now: float, key: str) -> None:
         queue, table = self._jobs.queue, self._jobs.table

@@ -64,6 +64,7 @@ def node(
     from ..service.supervisor import Supervisor
 
     folder = ServiceFolder.open(service)
+    folder.check_version()
     own = name or (f"{socket.gethostname()}-{allocation()}" if allocation() else short_id(str(folder.path)))
     topology = node_topology(folder, run_dir, own, log_format, log_level)
     topology = replace(

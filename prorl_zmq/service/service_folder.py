@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import msgspec
 
 from ..config import SERVICE_VARIABLE, Topology, load_topology
-from ..errors import ConfigError, EndpointInUse, RequestTimeout
+from ..errors import ConfigError, EndpointInUse, RequestTimeout, VersionMismatch
 from ..security.keys import PUBLIC, KeyFolder
 from ..wire.messages.base import PROTOCOL_VERSION, Identifier, KeyRole, new_id
 
@@ -185,6 +185,18 @@ class ServiceFolder:
         """Return the endpoints of all brokers that have been announced, by their names."""
         found = {name: self.announcement(name) for name in (*self.rollout_brokers, BACKENDS)}
         return {name: one.endpoints for name, one in found.items() if one is not None}
+
+    def check_version(self) -> None:
+        """Raise `VersionMismatch` if the brokers that were announced speak another protocol than this process."""
+        for name in (*self.rollout_brokers, BACKENDS):
+            one = self.announcement(name)
+            if one is not None and one.protocol != PROTOCOL_VERSION:
+                raise VersionMismatch(
+                    f"the brokers of {self.path} are of prorl-zmq {one.version} (protocol {one.protocol}), this is "
+                    f"{version('prorl-zmq')} ({PROTOCOL_VERSION}); install the same version on all machines",
+                    ours=PROTOCOL_VERSION,
+                    theirs=one.protocol,
+                )
 
     def stage_events(self) -> dict[str, str]:
         """Return where stage processes connect, of each rollout broker that has been announced."""

@@ -19,7 +19,7 @@ import zmq
 
 from ..system.open_files import WANTED
 
-CROWDED_SHARE, FULL_SHARE, USED_SHARE = 0.4, 0.5, 0.9
+CROWDED_SHARE, FULL_SHARE, USED_SHARE = 0.4, 0.5, 0.7
 
 
 def crowding() -> str:
@@ -36,7 +36,8 @@ def crowding() -> str:
 def no_room() -> str:
     """Return why this process should connect to nobody else: the rest of its descriptors are for its files; or nothing.
 
-    libzmq is never to run out of them: where it does, it ends the process, or waits for ever.
+    libzmq is never to run out of them: where it does, it ends the process, or waits for ever. Of the four that it takes
+    for a connection of ours it opens one later, in a thread of its own.
     """
     limit, (_, hard) = _limit(), resource.getrlimit(resource.RLIMIT_NOFILE)
     if _open_files() < USED_SHARE * limit:

@@ -23,7 +23,7 @@ import pytest
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.errors import NotAllowed
 from prorl_zmq.security.keys import KeyFolder
-from prorl_zmq.service.service_folder import MARKER, ServiceFolder
+from prorl_zmq.service.service_folder import BACKENDS, MARKER, Announcement, ServiceFolder
 
 from .conftest import until
 
@@ -231,6 +231,19 @@ def test_wrong_flags_and_folders_are_refused(shared: Cluster, tmp_path: Path) ->
     readable.chmod(0o755)
     assert f"chmod 700 {readable}" in refused(shared, "node", "--service", str(readable))
     (readable / MARKER).unlink()
+
+
+def test_a_node_of_another_version_is_refused(tmp_path: Path) -> None:
+    folder = ServiceFolder.create(tmp_path / "service")
+    folder.announce("backend", BACKENDS, {"endpoint": "tcp://127.0.0.1:1"})
+    file = folder.path / "brokers" / f"{BACKENDS}.json"
+    one = msgspec.json.decode(file.read_bytes(), type=Announcement)
+    file.write_bytes(msgspec.json.encode(msgspec.structs.replace(one, version="9.9", protocol=99)))
+    node = Running("node", "--service", str(folder.path))
+    assert node.process.wait(START_S) == 1
+    node.end()
+    assert "are of prorl-zmq 9.9 (protocol 99), this is" in "".join(node.lines)
+    assert "install the same version" in "".join(node.lines)
 
 
 def test_a_drained_node_ends_what_it_has_and_spends_no_attempt() -> None:

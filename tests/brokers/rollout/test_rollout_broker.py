@@ -378,3 +378,18 @@ def test_stage_events_that_once_ended_the_broker(topology: Topology, peers: Peer
         stages[Phase.INIT].outbox.send(codec.pack(deep | {"phase_data": nested}))
         stages[Phase.EVAL].done(init, reward=float("nan"))
         assert trainer.ask(Status("status")).tasks == ("math",)
+
+
+def test_a_broker_that_has_read_exactly_one_batch_goes_on_judging(
+    topology: Topology, peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prorl_zmq.brokers.rollout.rollout_broker.BATCH", 1)
+    settings = replace(topology.rollout_broker, heartbeat_s=0.1, lease_s=0.3)
+    with running(replace(topology, rollout_broker=settings), MemoryJournal()):
+        peers.stage(Phase.RUN).report()
+        trainer = peers.trainer()
+        deadline = time.monotonic() + WAIT_MS / 1000
+        while trainer.ask(Status("joined")).stages == ():
+            assert time.monotonic() < deadline, "it does not join"
+        while trainer.ask(Status("silent")).stages != ():
+            assert time.monotonic() < deadline, "its lease does not end"
