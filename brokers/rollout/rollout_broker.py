@@ -195,7 +195,7 @@ class RolloutBroker:
         self._note_unread(self._door)
 
     def _note_unread(self, socket: zmq.Socket[bytes]) -> None:
-        if socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        if int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._unread.add(socket)
         else:
             self._unread.discard(socket)
