@@ -12,7 +12,7 @@ import heapq
 import random
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from harness import Row, main
@@ -37,7 +37,7 @@ TICK_MS, ROOM_MS, ERRAND_MS = 5.0, 0.1, 0.01
 USE = 0.98
 
 
-def report(role: Phase, node: int, slots: int, number: int = 0) -> StageReport:
+def report(role: Phase, node: int, slots: int, running: dict[str, int] | None = None) -> StageReport:
     return StageReport(
         stage_id=f"{role}-{node}",
         member=f"node-{node}",
@@ -47,7 +47,7 @@ def report(role: Phase, node: int, slots: int, number: int = 0) -> StageReport:
         endpoint="tcp://10.0.0.1:5",
         tasks=TASKS,
         welcomed=True,
-        number=number,
+        running=running or {},
     )
 
 
@@ -168,6 +168,7 @@ class SharedNodes:
         self.nodes, self.end_s, self.fixed = nodes, end_s, fixed
         self.names = [f"rollout-{index}" for index in range(BROKERS)]
         self.used = [Counter[str]() for _ in range(nodes)]
+        self.running: defaultdict[tuple[int, int], dict[str, int]] = defaultdict(dict)
         self.oversubscribed = 0
         self.ends: list[tuple[float, int, int, int, str, int]] = []
         self.done = [0] * BROKERS
@@ -186,20 +187,8 @@ class SharedNodes:
             even = dict.fromkeys(self.names, SLOTS // BROKERS)
             shares = even if self.fixed else divide(SLOTS, demand, self.used[node], f"n{node}")
             for index, table in enumerate(self.tables):
-                self.act(index, table.stage_reported(self.named(node, shares[self.names[index]], index), now), now)
-
-    def named(self, node: int, slots: int, index: int) -> StageReport:
-        held = self._running.get((node, index), {}) if hasattr(self, "_running") else {}
-        return StageReport(
-            stage_id=f"run-{node}",
-            role=Phase.RUN,
-            node=f"n{node}",
-            slots=slots,
-            endpoint="tcp://10.0.0.1:5",
-            tasks=TASKS,
-            welcomed=True,
-            running=held,
-        )
+                told = report(Phase.RUN, node, shares[self.names[index]], self.running[node, index])
+                self.act(index, table.stage_reported(told, now), now)
 
     def act(self, index: int, actions: Iterable[Any], now: float) -> None:
         work = list(actions)
@@ -226,8 +215,7 @@ class SharedNodes:
                 self._count(now, 1)
                 self.used[node][self.names[index]] += 1
                 self.oversubscribed = max(self.oversubscribed, self.used[node].total() - SLOTS)
-                self._running = getattr(self, "_running", {})
-                self._running.setdefault((node, index), {})[action.command.job_id] = action.command.attempt
+                self.running[node, index][action.command.job_id] = action.command.attempt
                 length = random.lognormvariate(-0.125, 0.5) * MEAN_S
                 entry = (now + length, len(self._ended), index, node, action.command.job_id, action.command.attempt)
                 heapq.heappush(self.ends, entry)
@@ -260,7 +248,7 @@ class SharedNodes:
             _, _, index, node, job_id, attempt = heapq.heappop(self.ends)
             self._count(now, -1)
             self.used[node][self.names[index]] -= 1
-            del self._running[node, index][job_id]
+            del self.running[node, index][job_id]
             done = PhaseDone(stage_id=f"run-{node}", job_id=job_id, attempt=attempt, phase=Phase.RUN)
             self.act(index, self.tables[index].phase_done(done, None, now), now)
             self.feed(index, now)

@@ -39,6 +39,8 @@ class Loop:
         self._wake_sender.setblocking(False)
         self._poller.register(self._wake_receiver.fileno(), zmq.POLLIN)
         self._stopped = False
+        self.has_read_all = True
+        """No socket had messages left when the last round had drained it: nobody is silent whose word may lie there."""
         self.clock = RunningClock()
 
     def register(self, zmq_socket: zmq.Socket[bytes], drain: Callable[[], None]) -> None:
@@ -66,9 +68,12 @@ class Loop:
                 self.clock.waits(wait_ms / 1000)
                 ready = dict(self._poller.poll(wait_ms))
                 self.clock.now()
+                self.has_read_all = True
                 for zmq_socket, drain in tuple(self._drains.values()):
                     if id(zmq_socket) in self._drains and zmq_socket in ready:
                         drain()
+                        if not zmq_socket.closed and int(zmq_socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                            self.has_read_all = False
                 wait_s = housekeep()
         finally:
             if restore is not None:

@@ -33,6 +33,7 @@ the socket."""
 class _Unnoted:
     job_id: str
     attempt: int
+    origin: str
     frames: list[Frame]
     resend_at: float
     pause_s: float = FIRST_RESEND_S
@@ -53,12 +54,17 @@ class EventOutbox:
         """The last attempts of the jobs that the events are about."""
         return {event.job_id: event.attempt for event in self._events.values()}
 
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where the jobs came from that the events are about (`StartPhase.origin`)."""
+        return {event.job_id: event.origin for event in self._events.values() if event.origin}
+
     def add(self, event: PhaseDone | PhaseFailed, block: Any, now: float) -> list[Frame]:
         """Number and keep an event; return its frames, to be sent."""
         number = next(self._numbers)
         header = codec.encode(msgspec.structs.replace(event, number=number))
         frames: list[Frame] = [header] if block is None else [header, block]
-        self._events[number] = _Unnoted(event.job_id, event.attempt, frames, now + FIRST_RESEND_S)
+        self._events[number] = _Unnoted(event.job_id, event.attempt, event.origin, frames, now + FIRST_RESEND_S)
         return frames
 
     def noted(self, numbers: Iterable[int]) -> None:

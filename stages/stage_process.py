@@ -263,7 +263,8 @@ class StageProcess:
             welcomed=self._backends is not None,
             draining=self._draining,
             running=running,
-            origins={job_id: one.origin for job_id, one in self._running.items() if one.origin},
+            origins=self._event_outbox.origins
+            | {job_id: one.origin for job_id, one in self._running.items() if one.origin},
             ended=self._event_outbox.ended,
             backends=backends,
         )

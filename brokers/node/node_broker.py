@@ -16,7 +16,7 @@ others as they come free.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import zmq
@@ -47,7 +47,7 @@ from ...wire.sockets import open_socket, receive
 from ..loop import Loop
 from ..rollout.stage_connections import StageConnections
 from .broker_link import BrokerLink
-from .node_table import NodeTable, Refusal
+from .node_table import NodeTable
 from .slot_shares import divide
 
 if TYPE_CHECKING:
@@ -67,6 +67,16 @@ DEMAND_LOST_S = 15.0
 """A rollout broker that has not told its demand for so long gets no slots but those that it uses."""
 
 log = logging.getLogger("prorl.node_broker")
+
+
+class _Waiting(NamedTuple):
+    """A phase that cannot start yet: no slot is free, or another broker's job of its id is here."""
+
+    link: BrokerLink
+    command: StartPhase
+    frames: Sequence[Frame]
+    until: float
+    """Then it is given back. Until then it is no reason for its broker to send it here once more."""
 
 
 class _JobTask(msgspec.Struct):
@@ -116,9 +126,8 @@ class NodeBroker:
         self._stages: StageConnections | None = None
         """Once a rollout broker has said where the backend broker is."""
         self._announced: dict[Phase, StageReport] = {}
-        """What stage processes have reported before that: the node's pools, which have no slots yet."""
-        self._waiting: list[tuple[BrokerLink, StartPhase, Sequence[Frame]]] = []
-        """Phases of jobs whose ids another broker's jobs have here."""
+        """What stage processes have reported before that: pools that have no slots until one is welcome here."""
+        self._waiting: list[_Waiting] = []
         self._heartbeat_s = FIRST_REPORT_S
         self._next_report = self._next_look = self._loop.clock.now()
         self._told = ""
@@ -176,9 +185,11 @@ class NodeBroker:
     def _handle_command(self, link: BrokerLink, command: StageCommand, rest: Sequence[Frame]) -> None:
         match command:
             case StartPhase():
-                self._start(link, command, rest)
+                self._start(_Waiting(link, command, rest, self._loop.clock.now() + LOCAL_QUIET_S))
             case StopPhase():
-                self._waiting = [one for one in self._waiting if one[1].job_id != command.job_id or one[0] is not link]
+                self._waiting = [
+                    one for one in self._waiting if (one.link, one.command.job_id) != (link, command.job_id)
+                ]
                 stage_id = self._table.holder(link.broker, command.job_id, command.attempt)
                 if stage_id is not None:
                     self._tell(stage_id, command)
@@ -204,7 +215,8 @@ class NodeBroker:
                 self._refused = command
                 self._loop.stop()
 
-    def _start(self, link: BrokerLink, command: StartPhase, rest: Sequence[Frame]) -> None:
+    def _start(self, waiting: _Waiting) -> None:
+        link, command, rest, _ = waiting
         if len(rest) != 1:
             raise MalformedMessage(f"start_phase came with {len(rest)} further frames, not 1")
         try:
@@ -213,10 +225,8 @@ class NodeBroker:
         except msgspec.MsgspecError as error:
             raise MalformedMessage(f"job {command.job_id} cannot be read: {error}") from error
         held = self._table.start(link.broker, command, task)
-        if held is Refusal.NOT_YET:
-            self._waiting.append((link, command, rest))
-        elif held is Refusal.NO_SLOT:
-            self._give_back(link, command.job_id, command.attempt, command.phase, "no slot was free on its node")
+        if held is None:
+            self._waiting.append(waiting)
         else:
             self._tell(held.stage_id, msgspec.structs.replace(command, origin=link.broker), *rest)
 
@@ -288,13 +298,21 @@ class NodeBroker:
         if report.stage_id not in self._table.stages:
             log.info("%s process %s joined: %d slots", report.role, report.stage_id, report.slots)
         self._table.reported(report, now, next(iter(self._links)))
+        self._announced.pop(report.role, None)
         if self._table.slots(report.role) != slots:
             self._report_soon()
 
     def _start_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for each in waiting:
-            self._start(*each)
+            self._start(each)
+
+    def _give_up_waiting(self, now: float) -> None:
+        late = [one for one in self._waiting if one.until <= now]
+        self._waiting = [one for one in self._waiting if one.until > now]
+        for link, command, _, _ in late:
+            why = f"it could not start there within {LOCAL_QUIET_S:g} s"
+            self._give_back(link, command.job_id, command.attempt, command.phase, why)
 
     def _lose(self, stage_id: str, held: Sequence[HeldPhase], why: str, *, lost: bool) -> None:
         """A stage process is gone, with what it held and the events that it would have sent again."""
@@ -320,7 +338,9 @@ class NodeBroker:
                     log.warning("%s", link.problem)
         if now >= self._next_report:
             self._next_report = now + self._heartbeat_s
-            self._look_at_stages(now)
+            if self._loop.has_read_all:
+                self._look_at_stages(now)
+            self._give_up_waiting(now)
             self._report(now)
         return max(0.0, self._next_report - now)
 
@@ -328,18 +348,15 @@ class NodeBroker:
         if self._stages is None:
             return
         for member in self._stages.broken():
+            if now - self._loop.clock.paused_at <= LOCAL_LEASE_S:
+                continue  # it was we who did not answer
             self._table.stages.disconnected(member, now)
         for stage_id, held in self._table.expire(now).items():
             self._lose(stage_id, held, "its stage process died or hangs", lost=True)
         self._stages.drop_silent(self._table.stages, now - LOCAL_LEASE_S)
 
     def _report(self, now: float) -> None:
-        if self._stages is None:
-            for link in self._links.values():
-                none = {"node": self._node, "place": self._place, "slots": 0}
-                link.report({}, [link.full(role, {}, tasks=one.tasks, **none) for role, one in self._announced.items()])
-            return
-        roles = self._table.roles()
+        roles = sorted({*self._announced, *self._table.roles()})
         shares = {role: self._shares(role, now) for role in roles}
         for link in self._links.values():
             running = self._table.running(link.broker)
@@ -350,8 +367,8 @@ class NodeBroker:
                     node=self._node,
                     place=self._place,
                     slots=shares[role][link.broker],
-                    tasks=self._table.tasks(role),
-                    draining=self._table.is_draining(role),
+                    tasks=self._announced[role].tasks if role in self._announced else self._table.tasks(role),
+                    draining=role not in self._announced and self._table.is_draining(role),
                 )
                 for role in roles
             ]

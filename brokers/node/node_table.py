@@ -4,15 +4,14 @@ Towards a rollout broker all stage processes of a role are one, the node's *pool
 to the least loaded stage process that serves its task. It counts as running once the stage process has said so: until
 then the broker's own limit for an unconfirmed start goes on.
 
-Two brokers may have a job of the same id. A stage process knows phases by job, so the second one waits until the first
-has ended here (`Refusal.NOT_YET`).
+Two brokers may have a job of the same id. A stage process knows phases by job, so the second one cannot start before
+the first has ended here.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from ..rollout.stage_pool import Requirement, SlotClaim, StagePool
@@ -20,11 +19,6 @@ from ..rollout.stage_pool import Requirement, SlotClaim, StagePool
 if TYPE_CHECKING:
     from ...wire.messages.jobs import Phase
     from ...wire.messages.stages import MemberAlive, StageReport, StartPhase, Task
-
-
-class Refusal(Enum):
-    NO_SLOT = "no stage process here has a free slot for it"
-    NOT_YET = "another broker's job of this id is here"
 
 
 @dataclass(slots=True)
@@ -57,16 +51,17 @@ class NodeTable:
 
     # What brokers ask for ---------------------------------------------------------------------------------------------
 
-    def start(self, broker: str, command: StartPhase, task: str) -> HeldPhase | Refusal:
+    def start(self, broker: str, command: StartPhase, task: str) -> HeldPhase | None:
+        """Return a phase with the stage process that gets it; None if none can take it now."""
         before = self._held.get(command.job_id)
         if before is not None and before.broker != broker:
-            return Refusal.NOT_YET
+            return None
         if before is not None:
             self._drop(before)  # the broker has given up that attempt
         claim = _claim(broker, command.job_id, command.attempt)
         stage_id = self._pool.take(Requirement(command.phase, task, None), claim)
         if stage_id is None:
-            return Refusal.NO_SLOT
+            return None
         held = HeldPhase(broker, command.job_id, command.attempt, command.phase, stage_id)
         self._held[command.job_id] = held
         return held

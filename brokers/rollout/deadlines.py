@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 Key = TypeVar("Key", str, int)
 
+MOVES = 20_000
+"""Deadlines that had moved to a later time, of which one look puts so many where they belong: a fleet that started at
+one moment must not cost one long look."""
 SPARE_ENTRIES = 64
 """Heap entries beyond twice the keys that are kept before those without a use are swept out."""
 
@@ -42,12 +45,14 @@ class Deadlines(Generic[Key]):
         self._at.pop(key, None)
 
     def due(self, now: float) -> Iterator[Key]:
-        """Take out and yield each key whose time has come, the earliest first."""
-        while self._heap and self._heap[0][0] <= now:
+        """Take out and yield each key whose time has come, the earliest first; some wait for the next look."""
+        moves = 0
+        while self._heap and self._heap[0][0] <= now and moves < MOVES:
             when, key = heapq.heappop(self._heap)
             at = self._at.get(key)
             if at is not None and at > when:
                 heapq.heappush(self._heap, (at, key))
+                moves += 1
             elif at is not None:
                 del self._at[key]
                 yield key

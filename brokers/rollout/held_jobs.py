@@ -34,6 +34,12 @@ class HeldJobs:
         if self._records.pop(record.sequence, None) is not None:
             self._deadlines.discard(record.sequence)
 
+    def confirm(self, record: JobRecord) -> None:
+        """The holder has reported that it has the phase."""
+        if not record.confirmed:
+            record.confirmed = True
+            self.watch(record)
+
     def watch(self, record: JobRecord) -> None:
         """Look at a job when its time is over, which may have changed."""
         at = overdue_at(record) if record.confirmed else min(record.lease_until, overdue_at(record))

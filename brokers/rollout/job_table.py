@@ -214,7 +214,7 @@ class JobTable:
         """A stage process says that it has an attempt of a job: note it, or stop what is not its own."""
         record = self._records.get(claim.job_id)
         if record is not None and record.is_held_by(stage.stage_id, claim.attempt):
-            record.confirmed = True
+            self._held.confirm(record)
             return
         if at_work and now - stage.stopped_at.get(claim, -math.inf) >= self._lease_s:
             stage.stopped_at[claim] = now

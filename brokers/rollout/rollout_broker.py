@@ -126,8 +126,6 @@ class RolloutBroker:
             self._next_tick = self._loop.clock.now()
             self._stood_still = False
             """The journal could not be written at the last tick."""
-            self._unread: set[zmq.Socket[bytes]] = set()
-            """Sockets of which the last round left messages unread: nobody is silent whose word may lie there."""
             self._read_all_at = self._next_tick
             self._recover(journal)
         except ProrlError:
@@ -192,13 +190,6 @@ class RolloutBroker:
             now = self._loop.clock.now()
             self._requests.handle(frames, now, sender)  # type: ignore[arg-type]
             self._perform(now)
-        self._note_unread(self._door)
-
-    def _note_unread(self, socket: zmq.Socket[bytes]) -> None:
-        if int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._unread.add(socket)
-        else:
-            self._unread.discard(socket)
 
     def _reply(self, frames: Sequence[Frame]) -> bool:
         """Send a reply; false if its client is gone or does not read."""
@@ -234,7 +225,6 @@ class RolloutBroker:
                 self._note_malformed(header)
             except Exception:
                 log.exception("a stage event failed")  # a fault of ours must not take all jobs with it
-        self._note_unread(self._events)
 
     def _handle_event(self, event: StageEvent, block: Any, now: float, key: str) -> None:
         queue, table = self._jobs.queue, self._jobs.table
@@ -309,12 +299,12 @@ class RolloutBroker:
         writes = self._jobs.writes
         writes.settle(now)
         self._requests.answer_held(writes.take_news(), now)
-        tick = math.inf if self._unread else self._next_tick  # what is unread ends the wait at once
+        tick = self._next_tick if self._loop.has_read_all else math.inf  # what is unread ends the wait at once
         deadlines = (tick, self._requests.next_deadline(), writes.retry_at)
         return max(0.0, min(deadline for deadline in deadlines if deadline is not None) - now)
 
     def _has_read_all(self, now: float) -> bool:
-        if not self._unread:
+        if self._loop.has_read_all:
             self._read_all_at = now
             return True
         if now - self._read_all_at > self._settings.lease_s:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from prorl_zmq.stages.event_outbox import FIRST_RESEND_S, MAX_RESEND_S, EventOutbox
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.jobs import Phase
@@ -52,3 +54,13 @@ def test_event_of_an_earlier_job_of_the_same_id_is_not_sent_again() -> None:
     assert outbox.ended == {"a": 2}
     outbox.started("a", attempt=1)
     assert outbox.ended == {}
+
+
+def test_it_is_known_for_whom_each_job_was_done() -> None:
+    """A node's broker that was restarted learns it from the reports."""
+    outbox = EventOutbox()
+    outbox.add(msgspec.structs.replace(done("a"), origin="rollout-1"), None, 0.0)
+    outbox.add(done("b"), None, 0.0)
+    assert outbox.origins == {"a": "rollout-1"}
+    outbox.noted([1])
+    assert outbox.origins == {}

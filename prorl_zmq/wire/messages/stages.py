@@ -72,7 +72,7 @@ class StageReport(Message, frozen=True, kw_only=True):
     running: dict[JobIdentifier, Attempt] = {}
     """The jobs that it holds, with their attempts."""
     origins: dict[JobIdentifier, Identifier] = {}
-    """Of those that say where they came from (`StartPhase.origin`)."""
+    """Of those that it holds and of those that ended, as far as their `StartPhase` had one."""
     backends: dict[JobIdentifier, Identifier] = {}
     """RUN: the backends of those that have one."""
     ended: dict[JobIdentifier, Attempt] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.brokers.rollout.deadlines import SPARE_ENTRIES, Deadlines
+from prorl_zmq.brokers.rollout.deadlines import MOVES, SPARE_ENTRIES, Deadlines
 
 STEPS = st.lists(
     st.one_of(
@@ -42,6 +42,22 @@ def test_deadlines_that_were_dropped_take_no_room() -> None:
         deadlines.set(key, 1e9)
         deadlines.discard(key)
     assert len(deadlines._heap) <= SPARE_ENTRIES + 1
+
+
+def test_many_that_moved_are_looked_at_in_parts_and_none_is_forgotten() -> None:
+    deadlines: Deadlines[int] = Deadlines()
+    for key in range(2 * MOVES + 1):
+        deadlines.set(key, 1.0)
+        deadlines.set(key, 3.0)
+    assert list(deadlines.due(2.0)) == []
+    assert sum(at == 1.0 for at, _ in deadlines._heap) == MOVES + 1
+    looks = 0
+    found: list[int] = []
+    while len(found) < 2 * MOVES + 1:
+        found += deadlines.due(3.0)
+        looks += 1
+    assert sorted(found) == list(range(2 * MOVES + 1))
+    assert looks <= 3
 
 
 def test_a_later_deadline_costs_nothing_until_its_earlier_time() -> None:
