@@ -24,6 +24,7 @@ BENCHES = (
     "overlap",
     "dispatch",
     "assign",
+    "scale_simulation",
     "journal",
     "routing",
     "inference",

@@ -17,10 +17,10 @@ import gc
 import importlib
 import os
 import resource
-import select
 import signal
 import socket
 import sys
+from multiprocessing.connection import wait
 from typing import Any, BinaryIO, NoReturn
 
 import msgspec
@@ -48,7 +48,7 @@ class Template:
         watch = ForkWatch()
         watched: list[ForkWatch | socket.socket] = [watch, self._control]
         while True:
-            ready, _, _ = select.select(watched, (), ())
+            ready = wait(watched)  # `select` takes no descriptor beyond 1,024, and ours is that of a process with many
             if watch in ready:
                 watch.clear()
                 self._reap()

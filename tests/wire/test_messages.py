@@ -90,10 +90,11 @@ def _values(info: Any) -> st.SearchStrategy[Any]:
             return st.one_of([_values(member) for member in info.types])
         case msgspec.inspect.DictType():
             return st.dictionaries(_values(info.key_type), _values(info.value_type), max_size=3)
-        case msgspec.inspect.VarTupleType():
-            return st.lists(_values(info.item_type), min_size=info.min_length or 0, max_size=3).map(tuple)
-        case msgspec.inspect.ListType():
-            return st.lists(_values(info.item_type), max_size=3)
+        case msgspec.inspect.VarTupleType() | msgspec.inspect.ListType():
+            items = st.lists(_values(info.item_type), min_size=info.min_length or 0, max_size=3)
+            return items.map(tuple) if isinstance(info, msgspec.inspect.VarTupleType) else items
+        case msgspec.inspect.TupleType():
+            return st.tuples(*map(_values, info.item_types))
     raise AssertionError(f"no strategy for {info}")
 
 

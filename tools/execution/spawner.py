@@ -13,9 +13,9 @@ import contextlib
 import gc
 import logging
 import os
-import select
 import socket
 import sys
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NoReturn
 
@@ -48,7 +48,7 @@ class Spawner:
         open_connection = True
         while open_connection or self._servers or self._cleaners:
             watched: list[ForkWatch | socket.socket] = [watch, self._connection] if open_connection else [watch]
-            ready, _, _ = select.select(watched, (), ())
+            ready = wait(watched)  # `select` takes no descriptor beyond 1,024, and ours is that of a process with many
             if watch in ready:
                 watch.clear()
                 self._reap()

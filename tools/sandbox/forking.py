@@ -11,12 +11,12 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
-import select
 import signal
 import sys
 import termios
 import time
 from contextlib import suppress
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def read_report(pipe: int) -> Report:
     received = b""
     deadline = time.monotonic() + JOIN_LIMIT_S
     with os.fdopen(pipe, "rb", buffering=0) as reports:
-        while select.select([reports], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        while wait([reports], max(0.0, deadline - time.monotonic())):  # `select` ends at descriptor 1,024
             data = reports.read(REPORT_BYTES)
             if not data:
                 return _parsed(received)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import pytest
 from prorl_zmq.errors import GraderFailed
 from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handlers.math_answers import right_answer
+from prorl_zmq.system.open_files import raise_open_files
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -50,6 +52,15 @@ def test_result_comes_back() -> None:
         return [await pool.call(judges.equal, "1", answer) for answer in "12"]
 
     assert pooled(use) == [1.0, 0.0]
+
+
+def test_graders_start_where_many_files_are_open() -> None:
+    """A stage process may have one for each connection and tool call; `select` ended the graders beyond 1,024."""
+    raise_open_files()
+    with ExitStack() as opened:
+        for _ in range(1100):
+            opened.enter_context(Path(os.devnull).open("rb"))
+        test_result_comes_back()
 
 
 def test_process_is_used_again() -> None:

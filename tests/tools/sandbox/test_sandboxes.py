@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import stat
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from prorl_zmq.errors import SandboxFailed
+from prorl_zmq.system.open_files import raise_open_files
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.tools.sandbox.specification import SPEC, SandboxSpec
 from prorl_zmq.tools.sandbox.sweeping import sweep_abandoned
@@ -18,7 +22,6 @@ from prorl_zmq.wire.messages.jobs import SandboxHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def test_another_process_attaches_by_the_handle(sandboxes: Sandboxes, image: str) -> None:
@@ -180,3 +183,21 @@ def test_a_killed_spawner_is_no_zombie_and_is_started_again(tmp_path: Path) -> N
 
     before = {child.pid for child in psutil.Process().children()}
     asyncio.run(main())
+
+
+def test_sandboxes_work_where_many_files_are_open(tmp_path: Path) -> None:
+    """`select` ended what starts execution servers, and the wait for a program's start, beyond 1,024."""
+
+    async def run() -> bytes:
+        sandboxes = Sandboxes("process", tmp_path / "sandboxes", "local")
+        sandbox = await sandboxes.create("many.1")
+        done = await sandbox.exec(("echo", "hello"), 20.0)
+        await sandbox.close()
+        sandboxes.close()
+        return done.stdout
+
+    raise_open_files()
+    with ExitStack() as opened:
+        for _ in range(1100):
+            opened.enter_context(Path(os.devnull).open("rb"))
+        assert asyncio.run(run()) == b"hello\n"
