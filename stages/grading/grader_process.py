@@ -20,12 +20,12 @@ import resource
 import signal
 import socket
 import sys
-from multiprocessing.connection import wait
 from typing import Any, BinaryIO, NoReturn
 
 import msgspec
 
 from ...system.processes import die_with_parent
+from ...system.readable import readable
 from ...tools.fork_watch import ForkWatch, forked
 from ...tools.processes import children, descendants, kill
 from .call import LENGTH, MESSAGE_LIMIT_BYTES, OUTPUT_LIMIT_BYTES, Answer, Call
@@ -48,7 +48,7 @@ class Template:
         watch = ForkWatch()
         watched: list[ForkWatch | socket.socket] = [watch, self._control]
         while True:
-            ready = wait(watched)  # `select` takes no descriptor beyond 1,024, and ours is that of a process with many
+            ready = readable(watched)
             if watch in ready:
                 watch.clear()
                 self._reap()

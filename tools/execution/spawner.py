@@ -15,7 +15,6 @@ import logging
 import os
 import socket
 import sys
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,6 +23,7 @@ import uvloop
 
 from ...errors import ConfigError, ErrorInfo, InternalError, ProrlError, SandboxFailed
 from ...system.logs import LogFormat, LogLevel, about_job, job_of_sandbox, of_job, start_logging
+from ...system.readable import readable
 from ..fork_watch import ForkWatch, forked
 from ..processes import children, kill
 from ..sandbox import tree
@@ -48,7 +48,7 @@ class Spawner:
         open_connection = True
         while open_connection or self._servers or self._cleaners:
             watched: list[ForkWatch | socket.socket] = [watch, self._connection] if open_connection else [watch]
-            ready = wait(watched)  # `select` takes no descriptor beyond 1,024, and ours is that of a process with many
+            ready = readable(watched)
             if watch in ready:
                 watch.clear()
                 self._reap()

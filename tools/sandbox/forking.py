@@ -16,8 +16,9 @@ import sys
 import termios
 import time
 from contextlib import suppress
-from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from ...system.readable import readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -112,7 +113,7 @@ def read_report(pipe: int) -> Report:
     received = b""
     deadline = time.monotonic() + JOIN_LIMIT_S
     with os.fdopen(pipe, "rb", buffering=0) as reports:
-        while wait([reports], max(0.0, deadline - time.monotonic())):  # `select` ends at descriptor 1,024
+        while readable([reports], max(0.0, deadline - time.monotonic())):
             data = reports.read(REPORT_BYTES)
             if not data:
                 return _parsed(received)

@@ -1,0 +1,19 @@
+"""Waiting for files that can be read; `select` does not take descriptors beyond 1,024, which our processes come to."""
+
+from __future__ import annotations
+
+import selectors
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from _typeshed import FileDescriptorLike
+
+
+def readable(files: Iterable[FileDescriptorLike], limit_s: float | None = None) -> list[FileDescriptorLike]:
+    """Return those that can be read, or have ended, once one can; none after `limit_s`, in seconds."""
+    with selectors.PollSelector() as selector:
+        for file in files:
+            selector.register(file, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(limit_s)]
