@@ -32,6 +32,7 @@ with atheris.instrument_imports(include=["prorl_zmq"]):
     from prorl_zmq.brokers.rollout.job_history import JobHistory
     from prorl_zmq.brokers.rollout.job_table import JobTable
     from prorl_zmq.brokers.rollout.jobs import Jobs
+    from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
     from prorl_zmq.brokers.rollout.quota import Quota
     from prorl_zmq.brokers.rollout.result_store import ResultStore
     from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
@@ -116,7 +117,7 @@ class Door:
         )
         self._writes = WriteAhead(MemoryJournal(), table, results, history, lambda _: None)
         quota = Quota(SMALL.max_jobs, SMALL.max_held_bytes, 1.0)
-        self._jobs = Jobs(table, results, history, quota, self._writes)
+        self._jobs = Jobs(table, results, history, quota, self._writes, KeptBlocks(SMALL.lease_s))
         catalog = TaskCatalog()
         catalog.add((TASK,))
         place = {"stage_id": "i", "role": Phase.INIT, "node": "n", "slots": 4, "endpoint": "e"}

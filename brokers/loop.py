@@ -20,6 +20,8 @@ from ..system.pauses import RunningClock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+BATCH = 256
+"""Messages taken from one socket before the other gets its turn."""
 MAX_WAIT_S = 60.0
 MAX_SOCKETS = 65_535
 """A rollout broker has one socket per stage process; libzmq's own default is 1,023."""
@@ -34,6 +36,7 @@ class Loop:
         self.context.set(zmq.MAX_SOCKETS, min(MAX_SOCKETS, self.context.get(zmq.SOCKET_LIMIT)))
         self._poller = zmq.Poller()
         self._drains: dict[int, tuple[zmq.Socket[bytes], Callable[[], None]]] = {}
+        self._files: dict[int, Callable[[], None]] = {}
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
         self._wake_sender.setblocking(False)
@@ -52,6 +55,16 @@ class Loop:
         """Forget a socket that is about to be closed; may be called while messages are drained."""
         self._poller.unregister(zmq_socket)
         del self._drains[id(zmq_socket)]
+
+    def register_file(self, file: socket.socket, ready: Callable[[], None]) -> None:
+        """Call `ready` once in each round in which a plain socket can be read, or accepts."""
+        self._poller.register(file.fileno(), zmq.POLLIN)
+        self._files[file.fileno()] = ready
+
+    def unregister_file(self, file: socket.socket) -> None:
+        """Forget a plain socket that is about to be closed."""
+        self._poller.unregister(file.fileno())
+        del self._files[file.fileno()]
 
     def run(self, housekeep: Callable[[], float], on_ready: Callable[[], None]) -> None:
         """Serve until `stop`, or in the main thread SIGTERM or SIGINT.
@@ -74,6 +87,9 @@ class Loop:
                         drain()
                         if not zmq_socket.closed and int(zmq_socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                             self.has_read_all = False
+                for file, drain in tuple(self._files.items()):
+                    if file in ready:
+                        drain()
                 wait_s = housekeep()
         finally:
             if restore is not None:
@@ -86,6 +102,11 @@ class Loop:
             self._wake_sender.send(b"\0")
         except (BlockingIOError, OSError):
             return  # it is awake already, or closed
+
+    def resume(self) -> None:
+        """Let `run` be called once more after `stop`."""
+        self._wake_receiver.recv(64)
+        self._stopped = False
 
     def close(self) -> None:
         self._stopped = True

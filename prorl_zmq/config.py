@@ -23,6 +23,7 @@ from .system.unix_peers import way_problem
 from .wire.messages.backends import History, ParserUrl, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.messages.base import JOB_LIMIT_BYTES, Count, Seconds
 from .wire.messages.jobs import Phase, SandboxKind
+from .wire.messages.stages import Keep  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.sockets import check_endpoint
 
 ServerApi = Literal["auto", "vllm", "completions", "sglang", "prorl"]
@@ -93,6 +94,10 @@ class RolloutBrokerSettings(Section, frozen=True):
     """Largest size of that file and of the segments beside it, in which trajectories are until they are collected."""
     journal_sync: bool = False
     """Wait for the disk at each commit, so that a power loss loses nothing either."""
+    keep: Keep = "broker"
+    """Where trajectories are until they are collected. `broker`: in the journal, so that the loss of a node loses none.
+    `node`: on the node's own disk, and clients fetch them there; if they are lost with it, their jobs run again. Only
+    nodes of a service with a folder keep any; their brokers need to be reached by clients."""
 
 
 class BackendBrokerSettings(Section, frozen=True):

@@ -13,7 +13,7 @@ from .group_filters import Verdict
 from .rollout_group import RolloutGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ...wire.messages.batches import BatchClosed, BatchOptions, BatchState
     from .group_filters import KeepPolicy
@@ -135,6 +135,20 @@ class BatchRecord:
         """Return whether tokens of a weight version are too old for it where `now` is the current one."""
         return self.options.max_staleness is not None and version < now - self.options.max_staleness
 
+    def stale(self, version: int) -> Unusable:
+        """Say which rollouts are too old beside the current weights."""
+        limit = self.options.max_staleness
+        return Unusable(lambda one: limit is not None and one.version < version - limit, DiscardReason.STALE)
+
+    def take_up(self, group: RolloutGroup) -> None:
+        """Go on with a group that an earlier batch record, or an earlier batch, had."""
+        if group.is_complete:
+            self.ready[group.group_id] = group
+        else:
+            self.groups[group.group_id] = group
+            self.in_flight += len(group.running)
+            self.put_due(group)
+
     def take_prompts(self, record: SessionRecord) -> None:
         if self.state == "open" and self.options.adopt:
             self.prompts.extendleft(reversed(record.prompts))
@@ -149,6 +163,7 @@ class BatchRecord:
         group = RolloutGroup(f"{self.key}.{self.opened}", prompt, size, number, self.session, self.batch_id)
         group.find_missing()
         self.groups[group.group_id] = group
+        self.put_due(group)
         return group
 
     def put_due(self, group: RolloutGroup) -> None:
@@ -188,6 +203,13 @@ class BatchRecord:
             failures=dict(sorted(self.stats.failures.items(), key=lambda item: -item[1])[:NAMED_FAILURES]),
             given_up=self.stats.given_up_groups,
         )
+
+
+class Unusable(NamedTuple):
+    """Which rollouts are not used, and why."""
+
+    test: Callable[[Rollout], bool]
+    why: DiscardReason
 
 
 @dataclass(slots=True)

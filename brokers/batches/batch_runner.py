@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from ...data.trajectory import array_views
+from ...data.trajectory import oldest_version
 from ...errors import Busy, InvalidBatch, JournalFailed, ProrlError
 from ...wire.messages.base import new_id
 from ...wire.messages.batches import BatchClosed
@@ -227,6 +227,10 @@ class BatchRunner:
             self._enqueue(self._sampler.job_failed(result.job_id, reason, now))
             self._discard(finished.session, [result.job_id])
 
+    def block_lost(self, finished: Finished, now: float) -> None:
+        """The trajectory of a batch's rollout is lost."""
+        self._enqueue(self._sampler.rollout_lost(finished.result.job_id, now))
+
     def launch(self, now: float) -> None:
         if now < self._launch_at or not self._batches.wants_room():
             return
@@ -314,16 +318,18 @@ class BatchRunner:
     def _oldest(self, finished: Finished) -> int | None:
         """Return the oldest weight version of a trajectory; the current one if nothing was generated, None if lost."""
         result = finished.result
-        if finished.block is None:
-            return self._sampler.version
-        try:
-            block = self._jobs.block(finished)
-        except BlockLost:
-            return None
-        buffer = block.buffer if isinstance(block, zmq.Frame) else block
-        versions = array_views(buffer, result.tokens, result.turns).weight_versions
-        generated = versions[versions >= 0]
-        return int(generated.min()) if len(generated) else self._sampler.version
+        if result.kept is not None:
+            oldest = result.kept.oldest_version
+        elif finished.block is None:
+            oldest = -1
+        else:
+            try:
+                block = self._jobs.block(finished)
+            except BlockLost:
+                return None
+            buffer = block.buffer if isinstance(block, zmq.Frame) else block
+            oldest = oldest_version(buffer, result.tokens, result.turns)
+        return oldest if oldest >= 0 else self._sampler.version
 
 
 class _RoomByKey(dict[str, int]):

@@ -46,6 +46,7 @@ from .batch_records import (
     GiveUp,
     Launch,
     SessionRecord,
+    Unusable,
 )
 from .batch_registry import BatchRegistry
 from .batch_stats import DiscardReason
@@ -113,13 +114,10 @@ class BatchSampler:
             if home is None:
                 group.batch_id = ""
                 self._sessions[group.session].carried[group.group_id] = group
-            elif group.is_complete:
-                home.ready[group.group_id] = group
             else:
-                home.in_flight += len(group.running)
-                home.groups[group.group_id] = group
-                home.put_due(group)
-                self._judge(home, group)
+                home.take_up(group)
+                if not group.is_complete:
+                    self._judge(home, group)
         for batch in self._batches.values():
             self._end_if_short(batch)
         return self._take_actions()
@@ -201,7 +199,7 @@ class BatchSampler:
             batch.in_flight -= 1
             batch.stats.completed += 1
             self._changes.batch(batch)
-            self._drop_stale(group, batch, batch.options.max_staleness)
+            self._drop(group, batch, batch.stale(self.version))
             self._judge(batch, group)
             self._end_if_short(batch)
         return self._take_actions()
@@ -227,14 +225,16 @@ class BatchSampler:
         self._now = now
         self.version = version
         for batch in self._batches.values():
-            limit = batch.options.max_staleness
-            for group in tuple(batch.groups.values()):
-                if self._drop_stale(group, batch, limit):
-                    self._judge(batch, group)
-            for group in [group for group in batch.ready.values() if not group.given_to]:
-                self._drop_stale(group, batch, limit)
-                if not group.is_complete:
-                    self._take_back(batch, group)
+            not_given = [group for group in batch.ready.values() if not group.given_to]
+            self._drop_of(batch, not_given, batch.stale(version))
+        return self._take_actions()
+
+    def rollout_lost(self, job_id: str, now: float) -> list[SamplerAction]:
+        """A rollout's trajectory is lost before its client had it: another job takes its place."""
+        self._now = now
+        lost = Unusable(lambda rollout: rollout.job_id == job_id, DiscardReason.LOST)
+        for batch in self._batches.values():
+            self._drop_of(batch, batch.ready.values(), lost)
         return self._take_actions()
 
     def acknowledge(self, batch_id: str, group_ids: Iterable[str]) -> list[RolloutGroup]:
@@ -305,9 +305,7 @@ class BatchSampler:
 
     def _open_group(self, batch: BatchRecord, prompt: Any) -> RolloutGroup:
         self._number += 1
-        group = batch.open_group(prompt, self._number)
-        batch.put_due(group)
-        return group
+        return batch.open_group(prompt, self._number)
 
     def _start(self, batch: BatchRecord, group: RolloutGroup) -> None:
         job_id = group.start()
@@ -333,7 +331,7 @@ class BatchSampler:
         batch.in_flight += len(group.running)
         batch.stats.adopted += len(group.running) + len(group.rollouts)
         self._changes.group(group)
-        self._drop_stale(group, batch, batch.options.max_staleness)
+        self._drop(group, batch, batch.stale(self.version))
         batch.put_due(group)
         if group.is_complete or not self._give_up_if_hopeless(batch, group):
             self._judge(batch, group)
@@ -375,6 +373,7 @@ class BatchSampler:
         """A group that was kept has lost rollouts before its client had it: run it further."""
         del batch.ready[group.group_id]
         batch.groups[group.group_id] = group
+        group.given_to = ""
         batch.stats.kept_groups -= 1
         if batch.state != "failed":
             batch.state = "open"
@@ -437,15 +436,19 @@ class BatchSampler:
             self._waste(self._batches.get(group.batch_id), why, seconds)
             self._actions.append(CancelJobs(tuple(stopped), why))
 
-    def _drop_stale(self, group: RolloutGroup, batch: BatchRecord, limit: int | None) -> bool:
-        """Drop rollouts of weights that are too old; return whether any were: the group is then judged again."""
-        dropped = group.drop_older_than(self.version - limit) if limit is not None else []
+    def _drop_of(self, batch: BatchRecord, kept: Iterable[RolloutGroup], unusable: Unusable) -> None:
+        """Drop rollouts of a batch's groups under way, and of these that were kept."""
+        for group in (*batch.groups.values(), *kept):
+            if self._drop(group, batch, unusable):
+                (self._take_back if group.group_id in batch.ready else self._judge)(batch, group)
+
+    def _drop(self, group: RolloutGroup, batch: BatchRecord, unusable: Unusable) -> bool:
+        """Drop rollouts of a group; return whether there were any: the group is then judged again."""
+        dropped = group.drop(unusable.test)
         if dropped:
-            group.find_missing()
-            group.verdict = Verdict.OPEN
             self._changes.group(group)
-            self._waste(batch, DiscardReason.STALE, [rollout.seconds for rollout in dropped])
-            self._actions.append(Discard(tuple(dropped), DiscardReason.STALE))
+            self._waste(batch, unusable.why, [rollout.seconds for rollout in dropped])
+            self._actions.append(Discard(dropped, unusable.why))
             batch.put_due(group)
         return bool(dropped)
 

@@ -30,6 +30,8 @@ class DiscardReason(StrEnum):
     """Of a group that lost too many jobs."""
     ABANDONED = "abandoned"
     """Its client is gone."""
+    LOST = "lost"
+    """Its trajectory was lost with the node that kept it."""
 
 
 class _Values(msgspec.Struct, array_like=True):

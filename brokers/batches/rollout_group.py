@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .group_filters import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Rollout(NamedTuple):
@@ -75,9 +78,12 @@ class RolloutGroup:
         self.missing.extend(sorted(stopped.values(), reverse=True))
         return list(stopped)
 
-    def drop_older_than(self, version: int) -> list[Rollout]:
-        """Forget rollouts with tokens of older weights; return them."""
-        old = {index: rollout for index, rollout in self.rollouts.items() if rollout.version < version}
-        for index in old:
+    def drop(self, is_unusable: Callable[[Rollout], bool]) -> tuple[Rollout, ...]:
+        """Forget rollouts, whose places are missing again; return them."""
+        gone = {index: rollout for index, rollout in self.rollouts.items() if is_unusable(rollout)}
+        for index in gone:
             del self.rollouts[index]
-        return list(old.values())
+        if gone:
+            self.find_missing()
+            self.verdict = Verdict.OPEN
+        return tuple(gone.values())

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     Row = tuple[Any, ...]
 
 APPLICATION_ID = int.from_bytes(b"PRLJ", "big")
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raised with every change of the tables, and of the messages that lie in them."""
 TABLES = (
     """CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID""",
@@ -67,7 +67,7 @@ TABLES = (
         size_bytes INTEGER NOT NULL, checksum INTEGER NOT NULL)""",
     """CREATE TABLE results (sequence INTEGER PRIMARY KEY, session TEXT NOT NULL, job_id TEXT NOT NULL,
         outcome TEXT NOT NULL, ended_at REAL NOT NULL, digest BLOB NOT NULL, result BLOB NOT NULL,
-        history BLOB NOT NULL, in_batch INTEGER NOT NULL)""",
+        history BLOB NOT NULL, in_batch INTEGER NOT NULL, packed BLOB NOT NULL)""",
     """CREATE TABLE notes (name TEXT PRIMARY KEY, note BLOB NOT NULL)""",
     """CREATE TABLE submissions (number INTEGER PRIMARY KEY, session TEXT NOT NULL, request_id TEXT NOT NULL,
         new INTEGER NOT NULL)""",
@@ -86,7 +86,7 @@ FORGET_SUBMISSIONS = "DELETE FROM submissions WHERE number <= (SELECT max(number
 INSERT_STATE = "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?, ?)"
 INSERT_BLOCK = "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?, ?)"
 INSERT_NOTE = "INSERT OR REPLACE INTO notes VALUES (?, ?)"
-INSERT_RESULT = "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_RESULT = "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -134,7 +134,9 @@ class DiskJournal:
     def check_room(self, size_bytes: int) -> None:
         self._file.check_room(size_bytes, self._segments.wanted_bytes)
 
-    def accept(self, jobs: Sequence[JobState], submission: Submission | None = None) -> None:
+    def accept(
+        self, jobs: Sequence[JobState], submission: Submission | None = None, replaced: Sequence[int] = ()
+    ) -> None:
         self.check_room(sum(len(job.packed) + ROW_BYTES for job in jobs))
         now = time.time()
         rows = [
@@ -143,6 +145,7 @@ class DiskJournal:
         ]
         requests = [submission] if submission is not None else []
         self._file.run(
+            ("DELETE FROM results WHERE sequence = ?", [(sequence,) for sequence in replaced]),
             ("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows),
             ("INSERT INTO submissions (session, request_id, new) VALUES (?, ?, ?)", requests),
             (FORGET_SUBMISSIONS, [(SUBMISSIONS,) for _ in requests]),
@@ -372,7 +375,7 @@ def _state_row(state: JobState) -> Row:
 def _result_row(one: Finished, now: float) -> Row:
     result = one.result
     ended = (one.session, result.job_id, result.outcome.value, now, one.job_digest)
-    return (one.sequence, *ended, _encode(result), one.history, one.in_batch)
+    return (one.sequence, *ended, _encode(result), one.history, one.in_batch, one.packed)
 
 
 def _log_left_out(one: JobState | Finished, error: Exception) -> None:

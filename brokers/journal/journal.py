@@ -43,10 +43,13 @@ class Journal(Protocol):
     def check_room(self, size_bytes: int) -> None:
         """Raise `JournalFailed` unless there is room to begin something new of that size."""
 
-    def accept(self, jobs: Sequence[JobState], submission: Submission | None = None) -> None:
+    def accept(
+        self, jobs: Sequence[JobState], submission: Submission | None = None, replaced: Sequence[int] = ()
+    ) -> None:
         """Note new jobs, all or none, and the request that brought them; when this returns they are safe.
 
-        Of submissions the last `SUBMISSIONS` are kept: those that may still be sent again.
+        Jobs that run again take the place of their results, whose numbers are `replaced`. Of submissions the last
+        `SUBMISSIONS` are kept: those that may still be sent again.
         """
 
     def write(
@@ -87,7 +90,11 @@ class MemoryJournal:
     def check_room(self, size_bytes: int) -> None:
         """Do nothing: there is as much as the process has."""
 
-    def accept(self, jobs: Sequence[JobState], submission: Submission | None = None) -> None:
+    def accept(
+        self, jobs: Sequence[JobState], submission: Submission | None = None, replaced: Sequence[int] = ()
+    ) -> None:
+        for sequence in replaced:
+            self._results.pop(sequence, None)
         if submission is not None:
             self._submissions.append(submission)
         for job in jobs:

@@ -29,7 +29,8 @@ JOBS = """SELECT sequence, session, job_id, task, stage_wait_s, packed, coalesce
     coalesce(stage_id, ''), coalesce(attempt, 1), coalesce(attempts_given_back, 0), coalesce(progress, x''),
     coalesce(history, x''), segment, offset, size_bytes, checksum, in_batch
     FROM jobs LEFT JOIN states USING (sequence) LEFT JOIN blocks USING (sequence) ORDER BY sequence"""
-RESULTS = """SELECT sequence, session, job_id, digest, result, history, segment, offset, size_bytes, checksum, in_batch
+RESULTS = """SELECT sequence, session, job_id, digest, result, history, packed, segment, offset, size_bytes, checksum,
+    in_batch
     FROM results LEFT JOIN blocks USING (sequence) ORDER BY sequence"""
 BLOCKS = "SELECT sequence, segment, offset, size_bytes, checksum FROM blocks"
 
@@ -86,6 +87,7 @@ class _ResultRow(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes
     result: bytes
     history: bytes
+    packed: bytes
     place: Place | None
     in_batch: Flag
 
@@ -114,7 +116,7 @@ def read_rows(
     with any_text(connection):
         for row in connection.execute(RESULTS):
             try:
-                one = _finished(msgspec.convert(_cells(row, 3, 4, 5), _ResultRow), seen, check)
+                one = _finished(msgspec.convert(_cells(row, 3, 4, 5, 6), _ResultRow), seen, check)
             except DAMAGE as error:
                 yield _damaged(row, error, seen)
             else:
@@ -167,10 +169,14 @@ def _job(row: _JobRow, seen: set[str], check: Callable[[Place], None]) -> JobSta
 def _finished(row: _ResultRow, seen: set[str], check: Callable[[Place], None]) -> Finished:
     result = _result(row.result)
     block = _block(row.sequence, row.place, check)
-    if result.job_id != row.job_id or (block is None) != (result.tokens == 0):
+    has_block = result.tokens > 0 and result.kept is None
+    if result.job_id != row.job_id or (block is not None) != has_block:
         raise ValueError("the result is not that of its row")
+    if row.packed:
+        _structure(row.packed)
     _note(row.job_id, seen)
-    return Finished(row.session, result, block, row.digest, row.sequence, row.history, bool(row.in_batch))
+    finished = (row.session, result, block, row.digest, row.sequence, row.history, bool(row.in_batch))
+    return Finished(*finished, row.packed)
 
 
 def _cells(row: tuple[Any, ...], *binary: int) -> tuple[Any, ...]:

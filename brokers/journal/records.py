@@ -63,6 +63,8 @@ class Finished(NamedTuple):
     history: bytes = b""
     """What the job went through (see `JobHistory`)."""
     in_batch: bool = False
+    packed: bytes = b""
+    """The job as submitted, should it have to run again since its block is kept by a node."""
 
     @property
     def holder(self) -> str:

@@ -128,13 +128,24 @@ class WriteAhead:
         """Keep a note of the batches under a name, in place of an earlier one; None: forget it."""
         self._notes[name] = note
 
-    def accept(self, jobs: Sequence[JobState], now: float, submission: Submission | None = None) -> None:
-        """Write new jobs, which the table does not know yet; when this returns they are safe."""
+    def replace(self, finished: Finished) -> None:
+        """Write a result again that has changed; it is held back until then."""
+        self._ended[finished.sequence] = finished
+        self._results.hold_back(finished)
+
+    def accept(
+        self,
+        jobs: Sequence[JobState],
+        now: float,
+        submission: Submission | None = None,
+        replaced: Sequence[int] = (),
+    ) -> None:
+        """Write new jobs, which the table does not know yet, in place of those results; then they are safe."""
         self.settle(now, everything=True)  # an acknowledged result may have had the id of one of them
         if self._failure is not None and now < self._retry_at:
             raise self._refusal(self._failure)
         try:
-            self._journal.accept(jobs, submission)
+            self._journal.accept(jobs, submission, replaced)
         except JournalFailed as error:
             if not self._refusing:
                 log.error("new jobs are refused: %s", error.message)  # noqa: TRY400 - it says it all

@@ -19,7 +19,8 @@ from ...security.keyring import connect_to_service
 from ...security.rights import Listener
 from ...wire import codec
 from ...wire.change_reports import ChangeReports
-from ...wire.messages.stages import StageLeaving, StageReport
+from ...wire.messages.jobs import Phase
+from ...wire.messages.stages import BlockSent, StageLeaving, StageReport
 from ...wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, NOBLOCK, open_socket, send
 from .event_numbers import EventNumbers
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
     from ...security.keyring import Keyring
     from ...security.zap_authenticator import ZapAuthenticator
-    from ...wire.messages.jobs import Phase
-    from ...wire.messages.stages import PhaseDone, PhaseFailed, StageEvent
+    from ...wire.messages.jobs import BlockHandle
+    from ...wire.messages.stages import Keep, PhaseDone, PhaseFailed, StageEvent
     from ...wire.sockets import Frame
 
 DEMAND_EVERY = 5
@@ -54,6 +55,8 @@ class BrokerLink:
         self.demand: dict[Phase, int] = {}
         self.demand_at = 0.0
         """When the broker last told it, or joined."""
+        self.keep: Keep = "broker"
+        """Where it wants trajectories' blocks."""
         self.events = EventNumbers()
         self._context = context
         self._keyring = keyring
@@ -123,7 +126,7 @@ class BrokerLink:
         self._beats += 1
         self.send(replace(alive, asks_demand=self._beats % DEMAND_EVERY == 1))
 
-    def full(self, role: Phase, phases: dict[str, int], **more: Any) -> StageReport:
+    def full(self, role: Phase, phases: dict[str, int], kept: Sequence[str] | None = None, **more: Any) -> StageReport:
         """Return the full report of a pool."""
         return StageReport(
             stage_id=self.pool(role),
@@ -134,13 +137,18 @@ class BrokerLink:
             running=phases,
             ended=self.events.ended(role),
             backends={job_id: self._backends[job_id] for job_id in phases if job_id in self._backends},
+            kept=tuple(kept) if kept is not None else None,
             **more,
         )
 
-    def end(self, event: PhaseDone | PhaseFailed, block: Sequence[Frame] = ()) -> None:
-        """Send on the end of a phase of a stage process."""
-        number = self.events.number(event.stage_id, event.number, event.phase, event.job_id, event.attempt)
-        self.send(replace(event, stage_id=self.pool(event.phase), number=number, origin=""), block)
+    def number(self, event: PhaseDone | PhaseFailed) -> int:
+        """Return the node's number of an event of a stage process."""
+        return self.events.number(event.stage_id, event.number, event.phase, event.job_id, event.attempt)
+
+    def end(self, event: PhaseDone | PhaseFailed, block: Sequence[Frame], kept: BlockHandle | None) -> None:
+        """Send on the end of a phase of a stage process, with its block unless that is `kept` here."""
+        sent = replace(event, stage_id=self.pool(event.phase), number=self.number(event), origin="", kept=kept)
+        self.send(sent, block if kept is None else ())
 
     def give_back(self, event: PhaseFailed) -> None:
         """Send the end of a phase that nobody will send again; if it is lost, the next full report lacks the phase."""
@@ -157,6 +165,11 @@ class BrokerLink:
             send(self._out, [codec.encode(event), *block], NOBLOCK)
         except zmq.Again:
             self._reports.want_full()
+
+    def send_block(self, block_id: str, block: bytes | None) -> None:
+        """Send a block that was kept here, or that it is lost."""
+        sent = BlockSent(stage_id=self.pool(Phase.RUN), block_id=block_id, lost=block is None)
+        self.send(sent, () if block is None else (block,))
 
     def close(self) -> None:
         self._shut(linger_ms=1000)

@@ -53,8 +53,10 @@ class EventNumbers:
         """Return the jobs of a stage whose events the broker has not noted yet, with their attempts."""
         return {sent.job_id: sent.attempt for sent in self._sent.values() if sent.phase == phase}
 
-    def forget(self, stage_id: str) -> None:
-        """A stage process is gone, and does not send its events again."""
-        for number in [number for number, sent in self._sent.items() if sent.stage_id == stage_id]:
+    def forget(self, stage_id: str) -> list[int]:
+        """A stage process is gone, and does not send its events again; return their numbers here."""
+        gone = [number for number, sent in self._sent.items() if sent.stage_id == stage_id]
+        for number in gone:
             sent = self._sent.pop(number)
             del self._known[sent.stage_id, sent.number]
+        return gone

@@ -7,10 +7,11 @@
 So a rollout broker has one connection, one lease and one heartbeat for each node, whatever runs there. Several rollout
 brokers share the node's slots: the node alone divides them (`slot_shares`).
 
-It keeps nothing on disk. When it dies, the stage processes go on working, report to the next one what they have, and
-send again the ends of phases that no rollout broker has noted. When a stage process dies, its phases are given to the
-rollout brokers at once, as lost. When a rollout broker dies, its jobs go on; while it is away its slots flow to the
-others as they come free.
+When it dies, the stage processes go on working, report to the next one what they have, and send again the ends of
+phases that no rollout broker has noted. All that it keeps on disk is blocks of trajectories, for rollout brokers that
+want them on their node; when it ends in good order, it sends them those that nobody fetched. When a stage process dies,
+its phases are given to the rollout brokers at once, as lost. When a rollout broker dies, its jobs go on; while it is
+away its slots flow to the others as they come free.
 """
 
 from __future__ import annotations
@@ -21,18 +22,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import zmq
 
+from ...data.trajectory import oldest_version
 from ...errors import LeaseLost, MalformedMessage, from_info
 from ...security.keyring import WORKER, Keyring
 from ...security.rights import Listener
 from ...security.zap_authenticator import ZapAuthenticator
 from ...wire import codec
-from ...wire.messages.jobs import Outcome, Phase
+from ...wire.messages.jobs import BlockHandle, Outcome, Phase
 from ...wire.messages.stages import (
+    BlockSent,
     CloseSandbox,
     EventsNoted,
+    ForgetBlocks,
     MemberAlive,
     PhaseDone,
     PhaseFailed,
+    SendBlocks,
     SlotDemand,
     StageCommand,
     StageEvent,
@@ -44,19 +49,21 @@ from ...wire.messages.stages import (
     StopPhase,
 )
 from ...wire.sockets import open_socket, receive
-from ..loop import Loop
+from ..loop import BATCH, Loop
 from ..rollout.stage_connections import StageConnections
+from .block_server import BlockServer
+from .block_store import BlockStore
 from .broker_link import BrokerLink
 from .node_table import NodeTable
 from .slot_shares import divide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from ...wire.sockets import Frame
     from .node_table import HeldPhase
 
-BATCH = 256
 LOCAL_LEASE_S = 10.0
 """How long a silent stage process keeps its phases."""
 LOCAL_QUIET_S = 2.5
@@ -65,6 +72,10 @@ LOOK_S = 2.0
 """How often to look where the rollout brokers are."""
 DEMAND_LOST_S = 15.0
 """A rollout broker that has not told its demand for so long gets no slots but those that it uses."""
+HAND_OVER_S = 12.0
+"""How long a node that ends may take to send its brokers the blocks that nobody fetched."""
+HANDED_AT_ONCE = 32
+"""How many of them may be under way."""
 
 log = logging.getLogger("prorl.node_broker")
 
@@ -97,6 +108,7 @@ class NodeBroker:
         node_id: the name of this node's life, the same for each broker that the node has in it.
         stage_events: where the node's stage processes connect, `ipc://`.
         bind: where rollout brokers reach the node, such as `tcp://10.0.0.7:*`.
+        run_dir: the node's run folder, where kept blocks are.
         places: returns where the stage events of each rollout broker are, by name.
         keys: the key folder; None: that of `$PRORL_KEYS`, or none.
 
@@ -112,6 +124,7 @@ class NodeBroker:
         node_id: str,
         stage_events: str,
         bind: str,
+        run_dir: Path,
         places: Callable[[], Mapping[str, str]],
         keys: Any = None,
         insecure: bool = False,
@@ -140,6 +153,10 @@ class NodeBroker:
                 name: BrokerLink(self._loop.context, name, node_id, place, bind, self._authenticator, keyring)
                 for name, place in places().items()
             }
+            self._blocks = BlockStore(run_dir / "blocks")
+            self._block_server = BlockServer(
+                self._loop, self._blocks, self._authenticator, bind, run_dir / "blocks.socket"
+            )
         except BaseException:
             self._loop.close()
             raise
@@ -150,8 +167,10 @@ class NodeBroker:
         for link in self._links.values():
             self._loop.register(link.inbox, lambda link=link: self._drain_commands(link))  # type: ignore[misc]
         self._authenticator.register(self._loop.register)
+        self._block_server.register()
         try:
             self._loop.run(self._housekeep, lambda: log.info("ready: node %s", self._node))
+            self._hand_over()
             for link in self._links.values():
                 link.leave()
         finally:
@@ -159,6 +178,7 @@ class NodeBroker:
                 self._stages.close()
             for link in self._links.values():
                 link.close()
+            self._block_server.close()
             self._loop.close()
         if self._refused is not None:
             raise from_info(self._refused.error)
@@ -194,26 +214,39 @@ class NodeBroker:
                 if stage_id is not None:
                     self._tell(stage_id, command)
             case EventsNoted():
+                self._blocks.noted(link.broker, command.numbers)
                 for stage_id, numbers in link.events.noted(command.numbers).items():
                     self._tell(stage_id, EventsNoted(numbers))
             case CloseSandbox():
                 stage_id = self._table.stages.on_node(self._node)
                 if stage_id is not None:
                     self._tell(stage_id, command)
+            case ForgetBlocks():
+                self._blocks.forget(link.broker, command.block_ids)
+            case SendBlocks():
+                self._send_blocks(link, command.block_ids)
             case SlotDemand():
                 link.demand, link.demand_at = command.slots, self._loop.clock.now()
             case StageWelcome():
-                self._heartbeat_s = command.heartbeat_s
-                link.answered(self._loop.clock.now())
-                self._next_report = self._loop.clock.now()
-                if self._stages is not None:
-                    self._stages.welcome_all(command)  # the backend broker may have moved
-                else:
-                    self._stages = StageConnections(self._loop.context, None, command)
-                    log.info("node %s joined %s", self._node, link.place)
+                self._join(link, command)
             case StageRefused():
                 self._refused = command
                 self._loop.stop()
+
+    def _join(self, link: BrokerLink, welcome: StageWelcome) -> None:
+        self._heartbeat_s = welcome.heartbeat_s
+        link.keep = welcome.keep
+        link.answered(self._loop.clock.now())
+        self._next_report = self._loop.clock.now()
+        if self._stages is not None:
+            self._stages.welcome_all(welcome)  # the backend broker may have moved
+        else:
+            self._stages = StageConnections(self._loop.context, None, welcome)
+            log.info("node %s joined %s", self._node, link.place)
+
+    def _send_blocks(self, link: BrokerLink, block_ids: Iterable[str]) -> None:
+        for block_id in block_ids:
+            link.send_block(block_id, self._blocks.read(block_id))
 
     def _start(self, waiting: _Waiting) -> None:
         link, command, rest, _ = waiting
@@ -290,8 +323,28 @@ class NodeBroker:
                 self._table.ended(event.stage_id, event.job_id, event.attempt)
                 link_of = self._links.get(event.origin)
                 if link_of is not None:
-                    link_of.end(event, rest)
+                    link_of.end(event, rest, self._keep(link_of, event, rest))
                 self._start_waiting()
+            case BlockSent():
+                log.warning("a stage process sent a block, which only nodes do")
+
+    def _keep(self, link: BrokerLink, event: PhaseDone | PhaseFailed, rest: Sequence[Frame]) -> BlockHandle | None:
+        """Keep a trajectory's block here, if its broker wants that and it can be."""
+        if link.keep != "node" or len(rest) != 1:
+            return None
+        block = memoryview(rest[0].buffer if isinstance(rest[0], zmq.Frame) else rest[0])
+        version = oldest_version(block, event.tokens, event.turns)
+        block_id = self._blocks.keep(link.broker, link.number(event), block)
+        if block_id is None:
+            return None
+        return BlockHandle(
+            node=self._node,
+            block_id=block_id,
+            endpoint=self._block_server.endpoint,
+            curve_key=self._block_server.curve_key,
+            socket=self._block_server.path,
+            oldest_version=version,
+        )
 
     def _report_of(self, report: StageReport, now: float) -> None:
         slots = self._table.slots(report.role)
@@ -317,7 +370,10 @@ class NodeBroker:
     def _lose(self, stage_id: str, held: Sequence[HeldPhase], why: str, *, lost: bool) -> None:
         """A stage process is gone, with what it held and the events that it would have sent again."""
         for link in self._links.values():
-            link.events.forget(stage_id)
+            forgotten = link.events.forget(stage_id)
+            self._blocks.noted(link.broker, forgotten)
+            if forgotten:
+                link.want_full()  # which names their blocks, so that the broker says whether it has heard of them
         for one in held:
             link_of = self._links.get(one.broker)
             if link_of is not None:
@@ -344,6 +400,26 @@ class NodeBroker:
             self._report(now)
         return max(0.0, self._next_report - now)
 
+    def _hand_over(self) -> None:
+        """Send the brokers the blocks that nobody has fetched, until they have them or the time is over."""
+        left = {name: list(self._blocks.ids(name)) for name, link in self._links.items() if link.welcomed}
+        until = self._loop.clock.now() + HAND_OVER_S
+        under_way: dict[str, set[str]] = {name: set() for name in left}
+
+        def housekeep() -> float:
+            for name, sent in under_way.items():
+                sent.intersection_update(self._blocks.ids(name))
+                while left[name] and len(sent) < HANDED_AT_ONCE:
+                    block_id = left[name].pop()
+                    sent.add(block_id)
+                    self._send_blocks(self._links[name], [block_id])
+            if self._loop.clock.now() >= until or not any((*left.values(), *under_way.values())):
+                self._loop.stop()
+            return min(self._housekeep(), max(0.0, until - self._loop.clock.now()))
+
+        self._loop.resume()
+        self._loop.run(housekeep, lambda: None)
+
     def _look_at_stages(self, now: float) -> None:
         if self._stages is None:
             return
@@ -356,7 +432,8 @@ class NodeBroker:
         self._stages.drop_silent(self._table.stages, now - LOCAL_LEASE_S)
 
     def _report(self, now: float) -> None:
-        roles = sorted({*self._announced, *self._table.roles()})
+        holding = {Phase.RUN} if any(self._blocks.ids(name) for name in self._links) else set()
+        roles = sorted({*self._announced, *self._table.roles(), *holding})
         shares = {role: self._shares(role, now) for role in roles}
         for link in self._links.values():
             running = self._table.running(link.broker)
@@ -364,6 +441,7 @@ class NodeBroker:
                 link.full(
                     role,
                     running.get(role, {}),
+                    self._blocks.ids(link.broker) if role == Phase.RUN else None,
                     node=self._node,
                     place=self._place,
                     slots=shares[role][link.broker],

@@ -15,7 +15,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ...system.logs import of_job
-from ...wire.messages.jobs import Outcome
+from ...wire.messages.jobs import Outcome, Phase
 from ..batches.batch_records import BatchAction
 from .actions import End, Queued, Start
 
@@ -44,6 +44,8 @@ def _note(jobs: Jobs, action: Action, at: float) -> None:
     _log_transition(action)
     stage = jobs.table.stages.get(action.stage_id) if isinstance(action, Start) else None
     jobs.history.note(action, at, stage.node if stage is not None else "")
+    if isinstance(action, Queued) and action.phase == Phase.INIT:
+        jobs.blocks.release(action.job_id)  # it begins anew
     if isinstance(action, End):
         jobs.quota.ended(action.finished)
 

@@ -37,7 +37,9 @@ from ...wire.messages.front_door import (
     Collected,
     FrontDoorRequest,
     Hello,
+    Noted,
     Refused,
+    RelayBlocks,
     ServiceStatus,
     Status,
     Submit,
@@ -168,6 +170,9 @@ class FrontDoor:
                 del dropped  # large blocks take a while to free: not before the reply
             case Submit():
                 self._answer(envelope, self._submit(request, rest, now))
+            case RelayBlocks():
+                self._relay(request)
+                self._answer(envelope, Noted(request.request_id))
             case Cancel():
                 self._cancel(envelope, request, now)
             case Status():
@@ -261,6 +266,16 @@ class FrontDoor:
         if not self._answer(envelope, reply, [block for _, blocks in given for block in blocks]):
             results.put_back([] if request.job_ids else finished)
 
+    def _relay(self, request: RelayBlocks) -> None:
+        """Give results whose blocks cannot be fetched to nobody until they are here."""
+        results, wanted = self._jobs.results, []
+        for job_id in request.job_ids:
+            finished = results.get(job_id)
+            if finished is not None and finished.session == request.session and finished.result.kept is not None:
+                results.withhold(job_id)
+                wanted.append(job_id)
+        self._jobs.blocks.relay(wanted)
+
     def _cancel(self, envelope: Sequence[Frame], request: Cancel, now: float) -> None:
         jobs: dict[str, Any] = {}
         for job_id in request.job_ids:
@@ -281,6 +296,7 @@ class FrontDoor:
             outcomes=dict(self._jobs.table.outcomes),
             uncollected=len(self._jobs.results),
             redelivered=self._jobs.table.redelivered,
+            lost_blocks=self._jobs.blocks.lost,
             tasks=tuple(sorted(self._jobs.table.stages.tasks())),
             batches=self._batches.statuses(),
             uptime_s=now - self._started_at,

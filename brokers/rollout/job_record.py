@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from ...errors import ErrorInfo, LeaseLost, MalformedMessage, NoStage, PhaseTimeout
 from ...wire import codec
 from ...wire.messages.jobs import Job, Phase, Result
-from ..journal.records import JobState, holder_of
+from ..journal.records import Finished, JobState, holder_of, job_digest
 from .stage_pool import Requirement, SlotClaim
 
 if TYPE_CHECKING:
@@ -141,8 +141,20 @@ class JobRecord:
         self.phase_data, self.metrics = {}, {}
         self.timings = {name: value for name, value in self.timings.items() if name in QUEUE_TIMINGS}
 
-    def result(self, outcome: Outcome, error: ErrorInfo | None, last: PhaseDone | PhaseFailed | None) -> Result:
-        """Return its result for the client; `last` is the event that ended it, if one did."""
+    def finished(self, outcome: Outcome, error: ErrorInfo | None, last: PhaseDone | PhaseFailed | None) -> Finished:
+        """Return its result, for its client; `last` is the event that ended it, if one did."""
+        result = self._result(outcome, error, last)
+        return Finished(
+            self.session,
+            result,
+            self.block,
+            job_digest(self.packed),
+            self.sequence,
+            in_batch=self.in_batch,
+            packed=self.packed if result.kept is not None and not self.in_batch else b"",
+        )
+
+    def _result(self, outcome: Outcome, error: ErrorInfo | None, last: PhaseDone | PhaseFailed | None) -> Result:
         run = self.run
         return Result(
             job_id=self.job_id,
@@ -161,6 +173,7 @@ class JobRecord:
             turns=run.turns if run is not None else 0,
             segments=run.segments if run is not None else (),
             logprobs_mode=run.logprobs_mode if run is not None else "",
+            kept=run.kept if run is not None else None,
         )
 
 

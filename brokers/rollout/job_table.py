@@ -34,7 +34,6 @@ The attempt is the fence: it rises with every loss, and a message that carries a
 holds INIT or RUN closes the job's sandbox unless `PhaseDone` hands it on. The table closes it after EVAL, so that a
 lost EVAL finds it as RUN left it, and for every job that it ends or starts again without a word from the holder
 (closing twice does no harm).
-
 `take_changes` returns what a journal must keep of the jobs that moved, and `restore` takes it up in a new table.
 """
 
@@ -48,7 +47,6 @@ from ...errors import Cancelled
 from ...wire.messages.base import ATTEMPT_LIMIT
 from ...wire.messages.jobs import Outcome, Phase, SandboxHandle
 from ...wire.messages.stages import PhaseDone, PhaseFailed, StartPhase
-from ..journal.records import Finished, job_digest
 from .actions import Action, Close, End, Queued, Start, Stop, Unassign
 from .held_jobs import HeldJobs
 from .job_counts import JobCounts
@@ -60,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ...errors import ErrorInfo
-    from ...wire.messages.jobs import Job
+    from ...wire.messages.jobs import BlockHandle, Job
     from ...wire.messages.stages import MemberAlive, StageReport
     from ..journal.records import JobState
     from .job_record import LossCause
@@ -100,6 +98,10 @@ class JobTable:
 
     def holder(self, job_id: str) -> str:
         return self._records[job_id].holder
+
+    def kept(self, job_id: str) -> BlockHandle | None:
+        run = self._records[job_id].run if job_id in self._records else None
+        return run.kept if run is not None else None
 
     def unfinished(self, session: str) -> int:
         return self.counts.unfinished(session)
@@ -145,10 +147,12 @@ class JobTable:
 
     # Events -----------------------------------------------------------------------------------------------------------
 
-    def submit(self, session: str, job: Job, packed: bytes, now: float, *, in_batch: bool = False) -> list[Action]:
+    def submit(
+        self, session: str, job: Job, packed: bytes, now: float, *, in_batch: bool = False, after_attempt: int = 0
+    ) -> list[Action]:
         self.last_sequence += 1
         # An ended job's id may come again while its last attempt still stops; the new job's attempts go on from there.
-        _, stopping = self._stopping.pop(job.job_id, ("", SlotClaim(job.job_id, 0)))
+        _, stopping = self._stopping.pop(job.job_id, ("", SlotClaim(job.job_id, after_attempt)))
         record = JobRecord(
             self.last_sequence,
             session,
@@ -444,10 +448,7 @@ class JobTable:
         self._changed.pop(record.sequence, None)
         self.counts.ended(record)
         self.outcomes[outcome] += 1
-        result = record.result(outcome, error, last)
-        digest = job_digest(record.packed)
-        finished = Finished(record.session, result, record.block, digest, record.sequence, in_batch=record.in_batch)
-        self._actions.append(End(finished))
+        self._actions.append(End(record.finished(outcome, error, last)))
 
     def _skip_attempts(self, record: JobRecord, attempt: int) -> None:
         """Skip the attempts of an earlier job of this id, which a process that was silent still works on."""
@@ -469,9 +470,9 @@ class JobTable:
     def _current(self, event: PhaseDone | PhaseFailed) -> JobRecord | None:
         """Return the job of an event; None if the event is stale."""
         record = self._records.get(event.job_id)
-        if record is None or not record.is_held_by(event.stage_id, event.attempt) or record.phase != event.phase:
+        if record is None or not record.is_held_by(event.stage_id, event.attempt):
             return None
-        return record
+        return record if record.phase == event.phase else None
 
     def _note(self, record: JobRecord, event: PhaseDone | PhaseFailed, block: Any) -> None:
         record.metrics.update(event.metrics)

@@ -5,6 +5,7 @@
     history    what each job went through
     quota      what each session may hold
     writes     what waits for the journal; nothing is sent before it is written
+    blocks     the trajectories' blocks that nodes keep
 
 Requests, stage events and time change the table; the actions that follow are appended to `queue`. The broker performs
 them in order until the queue is empty (`action_queue`). Performing an action may append more, and calls nothing back.
@@ -18,6 +19,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from ...system.logs import of_job
+from ...wire import codec
+from ...wire.messages.jobs import Job
 from ..journal.journal_rows import lost_result
 from ..journal.records import JobState, StoredBlock, holder_of
 from ..journal.segment_store import BlockLost
@@ -25,7 +28,7 @@ from ..journal.segment_store import BlockLost
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...wire.messages.jobs import Job, Result
+    from ...wire.messages.jobs import Result
     from ...wire.sockets import Frame
     from ..batches.batch_records import BatchAction
     from ..journal.records import Finished, Submission
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from .actions import Action
     from .job_history import JobHistory
     from .job_table import JobTable
+    from .kept_blocks import KeptBlocks
     from .quota import Quota
     from .result_store import ResultStore
 
@@ -42,13 +46,20 @@ log = logging.getLogger("prorl.rollout_broker")
 
 class Jobs:
     def __init__(
-        self, table: JobTable, results: ResultStore, history: JobHistory, quota: Quota, writes: WriteAhead
+        self,
+        table: JobTable,
+        results: ResultStore,
+        history: JobHistory,
+        quota: Quota,
+        writes: WriteAhead,
+        blocks: KeptBlocks,
     ) -> None:
         self.table = table
         self.results = results
         self.history = history
         self.quota = quota
         self.writes = writes
+        self.blocks = blocks
         self.queue: deque[Action | BatchAction] = deque()
         table.queues.may_start = quota.may_start
 
@@ -74,6 +85,22 @@ class Jobs:
         for session, job, packed in jobs:
             self.quota.submitted(holder_of(session, in_batch=in_batch), job.job_id, len(packed))
             self.queue.extend(self.table.submit(session, job, packed, now, in_batch=in_batch))
+
+    def run_again(self, finished: Finished, now: float) -> None:
+        """Run an ended job of a client's again: its trajectory was lost before the client had it.
+
+        Raises:
+            JournalFailed: it did not take it; nothing has changed.
+            MalformedMessage: the job cannot be read any more.
+        """
+        packed, number = finished.packed, self.table.last_sequence + 1
+        job: Job = codec.decode(packed, Job, limit_bytes=len(packed))
+        again = JobState(number, finished.session, job.job_id, job.task, job.stage_wait_s, packed)
+        self.writes.accept([again], now, replaced=[finished.sequence])
+        self.quota.collected(self.results.drop(finished.holder, [job.job_id]))
+        self.blocks.release(job.job_id)
+        self.quota.submitted(finished.holder, job.job_id, len(packed))
+        self.queue.extend(self.table.submit(finished.session, job, packed, now, after_attempt=finished.result.attempt))
 
     def cancel(self, job_id: str, now: float) -> bool:
         """End a job as cancelled; False if it has ended."""
@@ -114,11 +141,13 @@ class Jobs:
         """
         result = finished.result
         try:
-            return result, [self.block(finished)] if result.tokens else []
+            return result, [self.block(finished)] if result.tokens and result.kept is None else []
         except BlockLost as error:
             log.error("%s", error, extra=of_job(result.job_id, result.attempt))  # noqa: TRY400 - it says it all
             return lost_result(result.job_id, result.task), []
 
     def _collected(self, dropped: Sequence[Finished]) -> None:
         self.quota.collected(dropped)
+        for finished in dropped:
+            self.blocks.release(finished.result.job_id)
         self.history.collected([finished.result.job_id for finished in dropped], time.time())

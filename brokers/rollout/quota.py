@@ -108,4 +108,4 @@ def _add(held: Counter[str], session: str, more: int) -> None:
 
 
 def _size(finished: Finished) -> int:
-    return len(finished.block) if finished.block is not None else 0
+    return len(finished.packed) + (len(finished.block) if finished.block is not None else 0)

@@ -70,6 +70,11 @@ class ResultStore:
         results[job_id] = finished
         self._holder_of[job_id] = finished.holder
 
+    def withhold(self, job_id: str) -> None:
+        """Give a result to nobody until it is `put` again."""
+        self._held_back.add(job_id)
+        self._deliveries.pop(job_id, None)
+
     def is_held_back(self, job_id: str) -> bool:
         return job_id in self._held_back
 
@@ -149,6 +154,8 @@ def size_bound(result: Result) -> int:
         result.stop_reason,
         result.backend,
     ]
+    if result.kept is not None:
+        texts += [result.kept.node, result.kept.endpoint, result.kept.socket]  # the rest is in `FIXED_BYTES`
     if result.error is not None:
         texts += [result.error.message, *result.error.fields, *map(str, result.error.fields.values())]
     characters = sum(len(text) if text.isascii() else 4 * len(text) for text in texts)

@@ -26,19 +26,23 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import zmq
 
 from ...data.trajectory import block_bytes
-from ...errors import MalformedMessage, ProrlError
+from ...errors import JournalFailed, MalformedMessage, ProrlError
 from ...security.keyring import BROKER, Keyring, connect_to_service
 from ...security.rights import Listener
 from ...security.zap_authenticator import ZapAuthenticator
+from ...system.logs import of_job
 from ...wire import codec
 from ...wire.messages.backends import Release
 from ...wire.messages.base import new_id
 from ...wire.messages.jobs import Outcome
 from ...wire.messages.stages import (
+    BlockSent,
     CloseSandbox,
+    ForgetBlocks,
     MemberAlive,
     PhaseDone,
     PhaseFailed,
@@ -51,6 +55,7 @@ from ...wire.messages.stages import (
 )
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, receive, send
 from ..batches.batch_runner import BatchRunner
+from ..journal.journal_rows import lost_result
 from ..journal.write_ahead import WriteAhead
 from ..loop import Loop
 from .action_queue import perform_queue
@@ -59,6 +64,7 @@ from .front_door import FrontDoor
 from .job_history import JobHistory
 from .job_table import JobTable
 from .jobs import Jobs
+from .kept_blocks import KeptBlocks
 from .quota import Quota
 from .result_store import ResultStore
 from .stage_connections import StageConnections
@@ -68,6 +74,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...config import RolloutBrokerSettings, Topology
+    from ...wire.messages.jobs import BlockHandle
     from ...wire.sockets import Frame
     from ..journal.journal import Journal
     from ..journal.records import JobState
@@ -108,7 +115,9 @@ class RolloutBroker:
             )
             backend_broker = topology.endpoint(topology.backend_broker.endpoint)
             connect_to_service(self._releases, backend_broker, keyring)
-            welcome = StageWelcome(backend_broker=backend_broker, heartbeat_s=self._settings.heartbeat_s)
+            welcome = StageWelcome(
+                backend_broker=backend_broker, heartbeat_s=self._settings.heartbeat_s, keep=self._settings.keep
+            )
             self._stages = StageConnections(self._loop.context, keyring, welcome)
             self._catalog = TaskCatalog()
             self._jobs = _make_jobs(self._settings, journal, self._act)
@@ -156,9 +165,13 @@ class RolloutBroker:
             jobs.results.put(finished)
             jobs.quota.recovered(finished)
             jobs.history.restore_ended(finished.result.job_id, finished.history)
+            if finished.result.kept is not None:
+                jobs.blocks.restore(finished.result.job_id, finished.result.kept, now)
         self._requests.remember(recovered.submissions)
         for state in recovered.unfinished:
             _restore(jobs, state, at)
+            if state.run is not None and state.run.kept is not None:
+                jobs.blocks.restore(state.job_id, state.run.kept, now)
         jobs.table.restore(recovered.unfinished, recovered.last_sequence, now)
         self._batches.recover(recovered.notes, recovered.unfinished, recovered.uncollected, now)
         self._perform(now)
@@ -220,6 +233,8 @@ class RolloutBroker:
                 else:
                     self._handle_event(event, _block(event, rest), now, sender.user_id)
                     self._perform(now)
+                    if isinstance(event, PhaseDone | PhaseFailed) and event.kept is not None:
+                        self._note_kept(event.job_id, event.kept)
             except MalformedMessage as error:
                 log.warning("dropped a malformed stage event: %s", error)
                 self._note_malformed(header)
@@ -252,15 +267,60 @@ class RolloutBroker:
             case StageLeaving():
                 queue.extend(table.stage_left(event.stage_id, now))
                 self._stages.left(event.stage_id)
+            case BlockSent():
+                self._take_block(event, block)
 
     def _handle_report(self, report: StageReport, now: float) -> None:
         if report.stage_id not in self._jobs.table.stages:
             where = (report.role, report.stage_id, report.node, report.slots)
             log.info("%s process %s joined: node %s, %d slots", *where)
         self._catalog.add(report.tasks)
+        self._jobs.blocks.reported(report)
         for job_id, backend in report.backends.items():
             self._note_backend(job_id, report.running.get(job_id, 0), backend)
         self._jobs.queue.extend(self._jobs.table.stage_reported(report, now))
+
+    def _note_kept(self, job_id: str, handle: BlockHandle) -> None:
+        """A phase has ended whose trajectory's block its node keeps: as the job's, or for nobody if that was stale."""
+        ended = self._jobs.results.get(job_id)
+        if handle in (self._jobs.table.kept(job_id), ended.result.kept if ended is not None else None):
+            self._jobs.blocks.add(job_id, handle)
+        elif handle.block_id not in self._jobs.blocks:
+            self._jobs.blocks.release_block(handle)
+
+    def _take_block(self, event: BlockSent, block: Frame | None) -> None:
+        """A node has sent a block that it kept: a client cannot fetch it, or the node leaves."""
+        job_id = self._jobs.blocks.job_of(event.block_id)
+        finished = self._jobs.results.get(job_id) if job_id is not None else None
+        if job_id is None or finished is None:
+            return  # it is not wanted; a job that has not ended goes with its sandbox if the node leaves
+        result = finished.result
+        if block is None or len(block) != block_bytes(result.tokens, result.turns):
+            self._jobs.blocks.lose([event.block_id])
+            return
+        self._jobs.writes.replace(
+            finished._replace(result=msgspec.structs.replace(result, kept=None), block=block, packed=b"")
+        )
+        self._jobs.blocks.release(job_id)
+        self._jobs.writes.then(lambda: self._stages.send(event.stage_id, ForgetBlocks((event.block_id,))))
+
+    def _run_lost_again(self, now: float) -> None:
+        results = self._jobs.results
+        for job_id in self._jobs.blocks.take_lost(lambda job_id: results.get(job_id) is not None):
+            finished = results.get(job_id)
+            if finished is None or finished.result.kept is None:
+                continue
+            where = f"the trajectory was lost with node {finished.result.kept.node} before it was fetched"
+            log.warning("%s; the job runs again", where, extra=of_job(job_id, finished.result.attempt))
+            if finished.in_batch:
+                self._batches.block_lost(finished, now)
+                continue
+            try:
+                self._jobs.run_again(finished, now)
+            except JournalFailed:
+                self._jobs.blocks.lose([finished.result.kept.block_id])
+            except MalformedMessage:
+                self._jobs.writes.replace(finished._replace(result=lost_result(job_id, finished.result.task)))
 
     def _note_backend(self, job_id: str, attempt: int, backend: str) -> None:
         if backend:
@@ -325,6 +385,10 @@ class RolloutBroker:
             table.restart_leases(now)
         self._jobs.queue.extend(table.tick(now))
         self._batches.tick(now)
+        self._jobs.blocks.gone(table.stages.take_gone())
+        self._run_lost_again(now)
+        for stage_id, command in self._jobs.blocks.tick(now):
+            self._stages.send(stage_id, command)
         self._perform(now)
         self._stages.drop_silent(table.stages, now - self._settings.lease_s)
 
@@ -365,7 +429,8 @@ def _make_jobs(settings: RolloutBrokerSettings, journal: Journal, act: Any) -> J
     quiet_s = min(QUIET_HEARTBEATS * settings.heartbeat_s, settings.lease_s)
     table, results, history = JobTable(settings.lease_s, settings.ready_limit, quiet_s), ResultStore(), JobHistory()
     quota = Quota(settings.max_jobs, settings.max_held_bytes, settings.max_session_share)
-    return Jobs(table, results, history, quota, WriteAhead(journal, table, results, history, act))
+    blocks = KeptBlocks(settings.lease_s)
+    return Jobs(table, results, history, quota, WriteAhead(journal, table, results, history, act), blocks)
 
 
 def _restore(jobs: Jobs, state: JobState, at: float) -> None:
@@ -375,8 +440,13 @@ def _restore(jobs: Jobs, state: JobState, at: float) -> None:
 
 def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
     """Return the trajectory's block behind an event, having checked that it is of the size that the event says."""
+    if isinstance(event, BlockSent):
+        if len(rest) != (0 if event.lost else 1):
+            raise MalformedMessage(f"a block that was kept came with {len(rest)} further frames")
+        return rest[0] if rest else None
     tokens = event.tokens if isinstance(event, PhaseDone | PhaseFailed) else 0
-    if len(rest) != (1 if tokens else 0):
+    kept = isinstance(event, PhaseDone | PhaseFailed) and event.kept is not None
+    if len(rest) != (1 if tokens and not kept else 0):
         raise MalformedMessage(f"{type(event).__name__} of {tokens} tokens came with {len(rest)} further frames")
     if not isinstance(event, PhaseDone | PhaseFailed):
         return None
@@ -387,6 +457,8 @@ def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
     if not tokens:
         if event.turns:
             raise MalformedMessage(f"job {event.job_id} has {event.turns} turns and no tokens")
+        return None
+    if kept:
         return None
     if len(rest[0]) != block_bytes(tokens, event.turns):
         raise MalformedMessage(f"the trajectory of job {event.job_id} has {len(rest[0])} bytes, not what it claims")

@@ -121,6 +121,7 @@ class StagePool:
         self._nodes: defaultdict[str, _Node] = defaultdict(_Node)
         self._expected: dict[str, set[SlotClaim]] = {}
         """Processes that held jobs when the broker was restarted, until they report."""
+        self._gone: list[str] = []
         self._unserved: dict[Requirement, None] = {}
         """What no process can give any more, since the last look."""
 
@@ -226,6 +227,11 @@ class StagePool:
         for lease in self._leases.values():
             lease.heard_at = max(lease.heard_at, now - self._quiet_s)
 
+    def take_gone(self) -> list[str]:
+        """Return the processes that were removed since the last call."""
+        gone, self._gone = self._gone, []
+        return gone
+
     def take_unserved(self) -> list[Requirement]:
         """Return what no process can give any more, since the last call."""
         unserved, self._unserved = self._unserved, {}
@@ -275,6 +281,7 @@ class StagePool:
         stage = self._stages.pop(stage_id, None)
         if stage is None:
             return self._expected.pop(stage_id, set())
+        self._gone.append(stage_id)
         del stage.lease.stages[stage_id]
         if not stage.lease.stages:
             del self._leases[stage.lease.member]

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     import zmq
 
     from ..wire.messages.jobs import Job, Result
+    from .mapped_block import MappedBlock
 
-    Received = bytes | zmq.Frame
+    Received = bytes | zmq.Frame | MappedBlock
     """A frame of a reply."""
 
 JOBS_PER_REQUEST = 512
@@ -93,7 +94,7 @@ def check_job_ids(job_ids: Iterable[str]) -> None:
             ) from None
 
 
-def read_reply(frames: Sequence[bytes | zmq.Frame]) -> Any:
+def read_reply(frames: Sequence[Received]) -> Any:
     """Return the reply in a message's first frame, or raise the error that it refuses the request with."""
     header = frames[0]
     reply = codec.decode(header if isinstance(header, bytes) else header.bytes, REPLIES)
@@ -165,7 +166,7 @@ class CollectState:
             goodbye=goodbye,
         )
 
-    def receive(self, request: Collect, frames: Sequence[bytes | zmq.Frame]) -> None:
+    def receive(self, request: Collect, frames: Sequence[Received]) -> None:
         reply = read_reply(frames)
         if not isinstance(reply, Collected):
             raise MalformedMessage(f"the service answered a collect with {type(reply).__name__}")

@@ -310,12 +310,14 @@ def node(
     start_logging("node-broker", topology.service.log_format, topology.service.log_level)
     folder = ServiceFolder.open(service)
     folder.wait_for(folder.rollout_brokers, WAIT_S)
+    run_dir = own_run_dir(topology.run_dir)
     NodeBroker(
         node=name,
-        place=place_of(own_run_dir(topology.run_dir)),
+        place=place_of(run_dir),
         node_id=node_id(name, os.environ.get(SERVICE_VARIABLE, new_id())),
         stage_events=node_stage_events(topology),
         bind=f"tcp://{checked_address(address)}:*",
+        run_dir=run_dir,
         places=folder.stage_events,
         keys=folder.keys("node"),
     ).run()

@@ -88,6 +88,17 @@ def array_views(block: Any, tokens: int, turns: int) -> TokenArrays:
     )
 
 
+def oldest_version(block: Any, tokens: int, turns: int) -> int:
+    """Return the oldest weight version of a trajectory's tokens; -1 if none was generated.
+
+    Raises:
+        MalformedMessage: as `array_views`.
+    """
+    versions = array_views(block, tokens, turns).weight_versions
+    generated = versions[versions >= 0]
+    return int(generated.min()) if len(generated) else -1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
     """One finished job: five arrays (see `TokenArrays`) and its result.

@@ -32,7 +32,7 @@ class GatewayConnection:
 
     async def ask_frames(
         self, sender: Sender, request: Any, payload: Sequence[bytes] = (), held_s: float = 0.0
-    ) -> list[Received]:
+    ) -> Sequence[Received]:
         """Ask the front door, which may hold the reply for `held_s`, and return the reply's frames."""
         sender.check(request)
         return await self._service.ask_frames(request, self._service.until() + held_s, payload, held_s)

@@ -42,7 +42,7 @@ from ..wire.messages.engines import (
     NoteWeightVersion,
     UpdateWeights,
 )
-from ..wire.messages.front_door import Cancel, Collect, Hello, NoteWeights, Status, Submit, Trace
+from ..wire.messages.front_door import Cancel, Collect, Hello, NoteWeights, RelayBlocks, Status, Submit, Trace
 
 
 class Listener(StrEnum):
@@ -52,6 +52,7 @@ class Listener(StrEnum):
     STAGE_EVENTS = "stage_events"
     BACKEND_BROKER = "backend_broker"
     STAGE_INBOX = "stage_inbox"
+    BLOCKS = "blocks"
     ENGINE = "engine"
 
 
@@ -60,6 +61,7 @@ CONNECTING_ROLES: dict[Listener, frozenset[KeyRole]] = {
     Listener.STAGE_EVENTS: frozenset({KeyRole.STAGE, KeyRole.SERVICE}),
     Listener.BACKEND_BROKER: frozenset(KeyRole),
     Listener.STAGE_INBOX: frozenset({KeyRole.SERVICE}),
+    Listener.BLOCKS: frozenset(KeyRole),
     Listener.ENGINE: frozenset({KeyRole.STAGE, KeyRole.SERVICE}),
 }
 """Which roles may connect at all; others fail the handshake."""
@@ -69,7 +71,7 @@ _EVERYBODY: _Kinds = frozenset({Hello, Status, ListBackends})
 _BATCHES: _Kinds = frozenset({OpenBatch, Feed, NextGroup, CloseBatch, SessionAlive})
 _WEIGHTS: _Kinds = frozenset({NoteWeights, BeginWeights, EndWeights, CancelWeights, LoadWeights, SetWeightVersion})
 REQUESTS: dict[KeyRole, _Kinds] = {
-    KeyRole.TRAINER: _EVERYBODY | _WEIGHTS | _BATCHES | {Submit, Collect, Cancel, Trace},
+    KeyRole.TRAINER: _EVERYBODY | _WEIGHTS | _BATCHES | {Submit, Collect, RelayBlocks, Cancel, Trace},
     KeyRole.OPERATOR: _EVERYBODY | _WEIGHTS | {Cancel, Trace, AddBackend, DrainBackend, RemoveBackend, ClearBackends},
     KeyRole.STAGE: _EVERYBODY
     | {

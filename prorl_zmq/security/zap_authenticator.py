@@ -35,7 +35,7 @@ ZAP = "inproc://zeromq.zap.01"
 HANDSHAKE_MS = 5000
 """Longest handshake: a connection that says nothing must not keep its descriptor."""
 BATCH = 256
-OF_A_NODE = (Listener.STAGE_INBOX, Listener.ENGINE)
+OF_A_NODE = (Listener.STAGE_INBOX, Listener.BLOCKS, Listener.ENGINE)
 """The listeners of stage processes and engine hosts; the others are the brokers'."""
 LOG_EVERY_S = 1.0
 """Refusals beyond one in this time are only counted: an attacker must not fill the disk."""

@@ -71,8 +71,9 @@ LOSS_S = 5.0
 REPORT_TIMEOUT_S = 5.0
 REASON_LENGTH = 500
 """Most characters of an engine's last line; the log has all of it."""
-STOP_S = (5.0, 20.0, 15.0)
-"""How long the children of each rank may take to end before they are killed; vLLM takes up to ten seconds."""
+STOP_S = (15.0, 20.0, 15.0)
+"""How long the children of each rank may take to end before they are killed; vLLM takes up to ten seconds, and a node's
+broker gives trajectories away first."""
 PATIENCE_S = 2.0
 """Children that take longer to end are named in the log."""
 TWICE_S = 0.5

@@ -120,10 +120,10 @@ class Cluster:
 
 
 @contextmanager
-def cluster() -> Iterator[Cluster]:
+def cluster(topology: str = TOPOLOGY) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as path:
         made = Cluster(Path(path))
-        (made.path / "topology.toml").write_text(TOPOLOGY)
+        (made.path / "topology.toml").write_text(topology)
         ServiceFolder.create(made.folder, made.path / "topology.toml")
         try:
             yield made

@@ -17,10 +17,13 @@ import zmq
 from ...errors import Closed, RequestTimeout
 from ...wire import codec
 from ...wire.messages.base import new_id
-from ...wire.messages.front_door import Hello
+from ...wire.messages.batches import NextGroup
+from ...wire.messages.front_door import Collect, Hello, RelayBlocks
 from ...wire.sockets import check_endpoint
+from ..block_fetcher import BlockFetcher
+from ..kept_reply import completed, handles_in
 from ..requests import RESEND_S, read_reply
-from .transport import RequestSocket, sleep
+from .transport import RequestSocket, in_thread, sleep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,7 +70,7 @@ class AsyncRequestConnection:
 
     async def ask_frames(
         self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0
-    ) -> list[Received]:
+    ) -> Sequence[Received]:
         """Send a request with the frames behind its header, and return the frames of its reply, held up to `held_s`."""
         frames = [codec.encode(request), *payload]
         started = time.monotonic()
@@ -123,7 +126,8 @@ class AsyncServiceConnection:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connections: dict[str, AsyncRequestConnection] = {}
         # It keeps the sockets alive, which a collector would else take before their context, and wait for ever.
-        self._dropped = weakref.finalize(self, _drop, self.endpoint, self._context, self._connections)
+        self._fetcher = BlockFetcher(keyring)
+        self._dropped = weakref.finalize(self, _drop, self.endpoint, self._context, self._connections, self._fetcher)
         self._dropped.atexit = False
 
     @property
@@ -147,10 +151,11 @@ class AsyncServiceConnection:
 
     async def ask_frames(
         self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0
-    ) -> list[Received]:
+    ) -> Sequence[Received]:
         """Send a request to the front door; see `AsyncRequestConnection.ask_frames`."""
         await self.hello(until)
-        return await self._front_door().ask_frames(request, until, payload, held_s)
+        frames = await self._front_door().ask_frames(request, until, payload, held_s)
+        return await self._with_blocks(request, frames, until) if isinstance(request, Collect | NextGroup) else frames
 
     async def ask_backend_broker(self, request: Any, until: float) -> Any:
         """Send a request to the backend broker and return the reply; see `AsyncRequestConnection.ask`."""
@@ -160,7 +165,20 @@ class AsyncServiceConnection:
 
     def close(self) -> None:
         self._dropped.detach()
-        _close(self._context, self._connections)
+        _close(self._context, self._connections, self._fetcher)
+
+    async def _with_blocks(
+        self, request: Collect | NextGroup, frames: Sequence[Received], until: float
+    ) -> Sequence[Received]:
+        """Add the blocks that nodes keep; have the broker fetch those that we cannot, and give their results later."""
+        handles = handles_in(request, frames)
+        if not handles:
+            return frames
+        blocks = await in_thread(self._fetcher.fetch, handles)
+        whole, lacking = completed(frames, blocks)
+        if lacking:
+            await self._front_door().ask(RelayBlocks(new_id(), request.session, tuple(lacking)), until)
+        return whole
 
     def _front_door(self) -> AsyncRequestConnection:
         return self._connection(self.endpoint, self.find)
@@ -186,15 +204,21 @@ class AsyncServiceConnection:
                 await sleep(FIND_S)
 
 
-def _close(context: zmq.Context[zmq.Socket[bytes]], connections: dict[str, AsyncRequestConnection]) -> None:
+def _close(
+    context: zmq.Context[zmq.Socket[bytes]], connections: dict[str, AsyncRequestConnection], fetcher: BlockFetcher
+) -> None:
+    fetcher.close()
     for connection in connections.values():
         connection.close()
     context.destroy(linger=0)
 
 
 def _drop(
-    endpoint: str, context: zmq.Context[zmq.Socket[bytes]], connections: dict[str, AsyncRequestConnection]
+    endpoint: str,
+    context: zmq.Context[zmq.Socket[bytes]],
+    connections: dict[str, AsyncRequestConnection],
+    fetcher: BlockFetcher,
 ) -> None:
     """Close what nobody can use any more."""
-    _close(context, connections)
+    _close(context, connections, fetcher)
     warnings.warn(f"a client of {endpoint} was not closed: use `with`, or call `close`", ResourceWarning, stacklevel=2)

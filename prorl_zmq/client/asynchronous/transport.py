@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from asyncio import Lock, sleep
+from asyncio import to_thread as in_thread
 
 from ...security.request_socket import RequestSocket
 
-__all__ = ["Lock", "RequestSocket", "sleep"]
+__all__ = ["Lock", "RequestSocket", "in_thread", "sleep"]

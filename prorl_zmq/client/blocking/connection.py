@@ -18,10 +18,13 @@ import zmq
 from ...errors import Closed, RequestTimeout
 from ...wire import codec
 from ...wire.messages.base import new_id
-from ...wire.messages.front_door import Hello
+from ...wire.messages.batches import NextGroup
+from ...wire.messages.front_door import Collect, Hello, RelayBlocks
 from ...wire.sockets import check_endpoint
+from ..block_fetcher import BlockFetcher
+from ..kept_reply import completed, handles_in
 from ..requests import RESEND_S, read_reply
-from .transport import RequestSocket, sleep
+from .transport import RequestSocket, in_thread, sleep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,7 +71,7 @@ class RequestConnection:
 
     def ask_frames(
         self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0
-    ) -> list[Received]:
+    ) -> Sequence[Received]:
         """Send a request with the frames behind its header, and return the frames of its reply, held up to `held_s`."""
         frames = [codec.encode(request), *payload]
         started = time.monotonic()
@@ -124,7 +127,8 @@ class ServiceConnection:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connections: dict[str, RequestConnection] = {}
         # It keeps the sockets alive, which a collector would else take before their context, and wait for ever.
-        self._dropped = weakref.finalize(self, _drop, self.endpoint, self._context, self._connections)
+        self._fetcher = BlockFetcher(keyring)
+        self._dropped = weakref.finalize(self, _drop, self.endpoint, self._context, self._connections, self._fetcher)
         self._dropped.atexit = False
 
     @property
@@ -148,10 +152,11 @@ class ServiceConnection:
 
     def ask_frames(
         self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0
-    ) -> list[Received]:
+    ) -> Sequence[Received]:
         """Send a request to the front door; see `RequestConnection.ask_frames`."""
         self.hello(until)
-        return self._front_door().ask_frames(request, until, payload, held_s)
+        frames = self._front_door().ask_frames(request, until, payload, held_s)
+        return self._with_blocks(request, frames, until) if isinstance(request, Collect | NextGroup) else frames
 
     def ask_backend_broker(self, request: Any, until: float) -> Any:
         """Send a request to the backend broker and return the reply; see `RequestConnection.ask`."""
@@ -161,7 +166,20 @@ class ServiceConnection:
 
     def close(self) -> None:
         self._dropped.detach()
-        _close(self._context, self._connections)
+        _close(self._context, self._connections, self._fetcher)
+
+    def _with_blocks(
+        self, request: Collect | NextGroup, frames: Sequence[Received], until: float
+    ) -> Sequence[Received]:
+        """Add the blocks that nodes keep; have the broker fetch those that we cannot, and give their results later."""
+        handles = handles_in(request, frames)
+        if not handles:
+            return frames
+        blocks = in_thread(self._fetcher.fetch, handles)
+        whole, lacking = completed(frames, blocks)
+        if lacking:
+            self._front_door().ask(RelayBlocks(new_id(), request.session, tuple(lacking)), until)
+        return whole
 
     def _front_door(self) -> RequestConnection:
         return self._connection(self.endpoint, self.find)
@@ -187,13 +205,21 @@ class ServiceConnection:
                 sleep(FIND_S)
 
 
-def _close(context: zmq.Context[zmq.Socket[bytes]], connections: dict[str, RequestConnection]) -> None:
+def _close(
+    context: zmq.Context[zmq.Socket[bytes]], connections: dict[str, RequestConnection], fetcher: BlockFetcher
+) -> None:
+    fetcher.close()
     for connection in connections.values():
         connection.close()
     context.destroy(linger=0)
 
 
-def _drop(endpoint: str, context: zmq.Context[zmq.Socket[bytes]], connections: dict[str, RequestConnection]) -> None:
+def _drop(
+    endpoint: str,
+    context: zmq.Context[zmq.Socket[bytes]],
+    connections: dict[str, RequestConnection],
+    fetcher: BlockFetcher,
+) -> None:
     """Close what nobody can use any more."""
-    _close(context, connections)
+    _close(context, connections, fetcher)
     warnings.warn(f"a client of {endpoint} was not closed: use `with`, or call `close`", ResourceWarning, stacklevel=2)

@@ -10,7 +10,7 @@ import math
 import time
 from contextlib import nullcontext as Lock  # noqa: N812 - named as in asyncio
 from time import sleep
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import zmq
 
@@ -21,14 +21,21 @@ from ...wire import codec
 from ...wire.sockets import open_socket, receive
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ...security.keyring import Keyring
 
-__all__ = ["Lock", "RequestSocket", "sleep"]
+__all__ = ["Lock", "RequestSocket", "in_thread", "sleep"]
+
+Result = TypeVar("Result")
 
 SEND_MS = 1000
 """Longest wait to hand a request to libzmq; only a connection that is being refused makes it wait at all."""
+
+
+def in_thread(call: Callable[..., Result], *args: Any) -> Result:
+    """Call it here: this thread has nothing else to do."""
+    return call(*args)
 
 
 class RequestSocket:

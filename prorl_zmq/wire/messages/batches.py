@@ -227,7 +227,7 @@ class GroupGiven(Reply, frozen=True, kw_only=True):
     """Answer to `NextGroup`.
 
     Further frames, if there is a group: for each of its rollouts the packed `Result`, and behind it the trajectory's
-    block if `tokens` is not 0.
+    block if `tokens` is not 0 and the block is not `kept` by its node.
     """
 
     batch: BatchStatus

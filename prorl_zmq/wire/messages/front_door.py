@@ -64,6 +64,13 @@ class Collect(Request, frozen=True):
     """Only these, whichever client was sent them before: for who keeps no state of its own. Empty: any."""
 
 
+class RelayBlocks(Request, frozen=True):
+    """These results' blocks cannot be fetched from their nodes: give the results again when the broker has them."""
+
+    session: Identifier
+    job_ids: tuple[JobIdentifier, ...]
+
+
 class Cancel(Request, frozen=True):
     """End these jobs with outcome `cancelled`."""
 
@@ -111,7 +118,11 @@ class Accepted(Reply, frozen=True):
 
 
 class Collected(Reply, frozen=True):
-    """Answer to `Collect`. Further frames: one trajectory block for each result whose `tokens` is not 0, in order."""
+    """Answer to `Collect`.
+
+    Further frames: one trajectory block for each result whose `tokens` is not 0 and whose block is not `kept` by its
+    node, in order.
+    """
 
     results: tuple[Result, ...] = ()
     remaining: int = 0
@@ -127,7 +138,7 @@ class Cancelled(Reply, frozen=True):
 
 
 class Noted(Reply, frozen=True):
-    """Answer to `SessionAlive` and `NoteWeights`."""
+    """Answer to `SessionAlive`, `NoteWeights` and `RelayBlocks`."""
 
 
 class StageStatus(Part, frozen=True):
@@ -154,6 +165,8 @@ class ServiceStatus(Reply, frozen=True, kw_only=True):
     """Results that no client has acknowledged yet."""
     redelivered: int = 0
     """Phases started again after a loss."""
+    lost_blocks: int = 0
+    """Trajectories that were lost with their node before they were fetched, so that their jobs ran again."""
     tasks: tuple[str, ...] = ()
     """Tasks that some stage process serves."""
     batches: tuple[BatchStatus, ...] = ()
@@ -215,6 +228,7 @@ FrontDoorRequest = (
     Hello
     | Submit
     | Collect
+    | RelayBlocks
     | Cancel
     | OpenBatch
     | Feed

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from ...errors import ErrorInfo
 from .base import (
+    AnnouncedKey,
     Argument,
     Attempt,
     Count,
@@ -166,6 +167,21 @@ LogprobsMode = Literal["processed_logprobs", "raw_logprobs", "tempered_logprobs"
 and min-p, or the model's own at temperature 1, before all of them; SGLang's are after the temperature alone."""
 
 
+class BlockHandle(Part, frozen=True, kw_only=True):
+    """Where a trajectory's block is that stayed on its node (`keep = "node"`); who has this may fetch it."""
+
+    node: Identifier
+    block_id: JobIdentifier
+    """A random name, which only the broker and its clients are told."""
+    endpoint: PathText
+    """Where the node's broker gives blocks."""
+    curve_key: AnnouncedKey = ""
+    socket: PathText = ""
+    """The Unix socket at which it gives them to programs of its machine."""
+    oldest_version: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
+    """The oldest weight version of a token; -1: nothing was generated."""
+
+
 class Result(Part, frozen=True, kw_only=True):
     """Everything about an ended job that is not an array."""
 
@@ -195,3 +211,5 @@ class Result(Part, frozen=True, kw_only=True):
     """Where in the arrays a segment begins, but for the first: each is a prompt of its own (see `ChatSettings`)."""
     logprobs_mode: LogprobsMode | Literal[""] = ""
     """Which distribution the log-probs are of; empty if nothing was generated."""
+    kept: BlockHandle | None = None
+    """Where the block is; None: it is here, or there is none."""

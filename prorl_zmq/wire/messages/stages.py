@@ -26,8 +26,9 @@ from .base import (
     ShortText,
     Timings,
 )
-from .jobs import LogprobsMode, Outcome, Phase, SandboxHandle
+from .jobs import BlockHandle, LogprobsMode, Outcome, Phase, SandboxHandle
 
+Keep = Literal["broker", "node"]
 ReportNumber = Annotated[int, Meta(ge=0, le=2**62)]
 
 
@@ -77,6 +78,8 @@ class StageReport(Message, frozen=True, kw_only=True):
     """RUN: the backends of those that have one."""
     ended: dict[JobIdentifier, Attempt] = {}
     """The jobs whose phase ended here and whose event the broker has not noted yet, with their attempts."""
+    kept: tuple[JobIdentifier, ...] | None = None
+    """From a node's broker, of RUN: the blocks of this rollout broker's trajectories that are there, by `block_id`."""
 
     @property
     def from_member(self) -> str:
@@ -106,7 +109,10 @@ class StageLeaving(Message, frozen=True):
 
 
 class PhaseEnd(Message, frozen=True, kw_only=True):
-    """Base of the two ends of a phase. RUN's have one further frame, the trajectory's block, if `tokens` is not 0."""
+    """Base of the two ends of a phase.
+
+    RUN's have one further frame, the trajectory's block, if `tokens` is not 0 and the block is not `kept`.
+    """
 
     stage_id: Identifier
     job_id: JobIdentifier
@@ -126,6 +132,8 @@ class PhaseEnd(Message, frozen=True, kw_only=True):
     logprobs_mode: LogprobsMode | Literal[""] = ""
     notes: Notes = {}
     """For people, from RUN and EVAL."""
+    kept: BlockHandle | None = None
+    """From a node's broker: the trajectory's block stays there."""
 
 
 class PhaseDone(PhaseEnd, frozen=True, kw_only=True):
@@ -154,7 +162,16 @@ class PhaseFailed(PhaseEnd, frozen=True, kw_only=True):
     """What a job earns that the agent itself has ended; finite."""
 
 
-StageEvent = StageReport | MemberAlive | StageLeaving | PhaseDone | PhaseFailed
+class BlockSent(Message, frozen=True, kw_only=True):
+    """Answer to `SendBlocks`, and what a node says of each block when it leaves. Further frame: the block."""
+
+    stage_id: Identifier
+    block_id: JobIdentifier
+    lost: bool = False
+    """It is not there; no further frame."""
+
+
+StageEvent = StageReport | MemberAlive | StageLeaving | PhaseDone | PhaseFailed | BlockSent
 
 
 class StageWelcome(Message, frozen=True, kw_only=True):
@@ -163,6 +180,8 @@ class StageWelcome(Message, frozen=True, kw_only=True):
     backend_broker: str
     heartbeat_s: Seconds
     """How often to report."""
+    keep: Keep = "broker"
+    """Where the blocks of trajectories are to be until a client has them."""
 
 
 class StageRefused(Message, frozen=True):
@@ -208,4 +227,26 @@ class CloseSandbox(Message, frozen=True):
     sandbox: SandboxHandle
 
 
-StageCommand = StageWelcome | SlotDemand | StageRefused | StartPhase | StopPhase | EventsNoted | CloseSandbox
+class ForgetBlocks(Message, frozen=True):
+    """Nobody wants these blocks any more."""
+
+    block_ids: tuple[JobIdentifier, ...]
+
+
+class SendBlocks(Message, frozen=True):
+    """Send these blocks to the broker: their clients cannot fetch them."""
+
+    block_ids: tuple[JobIdentifier, ...]
+
+
+StageCommand = (
+    StageWelcome
+    | SlotDemand
+    | StageRefused
+    | StartPhase
+    | StopPhase
+    | EventsNoted
+    | CloseSandbox
+    | ForgetBlocks
+    | SendBlocks
+)

@@ -32,9 +32,11 @@ class Disk(MemoryJournal):
         self.room = 1000
         self.writes = 0
 
-    def accept(self, jobs: Sequence[JobState], submission: Submission | None = None) -> None:
+    def accept(
+        self, jobs: Sequence[JobState], submission: Submission | None = None, replaced: Sequence[int] = ()
+    ) -> None:
         self._check(0)
-        super().accept(jobs, submission)
+        super().accept(jobs, submission, replaced)
 
     def write(
         self,

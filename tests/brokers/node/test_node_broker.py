@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import zmq
@@ -106,7 +107,8 @@ def joined() -> Iterator[Peers]:
             place="here",
             node_id="n-1",
             stage_events=f"ipc://{folder}/stage_events",
-            bind=f"ipc://{folder}/node",
+            bind="tcp://127.0.0.1:*",
+            run_dir=Path(folder),
             places=lambda: {"rollout-0": f"ipc://{folder}/rollout"},
         )
         thread = threading.Thread(target=broker.run)

@@ -20,6 +20,7 @@ from prorl_zmq.brokers.rollout.front_door import FrontDoor
 from prorl_zmq.brokers.rollout.job_history import JobHistory
 from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.jobs import Jobs
+from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
 from prorl_zmq.brokers.rollout.quota import Quota
 from prorl_zmq.brokers.rollout.result_store import REDELIVER_S, ResultStore
 from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
@@ -75,7 +76,7 @@ class Door:
         self.senders: dict[str, Sender] = {}
         """What has become of keys."""
         self.replies: dict[bytes, list[list[bytes]]] = {}
-        self.jobs = Jobs(self.table, self.results, self.history, self.quota, self.writes)
+        self.jobs = Jobs(self.table, self.results, self.history, self.quota, self.writes, KeptBlocks(10.0))
         self.batches = BatchRunner(self.jobs, self.catalog, settings.job_limit_bytes)
         self.door = FrontDoor(
             settings,

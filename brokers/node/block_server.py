@@ -1,0 +1,124 @@
+"""Gives the node's blocks to clients that know their ids.
+
+    ROUTER, bound beside the node's inbox   ⇄ clients anywhere, over CURVE: `FetchBlock`
+    Unix socket in the run folder (SEQPACKET) ⇄ clients on this machine: an id, answered with a file descriptor
+
+The id is random, and only the broker and those it gave the result to know it: it is the right to the block. A program
+that reaches the Unix socket is of the node's own account, for its folder is private.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import zmq
+
+from ...errors import MalformedMessage
+from ...security.rights import Listener
+from ...wire import codec
+from ...wire.messages.blocks import BlockGiven, FetchBlock
+from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, send, split_envelope
+from ..loop import BATCH
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ...security.zap_authenticator import ZapAuthenticator
+    from ..loop import Loop
+    from .block_store import BlockStore
+
+WAITING_BLOCKS = 64
+"""Most blocks that wait for one client that does not read; what it asks beyond them gets no answer."""
+LOCAL_CLIENTS = 256
+ID_BYTES = 64
+FOUND, LOST = b"+", b"-"
+
+log = logging.getLogger("prorl.node_broker")
+
+
+class BlockServer:
+    """Bound; `register` has a loop serve.
+
+    Raises:
+        EndpointInUse, InvalidEndpoint: it could not bind.
+    """
+
+    def __init__(self, loop: Loop, store: BlockStore, authenticator: ZapAuthenticator, bind: str, path: Path) -> None:
+        self._loop = loop
+        self._store = store
+        self._router = open_socket(loop.context, zmq.ROUTER, CONTROL_FRAME_BYTES)
+        self._router.sndhwm = WAITING_BLOCKS
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.endpoint = authenticator.bind(self._router, bind, Listener.BLOCKS)
+        self.curve_key = authenticator.curve_key(self.endpoint)
+        self.path = str(path)
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._listener.bind(self.path)
+        self._listener.listen(LOCAL_CLIENTS)
+        self._local: set[socket.socket] = set()
+
+    def register(self) -> None:
+        self._loop.register(self._router, self._drain)
+        self._loop.register_file(self._listener, self._accept)
+
+    def close(self) -> None:
+        self._router.close()
+        for one in (self._listener, *self._local):
+            one.close()
+
+    def _drain(self) -> None:
+        for _ in range(BATCH):
+            try:
+                frames = self._router.recv_multipart(NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                envelope, message = split_envelope(frames)
+                request = codec.decode(message[0], FetchBlock)
+            except (MalformedMessage, IndexError) as error:
+                log.warning("dropped a request for a block: %s", error)
+                continue
+            block = self._store.read(request.block_id)
+            reply = [*envelope, codec.encode(BlockGiven(request.request_id)), *([] if block is None else [block])]
+            with suppress(zmq.ZMQError):  # its client is gone, or does not read: it asks again
+                send(self._router, reply, NOBLOCK)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            client, _ = self._listener.accept()
+            if len(self._local) >= LOCAL_CLIENTS:
+                client.close()
+                return
+            client.setblocking(False)
+            self._local.add(client)
+            self._loop.register_file(client, partial(self._answer, client))
+
+    def _answer(self, client: socket.socket) -> None:
+        try:
+            block_id = client.recv(ID_BYTES).decode("ascii", "replace")
+            if block_id:
+                self._give(client, block_id)
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._loop.unregister_file(client)
+        self._local.discard(client)
+        client.close()
+
+    def _give(self, client: socket.socket, block_id: str) -> None:
+        file = self._store.open(block_id)
+        if file is None:
+            client.send(LOST)
+            return
+        try:
+            socket.send_fds(client, [FOUND], [file])
+        finally:
+            os.close(file)

@@ -1,0 +1,122 @@
+"""The blocks of trajectories that stay on this node until their clients have them: one file each, on the node's disk.
+
+    blocks/<rollout broker>/<block id>
+
+A node ends a few jobs a second, so a file each costs little; there is no index to lose, a file is gone when it is not
+wanted, and whoever is given one block's descriptor sees no other block. The page cache has them; a node that loses
+power loses them, and their jobs run again.
+
+A block whose event the broker has not noted stays, whatever the broker says of it: that was said before it knew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from ...wire.messages.base import new_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+BLOCKS_LIMIT = 30_000
+"""Most blocks that a node keeps for one broker: it names all of them in one report."""
+FREE_BYTES = 2**30
+"""So much of the disk stays free for sandboxes."""
+
+log = logging.getLogger("prorl.node_broker")
+
+
+class BlockStore:
+    """Takes up what an earlier process of this node has left in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._sizes: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        """By broker and block id."""
+        self._unnoted: dict[tuple[str, int], str] = {}
+        """Blocks by broker and the node's number of the event that brought them."""
+        for file in folder.glob("*/*"):
+            self._sizes[file.parent.name][file.name] = file.stat().st_size
+
+    def keep(self, broker: str, number: int, block: memoryview) -> str | None:
+        """Return the id under which a block is kept; None: there is no room, so the broker gets it.
+
+        The event of a number may come again, and brings the same block.
+        """
+        known = self._unnoted.get((broker, number))
+        if known is not None:
+            return known
+        if len(self._sizes[broker]) >= BLOCKS_LIMIT or not self._has_room():
+            return None
+        block_id = new_id()
+        path = self._path(broker, block_id)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with path.open("xb", buffering=0) as file:
+                written = 0
+                while written < len(block):
+                    written += file.write(block[written:])
+        except OSError as error:
+            log.warning("a trajectory goes to its broker, since it cannot be kept here: %s", error)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            return None
+        self._sizes[broker][block_id] = len(block)
+        self._unnoted[broker, number] = block_id
+        return block_id
+
+    def noted(self, broker: str, numbers: Iterable[int]) -> None:
+        """The broker has noted events, or they are not sent again."""
+        for number in numbers:
+            self._unnoted.pop((broker, number), None)
+
+    def forget(self, broker: str, block_ids: Iterable[str]) -> None:
+        """Remove blocks that a broker does not want."""
+        unnoted = set(self._unnoted.values())
+        for block_id in block_ids:
+            if block_id in self._sizes[broker] and block_id not in unnoted:
+                del self._sizes[broker][block_id]
+                self._path(broker, block_id).unlink(missing_ok=True)
+
+    def ids(self, broker: str) -> tuple[str, ...]:
+        return tuple(self._sizes[broker])
+
+    def open(self, block_id: str) -> int | None:
+        """Return a descriptor to read a block with; None if it is not here whole."""
+        broker = next((broker for broker, sizes in self._sizes.items() if block_id in sizes), None)
+        if broker is None:
+            return None
+        try:
+            file = os.open(self._path(broker, block_id), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        if os.fstat(file).st_size == self._sizes[broker][block_id]:
+            return file
+        os.close(file)
+        return None
+
+    def read(self, block_id: str) -> bytes | None:
+        """Return a block; None if it is not here whole."""
+        file = self.open(block_id)
+        if file is None:
+            return None
+        try:
+            return os.read(file, os.fstat(file).st_size)
+        except OSError as error:
+            log.warning("the block %s cannot be read: %s", block_id, error)
+            return None
+        finally:
+            os.close(file)
+
+    def _has_room(self) -> bool:
+        return shutil.disk_usage(self._folder).free >= FREE_BYTES
+
+    def _path(self, broker: str, block_id: str) -> Path:
+        return self._folder / broker / block_id

@@ -1,0 +1,15 @@
+"""Clients and a node's broker: the blocks of trajectories that stay on the node (`keep = "node"`)."""
+
+from __future__ import annotations
+
+from .base import JobIdentifier, Reply, Request
+
+
+class FetchBlock(Request, frozen=True):
+    """Give a block; its id is the right to it."""
+
+    block_id: JobIdentifier
+
+
+class BlockGiven(Reply, frozen=True):
+    """Answer to `FetchBlock`. Further frame: the block; none if it is not there."""

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prorl_zmq.brokers.node import block_store
+from prorl_zmq.brokers.node.block_store import BlockStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+BLOCK = memoryview(b"tokens" * 1000)
+
+
+def kept(store: BlockStore, number: int = 1, broker: str = "rollout-0") -> str:
+    block_id = store.keep(broker, number, BLOCK)
+    assert block_id is not None
+    return block_id
+
+
+def test_a_block_is_kept_until_its_broker_forgets_it(tmp_path: Path) -> None:
+    store = BlockStore(tmp_path)
+    block_id = kept(store)
+    assert store.read(block_id) == BLOCK
+    store.noted("rollout-0", [1])
+    store.forget("rollout-1", [block_id])  # it is not that broker's
+    assert store.ids("rollout-0") == (block_id,)
+    store.forget("rollout-0", [block_id, "unknown"])
+    assert store.read(block_id) is None
+    assert not list(tmp_path.glob("*/*"))
+
+
+def test_an_event_that_comes_again_brings_no_second_block(tmp_path: Path) -> None:
+    store = BlockStore(tmp_path)
+    block_id = kept(store)
+    assert kept(store) == block_id
+    store.forget("rollout-0", [block_id])  # said before the broker knew of it
+    assert store.ids("rollout-0") == (block_id,)
+
+
+def test_the_next_process_has_all_blocks(tmp_path: Path) -> None:
+    block_id = kept(BlockStore(tmp_path))
+    store = BlockStore(tmp_path)
+    assert store.ids("rollout-0") == (block_id,)
+    assert store.read(block_id) == BLOCK
+
+
+def test_a_block_that_was_cut_off_is_not_here(tmp_path: Path) -> None:
+    store = BlockStore(tmp_path)
+    block_id = kept(store)
+    (tmp_path / "rollout-0" / block_id).write_bytes(b"tok")
+    assert store.read(block_id) is None
+    assert store.open(block_id) is None
+
+
+def test_without_room_the_broker_gets_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = BlockStore(tmp_path)
+    monkeypatch.setattr(block_store, "FREE_BYTES", 2**60)
+    assert store.keep("rollout-0", 1, BLOCK) is None
+    monkeypatch.setattr(block_store, "FREE_BYTES", 0)
+    monkeypatch.setattr(block_store, "BLOCKS_LIMIT", 1)
+    kept(store, 2)
+    assert store.keep("rollout-0", 3, BLOCK) is None
+    assert store.keep("rollout-1", 3, BLOCK) is not None
+
+
+def test_where_nothing_can_be_written_the_broker_gets_the_block(tmp_path: Path) -> None:
+    store = BlockStore(tmp_path / "blocks")
+    (tmp_path / "blocks" / "rollout-0").write_bytes(b"no folder")
+    assert store.keep("rollout-0", 1, BLOCK) is None
