@@ -113,10 +113,10 @@ class NodeService:
         return usage(announced.pid)
 
     def nodes(self) -> set[str]:
-        """Return the nodes that are there with all of their stages."""
+        """Return the nodes that are there with slots for all stages."""
         with self.client() as client:
             stages = client.status().stages
-        there = [{one.node for one in stages if one.role == role} for role in Phase]
+        there = [{one.node for one in stages if one.role == role and one.slots} for role in Phase]
         return set.intersection(*there)
 
     def wait_nodes(self, count: int) -> None:
