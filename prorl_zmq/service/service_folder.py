@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import shutil
 import socket
@@ -216,6 +217,11 @@ class ServiceFolder:
     def broker_of(self, session: str) -> str:
         """Return the rollout broker to which a session belongs, by rendezvous hashing."""
         return max(self.rollout_brokers, key=lambda name: hashlib.blake2b(f"{name} {session}".encode()).digest())
+
+    def session_of(self, broker: str) -> str:
+        """Return a session that belongs to a rollout broker, for who has only something to ask."""
+        names = (f"look-{number}" for number in itertools.count())
+        return next(name for name in names if self.broker_of(name) == broker)
 
     def wait_for_brokers(self, timeout_s: float, service_id: str = "") -> dict[str, dict[str, str]]:
         """Wait until all brokers have been announced, in one life of `prorl serve` if it is named; return where.
