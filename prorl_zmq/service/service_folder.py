@@ -187,17 +187,25 @@ class ServiceFolder:
         found = {name: self.announcement(name) for name in (*self.rollout_brokers, BACKENDS)}
         return {name: one.endpoints for name, one in found.items() if one is not None}
 
-    def check_version(self) -> None:
-        """Raise `VersionMismatch` if the brokers that were announced speak another protocol than this process."""
+    def check_version(self) -> str:
+        """Return the version of the brokers that were announced if it is another than ours; else nothing.
+
+        Raises:
+            VersionMismatch: they speak another protocol than this process.
+        """
+        ours, other = version("prorl-zmq"), ""
         for name in (*self.rollout_brokers, BACKENDS):
             one = self.announcement(name)
             if one is not None and one.protocol != PROTOCOL_VERSION:
                 raise VersionMismatch(
                     f"the brokers of {self.path} are of prorl-zmq {one.version} (protocol {one.protocol}), this is "
-                    f"{version('prorl-zmq')} ({PROTOCOL_VERSION}); install the same version on all machines",
+                    f"{ours} ({PROTOCOL_VERSION}); install the same version on all machines",
                     ours=PROTOCOL_VERSION,
                     theirs=one.protocol,
                 )
+            if one is not None and one.version != ours:
+                other = one.version
+        return other
 
     def stage_events(self) -> dict[str, str]:
         """Return where stage processes connect, of each rollout broker that has been announced."""

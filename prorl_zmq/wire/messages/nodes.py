@@ -6,12 +6,14 @@ from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from .base import Identifier, Part, Reply, Request, ShortText
 from .jobs import Outcome, Phase
 
 IMAGES_LIMIT = 64
 """Most images that a node names."""
+CHANGE_SHARE = 0.05
 Bytes = Annotated[int, Meta(ge=0, le=2**62)]
 
 
@@ -31,6 +33,15 @@ class NodeFacts(Part, frozen=True, kw_only=True):
     disk_free_bytes: Bytes = 0
     disk_total_bytes: Bytes = 0
     """Where its run folder is."""
+
+    def differs(self, before: NodeFacts) -> bool:
+        """Return whether these are worth a message: free bytes differ by more than a share of all, or others at all."""
+        free = (
+            (self.memory_free_bytes - before.memory_free_bytes, self.memory_total_bytes),
+            (self.disk_free_bytes - before.disk_free_bytes, self.disk_total_bytes),
+        )
+        same = replace(before, memory_free_bytes=self.memory_free_bytes, disk_free_bytes=self.disk_free_bytes)
+        return self != same or any(abs(change) > CHANGE_SHARE * total for change, total in free)
 
 
 class ListNodes(Request, frozen=True):
