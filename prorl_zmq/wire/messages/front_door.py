@@ -31,6 +31,7 @@ from .batches import (
     SessionAlive,
 )
 from .jobs import Outcome, Phase, Result
+from .nodes import ListNodes, NodeList
 
 
 class Hello(Request, frozen=True):
@@ -223,6 +224,7 @@ FrontDoorRequest = (
     | SessionAlive
     | NoteWeights
     | Status
+    | ListNodes
     | Trace
 )
 FrontDoorReply = (
@@ -236,6 +238,7 @@ FrontDoorReply = (
     | BatchClosed
     | Noted
     | ServiceStatus
+    | NodeList
     | JobTrace
     | Refused
 )

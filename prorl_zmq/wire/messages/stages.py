@@ -27,6 +27,7 @@ from .base import (
     Timings,
 )
 from .jobs import LogprobsMode, Outcome, Phase, SandboxHandle
+from .nodes import NodeFacts
 
 ReportNumber = Annotated[int, Meta(ge=0, le=2**62)]
 
@@ -77,6 +78,8 @@ class StageReport(Message, frozen=True, kw_only=True):
     """RUN: the backends of those that have one."""
     ended: dict[JobIdentifier, Attempt] = {}
     """The jobs whose phase ended here and whose event the broker has not noted yet, with their attempts."""
+    facts: NodeFacts | None = None
+    """Of the node, where it is the member."""
 
     @property
     def from_member(self) -> str:
@@ -97,6 +100,8 @@ class MemberAlive(Message, frozen=True, kw_only=True):
     """The backends that attempts of jobs have got since the last report."""
     asks_demand: bool = False
     """The broker is to send `SlotDemand`."""
+    facts: NodeFacts | None = None
+    """Those of the node, if they have changed much since they were last said."""
 
 
 class StageLeaving(Message, frozen=True):
