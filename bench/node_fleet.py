@@ -31,6 +31,7 @@ from prorl_zmq.system.processes import die_with_parent
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.async_socket import AsyncSocket
 from prorl_zmq.wire.messages.jobs import Phase, SandboxHandle
+from prorl_zmq.wire.messages.nodes import NodeFacts
 from prorl_zmq.wire.messages.stages import (
     CloseSandbox,
     EventsNoted,
@@ -183,7 +184,7 @@ class _Node:
             self.link.full(role, self.running[role], node=self._name, place=self._name, slots=slots, tasks=TASKS)
             for role, slots in self._slots.items()
         ]
-        self.link.report(self.running, pools)
+        self.link.report(self.running, pools, NodeFacts(host=self._name))
         asyncio.get_running_loop().call_later(self._heartbeat_s, self.beat)
 
     def _received(self, frames: list[bytes | zmq.Frame]) -> None:
