@@ -2,7 +2,7 @@
 
 No socket and no clock: the tables of k rollout brokers in one process, in virtual time. A node has 64 RUN slots and
 tells each broker its share of them every `LEND_S`, by the rule of `brokers.node.slot_shares`. One trainer has 70 % of
-the work. The limit is every slot at work all the time.
+the work, and one node of a hundred fails. The limit is every slot at work all the time.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import heapq
 import random
 import statistics
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from harness import Row, main
+from msgspec import structs
 
 from prorl_zmq.brokers.node.slot_shares import divide
-from prorl_zmq.brokers.rollout.actions import End, Start
+from prorl_zmq.brokers.rollout.actions import End, Start, Stop
 from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.jobs import Job, Phase, SandboxHandle
@@ -32,6 +33,10 @@ TASKS = (Task("sleep"),)
 BROKERS = 4
 MEAN_S = 300.0
 LEND_S = 5.0
+LEASE_S = 10 * LEND_S
+FAILING = 0.01
+"""The part of the nodes that fails, each once."""
+AWAY_S = 120.0
 SKEW = 0.7
 TICK_MS, ROOM_MS, ERRAND_MS = 5.0, 0.1, 0.01
 USE = 0.98
@@ -161,39 +166,112 @@ def table_rows(nodes: int) -> list[Row]:
 
 
 class SharedNodes:
-    """Nodes that divide their slots among several brokers, in virtual time."""
+    """Nodes that divide their slots among several brokers, in virtual time; some of them fail.
 
-    def __init__(self, nodes: int, end_s: float, fixed: bool) -> None:
-        self.tables = [JobTable(30.0, ready_limit=10**9, quiet_s=10**9) for _ in range(BROKERS)]
+    Of those that fail every second one dies, with all that it runs, and is replaced by another life of it; the others
+    are cut off, go on working, and say so when they are back.
+    """
+
+    def __init__(self, nodes: int, end_s: float, *, failing: float, fixed: bool = False) -> None:
+        self.tables = [JobTable(LEASE_S, ready_limit=10**9, quiet_s=2.5 * LEND_S) for _ in range(BROKERS)]
         self.nodes, self.end_s, self.fixed = nodes, end_s, fixed
         self.names = [f"rollout-{index}" for index in range(BROKERS)]
         self.used = [Counter[str]() for _ in range(nodes)]
         self.running: defaultdict[tuple[int, int], dict[str, int]] = defaultdict(dict)
-        self.oversubscribed = 0
-        self.ends: list[tuple[float, int, int, int, str, int]] = []
-        self.done = [0] * BROKERS
-        self.made = [0] * BROKERS
-        self.busy, self.area, self.last = 0, 0.0, 0.0
-        self.twice = 0
+        self.lives = [0] * nodes
+        self.away: dict[int, list[tuple[int, PhaseDone]]] = {}
+        """Nodes that no broker hears, and what those that are cut off have to say."""
+        self.dead: set[int] = set()
+        failed = random.sample(range(nodes), round(failing * nodes))
+        times = [(random.uniform(0.3, 0.9) * end_s, node, number % 2 == 0) for number, node in enumerate(failed)]
+        self.failures = sorted(times, reverse=True)
+        self.returns: list[tuple[float, int]] = []
+        self.oversubscribed = self.twice = self.failed = 0
+        self.ends: list[tuple[float, int, int, int, int, str, int]] = []
+        self.done, self.made = [0] * BROKERS, [0] * BROKERS
+        self.busy, self.area, self.room, self.last = 0, 0.0, 0.0, 0.0
+        self._started = 0
         self._ended: set[str] = set()
-        for table in self.tables:
-            for role in (Phase.INIT, Phase.EVAL):
-                table.stage_reported(report(role, -1, 10**6), 0.0)
-        self.lend(0.0)
+        self._numbers: Counter[tuple[int, int]] = Counter()
+        self._told: dict[tuple[int, int], int] = {}
+        """The share of a broker that a node told it."""
+        self._began: defaultdict[tuple[int, int], dict[str, int]] = defaultdict(dict)
 
-    def lend(self, now: float) -> None:
+    def beat(self, now: float) -> None:
+        """All nodes report to all brokers, and these look at the time."""
+        while self.returns and self.returns[0][0] <= now:
+            self._come_back(heapq.heappop(self.returns)[1], now)
+        while self.failures and self.failures[-1][0] <= now:
+            self._fail(*self.failures.pop()[1:], now)
         demand = {name: table.counts.demand()[Phase.RUN] for name, table in zip(self.names, self.tables, strict=True)}
+        even = dict.fromkeys(self.names, SLOTS // BROKERS)
+        for index, table in enumerate(self.tables):
+            for role in (Phase.INIT, Phase.EVAL):
+                self.act(index, table.stage_reported(report(role, -1, 10**6), now), now)
         for node in range(self.nodes):
-            even = dict.fromkeys(self.names, SLOTS // BROKERS)
-            shares = even if self.fixed else divide(SLOTS, demand, self.used[node], f"n{node}")
-            for index, table in enumerate(self.tables):
-                told = report(Phase.RUN, node, shares[self.names[index]], self.running[node, index])
-                self.act(index, table.stage_reported(told, now), now)
+            if node not in self.away:
+                shares = even if self.fixed else divide(SLOTS, demand, self.used[node], f"n{node}")
+                for index, name in enumerate(self.names):
+                    self._report(node, index, shares[name], now)
+        for index, table in enumerate(self.tables):
+            self.act(index, table.tick(now), now)
+            self.feed(index, now)
+
+    def _report(self, node: int, index: int, share: int, now: float) -> None:
+        """Say everything where the share is another one, else what has begun, as a node's broker does."""
+        table, key = self.tables[index], (node, index)
+        began = self._began.pop(key, {})
+        if self._told.get(key) != share:
+            self._told[key] = share
+            told = self._full(node, index, share)
+            self.act(index, table.stage_reported(told, now), now)
+            return
+        self._numbers[key] += 1
+        alive = MemberAlive(
+            member=self._name(node), number=self._numbers[key], began={self._stage(node): began} if began else {}
+        )
+        actions, follows = table.member_alive(alive, now)
+        self.act(index, actions, now)
+        if not follows:
+            del self._told[key]
+
+    def _full(self, node: int, index: int, share: int) -> StageReport:
+        running, number = self.running[node, index], self._numbers[node, index]
+        about = {"stage_id": self._stage(node), "member": self._name(node), "number": number}
+        return structs.replace(report(Phase.RUN, node, share, running), **about)
+
+    def _name(self, node: int) -> str:
+        return f"node-{node}-{self.lives[node]}"
+
+    def _stage(self, node: int) -> str:
+        return f"run-{node}-{self.lives[node]}"
+
+    def _fail(self, node: int, dies: bool, now: float) -> None:
+        self.failed += 1
+        self._count(now, 0)
+        self.away[node] = []
+        heapq.heappush(self.returns, (now + AWAY_S, node))
+        if dies:
+            self.dead.add(node)
+            self._count(now, -self.used[node].total())
+            self.used[node].clear()
+            self.lives[node] += 1
+            for index in range(BROKERS):
+                self.running.pop((node, index), None)
+                self._began.pop((node, index), None)
+
+    def _come_back(self, node: int, now: float) -> None:
+        self._count(now, 0)
+        self.dead.discard(node)
+        for index in range(BROKERS):
+            self._told.pop((node, index), None)
+        for index, done in self.away.pop(node):
+            self.act(index, self.tables[index].phase_done(done, None, now), now)
 
     def act(self, index: int, actions: Iterable[Any], now: float) -> None:
-        work = list(actions)
+        work = deque(actions)
         while work:
-            action = work.pop()
+            action = work.popleft()
             if isinstance(action, End):
                 self.done[index] += 1
                 job_id = action.finished.result.job_id
@@ -210,16 +288,33 @@ class SharedNodes:
                     reward=reward,
                 )
                 work += self.tables[index].phase_done(done, None, now)
-            elif isinstance(action, Start):
-                node = int(action.stage_id.partition("-")[2])
-                self._count(now, 1)
-                self.used[node][self.names[index]] += 1
-                self.oversubscribed = max(self.oversubscribed, self.used[node].total() - SLOTS)
-                self.running[node, index][action.command.job_id] = action.command.attempt
-                length = random.lognormvariate(-0.125, 0.5) * MEAN_S
-                entry = (now + length, len(self._ended), index, node, action.command.job_id, action.command.attempt)
-                heapq.heappush(self.ends, entry)
+            elif isinstance(action, Start | Stop):
+                node, life = map(int, action.stage_id.split("-")[1:])
+                if node not in self.away and life == self.lives[node]:  # else the message gets lost
+                    if isinstance(action, Start):
+                        self._start(index, node, action.command.job_id, action.command.attempt, now)
+                    else:
+                        self._end(index, node, *action.claim, now)
         self.tables[index].take_changes()
+
+    def _start(self, index: int, node: int, job_id: str, attempt: int, now: float) -> None:
+        self._count(now, 1)
+        self._started += 1
+        self.used[node][self.names[index]] += 1
+        self.oversubscribed = max(self.oversubscribed, self.used[node].total() - SLOTS)
+        self.running[node, index][job_id] = self._began[node, index][job_id] = attempt
+        length = random.lognormvariate(-0.125, 0.5) * MEAN_S
+        heapq.heappush(self.ends, (now + length, self._started, index, node, self.lives[node], job_id, attempt))
+
+    def _end(self, index: int, node: int, job_id: str, attempt: int, now: float) -> bool:
+        """Free the slot of an attempt; whether the node had it."""
+        if self.running[node, index].get(job_id) != attempt:
+            return False
+        del self.running[node, index][job_id]
+        self._began[node, index].pop(job_id, None)
+        self.used[node][self.names[index]] -= 1
+        self._count(now, -1)
+        return True
 
     def feed(self, index: int, now: float) -> None:
         share = SKEW if index == 0 else (1 - SKEW) / (BROKERS - 1)
@@ -230,54 +325,65 @@ class SharedNodes:
             self.act(index, self.tables[index].submit("s", new, b"", now), now)
 
     def run(self) -> float:
-        """Return which part of the slots was at work in the second half."""
-        for index in range(BROKERS):
-            self.feed(index, 0.0)
-        next_lend, half = 0.0, None
-        while self.ends:
-            now = self.ends[0][0]
-            if next_lend <= now:
-                self.lend(next_lend)
-                next_lend += LEND_S
-                continue
+        """Return which part of the slots of the nodes that lived was at work in the second half."""
+        self.beat(0.0)
+        next_beat, half = LEND_S, None
+        while True:
+            now = min(self.ends[0][0], next_beat)
             if now >= self.end_s:
                 break
             if half is None and now >= self.end_s / 2:
                 self._count(now, 0)
-                half = (now, self.area)
-            _, _, index, node, job_id, attempt = heapq.heappop(self.ends)
-            self._count(now, -1)
-            self.used[node][self.names[index]] -= 1
-            del self.running[node, index][job_id]
-            done = PhaseDone(stage_id=f"run-{node}", job_id=job_id, attempt=attempt, phase=Phase.RUN)
-            self.act(index, self.tables[index].phase_done(done, None, now), now)
-            self.feed(index, now)
+                half = (self.area, self.room)
+            if now == next_beat:
+                self.beat(now)
+                next_beat += LEND_S
+                continue
+            _, _, index, node, life, job_id, attempt = heapq.heappop(self.ends)
+            if life != self.lives[node] or not self._end(index, node, job_id, attempt, now):
+                continue
+            done = PhaseDone(stage_id=self._stage(node), job_id=job_id, attempt=attempt, phase=Phase.RUN)
+            if node in self.away:
+                self.away[node].append((index, done))
+            else:
+                self.act(index, self.tables[index].phase_done(done, None, now), now)
+                self.feed(index, now)
         assert half is not None
-        return (self.area - half[1]) / ((self.last - half[0]) * self.nodes * SLOTS)
+        return (self.area - half[0]) / (self.room - half[1])
+
+    def lost(self) -> int:
+        """Return how many jobs have neither ended nor are with a broker."""
+        return sum(self.made) - len(self._ended) - sum(map(len, self.tables))
 
     def _count(self, now: float, change: int) -> None:
         self.area += self.busy * (now - self.last)
+        self.room += (self.nodes - len(self.dead)) * SLOTS * (now - self.last)
         self.last = now
         self.busy += change
 
 
 def lending_rows(nodes: int, end_s: float) -> list[Row]:
     random.seed(0)
-    fixed = SharedNodes(nodes, end_s, fixed=True).run()
+    fixed = SharedNodes(nodes // 10, end_s, failing=0.0, fixed=True).run()
     random.seed(0)
-    lent = SharedNodes(nodes, end_s, fixed=False)
+    lent = SharedNodes(nodes, end_s, failing=FAILING)
     use = lent.run()
     where = f"{nodes:,} nodes, {BROKERS} brokers, one with {SKEW:.0%} of the work"
+    again = sum(table.redelivered for table in lent.tables)
     return [
-        Row(f"slots at work, {where}", use, "", "slots divided once", use / fixed, f"≥ {USE:g}", use >= USE),
-        Row("slots given twice", max(0, lent.oversubscribed), "", target="0", holds=lent.oversubscribed <= 0),
-        Row("jobs that ended twice", lent.twice, "", target="0", holds=not lent.twice),
+        Row(f"slots at work, {where}", use, "of 1", "slots divided once", use / fixed, f"≥ {USE:g}", use >= USE),
+        Row("nodes that died or were cut off meanwhile", lent.failed, "nodes"),
+        Row("jobs started again for that", again, "jobs"),
+        Row("jobs that ended", sum(lent.done), "jobs"),
+        Row("slots given twice", max(0, lent.oversubscribed), "slots", target="0", holds=lent.oversubscribed <= 0),
+        Row("jobs that ended twice", lent.twice, "jobs", target="0", holds=not lent.twice),
+        Row("jobs lost", abs(lent.lost()), "jobs", target="0", holds=not lent.lost()),
     ]
 
 
 def measure(quick: bool) -> list[Row]:
     gc.disable()
-    return [*table_rows(200 if quick else 10_000), *lending_rows(20 if quick else 1_000, 600.0 if quick else 1_500.0)]
+    return [*table_rows(200 if quick else 10_000), *lending_rows(100 if quick else 10_000, 600.0)]
 
 
 if __name__ == "__main__":

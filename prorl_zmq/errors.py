@@ -237,7 +237,10 @@ class LeaseLost(ProrlError):
 
 
 class NoStage(ProrlError):
-    """No live stage process could take the job within the time allowed (`role`, `waited_s`)."""
+    """No live stage process could take the job within the time allowed (`role`, `waited_s`).
+
+    `node` is where its sandbox is; None: any would have done.
+    """
 
 
 class EngineFailed(ProrlError):

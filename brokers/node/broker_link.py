@@ -20,8 +20,9 @@ from ...security.rights import Listener
 from ...wire import codec
 from ...wire.change_reports import ChangeReports
 from ...wire.messages.jobs import Phase
+from ...wire.messages.nodes import NodeFacts
 from ...wire.messages.stages import BlockSent, StageLeaving, StageReport
-from ...wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, NOBLOCK, open_socket, send
+from ...wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, NOBLOCK, NODE_PING_S, open_socket, send
 from .event_numbers import EventNumbers
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ class BrokerLink:
         self._beats = 0
         self._slots: dict[str, int] = {}
         """Of each pool, as they were reported last."""
-        self.inbox = open_socket(context, zmq.PULL, JOB_FRAME_BYTES)
+        self._facts = NodeFacts()
+        """As they were said last."""
+        self.inbox = open_socket(context, zmq.PULL, JOB_FRAME_BYTES, NODE_PING_S)
         self.endpoint = authenticator.bind(self.inbox, bind, Listener.STAGE_INBOX)
         self.curve_key = authenticator.curve_key(self.endpoint)
         self._place = ""
@@ -102,7 +105,7 @@ class BrokerLink:
     def note_backend(self, job_id: str, backend: str) -> None:
         self._backends[job_id] = backend
 
-    def report(self, running: dict[Phase, dict[str, int]], pools: Sequence[StageReport]) -> None:
+    def report(self, running: dict[Phase, dict[str, int]], pools: Sequence[StageReport], facts: NodeFacts) -> None:
         """Send a heartbeat: `pools` has what is to be said of each pool beside its phases."""
         if any(event == zmq.Event.HANDSHAKE_SUCCEEDED for event in self._handshake.drain()):
             self._reports.connected()
@@ -117,14 +120,16 @@ class BrokerLink:
         if self._reports.is_full(held, self._backends) or not self.welcomed:
             for gone in self._slots.keys() - slots.keys():
                 self.send(StageLeaving(gone))
-            self._slots = slots
+            self._slots, self._facts = slots, facts
             for pool in pools:
                 answer = {"welcomed": self.welcomed, "asks_answer": self._reports.is_unanswered}
-                self.send(replace(pool, number=self._reports.number, **answer))
+                self.send(replace(pool, number=self._reports.number, facts=facts, **answer))
             return
         alive = self._reports.changes(held, self._backends)
         self._beats += 1
-        self.send(replace(alive, asks_demand=self._beats % DEMAND_EVERY == 1))
+        news = facts if facts.differs(self._facts) else None
+        self._facts = news or self._facts
+        self.send(replace(alive, asks_demand=self._beats % DEMAND_EVERY == 1, facts=news))
 
     def full(self, role: Phase, phases: dict[str, int], kept: Sequence[str] | None = None, **more: Any) -> StageReport:
         """Return the full report of a pool."""
@@ -177,7 +182,7 @@ class BrokerLink:
 
     def _open(self, place: str) -> None:
         self._place = place
-        self._out = open_socket(self._context, zmq.PUSH, CONTROL_FRAME_BYTES)
+        self._out = open_socket(self._context, zmq.PUSH, CONTROL_FRAME_BYTES, NODE_PING_S)
         self._handshake = Handshake(self._out, place, self._keyring)
         self._handshake.watch()
         connect_to_service(self._out, place, self._keyring)

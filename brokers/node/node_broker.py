@@ -29,6 +29,7 @@ from ...security.rights import Listener
 from ...security.zap_authenticator import ZapAuthenticator
 from ...wire import codec
 from ...wire.messages.jobs import BlockHandle, Outcome, Phase
+from ...wire.messages.nodes import NodeFacts
 from ...wire.messages.stages import (
     BlockSent,
     CloseSandbox,
@@ -70,6 +71,8 @@ LOCAL_QUIET_S = 2.5
 FIRST_REPORT_S = 0.5
 LOOK_S = 2.0
 """How often to look where the rollout brokers are."""
+FACTS_S = 10.0
+"""How often to look at this machine."""
 DEMAND_LOST_S = 15.0
 """A rollout broker that has not told its demand for so long gets no slots but those that it uses."""
 HAND_OVER_S = 12.0
@@ -110,6 +113,7 @@ class NodeBroker:
         bind: where rollout brokers reach the node, such as `tcp://10.0.0.7:*`.
         run_dir: the node's run folder, where kept blocks are.
         places: returns where the stage events of each rollout broker are, by name.
+        facts: returns what to say of this machine.
         keys: the key folder; None: that of `$PRORL_KEYS`, or none.
 
     Raises:
@@ -126,12 +130,15 @@ class NodeBroker:
         bind: str,
         run_dir: Path,
         places: Callable[[], Mapping[str, str]],
+        facts: Callable[[], NodeFacts] = NodeFacts,
         keys: Any = None,
         insecure: bool = False,
     ) -> None:
         self._node = node
         self._place = place
         self._places = places
+        self._read_facts = facts
+        self._facts = NodeFacts()
         self._loop = Loop()
         keyring = Keyring.load(keys, WORKER)
         self._authenticator = ZapAuthenticator(self._loop.context, keyring, insecure=insecure)
@@ -142,7 +149,7 @@ class NodeBroker:
         """What stage processes have reported before that: pools that have no slots until one is welcome here."""
         self._waiting: list[_Waiting] = []
         self._heartbeat_s = FIRST_REPORT_S
-        self._next_report = self._next_look = self._loop.clock.now()
+        self._next_report = self._next_look = self._next_facts = self._loop.clock.now()
         self._told = ""
         """The last problem of a connection that was said."""
         self._refused: StageRefused | None = None
@@ -392,6 +399,9 @@ class NodeBroker:
                 if link.problem and link.problem != self._told:
                     self._told = link.problem
                     log.warning("%s", link.problem)
+        if now >= self._next_facts:
+            self._next_facts = now + FACTS_S
+            self._facts = self._read_facts()
         if now >= self._next_report:
             self._next_report = now + self._heartbeat_s
             if self._loop.has_read_all:
@@ -450,7 +460,7 @@ class NodeBroker:
                 )
                 for role in roles
             ]
-            link.report(running, pools)
+            link.report(running, pools, self._facts)
 
     def _shares(self, role: Phase, now: float) -> dict[str, int]:
         slots = self._table.slots(role)

@@ -46,8 +46,16 @@ def _note(jobs: Jobs, action: Action, at: float) -> None:
     jobs.history.note(action, at, stage.node if stage is not None else "")
     if isinstance(action, Queued) and action.phase == Phase.INIT:
         jobs.blocks.release(action.job_id)  # it begins anew
-    if isinstance(action, End):
-        jobs.quota.ended(action.finished)
+    losses = jobs.table.stages.losses
+    match action:
+        case Queued() if action.error is not None:
+            losses.restarted(action.job_id, action.error)
+        case Start() if stage is not None:
+            losses.started(action.command.job_id, stage.node)
+        case End():
+            jobs.quota.ended(action.finished)
+            result = action.finished.result
+            losses.ended(result.job_id, result.outcome, result.error)
 
 
 def _log_transition(action: Action) -> None:

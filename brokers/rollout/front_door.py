@@ -46,12 +46,14 @@ from ...wire.messages.front_door import (
     Trace,
     Welcome,
 )
+from ...wire.messages.nodes import ListNodes
 from ...wire.sockets import split_envelope
 from ..batches.request_handler import BatchRequest, BatchRequestHandler
 from ..journal.records import SUBMISSIONS, Submission, job_digest
 from ..request_routing import FRONT_DOOR, convert_request
 from .job_frame import read_job
 from .job_record import JobStatus
+from .node_list import list_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -177,6 +179,8 @@ class FrontDoor:
                 self._cancel(envelope, request, now)
             case Status():
                 self._answer(envelope, self._status(request, now))
+            case ListNodes():
+                self._answer(envelope, list_nodes(request, self._jobs.table.stages, now))
             case Hello():
                 self._answer(envelope, self._hello(request))
             case Trace():

@@ -189,7 +189,7 @@ def no_stage(requirement: Requirement, waited_s: float) -> ErrorInfo:
     message = f"no live {requirement.role} process{where} took the job within {waited_s:g} s"
     if not waited_s:
         message = f"the last {requirement.role} process{where} has gone"
-    return NoStage(message, role=requirement.role, waited_s=waited_s).info()
+    return NoStage(message, role=requirement.role, node=requirement.node, waited_s=waited_s).info()
 
 
 def overdue(record: JobRecord) -> ErrorInfo:

@@ -205,7 +205,7 @@ class JobTable:
         if lease is None:
             return [], False
         follows, was_quiet = alive.number == lease.number + 1, lease.quiet
-        self.stages.lives(lease, alive.number, now)
+        self.stages.lives(lease, alive.number, now, alive.facts)
         for stage_id, began in alive.began.items():
             if (stage := lease.stages.get(stage_id)) is not None:
                 for claim in began.items():

@@ -37,7 +37,7 @@ from ...security.zap_authenticator import ZapAuthenticator
 from ...system.logs import of_job
 from ...wire import codec
 from ...wire.messages.backends import Release
-from ...wire.messages.base import new_id
+from ...wire.messages.base import PROTOCOL_VERSION, new_id
 from ...wire.messages.jobs import Outcome
 from ...wire.messages.stages import (
     BlockSent,
@@ -53,7 +53,7 @@ from ...wire.messages.stages import (
     StageWelcome,
     StopPhase,
 )
-from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, receive, send
+from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, NODE_PING_S, open_socket, receive, send
 from ..batches.batch_runner import BatchRunner
 from ..journal.journal_rows import lost_result
 from ..journal.write_ahead import WriteAhead
@@ -105,7 +105,7 @@ class RolloutBroker:
         self._door = open_socket(self._loop.context, zmq.ROUTER, door_limit)
         # A reply to a client that is gone is an error here, not silence: its results go to the next client at once.
         self._door.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._events = open_socket(self._loop.context, zmq.PULL)
+        self._events = open_socket(self._loop.context, zmq.PULL, ping_s=NODE_PING_S)
         self._releases = open_socket(self._loop.context, zmq.DEALER, CONTROL_FRAME_BYTES)
         try:
             front_door, stage_events = self._settings.front_door, self._settings.stage_events
@@ -237,7 +237,7 @@ class RolloutBroker:
                         self._note_kept(event.job_id, event.kept)
             except MalformedMessage as error:
                 log.warning("dropped a malformed stage event: %s", error)
-                self._note_malformed(header)
+                self._note_malformed(header, now, sender.user_id)
             except Exception:
                 log.exception("a stage event failed")  # a fault of ours must not take all jobs with it
 
@@ -331,13 +331,16 @@ class RolloutBroker:
         if number and self._stages.note(stage_id, number):
             self._jobs.writes.then(self._stages.say_noted)
 
-    def _note_malformed(self, header: bytes | zmq.Frame) -> None:
-        """Let a stage process forget an event that would be as malformed if it was sent again."""
+    def _note_malformed(self, header: bytes | zmq.Frame, now: float, key: str) -> None:
+        """Refuse a process of another version; let another forget an event that would be as malformed if sent again."""
         try:
             content = codec.unpack(header if isinstance(header, bytes) else header.bytes)
         except MalformedMessage:
             return
         if not isinstance(content, dict):
+            return
+        if content.get("protocol", PROTOCOL_VERSION) != PROTOCOL_VERSION:
+            self._stages.refuse_version(content, key, now)
             return
         stage_id, number = content.get("stage_id"), content.get("number")
         if isinstance(stage_id, str) and isinstance(number, int) and stage_id in self._stages:

@@ -1,7 +1,8 @@
 """The rollout broker's way to one stage process: a PUSH socket, and what libzmq says of its connection.
 
 Where a process has died, its connection ends and another one is refused. One that was stopped loses its connection too
-(libzmq's heartbeats end it), but the system still takes another one for it; where a link is cut, nothing is refused.
+(libzmq's pings end it), but the system still takes another one for it; where a link is cut, nothing is refused. Both
+are noticed by the lease, so a node, of which there may be thousands, is pinged seldom.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ...errors import Busy, MalformedMessage, ProrlError
 from ...security.handshake import Handshake
 from ...security.keyring import Keyring, connect_to_peer
 from ...wire.connection_guard import no_room
-from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, check_numeric, open_socket, send
+from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, NODE_PING_S, PING_S, check_numeric, open_socket, send
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +50,8 @@ class StageConnection:
         if problem := no_room():
             raise Busy(f"{problem}, or have `prorl node` speak for all stage processes of a node")
         try:
-            self._socket = open_socket(context, zmq.PUSH, CONTROL_FRAME_BYTES)
+            ping_s = NODE_PING_S if report.member else PING_S
+            self._socket = open_socket(context, zmq.PUSH, CONTROL_FRAME_BYTES, ping_s)
         except zmq.ZMQError as error:
             raise MalformedMessage(f"no socket for {report.endpoint}: {error.strerror}") from error
         self._handshake = Handshake(self._socket, report.endpoint, keyring)

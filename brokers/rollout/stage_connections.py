@@ -12,12 +12,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from ...errors import Busy, ConfigError, NotAllowed, ProrlError, VersionMismatch
+from ...errors import Busy, ConfigError, MalformedMessage, NotAllowed, ProrlError, VersionMismatch
 from ...wire import codec
 from ...wire.messages.base import PROTOCOL_VERSION
-from ...wire.messages.stages import EventsNoted, StageRefused, StageWelcome
+from ...wire.messages.stages import EventsNoted, StageRefused, StageReport, StageWelcome
 from .node_places import NodePlaces
 from .stage_connection import StageConnection
 
@@ -26,10 +28,12 @@ if TYPE_CHECKING:
 
     from ...security.keyring import Keyring
     from ...security.rights import Sender
-    from ...wire.messages.stages import StageCommand, StageReport
+    from ...wire.messages.stages import StageCommand
     from ...wire.sockets import Frame
     from .stage_pool import StagePool
 
+ANSWERABLE = ("protocol", "stage_id", "member", "role", "node", "endpoint", "curve_key")
+"""What of a report it takes to answer it."""
 FULL_EVERY_S = 30.0
 """How often it is said that there are no more descriptors."""
 
@@ -46,6 +50,7 @@ class StageConnections:
         self._members: dict[str, str] = {}
         """Who reports for a stage process."""
         self._places = NodePlaces()
+        self._version = version("prorl-zmq")
         self._unconnected = 0
         """Reports whose processes there was no descriptor for, since that was last said."""
         self._full_said_at = -math.inf
@@ -78,8 +83,11 @@ class StageConnections:
         self._members[report.stage_id] = member
         self._connections[member].stage_ids.add(report.stage_id)
         if is_new and report.protocol != PROTOCOL_VERSION:
-            self._refuse(member, _mismatch(report))
+            self._refuse_version(report)
             return False
+        if is_new and report.facts is not None and report.facts.version != self._version:
+            versions = (report.node, report.facts.version, self._version)
+            log.warning("node %s has prorl-zmq %s, and this broker %s: install one version everywhere", *versions)
         try:
             if not self._places.joins(report, living.heard_at, now):
                 return False
@@ -90,6 +98,15 @@ class StageConnections:
         if is_new or report.asks_answer or not report.welcomed:
             self.welcome(member)
         return report.welcomed
+
+    def refuse_version(self, content: dict[str, Any], key: str, now: float) -> None:
+        """Answer a report of another protocol, of which no more is known than how to answer it."""
+        known = {name: content[name] for name in ANSWERABLE if name in content}
+        with suppress(MalformedMessage, Busy):
+            report: StageReport = codec.convert({**known, "slots": 0, "tasks": ()}, StageReport)
+            if report.from_member not in self._connections:
+                self._connections[report.from_member] = StageConnection(self._context, report, key, self._keyring, now)
+                self._refuse_version(report)
 
     def welcome(self, member: str) -> None:
         """Have a member report everything."""
@@ -170,6 +187,10 @@ class StageConnections:
             about = (self._unconnected, report.stage_id, error.message)
             log.error("%d reports went without an answer, the last one of %s: %s", *about)
             self._full_said_at, self._unconnected = now, 0
+
+    def _refuse_version(self, report: StageReport) -> None:
+        log.warning("refused %s of node %s, which speaks protocol %d", report.stage_id, report.node, report.protocol)
+        self._refuse(report.from_member, _mismatch(report))
 
     def _refuse(self, member: str, error: ProrlError) -> None:
         self._send(member, StageRefused(error.info()))

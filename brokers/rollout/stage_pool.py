@@ -21,10 +21,12 @@ from ...wire.messages.front_door import StageStatus
 from ...wire.messages.jobs import Phase
 from .deadlines import Deadlines
 from .least_loaded import LeastLoaded
+from .node_losses import NodeLosses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...wire.messages.nodes import NodeFacts
     from ...wire.messages.stages import StageReport
 
 
@@ -56,6 +58,8 @@ class Lease:
     """It has not reported for a while."""
     disconnected: bool = False
     """Its connection has ended since it reported."""
+    facts: NodeFacts | None = None
+    """What it says of its machine."""
     stages: dict[str, StageProcess] = field(default_factory=dict)
 
 
@@ -124,6 +128,7 @@ class StagePool:
         self._gone: list[str] = []
         self._unserved: dict[Requirement, None] = {}
         """What no process can give any more, since the last look."""
+        self.losses = NodeLosses()
 
     def __contains__(self, stage_id: str) -> bool:
         return stage_id in self._stages
@@ -171,16 +176,18 @@ class StagePool:
             self._serving.update(stage.requirements)
             self._count_slots(stage)
             self._offer_node(stage.node)
+            self.losses.joined(stage.node)
         elif stage.slots != report.slots:
             stage.slots = report.slots
             self._count_slots(stage)
             self._offer_node(stage.node)
-        self.lives(stage.lease, report.number, now)
+        self.lives(stage.lease, report.number, now, report.facts)
         return stage
 
-    def lives(self, lease: Lease, number: int, now: float) -> None:
-        """Note that a member has reported."""
+    def lives(self, lease: Lease, number: int, now: float, facts: NodeFacts | None = None) -> None:
+        """Note that a member has reported, and what it says of its machine if that is new."""
         was_quiet = lease.quiet
+        lease.facts = facts or lease.facts
         lease.heard_at, lease.number = now, number
         lease.disconnected = False
         self._set_quiet(lease, quiet=False)
@@ -220,6 +227,9 @@ class StagePool:
                 self._deadlines.set(member, lease.heard_at + self._lease_s)
             else:
                 self._deadlines.set(member, lease.heard_at + self._quiet_s)
+        for stage in removed:
+            lease, is_whole = stage.lease, not self.of_node(stage.node)
+            self.losses.lost(stage.node, stage.stage_id, lease.facts, now, died=lease.disconnected, is_whole=is_whole)
         return removed
 
     def restart_leases(self, now: float) -> None:
@@ -339,12 +349,16 @@ class StagePool:
     def tasks(self) -> frozenset[str]:
         return frozenset(task for stage in self if not stage.leaving for task in stage.tasks)
 
+    def nodes(self) -> Iterator[str]:
+        """Return the names of the nodes that are here."""
+        return (name for name, node in self._nodes.items() if node.stages)
+
+    def of_node(self, node: str) -> list[StageProcess]:
+        return list(self._nodes[node].stages.values()) if node in self._nodes else []
+
     def on_node(self, node: str) -> str | None:
         """Return some live process of a node, for an errand there."""
-        if node not in self._nodes:
-            return None
-        stages = self._nodes[node].stages.values()
-        return next((stage.stage_id for stage in stages if not stage.leaving), None)
+        return next((stage.stage_id for stage in self.of_node(node) if not stage.leaving), None)
 
     def _count_slots(self, stage: StageProcess) -> None:
         more = stage.working_slots - stage.counted_slots

@@ -31,6 +31,7 @@ from . import (
     keys,
     machine,
     node,
+    nodes,
     service,
     stage,
     tasks,
@@ -76,7 +77,7 @@ prorl.command("demo")(demo.demo)
 prorl.command("init")(init.init)
 prorl.command("serve")(service.serve)
 prorl.command("up")(cluster.up)
-prorl.command("nodes")(cluster.nodes)
+prorl.command("nodes")(nodes.nodes)
 prorl.command("scale")(cluster.scale)
 prorl.command("drain")(cluster.drain)
 prorl.command("down")(cluster.down)

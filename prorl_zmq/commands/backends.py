@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Group
@@ -32,6 +32,7 @@ commands = typer.Typer(
     rich_markup_mode=None,
 )
 
+Seen = TypeVar("Seen")
 WATCH_S = 1.0
 """How often a watched table is redrawn."""
 NOTHING = "–"
@@ -73,7 +74,7 @@ def list_(
     the share of prompt tokens that the engine found in its prefix cache. Engine hosts report them and tokens/s with
     their heartbeats; some servers do not say.
     """
-    show(lambda: _tables(backend_list(client), details=details), watch=watch)
+    show(lambda: backend_list(client), lambda listed: _tables(listed, details=details), watch=watch)
 
 
 @commands.command()
@@ -208,14 +209,15 @@ def cancel_weights(
     print(f"{len(client.backends.list())} backend(s) continue without version {weight_version}")
 
 
-def show(tables: Callable[[], Group], *, watch: bool) -> None:
-    """Print tables once, or keep them up to date until Ctrl-C."""
+def show(look: Callable[[], Seen], layout: Callable[[Seen], Group], *, watch: bool) -> Seen:
+    """Print what is seen once, and return it; or keep it up to date until Ctrl-C."""
     if not watch:
-        console().print(tables())
-        return
+        seen = look()
+        console().print(layout(seen))
+        return seen
     with Live(console=console(), auto_refresh=False) as live:
         while True:
-            live.update(tables(), refresh=True)
+            live.update(layout(look()), refresh=True)
             threading.Event().wait(WATCH_S)
 
 

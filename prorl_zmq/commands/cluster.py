@@ -1,26 +1,16 @@
-"""`prorl up`, `nodes`, `scale`, `drain` and `down`: a service on the hosts of a Slurm cluster."""
+"""`prorl up`, `scale`, `drain` and `down`: a service on the hosts of a Slurm cluster."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Group
-from rich.table import Column, Table
 
-from ..client.blocking.client import RolloutClient
-from ..errors import ProrlError, SlurmFailed
-from ..system.duration import duration
+from ..errors import SlurmFailed
 from ..system.logs import say, start_logging
-from ..wire.messages.jobs import Phase
 from . import options
-from .backends import show
-
-if TYPE_CHECKING:
-    from ..cluster.cluster_service import ClusterService
-    from ..cluster.node_table import NodeRow
 
 Service = Annotated[
     Path,
@@ -72,44 +62,6 @@ def up(
     more = "" if joined >= wanted else f"; {wanted - joined} of {wanted} are still to come: `prorl nodes --watch`"
     say("prorl up", f"{joined} node{'s' if joined != 1 else ''} joined{more}")
     print(f'RolloutClient(service="{started.folder.path}") submits jobs; `prorl down` ends the service.')
-
-
-def nodes(
-    service: Service,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the table up to date until Ctrl-C.")] = False,
-) -> None:
-    """Show the hosts of a service: what Slurm, the nodes and the brokers say about each."""
-    from ..cluster.cluster_service import ClusterService
-
-    started = ClusterService(service)
-    show(lambda: Group(_table(started)), watch=watch)
-
-
-def _table(started: ClusterService) -> Table:
-    from ..cluster.node_table import node_rows
-
-    fleet = started.fleet
-    wanted = fleet.folder.wanted()
-    found = [one for each in fleet.allocations().values() for one in each]
-    with RolloutClient(service=started.folder.path, timeout_s=options.QUICK_S) as client:
-        try:
-            stages, problem = client.status().stages, ""
-        except ProrlError as error:
-            stages, problem = (), error.message
-    rows = node_rows(found, started.records(), stages, wanted.leaving)
-    roles = "/".join(Phase)
-    numbers = [Column(name, justify="right") for name in (f"slots\n{roles}", "held", "up for", "time left")]
-    images = ", ".join(Path(image).name for image in fleet.cluster.nodes.images) or "none"
-    caption = problem or f"{wanted.nodes} nodes and {wanted.engines} engine hosts are wanted; images: {images}"
-    table = Table("node", "host", "job", "state", *numbers, caption=caption, caption_justify="left")
-    for row in rows:
-        table.add_row(*_cells(row))
-    return table
-
-
-def _cells(row: NodeRow) -> tuple[str, ...]:
-    times = ("" if seconds is None else duration(round(seconds)) for seconds in (row.age_s, row.left_s))
-    return (row.node, row.host, row.job, row.state, row.slots, "" if row.held is None else str(row.held), *times)
 
 
 def scale(

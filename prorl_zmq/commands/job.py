@@ -12,10 +12,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ..client.blocking.client import RolloutClient
+from ..service.rollout_brokers import RolloutBrokers
 from ..system.duration import duration
 from ..system.logs import one_line
-from .options import console, quick_client, taking
+from .options import all_brokers, console, taking
 
 if TYPE_CHECKING:
     from ..errors import ErrorInfo
@@ -26,9 +26,9 @@ BAR, WIDE_BAR = 12, 40
 WIDE = 120
 
 
-@taking(quick_client)
+@taking(all_brokers)
 def job(
-    client: RolloutClient,
+    brokers: RolloutBrokers,
     job_id: Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or a beginning that no other has.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
@@ -36,7 +36,7 @@ def job(
 
     Jobs are known while they wait and run, and the newest 10,000 or so after they ended, collected or not.
     """
-    trace = client.trace(job_id)
+    trace = brokers.trace(job_id)
     if as_json:
         print(json_text(trace))
     else:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,21 +16,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from ..client.blocking.client import RolloutClient
 from ..client.submission import Submission
 from ..errors import ConfigError, ProrlError
+from ..service.rollout_brokers import RolloutBrokers, fates, summed
 from ..system.logs import one_line, say
 from ..system.processes import stop_signals
 from ..system.stopping import Stopping
-from ..wire.messages.base import Identifier
+from ..wire.messages.backends import BackendList, ListBackends
+from ..wire.messages.base import Identifier, new_id
 from ..wire.messages.jobs import Job, Outcome, Phase
-from .backends import backend_list, backend_table, show
-from .options import Config, Connect, Keys, Service, async_client_of, columns, console, quick_client, taking
+from .backends import backend_table, show
+from .options import Config, Connect, Keys, Service, all_brokers, async_client_of, columns, console, taking
 
 if TYPE_CHECKING:
     from ..client.asynchronous.client import AsyncRolloutClient
     from ..data.trajectory import Trajectory
-    from ..wire.messages.backends import BackendList
     from ..wire.messages.batches import BatchStatus
     from ..wire.messages.front_door import ServiceStatus
 
@@ -148,25 +149,60 @@ def _checked(session: str | None) -> str | None:
         ) from None
 
 
-@taking(quick_client)
+class _Seen(NamedTuple):
+    status: ServiceStatus
+    listed: BackendList
+    problems: list[str]
+
+
+@taking(all_brokers)
 def status(
-    client: RolloutClient,
+    brokers: RolloutBrokers,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
-    """Show the stage processes, queues, outcomes and backends of a service."""
-    show(lambda: status_tables(client.status(), backend_list(client)), watch=watch)
+    """Show the stage processes, queues, outcomes and backends of a service, summed up over its rollout brokers.
+
+    The exit code is 1 if a broker did not answer; what others say is shown all the same.
+    """
+    if as_json:
+        seen = _look(brokers)
+        told = {"status": seen.status, "backends": seen.listed.backends, "problems": seen.problems}
+        print(msgspec.json.encode(told).decode())
+    else:
+        seen = show(lambda: _look(brokers), _layout, watch=watch)
+    if seen.problems:
+        raise typer.Exit(1)
 
 
-@taking(quick_client)
+def _look(brokers: RolloutBrokers) -> _Seen:
+    answers = brokers.ask(lambda client: client.status())
+    answers.check()
+    backends = brokers.ask(lambda client: client.backends.ask(ListBackends(new_id())), only=next(iter(answers.found)))
+    problems = answers.silent()
+    problems += [f"the backend broker does not answer: {error.message}" for error in backends.problems.values()]
+    listed = next(iter(backends.found.values()), BackendList(""))
+    return _Seen(summed(answers.found.values()), listed, problems)
+
+
+def _layout(seen: _Seen) -> Group:
+    return Group(status_tables(seen.status, seen.listed), *(Text(one_line(problem)) for problem in seen.problems))
+
+
+@taking(all_brokers)
 def cancel(
-    client: RolloutClient,
+    brokers: RolloutBrokers,
     job_ids: Annotated[list[str], typer.Argument(metavar="JOB…", help="Ids of the jobs to end.")],
 ) -> None:
-    """End jobs with outcome `cancelled`."""
-    fates = client.cancel(job_ids)
-    for job_id, fate in fates.items():
+    """End jobs with outcome `cancelled`, whichever rollout broker has them."""
+    answers = brokers.ask(lambda client: client.cancel(job_ids))
+    answers.check()
+    told = fates(answers.found.values())
+    for job_id, fate in told.items():
         print(f"{job_id}: {fate}")
-    if "unknown" in fates.values():
+    for problem in answers.silent():
+        say("prorl cancel", problem, logging.ERROR)
+    if answers.problems or "unknown" in told.values():
         raise typer.Exit(1)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +17,7 @@ from msgspec.structs import replace
 from ..config import StageSettings, Topology
 from ..errors import ConfigError
 from ..service.service_folder import ServiceFolder, forget_node, note_node
-from ..system.logs import start_logging
+from ..system.logs import say, start_logging
 from ..system.node_name import allocation, short_id
 from ..wire.messages.base import Identifier
 from ..wire.messages.jobs import Phase
@@ -64,7 +66,9 @@ def node(
     from ..service.supervisor import Supervisor
 
     folder = ServiceFolder.open(service)
-    folder.check_version()
+    if other := folder.check_version():
+        words = f"the brokers have prorl-zmq {other}, and this node has {version('prorl-zmq')}"
+        say("prorl node", f"{words}: install the same version on all machines", logging.WARNING)
     own = name or (f"{socket.gethostname()}-{allocation()}" if allocation() else short_id(str(folder.path)))
     topology = node_topology(folder, run_dir, own, log_format, log_level)
     topology = replace(

@@ -19,6 +19,7 @@ from ..client.asynchronous.client import AsyncRolloutClient
 from ..client.blocking.client import RolloutClient
 from ..config import SecuritySettings, ServerApi, ServiceSettings, Topology, default_front_door, load_topology
 from ..errors import ConfigError
+from ..service.rollout_brokers import RolloutBrokers
 from ..system.logs import LogFormat, LogLevel, start_logging
 from ..wire.messages.backends import ToolCallFormatName
 
@@ -197,6 +198,17 @@ def quick_client(
 ) -> RolloutClient:
     """Return the client of a command that only asks something."""
     return client_of(connect, config, keys, service, timeout_s=QUICK_S)
+
+
+def all_brokers(
+    connect: Connect = None, config: Config = None, keys: Keys = None, service: Service = None
+) -> RolloutBrokers:
+    """Return the rollout brokers of a command that asks all of them something."""
+    if service is not None and connect is None:
+        return RolloutBrokers.of_folder(service, QUICK_S, keys)
+    door = front_door_of(connect, config)
+    client = AsyncRolloutClient(door, keys=_keys_of(config, keys), timeout_s=QUICK_S)
+    return RolloutBrokers({door: client})
 
 
 def taking(make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

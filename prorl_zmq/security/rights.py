@@ -43,6 +43,7 @@ from ..wire.messages.engines import (
     UpdateWeights,
 )
 from ..wire.messages.front_door import Cancel, Collect, Hello, NoteWeights, RelayBlocks, Status, Submit, Trace
+from ..wire.messages.nodes import ListNodes
 
 
 class Listener(StrEnum):
@@ -67,7 +68,7 @@ CONNECTING_ROLES: dict[Listener, frozenset[KeyRole]] = {
 """Which roles may connect at all; others fail the handshake."""
 
 _Kinds = frozenset[type[msgspec.Struct]]
-_EVERYBODY: _Kinds = frozenset({Hello, Status, ListBackends})
+_EVERYBODY: _Kinds = frozenset({Hello, Status, ListNodes, ListBackends})
 _BATCHES: _Kinds = frozenset({OpenBatch, Feed, NextGroup, CloseBatch, SessionAlive})
 _WEIGHTS: _Kinds = frozenset({NoteWeights, BeginWeights, EndWeights, CancelWeights, LoadWeights, SetWeightVersion})
 REQUESTS: dict[KeyRole, _Kinds] = {

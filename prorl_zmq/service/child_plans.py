@@ -55,11 +55,11 @@ def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
 
 def plan_brokers(topology: Topology, folder: ServiceFolder, address: str) -> list[ChildPlan]:
     """List the brokers of a service with a folder, and its gateway."""
-    config = ["--config", str(folder.path / TOPOLOGY)]
-    place = [*config, "--service", str(folder.path), "--address", address, *_shared(topology)]
-    brokers = [ChildPlan("backend-broker", ("prorl", "broker", "backend", *place), BROKER_RANK)]
+    place = ["--service", str(folder.path), "--address", address, *_shared(topology)]
+    settings = ["--config", str(folder.path / TOPOLOGY), *place]
+    brokers = [ChildPlan("backend-broker", ("prorl", "broker", "backend", *settings), BROKER_RANK)]
     brokers += [
-        ChildPlan(name, ("prorl", "broker", "rollout", "--name", name, *place), BROKER_RANK)
+        ChildPlan(name, ("prorl", "broker", "rollout", "--name", name, *settings), BROKER_RANK)
         for name in folder.rollout_brokers
     ]
     if topology.gateway.bind:

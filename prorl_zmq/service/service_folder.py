@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import shutil
 import socket
@@ -186,17 +187,25 @@ class ServiceFolder:
         found = {name: self.announcement(name) for name in (*self.rollout_brokers, BACKENDS)}
         return {name: one.endpoints for name, one in found.items() if one is not None}
 
-    def check_version(self) -> None:
-        """Raise `VersionMismatch` if the brokers that were announced speak another protocol than this process."""
+    def check_version(self) -> str:
+        """Return the version of the brokers that were announced if it is another than ours; else nothing.
+
+        Raises:
+            VersionMismatch: they speak another protocol than this process.
+        """
+        ours, other = version("prorl-zmq"), ""
         for name in (*self.rollout_brokers, BACKENDS):
             one = self.announcement(name)
             if one is not None and one.protocol != PROTOCOL_VERSION:
                 raise VersionMismatch(
                     f"the brokers of {self.path} are of prorl-zmq {one.version} (protocol {one.protocol}), this is "
-                    f"{version('prorl-zmq')} ({PROTOCOL_VERSION}); install the same version on all machines",
+                    f"{ours} ({PROTOCOL_VERSION}); install the same version on all machines",
                     ours=PROTOCOL_VERSION,
                     theirs=one.protocol,
                 )
+            if one is not None and one.version != ours:
+                other = one.version
+        return other
 
     def stage_events(self) -> dict[str, str]:
         """Return where stage processes connect, of each rollout broker that has been announced."""
@@ -216,6 +225,11 @@ class ServiceFolder:
     def broker_of(self, session: str) -> str:
         """Return the rollout broker to which a session belongs, by rendezvous hashing."""
         return max(self.rollout_brokers, key=lambda name: hashlib.blake2b(f"{name} {session}".encode()).digest())
+
+    def session_of(self, broker: str) -> str:
+        """Return a session that belongs to a rollout broker, for who has only something to ask."""
+        names = (f"look-{number}" for number in itertools.count())
+        return next(name for name in names if self.broker_of(name) == broker)
 
     def wait_for_brokers(self, timeout_s: float, service_id: str = "") -> dict[str, dict[str, str]]:
         """Wait until all brokers have been announced, in one life of `prorl serve` if it is named; return where.

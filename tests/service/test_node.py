@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from prorl_zmq import Job, RolloutClient
-from prorl_zmq.errors import NotAllowed
+from prorl_zmq.errors import JobTooLarge, NotAllowed
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.service.service_folder import BACKENDS, MARKER, Announcement, ServiceFolder
 
@@ -38,6 +38,7 @@ rollout_brokers = 2
 [rollout_broker]
 heartbeat_s = 0.2
 lease_s = 2.0
+job_limit_bytes = 100_000
 [sandbox]
 kind = "process"
 [[stage]]
@@ -173,6 +174,11 @@ def test_each_session_has_its_broker_and_all_share_the_node(shared: Cluster) -> 
             assert {stage.node for stage in status.stages} == {"one"}
             assert len(status.stages) == 3  # the node speaks for each role once
     assert (shared.folder / "nodes" / "one.json").exists()
+
+
+def test_the_brokers_have_the_settings_of_the_folder(shared: Cluster) -> None:
+    with shared.client() as client, pytest.raises(JobTooLarge, match="100000"):
+        client.submit(Job(task="math", instance={"problem": "x" * 100_000, "ground_truth": "1"}))
 
 
 def test_commands_find_a_service_in_the_environment(shared: Cluster) -> None:

@@ -63,6 +63,11 @@ def stage_image(source: Path, folder: Path) -> Path:
     return link
 
 
+def images_in(folder: Path) -> list[str]:
+    """Return the names of the complete images in a folder that this module, or an `ImageStore`, keeps."""
+    return [each.name for each in folder.iterdir() if each.name[0] != "." and each.is_symlink() and each.exists()]
+
+
 def _copy(source: Path, partial: Path, copy: Path) -> None:
     _remove(partial)  # of a process that was killed
     try:

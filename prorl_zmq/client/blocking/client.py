@@ -17,6 +17,8 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from msgspec.structs import replace
+
 from ...config import default_front_door
 from ...errors import Busy, ProrlError, RequestTimeout
 from ...security.keyring import CLIENT, Keyring
@@ -32,6 +34,7 @@ from ...wire.messages.backends import (
 from ...wire.messages.base import new_id
 from ...wire.messages.front_door import Cancel, NoteWeights, Status, Trace
 from ...wire.messages.jobs import Job
+from ...wire.messages.nodes import ListNodes, NodeList
 from ..batch_progress import BatchProgress, batch_options
 from ..keep_alive import KeepAlive
 from ..requests import IDS_PER_REQUEST, POLL_S, UPDATE_LIMIT_S, CollectState, check_job_ids, submissions
@@ -210,6 +213,20 @@ class RolloutClient:
         """
         reply: ServiceStatus = self._service.ask(Status(new_id()), self._service.until(timeout_s))
         return reply
+
+    def nodes(self, *, timeout_s: float | None = None) -> NodeList:
+        """List the nodes that the session's rollout broker knows, and the last ones that it has lost.
+
+        Raises:
+            RequestTimeout: it did not answer.
+        """
+        until = self._service.until(timeout_s)
+        reply: NodeList = self._service.ask(ListNodes(new_id()), until)
+        found = reply.nodes
+        while reply.more:
+            reply = self._service.ask(ListNodes(new_id(), found[-1].node), until)
+            found += reply.nodes
+        return replace(reply, nodes=found)
 
     def trace(self, job_id: str, *, timeout_s: float | None = None) -> JobTrace:
         """Return what a job went through: each state, where, how long, and what ended it.

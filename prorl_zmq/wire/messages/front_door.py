@@ -31,6 +31,7 @@ from .batches import (
     SessionAlive,
 )
 from .jobs import Outcome, Phase, Result
+from .nodes import ListNodes, NodeList
 
 
 class Hello(Request, frozen=True):
@@ -237,6 +238,7 @@ FrontDoorRequest = (
     | SessionAlive
     | NoteWeights
     | Status
+    | ListNodes
     | Trace
 )
 FrontDoorReply = (
@@ -250,6 +252,7 @@ FrontDoorReply = (
     | BatchClosed
     | Noted
     | ServiceStatus
+    | NodeList
     | JobTrace
     | Refused
 )

@@ -27,6 +27,7 @@ from .base import (
     Timings,
 )
 from .jobs import BlockHandle, LogprobsMode, Outcome, Phase, SandboxHandle
+from .nodes import NodeFacts
 
 Keep = Literal["broker", "node"]
 ReportNumber = Annotated[int, Meta(ge=0, le=2**62)]
@@ -80,6 +81,8 @@ class StageReport(Message, frozen=True, kw_only=True):
     """The jobs whose phase ended here and whose event the broker has not noted yet, with their attempts."""
     kept: tuple[JobIdentifier, ...] | None = None
     """From a node's broker, of RUN: the blocks of this rollout broker's trajectories that are there, by `block_id`."""
+    facts: NodeFacts | None = None
+    """Of the node, where it is the member."""
 
     @property
     def from_member(self) -> str:
@@ -100,6 +103,8 @@ class MemberAlive(Message, frozen=True, kw_only=True):
     """The backends that attempts of jobs have got since the last report."""
     asks_demand: bool = False
     """The broker is to send `SlotDemand`."""
+    facts: NodeFacts | None = None
+    """Those of the node, if they have changed much since they were last said."""
 
 
 class StageLeaving(Message, frozen=True):

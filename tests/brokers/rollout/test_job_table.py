@@ -680,7 +680,7 @@ def test_a_job_that_no_process_serves_ends_after_the_wait_that_it_allows() -> No
     result = table.result()
     assert result.outcome == Outcome.INFRASTRUCTURE_ERROR
     assert result.error is not None
-    assert (result.error.code, result.error.fields) == ("no_stage", {"role": "init", "waited_s": 5.0})
+    assert (result.error.code, result.error.fields) == ("no_stage", {"role": "init", "node": None, "waited_s": 5.0})
 
 
 def test_a_busy_process_is_no_reason_to_give_up() -> None:

@@ -1,0 +1,155 @@
+"""`prorl nodes`: the nodes of a service, and what became of those that were lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import msgspec
+import typer
+from rich.console import Group
+from rich.table import Column, Table
+from rich.text import Text
+
+from ..errors import SlurmFailed
+from ..service.node_rows import NodeRow, losses, node_rows
+from ..system.duration import duration
+from ..system.logs import one_line
+from ..wire.messages.jobs import Phase
+from .backends import NOTHING, show
+from .options import Config, Connect, Keys, Service, all_brokers, columns
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..service.rollout_brokers import RolloutBrokers
+    from ..wire.messages.nodes import LostNode
+
+GIB = 2**30
+
+
+class _Seen(NamedTuple):
+    rows: list[NodeRow]
+    lost: list[LostNode]
+    problems: list[str]
+    caption: str = ""
+    on_slurm: bool = False
+
+
+def nodes(
+    details: Annotated[
+        bool, typer.Option("--details", "-d", help="Show allocations, images, memory, disk and versions too.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    connect: Connect = None,
+    config: Config = None,
+    keys: Keys = None,
+    service: Service = None,
+) -> None:
+    """Show the nodes of a service: slots, jobs, last report and state, and what became of the jobs of lost ones.
+
+    Slots are those in use and all, of INIT, RUN and EVAL, summed up over the rollout brokers. States: `ready`;
+    `draining`: it ends what it has; `silent`: it has not reported for a while, and gets nothing new; `lost`: its lease
+    is over, and its jobs were restarted. On Slurm, Slurm's own state and the time left are there too. The exit code is
+    1 if a broker, or Slurm, did not answer; what others say is shown all the same.
+    """
+    with all_brokers(connect, config, keys, service) as brokers:
+        folder = service if connect is None else None
+        if as_json:
+            seen = _look(brokers, folder)
+            print(msgspec.json.encode({"nodes": seen.rows, "lost": seen.lost, "problems": seen.problems}).decode())
+        else:
+            seen = show(lambda: _look(brokers, folder), lambda seen: layout(seen, details=details), watch=watch)
+    if seen.problems:
+        raise typer.Exit(1)
+
+
+def _look(brokers: RolloutBrokers, service: Path | None) -> _Seen:
+    answers = brokers.ask(lambda client: client.nodes())
+    rows, lost = node_rows(answers.found), losses(answers.found.values())
+    if service is None or not (service / "slurm").is_dir():
+        answers.check()
+        return _Seen(rows, lost, answers.silent())
+    from ..cluster.cluster_service import ClusterService
+    from ..cluster.node_table import with_slurm
+
+    started = ClusterService(service)
+    wanted = started.fleet.folder.wanted()
+    caption = f"{wanted.nodes} nodes and {wanted.engines} engine hosts are wanted"
+    try:
+        allocations = [one for each in started.fleet.allocations().values() for one in each]
+    except SlurmFailed as error:
+        return _Seen(rows, lost, [*answers.silent(), error.message], caption)
+    rows = with_slurm(rows, allocations, started.records(), wanted.leaving)
+    return _Seen(rows, lost, answers.silent(), caption, on_slurm=True)
+
+
+def layout(seen: _Seen, *, details: bool) -> Group:
+    """Lay out what is known of nodes, in 80 columns."""
+    slurm = ["slurm", "left"] if seen.on_slurm else []
+    names = columns("node", "host", overflow="fold")
+    numbers = columns("slots\ninit run eval", "held", "heard", justify="right")
+    table = Table(*names, Column("state"), *numbers, *slurm, caption=seen.caption or None, caption_justify="left")
+    for row in seen.rows:
+        cells = [row.node, row.host, _state(row), _slots(row), str(row.held) if row.state else "", _time(row.silent_s)]
+        cells += [f"{row.slurm_job} {row.slurm_state}".strip(), _time(row.left_s)] if seen.on_slurm else []
+        table.add_row(*(Text(one_line(cell)) for cell in cells))
+    if not seen.rows:
+        table.caption = "there are none yet; `prorl node` joins one"
+    lines = [_loss(lost) for lost in seen.lost] + _versions(seen.rows) + seen.problems
+    return Group(table, *([_details(seen.rows)] if details else []), *(Text(one_line(line)) for line in lines))
+
+
+def _details(rows: list[NodeRow]) -> Table:
+    names = columns("node", "allocation", "images", overflow="fold")
+    table = Table(*names, *columns("memory\nfree", "disk\nfree", justify="right"), "version", title="details")
+    table.title_justify = "left"
+    for row in (row for row in rows if row.node):
+        facts = row.facts
+        memory = _share(facts.memory_free_bytes, facts.memory_total_bytes)
+        disk = _share(facts.disk_free_bytes, facts.disk_total_bytes)
+        cells = (row.node, row.allocation, "\n".join(facts.images) or NOTHING, memory, disk, facts.version or NOTHING)
+        table.add_row(*(Text("\n".join(map(one_line, cell.split("\n")))) for cell in cells))
+    return table
+
+
+def _state(row: NodeRow) -> str:
+    return f"{row.state} ({', '.join(row.said_by)})" if row.said_by else row.state
+
+
+def _slots(row: NodeRow) -> str:
+    return " ".join(f"{row.used.get(role, 0)}/{row.slots.get(role, 0)}" for role in Phase) if row.slots else ""
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else duration(round(seconds, 1) if seconds < 60 else seconds)
+
+
+def _share(free: int, total: int) -> str:
+    return f"{free / GIB:.1f} of {total / GIB:.1f} GiB" if total else NOTHING
+
+
+def _loss(lost: LostNode) -> str:
+    """Say what a node had when it was lost, and where that went."""
+    completed = sum(lost.completed.values())
+    places = ", ".join(f"{count} on {node}" for node, count in sorted(lost.completed.items()))
+    went = [f"{completed} have completed ({places})"] if completed else []
+    went += [f"{count} ended as {outcome}" for outcome, count in sorted(lost.ended.items())]
+    went += [f"{lost.lost_again} were lost again"] if lost.lost_again else []
+    left = lost.jobs - completed - sum(lost.ended.values()) - lost.lost_again
+    went += [f"{left} go on elsewhere"] if left else []
+    how = "its connection ended" if lost.died else "it fell silent"
+    back = "; it is back" if lost.is_back else ""
+    jobs = f"with {lost.jobs} jobs: {', '.join(went)}" if lost.jobs else "without jobs"
+    return f"{lost.node} was lost {duration(lost.ago_s)} ago ({how}) {jobs}{back}"
+
+
+def _versions(rows: list[NodeRow]) -> list[str]:
+    """Say which nodes have another version of the package than most."""
+    versions = Counter(row.facts.version for row in rows if row.facts.version)
+    if len(versions) < 2:
+        return []
+    usual = versions.most_common(1)[0][0]
+    others = [f"{row.node} ({row.facts.version})" for row in rows if row.facts.version not in ("", usual)]
+    return [f"most nodes have prorl-zmq {usual}, and not {', '.join(others)}: install one version everywhere"]

@@ -1,0 +1,143 @@
+"""`RolloutBrokers`: all rollout brokers of a service, asked together. One that does not answer holds up no other.
+
+A service without a folder has one broker, and so has many a service with one: then an error is that of the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
+
+import msgspec
+
+from ..client.asynchronous.client import AsyncRolloutClient
+from ..errors import ProrlError, RequestTimeout, UnknownJob
+from ..wire.messages.front_door import ServiceStatus, StageStatus
+from .node_rows import total
+from .service_folder import ServiceFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from ..wire.messages.front_door import JobTrace
+
+T = TypeVar("T")
+FATES = ("unknown", "finished", "cancelled")
+"""What a broker says of a job that is to be cancelled; a later one says more of it."""
+
+
+class Answers(NamedTuple, Generic[T]):
+    """What the brokers have answered, by name."""
+
+    found: dict[str, T]
+    problems: dict[str, ProrlError]
+    """Why others have not."""
+
+    def check(self) -> None:
+        """Raise why, if none has."""
+        if not self.found:
+            raise next(iter(self.problems.values()))
+
+    def silent(self) -> list[str]:
+        """Return a line for each that has not."""
+        return [f"{name} does not answer: {error.message}" for name, error in self.problems.items()]
+
+
+class RolloutBrokers:
+    """Clients of all rollout brokers of a service, in a thread without an event loop."""
+
+    def __init__(self, clients: Mapping[str, AsyncRolloutClient]) -> None:
+        self._clients = clients
+        self._runner = asyncio.Runner()
+
+    @classmethod
+    def of_folder(cls, path: Path, timeout_s: float, keys: Path | None = None) -> Self:
+        """Return those of a service's folder, each found again when it has moved."""
+        folder = ServiceFolder.open(path)
+        return cls(
+            {
+                name: AsyncRolloutClient(service=path, session=folder.session_of(name), timeout_s=timeout_s, keys=keys)
+                for name in folder.rollout_brokers
+            }
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        async def close() -> None:
+            await asyncio.gather(*(client.close() for client in self._clients.values()))
+
+        with self._runner:
+            self._runner.run(close())
+
+    def ask(self, question: Callable[[AsyncRolloutClient], Awaitable[T]], only: str = "") -> Answers[T]:
+        """Ask all at the same time, or only one, each within its client's `timeout_s`."""
+        clients = {only: self._clients[only]} if only else self._clients
+        return self._runner.run(self._ask(clients, question))
+
+    def trace(self, job_id: str) -> JobTrace:
+        """Return what a job went through, from the broker that has it.
+
+        Raises:
+            UnknownJob: there is none, or more than one whose id begins so.
+            RequestTimeout: one that has not answered may have it.
+        """
+        answers = self.ask(lambda client: client.trace(job_id))
+        for error in answers.problems.values():
+            if isinstance(error, UnknownJob) and not error.fields.get("matches"):
+                continue
+            if isinstance(error, RequestTimeout) and answers.found:
+                continue
+            raise error
+        if len(answers.found) > 1:
+            known = ", ".join(f"{trace.job_id} ({name})" for name, trace in answers.found.items())
+            raise UnknownJob(f"several jobs begin with {job_id}: {known}", job_id=job_id, matches=len(answers.found))
+        answers.check()
+        return next(iter(answers.found.values()))
+
+    @staticmethod
+    async def _ask(
+        clients: Mapping[str, AsyncRolloutClient], question: Callable[[AsyncRolloutClient], Awaitable[T]]
+    ) -> Answers[T]:
+        async def one(client: AsyncRolloutClient) -> T | ProrlError:
+            try:
+                return await question(client)
+            except ProrlError as error:
+                return error
+
+        told = dict(zip(clients, await asyncio.gather(*map(one, clients.values())), strict=True))
+        problems = {name: answer for name, answer in told.items() if isinstance(answer, ProrlError)}
+        return Answers({name: answer for name, answer in told.items() if not isinstance(answer, ProrlError)}, problems)
+
+
+def summed(statuses: Iterable[ServiceStatus]) -> ServiceStatus:
+    """Return what brokers say together: a node's stages once, with the slots that each broker has of them."""
+    parts = list(statuses)
+    stages: dict[str, StageStatus] = {}
+    for each in (stage for part in parts for stage in part.stages):
+        before = stages.get(each.stage_id)
+        slots, busy = (before.slots, before.busy) if before is not None else (0, 0)
+        stages[each.stage_id] = msgspec.structs.replace(each, slots=slots + each.slots, busy=busy + each.busy)
+    return ServiceStatus(
+        parts[0].request_id,
+        stages=tuple(stages.values()),
+        queued=total(part.queued for part in parts),
+        running=total(part.running for part in parts),
+        outcomes=total(part.outcomes for part in parts),
+        uncollected=sum(part.uncollected for part in parts),
+        redelivered=sum(part.redelivered for part in parts),
+        tasks=tuple(sorted({task for part in parts for task in part.tasks})),
+        batches=tuple(batch for part in parts for batch in part.batches),
+        uptime_s=min(part.uptime_s for part in parts),
+    )
+
+
+def fates(answers: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return what became of each job that was to be cancelled, of what all brokers say."""
+    known: dict[str, str] = {}
+    for each in answers:
+        for job_id, fate in each.items():
+            known[job_id] = max(known.get(job_id, fate), fate, key=FATES.index)
+    return known

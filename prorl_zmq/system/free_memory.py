@@ -1,0 +1,55 @@
+"""How much memory is free here: of the machine, or what the control groups leave of it to this process and its kind.
+
+A scheduler gives an allocation its own group, and a group above may be narrower; so all of them count. What a group
+holds of files it may let go at once, and it counts as free, as in the machine's own number.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+NAMES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""A group's limit and use, and what of its use is idle files; of both versions of control groups."""
+
+
+def free_memory() -> tuple[int, int]:
+    """Return how many bytes are free, and of how many; zeros where the system does not say."""
+    try:
+        machine = _fields(PROC / "meminfo")
+        free, total = 1024 * machine["MemAvailable:"], 1024 * machine["MemTotal:"]
+    except (OSError, KeyError):
+        return 0, 0
+    for group in _groups():
+        for limit_name, use_name, idle_name in NAMES:
+            with suppress(OSError, ValueError):  # a file is not there, or there is no limit (`max`)
+                limit = int((group / limit_name).read_text("ascii"))
+                idle = _fields(group / "memory.stat").get(idle_name, 0)
+                used = int((group / use_name).read_text("ascii")) - idle
+                free, total = min(free, max(0, limit - used)), min(total, limit)
+    return free, total
+
+
+def _groups() -> Iterator[Path]:
+    """Return the folders of this process's memory group and of those above it."""
+    with suppress(OSError):
+        for line in (PROC / "self" / "cgroup").read_text("utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "" or "memory" in controllers.split(","):
+                top = GROUPS / "memory" if controllers else GROUPS
+                own = top / path.lstrip("/")
+                yield own
+                yield from (above for above in own.parents if above.is_relative_to(top))
+
+
+def _fields(path: Path) -> dict[str, int]:
+    lines = (line.split() for line in path.read_text("ascii").splitlines())
+    return {fields[0]: int(fields[1]) for fields in lines if len(fields) > 1 and fields[1].isdecimal()}
