@@ -3,7 +3,8 @@
 What is timed is the real path: `RolloutClient.collect(1)` from a rollout broker's process that holds many finished
 jobs. The peers hand over the same five arrays: FastAPI + uvicorn + httpx as JSON lists, timed until the client has the
 lists (the ProRL Agent server's `/process` returns a plain dict; two quicker ways of FastAPI are beside it), and a bare
-Unix socket read with `recv_into` into one buffer that is used again. All sides take turns in one run.
+Unix socket read with `recv_into` into one buffer that is used again. Of trajectories that stay on their node, the fetch
+from there is timed by itself, mapped and over CURVE, and with the broker's part. All sides take turns in one run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 import zmq
+from fetch_node import KeepingService
 from harness import Row, main, picture_path
 from service import BenchService, free_port
 
@@ -46,6 +48,12 @@ WARM_UP = 5
 """Fetches of each turn that are not timed: the other sides have had the caches."""
 TARGET_HTTP = 100.0
 TARGET_SOCKET = 4.0
+TARGET_MAPPED = 1.5
+NODE = {
+    "mapped": "fetch from its node, mapped on one machine",
+    "node tcp": "fetch from its node, TCP with CURVE",
+    "node": "result over TCP with CURVE, block mapped",
+}
 PEERS = Path(__file__).with_name("peers")
 HTTP = {
     "dict": "FastAPI + httpx, a plain dict",
@@ -120,6 +128,8 @@ class Feeder:
             job_id=start.job_id,
             attempt=start.attempt,
             phase=start.phase,
+            number=number + 1,
+            origin=start.origin,
             reward=1.0 if start.phase == Phase.EVAL else None,
             stop_reason="finished" if run else "",
             metrics={"turns": 40.0, "tool_calls": 40.0} if run else {},
@@ -263,10 +273,15 @@ def fetch_all(rounds: int) -> tuple[dict[str, list[float]], int, int]:
             service = stack.enter_context(BenchService([], tcp=transport == "tcp"))
             session = prepare(service, count)
             clients[transport] = stack.enter_context(RolloutClient(service.front_door, session=session))
+        node = stack.enter_context(KeepingService(Path(folder), count, lambda run_dir: Feeder(run_dir).close))
+        shape = (TOKENS, len(make_trajectory(0, TOKENS).arrays.turns))
         buffer = memoryview(bytearray(make_trajectory(0, TOKENS).block.nbytes))
         sides: list[tuple[str, Callable[[], object], int]] = [
             ("ipc", lambda: collected(clients["ipc"]), BATCH),
             ("tcp", lambda: collected(clients["tcp"]), BATCH),
+            ("mapped", lambda: node.mapped(*shape), BATCH),
+            ("node tcp", lambda: node.over_tcp(*shape), BATCH),
+            ("node", node.collected, BATCH),
             ("socket", lambda: receive_block(line, buffer), BATCH),
             *((name, partial(fetch_json, http, name), HTTP_BATCH) for name in HTTP),
         ]
@@ -276,6 +291,8 @@ def fetch_all(rounds: int) -> tuple[dict[str, list[float]], int, int]:
                 seconds.setdefault(name, []).extend(timed(fetch, times))
         trajectory = collected(clients["ipc"])
         assert trajectory.token_ids.tobytes() in expected
+        assert node.mapped(*shape).token_ids.tobytes() in expected
+        assert node.over_tcp(*shape).token_ids.tobytes() in expected
         assert fetch_json(http, "dict")["token_ids"] == make_trajectory(0, TOKENS).arrays.token_ids.tolist()
         views = view_count(trajectory)
         python_bytes = python_memory(clients["ipc"])
@@ -289,12 +306,17 @@ def draw(seconds: dict[str, list[float]]) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    names = {"socket": "bare Unix socket, recv_into", "ipc": "prorl_zmq, ipc", "tcp": "prorl_zmq, tcp", **HTTP}
-    figure, axes = plt.subplots(figsize=(8, 3.4), layout="constrained")
+    ours = {
+        "mapped": "prorl_zmq, mapped from the node",
+        "node tcp": "prorl_zmq, from the node over CURVE",
+        "node": "prorl_zmq, result from the broker, block mapped",
+        "ipc": "prorl_zmq, ipc",
+        "tcp": "prorl_zmq, tcp",
+    }
+    names = {"socket": "bare Unix socket, recv_into", **ours, **HTTP}
+    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
     values = [1e3 * float(np.median(seconds[name])) for name in names]
-    bars = axes.barh(
-        list(names.values()), values, color=["tab:blue" if name in ("ipc", "tcp") else "0.6" for name in names]
-    )
+    bars = axes.barh(list(names.values()), values, color=["tab:blue" if name in ours else "0.6" for name in names])
     axes.bar_label(bars, [f"{value:.3g} ms" for value in values], padding=3)
     axes.set_xscale("log")
     axes.set_xlim(right=max(values) * 4)
@@ -326,6 +348,14 @@ def measure(quick: bool) -> list[Row]:
             ),
             Row(f"fetch over {transport}", micros, "µs", "bare Unix socket", longer, bare, longer <= TARGET_SOCKET),
         ]
+    for name, what in NODE.items():
+        ratio = median[name] / median["socket"]
+        goal = (
+            {"target": f"at most {TARGET_MAPPED:g}× as long", "holds": ratio <= TARGET_MAPPED}
+            if name == "mapped"
+            else {}
+        )
+        rows.append(Row(what, 1e6 * median[name], "µs", "bare Unix socket", ratio, **goal))
     return [
         *rows,
         Row("the same bytes over a bare Unix socket", 1e6 * median["socket"], "µs"),
