@@ -30,23 +30,25 @@ def rollout_topologies(folder: ServiceFolder, topology: Topology, name: str, add
     life = os.environ.get(SERVICE_VARIABLE, "")
     folder.wait_for((BACKENDS,), WAIT_S, life)
     backends = replace(topology.backend_broker, endpoint=folder.backend_broker(life))
-    file = str(folder.journal(name)) if topology.rollout_broker.journal else ""
+    settings = folder.topology().rollout_broker
+    file = str(folder.journal(name)) if settings.journal else ""
     anywhere = {"front_door": f"tcp://{address}:*", "stage_events": f"tcp://{address}:*"}
     for places in (_before(folder, name, address), anywhere):
         if places:
-            broker = replace(topology.rollout_broker, journal=file, **places)
+            broker = replace(settings, journal=file, **places)
             yield _with_keys(folder, replace(topology, backend_broker=backends, rollout_broker=broker))
 
 
 def backend_topologies(folder: ServiceFolder, topology: Topology, address: str) -> Iterator[Topology]:
     """Yield the topologies to try for the backend broker."""
+    settings = folder.topology().backend_broker
     before = _before(folder, BACKENDS, address)
     tries = [before] if before else []
     one = folder.announcement(BACKENDS)
     if not before or one is None or one.service_id != os.environ.get(SERVICE_VARIABLE, ""):
         tries.append({"endpoint": f"tcp://{address}:*"})
     for places in tries:
-        yield _with_keys(folder, replace(topology, backend_broker=replace(topology.backend_broker, **places)))
+        yield _with_keys(folder, replace(topology, backend_broker=replace(settings, **places)))
 
 
 def _before(folder: ServiceFolder, name: str, address: str) -> dict[str, str]:

@@ -41,9 +41,6 @@ LATE_S = 3.0
 TOPOLOGY = """
 [service]
 rollout_brokers = 2
-[rollout_broker]
-heartbeat_s = 0.2
-lease_s = 2.0
 [sandbox]
 kind = "process"
 [[stage]]
@@ -130,10 +127,10 @@ class Cluster:
 
 
 @contextmanager
-def cluster() -> Iterator[Cluster]:
+def cluster(more: str = "") -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as path:
         made = Cluster(Path(path))
-        (made.path / "topology.toml").write_text(TOPOLOGY)
+        (made.path / "topology.toml").write_text(TOPOLOGY + more)
         ServiceFolder.create(made.folder, made.path / "topology.toml")
         try:
             yield made
@@ -209,13 +206,14 @@ def test_commands_ask_all_brokers(shared: Cluster) -> None:
     for session, job_id in zip(sessions(shared.folder).values(), ids, strict=True):
         with shared.client(session) as client:
             client.submit(msgspec.structs.replace(job(), job_id=job_id))
-            assert len(client.collect(1)) == 1
     traces = [asked(shared, "job", job_id, "--json") for job_id in ids]
     cancelled = asked(shared, "cancel", *ids)
     status, nodes = asked(shared, "status", "--json"), asked(shared, "nodes", "--json")
     for trace, job_id in zip(traces, ids, strict=True):
         assert json.loads(trace.communicate(timeout=60)[0])["job_id"] == job_id
-    assert sorted(cancelled.communicate(timeout=60)[0].splitlines()) == sorted(f"{one}: finished" for one in ids)
+    told = dict(line.split(": ") for line in cancelled.communicate(timeout=60)[0].splitlines())
+    assert set(told) == set(ids)
+    assert set(told.values()) <= {"cancelled", "finished"}
     slots = {
         stage["role"]: stage["slots"] for stage in json.loads(status.communicate(timeout=60)[0])["status"]["stages"]
     }
@@ -325,7 +323,7 @@ def test_a_drained_node_ends_what_it_has_and_spends_no_attempt() -> None:
 
 def test_a_node_that_hangs_is_lost_after_its_lease_and_its_jobs_go_on_elsewhere() -> None:
     """Its connections stay, and pings between nodes and brokers are far apart: the lease alone judges."""
-    with cluster() as made:
+    with cluster("[rollout_broker]\nheartbeat_s = 0.5\nlease_s = 4.0\n") as made:
         made.serve().wait_line("ready; clients")
         made.node("two").wait_line("ready: two")
         one = made.node("one", "--no-engines")
@@ -336,15 +334,17 @@ def test_a_node_that_hangs_is_lost_after_its_lease_and_its_jobs_go_on_elsewhere(
             until(lambda: held(client, "one") >= 4, "jobs on the node")
             for process in processes:
                 process.suspend()
-            stopped = time.monotonic()
-            until(lambda: client.nodes().lost, "the node to be lost")
-            lost_after_s = time.monotonic() - stopped
-            there = list(client.stream(timeout_s=60))
-            (lost,) = client.nodes().lost
-            for process in processes:
-                process.resume()
+            try:
+                stopped = time.monotonic()
+                until(lambda: client.nodes().lost, "the node to be lost")
+                lost_after_s = time.monotonic() - stopped
+                there = list(client.stream(timeout_s=30))
+                (lost,) = client.nodes().lost
+            finally:
+                for process in processes:
+                    process.resume()
             until(lambda: client.nodes().lost[0].is_back, "the node to be back")
-        assert 1.0 < lost_after_s < 2.0 + LATE_S
+        assert 3.0 < lost_after_s < 4.0 + LATE_S
         assert {each.outcome for each in there} == {"completed"}
         assert (lost.node, lost.died) == ("one", False)
         assert 4 <= lost.jobs == lost.completed["two"]
