@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     rows: list[NodeRow]
     lost: list[LostNode]
     problems: list[str]
@@ -65,12 +65,12 @@ def nodes(
         raise typer.Exit(1)
 
 
-def _look(brokers: RolloutBrokers, service: Path | None) -> _Seen:
+def _look(brokers: RolloutBrokers, service: Path | None) -> Seen:
     answers = brokers.ask(lambda client: client.nodes())
     rows, lost = node_rows(answers.found), losses(answers.found.values())
     if service is None or not (service / "slurm").is_dir():
         answers.check()
-        return _Seen(rows, lost, answers.silent())
+        return Seen(rows, lost, answers.silent())
     from ..cluster.cluster_service import ClusterService
     from ..cluster.node_table import with_slurm
 
@@ -80,16 +80,16 @@ def _look(brokers: RolloutBrokers, service: Path | None) -> _Seen:
     try:
         allocations = [one for each in started.fleet.allocations().values() for one in each]
     except SlurmFailed as error:
-        return _Seen(rows, lost, [*answers.silent(), error.message], caption)
+        return Seen(rows, lost, [*answers.silent(), error.message], caption)
     rows = with_slurm(rows, allocations, started.records(), wanted.leaving)
-    return _Seen(rows, lost, answers.silent(), caption, on_slurm=True)
+    return Seen(rows, lost, answers.silent(), caption, on_slurm=True)
 
 
-def layout(seen: _Seen, *, details: bool) -> Group:
+def layout(seen: Seen, *, details: bool) -> Group:
     """Lay out what is known of nodes, in 80 columns."""
     slurm = ["slurm", "left"] if seen.on_slurm else []
     names = columns("node", "host", overflow="fold")
-    numbers = columns("slots\ninit run eval", "held", "heard", justify="right")
+    numbers = columns("slots\ninit run eval", "held", "heard", justify="right", no_wrap=True)
     table = Table(*names, Column("state"), *numbers, *slurm, caption=seen.caption or None, caption_justify="left")
     for row in seen.rows:
         cells = [row.node, row.host, _state(row), _slots(row), str(row.held) if row.state else "", _time(row.silent_s)]
@@ -123,7 +123,9 @@ def _slots(row: NodeRow) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    return "" if seconds is None else duration(round(seconds, 1) if seconds < 60 else seconds)
+    if seconds is None:
+        return ""
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 
 def _share(free: int, total: int) -> str:

@@ -14,7 +14,6 @@ import pytest
 from prorl_zmq.client.block_fetcher import BlockFetcher
 
 from .conftest import until
-from .test_node import TOPOLOGY as TWO_BROKERS
 from .test_node import Cluster, cluster, job
 
 if TYPE_CHECKING:
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
 
     from prorl_zmq import RolloutClient, Trajectory
 
-TOPOLOGY = TWO_BROKERS.replace("rollout_brokers = 2", "rollout_brokers = 1").replace(
-    "[rollout_broker]", '[rollout_broker]\nkeep = "node"'
-)
+KEPT = '[rollout_broker]\nkeep = "node"\nheartbeat_s = 0.2\nlease_s = 2.0\n'
 
 pytestmark = pytest.mark.xdist_group("services in folders")
 
@@ -32,7 +29,7 @@ pytestmark = pytest.mark.xdist_group("services in folders")
 @contextmanager
 def keeping() -> Iterator[Cluster]:
     """A service with one rollout broker whose nodes keep trajectories, and no node yet."""
-    with cluster(TOPOLOGY) as made:
+    with cluster(KEPT, brokers=1) as made:
         made.serve().wait_line("ready; clients and nodes find it")
         yield made
 

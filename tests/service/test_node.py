@@ -5,14 +5,17 @@ The nodes are run folders of this machine; brokers and nodes meet over TCP with 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +24,7 @@ import psutil
 import pytest
 
 from prorl_zmq import Job, RolloutClient
+from prorl_zmq.config import load_topology
 from prorl_zmq.errors import JobTooLarge, NotAllowed
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.service.service_folder import BACKENDS, MARKER, Announcement, ServiceFolder
@@ -32,13 +36,11 @@ if TYPE_CHECKING:
 
 PRORL = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl"]
 START_S = 60.0
+LATE_S = 3.0
+"""How late a loaded machine may notice something."""
 TOPOLOGY = """
 [service]
 rollout_brokers = 2
-[rollout_broker]
-heartbeat_s = 0.2
-lease_s = 2.0
-job_limit_bytes = 100_000
 [sandbox]
 kind = "process"
 [[stage]]
@@ -110,6 +112,10 @@ class Cluster:
         place = ["--address", "127.0.0.1", "--run-dir", self.run_dir(name), "--name", name]
         return self.start("node", *place, *flags, **environment)
 
+    @property
+    def topology(self) -> Path:
+        return self.path / "topology.toml"
+
     def run_dir(self, name: str) -> str:
         return str(self.path / name)
 
@@ -121,10 +127,11 @@ class Cluster:
 
 
 @contextmanager
-def cluster(topology: str = TOPOLOGY) -> Iterator[Cluster]:
+def cluster(more: str = "", brokers: int = 2) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as path:
         made = Cluster(Path(path))
-        (made.path / "topology.toml").write_text(topology)
+        topology = TOPOLOGY.replace("rollout_brokers = 2", f"rollout_brokers = {brokers}")
+        (made.path / "topology.toml").write_text(topology + more)
         ServiceFolder.create(made.folder, made.path / "topology.toml")
         try:
             yield made
@@ -135,7 +142,7 @@ def cluster(topology: str = TOPOLOGY) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Cluster]:
     """Two rollout brokers and a node with an engine."""
-    with cluster() as made:
+    with cluster("[rollout_broker]\njob_limit_bytes = 100_000\n") as made:
         made.serve().wait_line("ready; clients and nodes find it")
         made.node("one").wait_line("ready: one")
         yield made
@@ -193,6 +200,56 @@ def test_commands_find_a_service_in_the_environment(shared: Cluster) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "one-engine-0" in done.stdout
+
+
+def asked(shared: Cluster, *arguments: str) -> subprocess.Popen[str]:
+    command = [*PRORL, *arguments, "--service", str(shared.folder)]
+    return subprocess.Popen(command, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_commands_ask_all_brokers(shared: Cluster) -> None:
+    ids = [f"asked-{broker}" for broker in sessions(shared.folder)]
+    for session, job_id in zip(sessions(shared.folder).values(), ids, strict=True):
+        with shared.client(session) as client:
+            client.submit(msgspec.structs.replace(job(), job_id=job_id))
+    traces = [asked(shared, "job", job_id, "--json") for job_id in ids]
+    cancelled = asked(shared, "cancel", *ids)
+    status, nodes = asked(shared, "status", "--json"), asked(shared, "nodes", "--json")
+    for trace, job_id in zip(traces, ids, strict=True):
+        assert json.loads(trace.communicate(timeout=60)[0])["job_id"] == job_id
+    told = dict(line.split(": ") for line in cancelled.communicate(timeout=60)[0].splitlines())
+    assert set(told) == set(ids)
+    assert set(told.values()) <= {"cancelled", "finished"}
+    slots = {
+        stage["role"]: stage["slots"] for stage in json.loads(status.communicate(timeout=60)[0])["status"]["stages"]
+    }
+    (node,) = json.loads(nodes.communicate(timeout=60)[0])["nodes"]
+    assert [one.returncode for one in (*traces, cancelled, status, nodes)] == [0] * 5
+    assert node["slots"] == slots == {stage.role: stage.slots for stage in load_topology(shared.topology).stage}
+    assert (node["node"], node["state"], node["host"]) == ("one", "ready", socket.gethostname())
+    assert node["facts"]["version"] == version("prorl-zmq")
+    assert 0 < node["facts"]["memory_free_bytes"] < node["facts"]["memory_total_bytes"]
+    assert 0 < node["facts"]["disk_free_bytes"] < node["facts"]["disk_total_bytes"]
+    unknown = asked(shared, "job", "no-such-job")
+    assert "no-such-job" in unknown.communicate(timeout=60)[1]
+    assert unknown.returncode == 2
+
+
+def test_a_broker_that_does_not_answer_is_named_and_the_others_are_shown(shared: Cluster) -> None:
+    announced = ServiceFolder.open(shared.folder).announcement("rollout-1")
+    assert announced is not None
+    os.kill(announced.pid, signal.SIGSTOP)
+    try:
+        status, nodes = asked(shared, "status"), asked(shared, "nodes")
+        seen, table = status.communicate(timeout=60)[0], nodes.communicate(timeout=60)[0]
+    finally:
+        os.kill(announced.pid, signal.SIGCONT)
+    assert (status.returncode, nodes.returncode) == (1, 1)
+    assert "one-engine-0" in seen
+    assert "ready" in table
+    for text in (seen, table):
+        assert "rollout-1 does not answer: no reply from" in text
+        assert "rollout-0 does not" not in text
 
 
 def test_a_second_service_is_refused(shared: Cluster) -> None:
@@ -268,6 +325,39 @@ def test_a_drained_node_ends_what_it_has_and_spends_no_attempt() -> None:
             assert {each.outcome for each in (*first, *rest)} == {"completed"}
             assert max(each.result.attempt for each in (*first, *rest)) < 10  # given back once or twice, not for ever
         assert not (made.folder / "nodes" / "one.json").exists()
+
+
+def test_a_node_that_hangs_is_lost_after_its_lease_and_its_jobs_go_on_elsewhere() -> None:
+    """Its connections stay, and pings between nodes and brokers are far apart: the lease alone judges."""
+    with cluster("[rollout_broker]\nheartbeat_s = 0.5\nlease_s = 4.0\n") as made:
+        made.serve().wait_line("ready; clients")
+        made.node("two").wait_line("ready: two")
+        one = made.node("one", "--no-engines")
+        one.wait_line("ready: one")
+        processes = [psutil.Process(one.process.pid), *one.children()]
+        with made.client("session-0") as client:
+            client.submit(job(number) for number in range(300))
+            until(lambda: held(client, "one") >= 4, "jobs on the node")
+            for process in processes:
+                process.suspend()
+            try:
+                stopped = time.monotonic()
+                until(lambda: client.nodes().lost, "the node to be lost")
+                lost_after_s = time.monotonic() - stopped
+                there = list(client.stream(timeout_s=30))
+                (lost,) = client.nodes().lost
+            finally:
+                for process in processes:
+                    process.resume()
+            until(lambda: client.nodes().lost[0].is_back, "the node to be back")
+        assert 3.0 < lost_after_s < 4.0 + LATE_S
+        assert {each.outcome for each in there} == {"completed"}
+        assert (lost.node, lost.died) == ("one", False)
+        assert 4 <= lost.jobs == lost.completed["two"]
+
+
+def held(client: RolloutClient, node: str) -> int:
+    return sum(sum(one.busy.values()) for one in client.nodes().nodes if one.node == node)
 
 
 def test_a_killed_node_leaves_nothing_behind() -> None:

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import zmq
+from msgspec.structs import replace
 
 from prorl_zmq.brokers.node.node_broker import NodeBroker
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.jobs import Job, Phase
+from prorl_zmq.wire.messages.nodes import NodeFacts
 from prorl_zmq.wire.messages.stages import (
     EventsNoted,
+    MemberAlive,
     PhaseDone,
     PhaseFailed,
     StageCommand,
@@ -28,7 +31,7 @@ from prorl_zmq.wire.messages.stages import (
 from prorl_zmq.wire.sockets import bind, connect, open_socket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import pytest
 
@@ -100,7 +103,7 @@ def _next(socket: zmq.Socket[bytes], messages: Any, kind: type[Message]) -> Mess
 
 
 @contextmanager
-def joined() -> Iterator[Peers]:
+def joined(facts: Callable[[], NodeFacts] = NodeFacts) -> Iterator[Peers]:
     with tempfile.TemporaryDirectory(prefix="prorl-") as folder, zmq.Context() as context:
         broker = NodeBroker(
             node="n",
@@ -110,6 +113,7 @@ def joined() -> Iterator[Peers]:
             bind="tcp://127.0.0.1:*",
             run_dir=Path(folder),
             places=lambda: {"rollout-0": f"ipc://{folder}/rollout"},
+            facts=facts,
         )
         thread = threading.Thread(target=broker.run)
         thread.start()
@@ -169,3 +173,16 @@ def test_a_broken_job_of_a_rollout_broker_is_dropped_and_the_next_one_starts() -
         peers.command(StartPhase(job_id="a", attempt=1, phase=Phase.RUN), b"no job")
         peers.start("b")
         assert peers.told(StartPhase).job_id == "b"
+
+
+def test_the_machine_is_told_with_full_reports_and_then_only_if_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl_zmq.brokers.node.node_broker.FACTS_S", 0.05)
+    now = [NodeFacts(host="h", memory_free_bytes=50, memory_total_bytes=100)]
+    with joined(lambda: now[0]) as peers:
+        peers.command(StageWelcome(backend_broker="ipc://backends", heartbeat_s=0.1))
+        assert peers.event(StageReport).facts == now[0]
+        now[0] = replace(now[0], memory_free_bytes=52)
+        assert [peers.event(MemberAlive).facts for _ in range(5)] == [None] * 5
+        now[0] = replace(now[0], memory_free_bytes=40)
+        told = [peers.event(MemberAlive).facts for _ in range(5)]
+        assert [facts for facts in told if facts is not None] == [now[0]]

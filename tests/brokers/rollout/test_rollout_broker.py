@@ -24,6 +24,7 @@ from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.base import PROTOCOL_VERSION
 from prorl_zmq.wire.messages.front_door import Accepted, Collect, Collected, FrontDoorReply, Status, Submit
 from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase
+from prorl_zmq.wire.messages.nodes import NodeFacts
 from prorl_zmq.wire.messages.stages import (
     PhaseDone,
     StageCommand,
@@ -74,7 +75,7 @@ class Stage:
         self.outbox = open_socket(context, zmq.PUSH)
         connect(self.outbox, topology.endpoint(topology.rollout_broker.stage_events))
 
-    def report(self, protocol: int = PROTOCOL_VERSION, **running: int) -> None:
+    def report(self, protocol: int = PROTOCOL_VERSION, facts: NodeFacts | None = None, **running: int) -> None:
         report = StageReport(
             protocol=protocol,
             stage_id=self.stage_id,
@@ -85,6 +86,7 @@ class Stage:
             tasks=(Task("math", {"n": "int"}),),
             welcomed=True,
             running=running,
+            facts=facts,
         )
         self.outbox.send(codec.encode(report))
 
@@ -350,6 +352,25 @@ def test_a_stage_process_of_another_version_is_refused_by_name(topology: Topolog
             {"ours": PROTOCOL_VERSION, "theirs": PROTOCOL_VERSION + 1},
         )
         assert peers.trainer().ask(Status("r")).stages == ()
+
+
+def test_a_report_of_another_version_that_cannot_be_read_is_answered(topology: Topology, peers: Peers) -> None:
+    with running(topology, MemoryJournal()):
+        stage = peers.stage(Phase.INIT)
+        content = {"type": "stage_report", "protocol": PROTOCOL_VERSION + 1, "stage_id": "init-1", "role": "init"}
+        where = {"node": "local", "endpoint": stage.endpoint, "slots": {"of": "another kind"}, "tasks": [], "new": 1}
+        stage.outbox.send(codec.pack({**content, **where}))
+        assert stage.receive(StageRefused).error.fields["theirs"] == PROTOCOL_VERSION + 1
+
+
+def test_a_node_of_another_version_of_the_package_is_warned_of(
+    topology: Topology, peers: Peers, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(topology, MemoryJournal()):
+        stage = peers.stage(Phase.INIT)
+        stage.report(facts=NodeFacts(host="h", version="9.9"))
+        assert stage.receive(StageWelcome)
+    assert "node local has prorl-zmq 9.9, and this broker" in caplog.text
 
 
 def test_a_broker_that_cannot_bind_leaves_nothing_open() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from prorl_zmq.errors import ConfigError, SandboxFailed
 from prorl_zmq.tools.images.image import lock_image
-from prorl_zmq.tools.images.staging import stage_image
+from prorl_zmq.tools.images.staging import images_in, stage_image
 
 COPY = "import sys; from pathlib import Path; from prorl_zmq.tools.images.staging import stage_image\n"
 COPY += "print(stage_image(Path(sys.argv[1]), Path(sys.argv[2])))"
@@ -94,3 +94,10 @@ def test_a_missing_image_and_a_stranger_s_folder_are_named(image: Path, disk: Pa
         os.chown(disk, 4321, 4321)
         with pytest.raises(ConfigError, match=r"images cannot be copied to .*images"):
             stage_image(image, disk)
+
+
+def test_complete_images_of_a_folder_are_named(image: Path, disk: Path) -> None:
+    stage_image(image, disk)
+    (disk / "gone").symlink_to(disk / "nowhere")
+    (disk / "other.txt").touch()
+    assert images_in(disk) == ["tools.sif"]
