@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness import Row, quantiles
+import harness
 from node_fleet import TASK, Fleet, Settings
 from node_service import NodeService, Usage, usage
 from service import BenchService
@@ -116,9 +116,9 @@ class Crowd:
         return after, (after.main_s - before.main_s) / took, (after.other_s - before.other_s) / took
 
 
-def crowd_rows(quick: bool) -> list[Row]:
+def crowd_rows(quick: bool) -> list[harness.Row]:
     """A node's share of the broker; the broker stopped for a while; many held for long."""
-    size = Size(20, 60, 5.0, 12.0, 10.0, 3.0) if quick else Size(200, 1_000, 40.0, 30.0, 600.0, 300.0)
+    size = Size(20, 60, 3.0, 12.0, 5.0, 3.0) if quick else Size(200, 1_000, 40.0, 30.0, 600.0, 300.0)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prorl-bench-")))
         service = stack.enter_context(NodeService(folder, TOPOLOGY))
@@ -135,12 +135,12 @@ def crowd_rows(quick: bool) -> list[Row]:
         files = (many.files - few.files) / more
         where = f"of a node with {HELD} held jobs, {size.few:,} to {size.many:,} nodes"
         return [
-            Row(
+            harness.Row(
                 f"broker's CPU for a second {where}", main_us + other_us, "µs", target=f"≤ {NODE_US:g} µs",
                 holds=main_us + other_us <= NODE_US,
             ),
-            Row("of it its main thread", main_us, "µs"),
-            Row(
+            harness.Row("of it its main thread", main_us, "µs"),
+            harness.Row(
                 "broker's descriptors for a node", files, "files", target=f"≤ {NODE_FILES:g}",
                 holds=files <= NODE_FILES,
             ),
@@ -149,7 +149,7 @@ def crowd_rows(quick: bool) -> list[Row]:
         ]  # fmt: skip
 
 
-def stall_rows(crowd: Crowd, size: Size) -> list[Row]:
+def stall_rows(crowd: Crowd, size: Size) -> list[harness.Row]:
     before, pid = crowd.redelivered(), crowd.service.broker().pid
     os.kill(pid, signal.SIGSTOP)
     time.sleep(size.stall_s)
@@ -158,34 +158,34 @@ def stall_rows(crowd: Crowd, size: Size) -> list[Row]:
     again, stops = crowd.redelivered() - before, crowd.stops()
     held = size.few * HELD
     return [
-        Row(
+        harness.Row(
             f"started again of {held:,} held, the broker stopped for {size.stall_s:g} s", again, "jobs", target="0",
             holds=not again,
         ),
-        Row("stop messages then", stops, "messages", target="0", holds=not stops),
+        harness.Row("stop messages then", stops, "messages", target="0", holds=not stops),
     ]  # fmt: skip
 
 
-def hold_rows(crowd: Crowd, size: Size) -> list[Row]:
+def hold_rows(crowd: Crowd, size: Size) -> list[harness.Row]:
     silent, before, began = crowd.silent(), crowd.redelivered(), crowd.service.broker()
     ended, waits_s = crowd.turn_over(size.hold_s, size.mean_s)
     after, again, silent = crowd.service.broker(), crowd.redelivered() - before, crowd.silent() - silent
     busy = (after.main_s - began.main_s) / size.hold_s
-    p50, _, p99 = quantiles(waits_s or [0.0])
+    p50, _, p99 = harness.quantiles(waits_s or [0.0])
     where = f"{size.many * HELD:,} held for {size.hold_s / 60:g} min"
     return [
-        Row(f"nodes wrongly silent, {where}", silent, "nodes", target="0", holds=not silent),
-        Row("jobs started again then", again, "jobs", target="0", holds=not again),
-        Row("from submission to a node, slots being free, p50", p50, "s"),
-        Row("the same, p99", p99, "s", target=f"< {START_S:g} s", holds=p99 < START_S),
-        Row("jobs that began and ended then", ended / size.hold_s, "jobs/s"),
-        Row("broker's main thread then", busy, "of a core"),
+        harness.Row(f"nodes wrongly silent, {where}", silent, "nodes", target="0", holds=not silent),
+        harness.Row("jobs started again then", again, "jobs", target="0", holds=not again),
+        harness.Row("from submission to a node, slots being free, p50", p50, "s"),
+        harness.Row("the same, p99", p99, "s", target=f"< {START_S:g} s", holds=p99 < START_S),
+        harness.Row("jobs that began and ended then", ended / size.hold_s, "jobs/s"),
+        harness.Row("broker's main thread then", busy, "of a core"),
     ]
 
 
-def job_rows(quick: bool) -> list[Row]:
+def job_rows(quick: bool) -> list[harness.Row]:
     """What a job costs the broker, with no tokens and with many, the journal on disk."""
-    rows: list[Row] = []
+    rows: list[harness.Row] = []
     for tokens, count, flight in ((0, 20_000, 2_000), (LONG_TOKENS, 3_000, 256)):
         with BenchService([], loopback=True) as service:
             settings = Settings(stage_events=service.stage_events, nodes=8, slots=HELD, tokens=tokens)
@@ -200,15 +200,15 @@ def job_rows(quick: bool) -> list[Row]:
         all_ms = main_ms + 1e3 * (after.other_s - before.other_s) / jobs
         what = f"a job with {tokens:,} tokens, kept by the broker on disk"
         rows += [
-            Row(f"broker's CPU for {what}", all_ms, "ms"),
-            Row("of it its main thread", main_ms, "ms"),
-            Row(
+            harness.Row(f"broker's CPU for {what}", all_ms, "ms"),
+            harness.Row("of it its main thread", main_ms, "ms"),
+            harness.Row(
                 f"{what}: through one broker", jobs / seconds, "jobs/s", target=f"≥ {LONG_RATE:g}/s",
                 holds=jobs / seconds >= LONG_RATE,
             ),
         ]  # fmt: skip
     written = (after.written_bytes - before.written_bytes) / jobs / block_bytes(LONG_TOKENS, LONG_TOKENS // 500)
-    written_row = Row(
+    written_row = harness.Row(
         "bytes that the broker writes for each of its bytes", written, "bytes", target=f"≤ {WRITTEN:g}",
         holds=written <= WRITTEN,
     )  # fmt: skip

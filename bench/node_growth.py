@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from harness import Row
+import harness
 from node_hosts import Hosts
 from node_service import NodeService
 
@@ -56,18 +56,18 @@ class Run(NamedTuple):
     """The bound, as a part of the time that it took."""
 
 
-def growth_rows(quick: bool) -> list[Row]:
+def growth_rows(quick: bool) -> list[harness.Row]:
     many, loads = (2, [load._replace(rounds=3) for load in LOADS]) if quick else (8, LOADS)
     target = SPEED_UP * many / 8
-    rows: list[Row] = []
+    rows: list[harness.Row] = []
     for load in loads:
         few, more = run(1, load), run(many, load)
         speed_up = more.rate / few.rate
         what, least = f"RUN of {load.mean_s:g} s, {load.slots} slots a node, {many} nodes", f"≥ {load.share:g}"
         rows += [
-            Row(what, more.rate, "jobs/s", "1 node", speed_up, f"≥ {target:g}×", speed_up >= target),
-            Row(f"{what}: bound over makespan", more.share, "", target=least, holds=more.share >= load.share),
-            Row("the same, 1 node", few.share, ""),
+            harness.Row(what, more.rate, "jobs/s", "1 node", speed_up, f"≥ {target:g}×", speed_up >= target),
+            harness.Row(f"{what}: bound over makespan", more.share, "", target=least, holds=more.share >= load.share),
+            harness.Row("the same, 1 node", few.share, ""),
         ]
     return rows
 

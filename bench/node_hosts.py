@@ -144,6 +144,7 @@ class Hosts:
             ("unshare", *spaces, "bash", "-c", script),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # what it says when its child is killed
             preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - no threads of ours
         )
         assert holder.stdout is not None

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import Row
+import harness
 from node_growth import TOPOLOGY, start
 from node_hosts import Hosts
 
@@ -32,7 +32,7 @@ DRAIN_SLEEP_S = 5.0
 DRAIN_S = "1"
 
 
-def loss_rows(quick: bool) -> list[Row]:
+def loss_rows(quick: bool) -> list[harness.Row]:
     """From a node's death to the next start of its jobs: the last of them."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prorl-bench-")))
@@ -54,11 +54,11 @@ def loss_rows(quick: bool) -> list[Row]:
             again = [one for one in ended(client, jobs) if one.result.attempt > 1]
             last_s = max(one.result.metrics["started"] for one in again) - struck
             what = f"a node dies ({how}): until the last of its {len(again)} jobs starts elsewhere"
-            rows.append(Row(what, last_s, "s", target=f"≤ {RESTART_S:g} s", holds=last_s <= RESTART_S))
+            rows.append(harness.Row(what, last_s, "s", target=f"≤ {RESTART_S:g} s", holds=last_s <= RESTART_S))
         return rows
 
 
-def drain_rows(quick: bool) -> list[Row]:
+def drain_rows(quick: bool) -> list[harness.Row]:
     """Nodes are drained that cannot end what they hold; the jobs have one attempt."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prorl-bench-")))
@@ -74,7 +74,7 @@ def drain_rows(quick: bool) -> list[Row]:
             moved = sum(one.result.attempt > 1 for one in results)
             spent = sum(one.outcome != "completed" for one in results)
             what = f"spent attempts of {moved} jobs of a node that got {number.name}"
-            rows.append(Row(what, spent, "jobs", target="0", holds=moved > 0 and not spent))
+            rows.append(harness.Row(what, spent, "jobs", target="0", holds=moved > 0 and not spent))
         return rows
 
 

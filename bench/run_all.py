@@ -25,6 +25,7 @@ BENCHES = (
     "dispatch",
     "assign",
     "scale_simulation",
+    "nodes",
     "journal",
     "routing",
     "inference",

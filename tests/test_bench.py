@@ -25,6 +25,7 @@ NAMES = (
     "gateway",
     "dapo",
     "scale_simulation",
+    "nodes",
     "async_grpo",
     "tasks",
     "tools",

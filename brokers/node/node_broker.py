@@ -433,7 +433,7 @@ class NodeBroker:
     def _look_at_stages(self, now: float) -> None:
         if self._stages is None:
             return
-        for member in self._stages.broken():
+        for member in self._stages.refusing(self._table.stages.quiet()):
             if now - self._loop.clock.paused_at <= LOCAL_LEASE_S:
                 continue  # it was we who did not answer
             self._table.stages.disconnected(member, now)

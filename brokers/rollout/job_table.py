@@ -10,6 +10,7 @@ A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stag
     PhaseFailed, retry           stale               → lost                                 drop
     lease expired                                    → lost
     its connection broke                             as if not heard of since `quiet_s` before the lease's end
+    it is quiet, and refuses another connection      as if its lease had expired
     never reported, or not in a full report          lost, a lease after its start or its last report
     limit + grace passed                             Stop → ended, `timeout`
     stage process leaves                             → given back: lost, attempt not spent
@@ -232,7 +233,7 @@ class JobTable:
         self._held.restart(now)
 
     def connection_broke(self, member: str, now: float) -> None:
-        """The connection to a member has ended, so that it has died or will report over another one soon."""
+        """A member refuses connections, so that it has died; it may still have reported over another one."""
         until = self.stages.disconnected(member, now)
         for stage_id, claim in self.stages.claims_of(member):
             record = self._records.get(claim.job_id)

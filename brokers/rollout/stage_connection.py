@@ -1,18 +1,19 @@
-"""The rollout broker's way to one stage process: a PUSH socket, and what libzmq says of its connection.
+"""The rollout broker's way to one stage process: a PUSH socket, and whether the system takes another connection there.
 
-Where a process has died, its connection ends and another one is refused. One that was stopped loses its connection too
-(libzmq's pings end it), but the system still takes another one for it; where a link is cut, nothing is refused. Both
-are noticed by the lease, so a node, of which there may be thousands, is pinged seldom.
+Where a process has died, a connection is refused. For one that was stopped the system still takes it; where a link is
+cut, nothing is refused. Both are noticed by the lease, so a node, of which there may be thousands, is pinged seldom.
+libzmq could tell of the first one's end, for two more descriptors (a monitor) and a look at each in every round.
 """
 
 from __future__ import annotations
 
+import errno
+import socket
 from typing import TYPE_CHECKING
 
 import zmq
 
 from ...errors import Busy, MalformedMessage, ProrlError
-from ...security.handshake import Handshake
 from ...security.keyring import Keyring, connect_to_peer
 from ...wire.connection_guard import no_room
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, NODE_PING_S, PING_S, check_numeric, open_socket, send
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from ...wire.messages.stages import StageReport
     from ...wire.sockets import Frame
+
+REFUSALS = (errno.ECONNREFUSED, errno.ENOENT)
 
 
 class StageConnection:
@@ -45,7 +48,9 @@ class StageConnection:
         self.stage_ids: set[str] = set()
         """Whom it reaches."""
         self.since = now
-        self._is_cut = False
+        self._endpoint = report.endpoint
+        self._probe: socket.socket | None = None
+        """A connection that was begun to see whether it is refused."""
         check_numeric(report.endpoint)
         if problem := no_room():
             raise Busy(f"{problem}, or have `prorl node` speak for all stage processes of a node")
@@ -54,9 +59,7 @@ class StageConnection:
             self._socket = open_socket(context, zmq.PUSH, CONTROL_FRAME_BYTES, ping_s)
         except zmq.ZMQError as error:
             raise MalformedMessage(f"no socket for {report.endpoint}: {error.strerror}") from error
-        self._handshake = Handshake(self._socket, report.endpoint, keyring)
         try:
-            self._handshake.watch()
             connect_to_peer(self._socket, report.endpoint, report.curve_key, keyring)
         except (ProrlError, zmq.ZMQError) as error:
             self.close()
@@ -70,20 +73,40 @@ class StageConnection:
             return False
         return True
 
-    def has_died(self) -> bool:
-        """Tell whether, since the last call, the connection was found to have ended and another one to be refused."""
-        died = False
-        for event in self._handshake.drain():
-            match event:
-                case zmq.Event.DISCONNECTED:
-                    self._is_cut = True
-                case zmq.Event.CONNECTED:
-                    self._is_cut = False
-                case zmq.Event.CLOSED if self._is_cut:
-                    died, self._is_cut = True, False
-        return died
+    def is_refused(self) -> bool:
+        """Tell whether the system refuses another connection there, since nobody listens.
+
+        Nothing is waited for: what is not known at once, the next call says.
+        """
+        try:
+            if self._probe is None:
+                self._probe, error = _begin(self._endpoint)
+                if error not in REFUSALS:
+                    return False
+            else:
+                error = self._probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        except OSError:  # there is no descriptor for it
+            return False
+        self._probe.close()
+        self._probe = None
+        return error in REFUSALS
 
     def close(self, linger_ms: int = 0) -> None:
         """Close it; what was sent has `linger_ms` to leave."""
-        self._handshake.close()
+        if self._probe is not None:
+            self._probe.close()
         self._socket.close(linger_ms)
+
+
+def _begin(endpoint: str) -> tuple[socket.socket, int]:
+    """Begin a connection; return it with the error that is known at once, or 0."""
+    transport, _, address = endpoint.partition("://")
+    if transport == "ipc":
+        probe, place = socket.socket(socket.AF_UNIX), address
+    else:
+        host, _, port = address.rpartition(":")
+        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+        probe, place = socket.socket(family), (host.strip("[]"), int(port))
+    probe.setblocking(False)
+    error = probe.connect_ex(place)
+    return probe, error if error != errno.EINPROGRESS else probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

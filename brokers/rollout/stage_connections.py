@@ -24,6 +24,8 @@ from .node_places import NodePlaces
 from .stage_connection import StageConnection
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import zmq
 
     from ...security.keyring import Keyring
@@ -141,11 +143,12 @@ class StageConnections:
             self._send(member, EventsNoted(tuple(sorted(numbers))))
         self._noted.clear()
 
-    def broken(self) -> list[str]:
-        """Return the members whose connection ended and that refuse another one, since the last call."""
-        found = [member for member, connection in self._connections.items() if connection.has_died()]
+    def refusing(self, members: Iterable[str]) -> list[str]:
+        """Return those of some members, from whom nothing is heard, that refuse another connection: they have died."""
+        asked = [(member, self._connections.get(member)) for member in members]
+        found = [member for member, connection in asked if connection is not None and connection.is_refused()]
         for member in found:
-            log.warning("the connection to stage process %s ended, and another one is refused", member)
+            log.warning("stage process %s is quiet, and refuses another connection", member)
         return found
 
     def drop_silent(self, living: StagePool, before: float) -> None:

@@ -115,6 +115,7 @@ class StagePool:
         self._quiet_s = quiet_s
         self._stages: dict[str, StageProcess] = {}
         self._leases: dict[str, Lease] = {}
+        self._quiet: set[str] = set()
         self._deadlines: Deadlines[str] = Deadlines()
         """When a member is quiet, or its lease over."""
         self._free: dict[Requirement, LeastLoaded[str]] = {}
@@ -195,15 +196,20 @@ class StagePool:
             self._deadlines.set(lease.member, now + self._quiet_s)
 
     def disconnected(self, member: str, now: float) -> float:
-        """Note that the connection to a member has ended; return until when it may report over another one."""
+        """Note that a member refuses connections; return until when it may report over another one."""
         until = now + self._quiet_s
         lease = self._leases.get(member)
         if lease is not None:
+            until = now if lease.quiet else until
             lease.disconnected = True
             lease.heard_at = min(lease.heard_at, until - self._lease_s)
             self._set_quiet(lease, quiet=True)
             self._deadlines.set(member, lease.heard_at + self._lease_s)
         return until
+
+    def quiet(self) -> tuple[str, ...]:
+        """Return the members that have not reported for a while."""
+        return tuple(self._quiet)
 
     def claims_of(self, member: str) -> Iterator[tuple[str, SlotClaim]]:
         lease = self._leases.get(member)
@@ -251,6 +257,7 @@ class StagePool:
         """Note that a member has not reported for a while and is to be given nothing new, or that it has again."""
         if lease.quiet != quiet:
             lease.quiet = quiet
+            (self._quiet.add if quiet else self._quiet.discard)(lease.member)
             for stage in lease.stages.values():
                 self._count_slots(stage)
                 self._offer_node(stage.node)
@@ -295,6 +302,7 @@ class StagePool:
         del stage.lease.stages[stage_id]
         if not stage.lease.stages:
             del self._leases[stage.lease.member]
+            self._quiet.discard(stage.lease.member)
             self._deadlines.discard(stage.lease.member)
         del self._nodes[stage.node].stages[stage_id]
         self._forget_if_idle(stage.node)

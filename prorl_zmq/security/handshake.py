@@ -23,10 +23,9 @@ EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_CONNECTED
-    | zmq.EVENT_CLOSED
     | zmq.EVENT_DISCONNECTED
 )
-"""What tells of a connection's beginning, failure and end; `CLOSED` is an attempt that came to nothing."""
+"""What tells of a connection's beginning, failure and end."""
 
 
 class Handshake:

@@ -325,11 +325,12 @@ class JobTableMachine(RuleBasedStateMachine):
         """The connection to a process ends: it has died, or will be heard of again."""
         worker = self.workers[data.draw(st.sampled_from(sorted(self.workers)), label="process")]
         if worker.known:
+            until = self.now + (0.0 if worker.quiet else QUIET_S)
             worker.quiet = True
-            worker.heard_at = min(worker.heard_at, self.now + QUIET_S - LEASE_S)
+            worker.heard_at = min(worker.heard_at, until - LEASE_S)
             for job in self.jobs.values():
                 if job.holder == worker.stage_id:
-                    job.lease_until = min(job.lease_until, self.now + QUIET_S)
+                    job.lease_until = min(job.lease_until, until)
         self.table.connection_broke(worker.stage_id, self.now)
 
     @rule(seconds=st.sampled_from([0.0, 1.0, QUIET_S, 4.0, LEASE_S, LIMIT_S + STOP_GRACE_S]))
