@@ -37,6 +37,7 @@ BENCHES = (
     "sandbox",
     "losses",
     "chaos",
+    "chaos_cluster",
     "hostile",
     "fuzz",
     "slurm",
