@@ -67,26 +67,25 @@ class Chaos:
         self._started = time.monotonic()
 
     async def run(self, seed: int, seconds: float) -> bool:
-        """Strike while jobs run; give whether the last trainer got all that it waited for."""
+        """Strike while jobs run; give whether each last trainer got all that it waited for."""
         until = self._started + seconds
-        trainer = self._pipeline.keep_trainer(seed, IN_FLIGHT, until, HANG_S)
+        trainers = self._pipeline.keep_trainers(seed, IN_FLIGHT, until, HANG_S)
         for strike in self._strikes:
             await asyncio.sleep(self._started + strike.at_s - time.monotonic())
             await strike_once(self._pipeline, strike)
-        return await self._ended(trainer, until)
+        return all([await self._ended(trainer, until) for trainer in trainers])
 
     async def _ended(self, trainer: Keeper, until: float) -> bool:
         limit_s = max(0.0, until - time.monotonic()) + 3 * HANG_S
         return await trainer.wait(limit_s) and trainer.codes[-1] == 0
 
 
-async def run(arguments: argparse.Namespace) -> tuple[Account, list[Strike], tuple[float, float], list[str]]:
+async def run(
+    pipeline: Pipeline, planned: Sequence[Strike], arguments: argparse.Namespace
+) -> tuple[Account, list[Strike], tuple[float, float], list[str]]:
     """Run all of it; give the account, the strikes that hit, when it began and ended, and what was left behind."""
-    image = _image(arguments.sandbox)
-    planned = plan_strikes(arguments.seed, arguments.minutes)
     if arguments.only:
         planned = [strike for strike in planned if strike.name in arguments.only or strike.victim in arguments.only]
-    pipeline = Pipeline(arguments.sandbox, image, arguments.link)
     try:
         try:
             await pipeline.start()
@@ -104,13 +103,19 @@ async def run(arguments: argparse.Namespace) -> tuple[Account, list[Strike], tup
         pipeline.remove()
 
 
-def measure(arguments: argparse.Namespace) -> list[Row]:
-    account, strikes, (began, ended), left = asyncio.run(run(arguments))
+def measure_alone(arguments: argparse.Namespace) -> list[Row]:
+    pipeline = Pipeline(arguments.sandbox, image_of(arguments.sandbox), arguments.link)
+    return measure("chaos", pipeline, plan_strikes(arguments.seed, arguments.minutes), arguments)
+
+
+def measure(name: str, pipeline: Pipeline, planned: Sequence[Strike], arguments: argparse.Namespace) -> list[Row]:
+    """Run it; give the rows, and draw the picture."""
+    account, strikes, (began, ended), left = asyncio.run(run(pipeline, planned, arguments))
     usual = usual_count(account.ended_at, began, ended, strikes)
     recovered = recoveries(account.ended_at, strikes, usual, ended)
     again = delays(account.restarted, strikes)
     if not arguments.quick:
-        draw(account, strikes, began, ended)
+        draw(name, account, strikes, began, ended)
     for line in _details(account, strikes, recovered, left):
         print(line)
     kinds = Counter(strike.kind for strike in strikes)
@@ -167,7 +172,7 @@ def _details(account: Account, strikes: Sequence[Strike], recovered: Sequence[fl
     return lines + [f"left behind: {what}" for what in left]
 
 
-def draw(account: Account, strikes: Sequence[Strike], began: float, ended: float) -> None:
+def draw(name: str, account: Account, strikes: Sequence[Strike], began: float, ended: float) -> None:
     """Draw how many jobs ended per second, with the strikes."""
     import matplotlib as mpl
 
@@ -192,11 +197,11 @@ def draw(account: Account, strikes: Sequence[Strike], began: float, ended: float
     axes.set_ylabel("jobs per second")
     axes.set_xlim(0, bins[-1])
     figure.legend(loc="outside upper center", ncols=len(colours) + 1)
-    figure.savefig(picture_path("chaos"), dpi=120)
+    figure.savefig(picture_path(name), dpi=120)
     plt.close(figure)
 
 
-def _image(sandbox: str) -> str:
+def image_of(sandbox: str) -> str:
     """Give the root filesystem that a kind of sandbox needs."""
     if sandbox != "apptainer":
         return ""
@@ -210,28 +215,39 @@ def _sockets(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if not (Path(folder) / name).is_file() and not (Path(folder) / name).is_dir()]
 
 
-def main() -> None:
-    about = (
-        "a pipeline under load while its processes are killed, stopped and starved, its link cut and its disk filled"
-    )
-    parser = command("chaos", about)
+def flags(name: str, about: str) -> argparse.ArgumentParser:
+    """Give the command line that all such runs have."""
+    parser = command(name, about)
     parser.add_argument("--seed", type=int, default=1, help="of the jobs and of what happens to whom and when")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument(
         "--sandbox", choices=("bubblewrap", "apptainer", "process"), help="[default: bubblewrap if it works]"
     )
-    ways = ("namespaces", "proxy")
-    parser.add_argument("--link", choices=ways, default="", help="what is cut [default: namespaces if allowed]")
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="only such strikes, as 'run' or 'kill run'"
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="copy logs and ledger there")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.minutes = QUICK_MINUTES
     if arguments.sandbox is None:
         arguments.sandbox = "process" if problem_with("bubblewrap") else "bubblewrap"
-    report("chaos", about, arguments, partial(measure, arguments))
+    return arguments
+
+
+def main() -> None:
+    about = (
+        "a pipeline under load while its processes are killed, stopped and starved, its link cut and its disk filled"
+    )
+    parser = flags("chaos", about)
+    ways = ("namespaces", "proxy")
+    parser.add_argument("--link", choices=ways, default="", help="what is cut [default: namespaces if allowed]")
+    arguments = parsed(parser)
+    report("chaos", about, arguments, partial(measure_alone, arguments))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """The trainer of bench/chaos.py, one process: `python chaos_client.py OPTIONS`, where OPTIONS is JSON (see `Options`).
 
-It keeps so many jobs going until the time (`until`), then takes what is left, and ends
-with 0 when each job has ended, or with 3 when nothing has come for `hang_s`. All the while it gives the engines new
-weights, each version once. It may be killed at any moment: all that
-it knows is in the ledger, one JSON object per line, and its successor goes on from there under the same session. A job
-is noted before it is submitted, so the successor submits again what may not have arrived; a result is noted before the
-next request acknowledges it.
+It keeps so many jobs going until the time (`until`), then takes what is left, and ends with 0 when each job has ended,
+or with 3 when nothing has come for `hang_s`. All the while it gives the engines new weights, each version once. It may
+be killed at any moment: all that it knows is in the ledger, one JSON object per line, and its successor goes on from
+there under the same session. A job is noted before it is submitted, so the successor submits again what may not have
+arrived; a result is noted before the next request acknowledges it. Several trainers may share a ledger, each with
+numbers of its own; the first of them gives weights.
 """
 
 from __future__ import annotations
@@ -39,8 +39,12 @@ UPDATE_LIMIT_S = 10.0
 class Options(msgspec.Struct, frozen=True):
     """What it is to do."""
 
-    front_door: str
-    keys: str
+    place: dict[str, str]
+    """By what a client finds the service: `endpoint` and `keys`, or `service`."""
+    session: str
+    first: int
+    step: int
+    """Its jobs have the numbers `first`, `first + step` and so on: other trainers have those between."""
     ledger: str
     weights: str
     """The file that is every version's weights."""
@@ -82,7 +86,7 @@ class Weights(threading.Thread):
 
     def run(self) -> None:
         """Update until the end of the process."""
-        with RolloutClient(self._options.front_door, keys=self._options.keys, timeout_s=UPDATE_LIMIT_S) as client:
+        with RolloutClient(**self._options.place, timeout_s=UPDATE_LIMIT_S) as client:
             for version in self._versions:
                 time.sleep(UPDATE_EVERY_S)
                 self._ledger.note("update", version=version)
@@ -100,14 +104,16 @@ class Trainer:
     def __init__(self, options: Options, ledger: Ledger) -> None:
         self._seed = options.seed
         self._saboteurs = options.saboteurs
-        session = f"chaos-{self._seed}"
-        self._client = RolloutClient(options.front_door, session=session, keys=options.keys, timeout_s=5.0)
+        self._client = RolloutClient(**options.place, session=options.session, timeout_s=5.0)
         self._ledger = ledger
-        numbers = {event: [each["number"] for each in ledger.before if each["event"] == event] for event in EVENTS}
+        noted = [(each["event"], each["number"]) for each in ledger.before if each["event"] in EVENTS]
+        own = [(event, number) for event, number in noted if number % options.step == options.first]
+        numbers = {each: [number for event, number in own if event == each] for each in EVENTS}
         ended = {*numbers["result"], *numbers["lost"]}
         self._unsure = sorted({*numbers["intent"]} - {*numbers["accepted"]} - ended)
         self._open = {*numbers["accepted"]} - ended
-        self._numbers = itertools.count(max(numbers["intent"], default=-1) + 1)
+        last = max(numbers["intent"], default=options.first - options.step)
+        self._numbers = itertools.count(last + options.step, options.step)
 
     def __len__(self) -> int:
         return len(self._open) + len(self._unsure)
@@ -166,7 +172,8 @@ def main() -> None:
     ledger = Ledger(options.ledger)
     trainer = Trainer(options, ledger)
     ledger.note("client")
-    Weights(options, ledger).start()
+    if options.first == 0:
+        Weights(options, ledger).start()
     news = time.monotonic()
     while (running := time.monotonic() < options.until) or len(trainer):
         try:

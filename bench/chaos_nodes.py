@@ -1,9 +1,9 @@
-"""The two nodes of bench/chaos.py, `hub` and `far`, and the link between them, which can be cut.
+"""The nodes of bench/chaos.py, `hub` and `far`, and those of bench/chaos_cluster.py; and their links, which can be cut.
 
-`NamespaceNodes` are two network namespaces of our own with a veth pair: a cut takes all that is between the nodes, in
-both directions, and says nothing to either side. It needs root. `ProxyNodes` are on loopback, and what `far` says to
-the brokers passes a proxy that stops forwarding: a cut takes one direction, which a broker cannot tell from a process
-that hangs. Both end with this process, however it ends.
+`NamespaceNodes` are network namespaces of our own, joined by a bridge in that of `hub`: a cut takes all that is between
+a node and the others, in both directions, and says nothing to either side. It needs root. `ProxyNodes` are on loopback,
+and what `far` says to the brokers passes a proxy that stops forwarding: a cut takes one direction, which a broker
+cannot tell from a process that hangs. Both end with this process, however it ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from prorl_zmq.system.processes import die_with_parent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-HUB_HOST, FAR_HOST = "10.213.7.1", "10.213.7.2"
+NETWORK = "10.213.7"
+HUB_HOST, FAR_HOST = f"{NETWORK}.1", f"{NETWORK}.2"
 EVENTS_PORT, BACKENDS_PORT, ENGINE_PORT = 5561, 5562, 5563
 CHUNK_BYTES = 65_536
 
@@ -48,10 +49,10 @@ class Nodes(Protocol):
     def prefix(self, node: str) -> Sequence[str]:
         """Give what to put before a command to run it on a node."""
 
-    async def cut(self) -> None:
-        """Have nothing pass the link."""
+    async def cut(self, node: str) -> None:
+        """Have nothing pass a node's link."""
 
-    async def mend(self) -> None:
+    async def mend(self, node: str) -> None:
         """Undo `cut`."""
 
     async def close(self) -> None:
@@ -59,14 +60,16 @@ class Nodes(Protocol):
 
 
 class NamespaceNodes:
-    """Two network namespaces."""
+    """Network namespaces: that of `hub`, and those of the named nodes."""
 
     stage_events = far_stage_events = f"tcp://{HUB_HOST}:{EVENTS_PORT}"
     backend_broker = far_backend_broker = f"tcp://{HUB_HOST}:{BACKENDS_PORT}"
     far_bind = f"tcp://{FAR_HOST}:*"
     far_engine = f"tcp://{FAR_HOST}:{ENGINE_PORT}"
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str] = ("far",)) -> None:
+        self.hosts = {name: f"{NETWORK}.{number}" for number, name in enumerate(("hub", *names), 1)}
+        """Their addresses."""
         self._holders: dict[str, asyncio.subprocess.Process] = {}
 
     async def start(self) -> None:
@@ -75,7 +78,7 @@ class NamespaceNodes:
         Raises:
             OSError, subprocess.CalledProcessError: this machine does not allow it.
         """
-        for node in ("hub", "far"):
+        for node in self.hosts:
             holder = await asyncio.create_subprocess_exec(
                 *("unshare", "--net", "sh", "-c", "echo; exec sleep infinity"),
                 stdout=asyncio.subprocess.PIPE,
@@ -85,24 +88,27 @@ class NamespaceNodes:
             assert holder.stdout is not None
             if await holder.stdout.readline() != b"\n":
                 raise OSError("no network namespace can be made")
-        far = str(self._holders["far"].pid)
-        await self._ip("hub", "link", "add", "to_far", "type", "veth", "peer", "name", "to_hub", "netns", far)
-        for node, device, host in (("hub", "to_far", HUB_HOST), ("far", "to_hub", FAR_HOST)):
+        await self._ip("hub", "link", "add", "net", "type", "bridge")
+        for node, host in self.hosts.items():
+            if node != "hub":
+                pid = str(self._holders[node].pid)
+                await self._ip("hub", "link", "add", f"to_{node}", "type", "veth", "peer", "name", "net", "netns", pid)
+                await self._ip("hub", "link", "set", f"to_{node}", "master", "net", "up")
             await self._ip(node, "link", "set", "lo", "up")
-            await self._ip(node, "address", "add", f"{host}/30", "dev", device)
-            await self._ip(node, "link", "set", device, "up")
+            await self._ip(node, "address", "add", f"{host}/24", "dev", "net")
+            await self._ip(node, "link", "set", "net", "up")
 
     def prefix(self, node: str) -> Sequence[str]:
         """Give the command that enters a node's namespace."""
         return ("nsenter", f"--net=/proc/{self._holders[node].pid}/ns/net", "--")
 
-    async def cut(self) -> None:
-        """Take far's end of the link down: what hub sends goes nowhere."""
-        await self._ip("far", "link", "set", "to_hub", "down")
+    async def cut(self, node: str) -> None:
+        """Take a node's link down: what others send it goes nowhere."""
+        await self._ip("hub", "link", "set", f"to_{node}", "down")
 
-    async def mend(self) -> None:
+    async def mend(self, node: str) -> None:
         """Take it up again."""
-        await self._ip("far", "link", "set", "to_hub", "up")
+        await self._ip("hub", "link", "set", f"to_{node}", "up")
 
     async def close(self) -> None:
         """End the namespaces, with the last process in them."""
@@ -193,13 +199,15 @@ class ProxyNodes:
         del node
         return ()
 
-    async def cut(self) -> None:
+    async def cut(self, node: str) -> None:
         """Hold what far says."""
+        del node
         for proxy in self._proxies:
             proxy.hold()
 
-    async def mend(self) -> None:
+    async def mend(self, node: str) -> None:
         """Forward it."""
+        del node
         for proxy in self._proxies:
             proxy.release()
 

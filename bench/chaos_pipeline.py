@@ -72,6 +72,8 @@ VICTIMS = {
     "supervisor": ("prorl serve",),
     "rollout broker": ("prorl broker rollout",),
     "backend broker": ("prorl broker backend",),
+    "node broker": ("prorl broker node",),
+    "node supervisor": ("prorl node",),
     "init": ("--role init",),
     "run": ("--role run",),
     "eval": ("--role eval",),
@@ -94,8 +96,11 @@ class Process(NamedTuple):
 class Keeper:
     """Starts a command again whenever it dies."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, environment: dict[str, str], node: str = "hub"
+    ) -> None:
         self.name = name
+        self.node = node
         self._command = command
         self._log = log
         self._environment = environment
@@ -123,6 +128,11 @@ class Keeper:
                 self.wanted = self.codes[-1] != 0
             if self.wanted:
                 await asyncio.sleep(RESTART_S)
+
+    @property
+    def pid(self) -> int:
+        """The process's; 0: there is none."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else 0
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait for the last end, at most so long; give whether it came."""
@@ -161,6 +171,7 @@ class Pipeline:
         self.disk = self.folder / "disk"
         self.disk_is_small = False
         """It has a file system of its own, which may be filled."""
+        self.far_nodes: tuple[str, ...] = ("far",)
         self.run_dirs = {node: self.disk / node for node in ("hub", "far")}
         self.temporary = self.disk / "tmp"
         """Where the service makes temporary files."""
@@ -181,6 +192,9 @@ class Pipeline:
             folder.mkdir()
         _install_engine(self._packages)
         (await asyncio.to_thread(build_base_policy)).save(self.weights)
+        await self._start_service()
+
+    async def _start_service(self) -> None:
         self.nodes = nodes = await make_nodes(self._link)
         self._hub_keys, far_keys = self._make_keys()
         topology = self.folder / "topology.toml"
@@ -207,15 +221,22 @@ class Pipeline:
             while len((await client.status()).stages) < 2 * len(ROLES):
                 await client.collect(1, wait_s=0.1)
 
-    def keep_trainer(self, seed: int, in_flight: int, until: float, hang_s: float) -> Keeper:
-        """Start the trainer on the node `hub`, and again whenever it is killed."""
+    def keep_trainers(self, seed: int, in_flight: int, until: float, hang_s: float) -> list[Keeper]:
+        """Start the trainers on the node `hub`, and again whenever they are killed."""
+        return [self._keep_trainer(f"chaos-{seed}", 0, 1, seed, in_flight, until, hang_s)]
+
+    def _keep_trainer(
+        self, session: str, first: int, step: int, seed: int, in_flight: int, until: float, hang_s: float
+    ) -> Keeper:
         options = Options(
-            front_door=self.front_door,
-            keys=str(self._hub_keys),
+            place=self._place(),
+            session=session,
+            first=first,
+            step=step,
             ledger=str(self.ledger),
             weights=str(self.weights),
             seed=seed,
-            in_flight=in_flight,
+            in_flight=in_flight // step,
             until=until,
             hang_s=hang_s,
             saboteurs=self._sandbox != "process",
@@ -226,9 +247,17 @@ class Pipeline:
             chaos_client.__file__,
             msgspec.json.encode(options).decode(),
         ]
-        keeper = Keeper("trainer", command, self.logs / "trainer.log", self._environment)
+        keeper = Keeper(f"trainer-{first}", command, self.logs / f"trainer-{first}.log", self._environment)
         self._keepers.append(keeper)
         return keeper
+
+    def _place(self) -> dict[str, str]:
+        return {"endpoint": self.front_door, "keys": str(self._hub_keys)}
+
+    def on_node(self, node: str) -> list[int]:
+        """List all processes below those that this process keeps on a node."""
+        kept = [keeper.pid for keeper in self._keepers if keeper.node == node]
+        return [each for pid in kept if pid for each in (pid, *descendants(pid))]
 
     def processes(self) -> list[Process]:
         """List the service's processes by kind, oldest first."""
@@ -267,7 +296,7 @@ class Pipeline:
     def _keep(self, name: str, node: str, *arguments: str) -> None:
         command = [*self.nodes.prefix(node), sys.executable, *ISOLATED, "-m", "prorl_zmq.cli", *arguments]
         command += ["--run-dir", str(self.run_dirs[node])]
-        self._keepers.append(Keeper(name, command, self.logs / f"{name}.log", self._environment))
+        self._keepers.append(Keeper(name, command, self.logs / f"{name}.log", self._environment, node))
 
     @property
     def _environment(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What bench/chaos.py does to whom and when, all from one seed.
+"""What bench/chaos.py and bench/chaos_cluster.py do to whom and when, all from one seed.
 
 Most strikes are a SIGKILL of one process. The others last longer than a lease: a SIGSTOP, a cut of the link between the
 nodes, a process without free descriptors, a crowd of idle connections, a full disk. Kinds of strikes take turns in a
@@ -27,10 +27,19 @@ STOPPED = (
     *("rollout broker", "backend broker", "supervisor", "trainer"),
 )
 STARVED = ("rollout broker", "backend broker", "run")
+CLUSTER_KILLED = (
+    *("init", "run", "eval", "engine", "execution server", "spawner", "node broker", "node supervisor", "node"),
+    *("rollout broker", "backend broker", "supervisor", "trainer", "node"),
+)
+CLUSTER_LASTING = (
+    *(("stop", victim) for victim in ("run", "node broker", "node", "rollout broker", "backend broker", "trainer")),
+    *(("starve", victim) for victim in ("rollout broker", "node broker", "run")),
+    *(("cut", "node"), ("cut", "node"), ("cut", "node"), ("fill", "disk")),
+)
 LASTING = (
     *(("stop", victim) for victim in STOPPED),
     *(("starve", victim) for victim in STARVED),
-    *(("cut", "link"), ("cut", "link"), ("crowd", "rollout broker"), ("fill", "disk")),
+    *(("cut", "node"), ("cut", "node"), ("crowd", "rollout broker"), ("fill", "disk")),
 )
 ALONE = ("rollout broker", "backend broker", "trainer", "disk")
 """Of these there is one."""
@@ -53,7 +62,7 @@ class Strike:
     kind: str
     """`kill`, or that of a lasting one."""
     victim: str
-    """The kind of process; `link` or `disk`."""
+    """The kind of process; `node`: all that run on one; `disk`."""
     share: float
     """Which of those that live then, oldest first: 0 is the first, 1 is behind the last."""
     began: float = 0.0
@@ -66,17 +75,26 @@ class Strike:
         """What people call it."""
         return f"{self.kind} {self.victim}"
 
+    def chosen(self, those: Sequence[T]) -> T:
+        """Give the one of those that it hits."""
+        return those[int(self.share * len(those))]
+
     @property
     def over(self) -> float:
         """From when on the service can be well again: what stands still and is alone has no substitute."""
         return self.lifted if self.kind != "kill" and self.victim in ALONE else self.began
 
 
-def plan_strikes(seed: int, minutes: float) -> list[Strike]:
-    """Plan a run."""
+def plan_strikes(
+    seed: int,
+    minutes: float,
+    killed: Sequence[str] = KILLED,
+    lasting: Sequence[tuple[str, str]] = LASTING,
+) -> list[Strike]:
+    """Plan a run of SIGKILLs and of what lasts."""
     draw = random.Random(seed)
-    lasting = _in_turn(draw, LASTING, max(1, round(len(LASTING) * minutes / LASTING_MINUTES)))
-    kills = [("kill", victim) for victim in _in_turn(draw, KILLED, max(3, round(KILLS_PER_MINUTE * minutes)))]
+    lasting = _in_turn(draw, lasting, max(1, round(len(lasting) * minutes / LASTING_MINUTES)))
+    kills = [("kill", victim) for victim in _in_turn(draw, killed, max(3, round(KILLS_PER_MINUTE * minutes)))]
     strikes = [*kills, *lasting]
     draw.shuffle(strikes)
     calm = min(CALM_S, 60 * minutes * CALM_OF_TIME)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from chaos_plan import LAST_S
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from chaos_pipeline import Pipeline
@@ -32,7 +32,7 @@ async def strike_once(pipeline: Pipeline, strike: Strike) -> None:
     """Do what a strike says, and lift it; note when that was. Without a victim, nothing."""
     if strike.kind == "kill":
         with suppress(ProcessLookupError):
-            os.kill(await _victim(pipeline, strike), signal.SIGKILL)
+            _signal(await _victims(pipeline, strike), signal.SIGKILL)
             strike.began = strike.lifted = time.monotonic()
         return
     with suppress(ProcessLookupError):
@@ -45,39 +45,48 @@ async def strike_once(pipeline: Pipeline, strike: Strike) -> None:
 async def _lasting(pipeline: Pipeline, strike: Strike) -> AbstractAsyncContextManager[None]:
     match strike.kind:
         case "stop":
-            return _stopped(await _victim(pipeline, strike))
+            return _stopped(await _victims(pipeline, strike))
         case "starve":
-            return _starved(await _victim(pipeline, strike))
+            return _starved((await _victims(pipeline, strike))[0])
         case "crowd":
             return _crowded(pipeline.front_door.removeprefix("ipc://"))
         case "cut":
-            return _cut(pipeline)
+            return _cut(pipeline, strike.chosen(pipeline.far_nodes))
     return _filled(pipeline)
 
 
-async def _victim(pipeline: Pipeline, strike: Strike) -> int:
-    """Give the process to strike; if the strike before has ended those of its kind, one of the next.
+async def _victims(pipeline: Pipeline, strike: Strike) -> list[int]:
+    """Give the process to strike, or all of a node; if the strike before has ended those of its kind, one of the next.
 
     Raises:
         ProcessLookupError: none came.
     """
     until = time.monotonic() + VICTIM_S
     while True:
-        if there := [process.pid for process in pipeline.processes() if process.kind == strike.victim]:
-            return there[int(strike.share * len(there))]
+        if strike.victim == "node":
+            there = [pipeline.on_node(node) for node in pipeline.far_nodes]
+        else:
+            there = [[process.pid] for process in pipeline.processes() if process.kind == strike.victim]
+        if there and (chosen := strike.chosen(there)):
+            return chosen
         if time.monotonic() > until:
             raise ProcessLookupError(strike.victim)
         await asyncio.sleep(0.1)
 
 
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 @asynccontextmanager
-async def _stopped(pid: int) -> AsyncIterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+async def _stopped(pids: Sequence[int]) -> AsyncIterator[None]:
+    _signal(pids, signal.SIGSTOP)
     try:
         yield
     finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+        _signal(pids, signal.SIGCONT)
 
 
 @asynccontextmanager
@@ -106,12 +115,12 @@ async def _crowded(path: str) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _cut(pipeline: Pipeline) -> AsyncIterator[None]:
-    await pipeline.nodes.cut()
+async def _cut(pipeline: Pipeline, node: str) -> AsyncIterator[None]:
+    await pipeline.nodes.cut(node)
     try:
         yield
     finally:
-        await pipeline.nodes.mend()
+        await pipeline.nodes.mend(node)
 
 
 @asynccontextmanager

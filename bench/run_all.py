@@ -38,6 +38,7 @@ BENCHES = (
     "sandbox",
     "losses",
     "chaos",
+    "chaos_cluster",
     "hostile",
     "fuzz",
     "slurm",

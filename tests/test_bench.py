@@ -33,7 +33,7 @@ NAMES = (
     "losses",
     "soak",
 )
-PROVED = ("chaos", "hostile", "fuzz", "slurm")
+PROVED = ("chaos", "chaos_cluster", "hostile", "fuzz", "slurm")
 """Run by tests/chaos and tests/cluster, which look at what came out."""
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
 

@@ -190,7 +190,7 @@ QUICK_COMMANDS = {
     "prorl tasks validate data.jsonl": (0,),
     "prorl tasks images swe.jsonl": (1,),
     "prorl k8s render --image prorl:0.1 --nodes 8": (0,),
-    "prorl k8s render --image prorl:0.1 --autoscale 2:100 --drain-s 1800": (0,),
+    "prorl k8s render --image prorl:0.1 --daemon-set --drain-s 1800": (0,),
 }
 """Commands that end, and the exit codes that are right for them here (`--watch` is interrupted)."""
 SERVERS = (

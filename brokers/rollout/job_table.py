@@ -471,9 +471,8 @@ class JobTable:
     def _current(self, event: PhaseDone | PhaseFailed) -> JobRecord | None:
         """Return the job of an event; None if the event is stale."""
         record = self._records.get(event.job_id)
-        if record is None or not record.is_held_by(event.stage_id, event.attempt):
-            return None
-        return record if record.phase == event.phase else None
+        held = record is not None and record.is_held_by(event.stage_id, event.attempt)
+        return record if held and record is not None and record.phase == event.phase else None
 
     def _note(self, record: JobRecord, event: PhaseDone | PhaseFailed, block: Any) -> None:
         record.metrics.update(event.metrics)

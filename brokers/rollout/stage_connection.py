@@ -101,6 +101,7 @@ class StageConnection:
 def _begin(endpoint: str) -> tuple[socket.socket, int]:
     """Begin a connection; return it with the error that is known at once, or 0."""
     transport, _, address = endpoint.partition("://")
+    place: str | tuple[str, int]
     if transport == "ipc":
         probe, place = socket.socket(socket.AF_UNIX), address
     else:

@@ -274,11 +274,9 @@ class StagePool:
         self._forget_if_idle(node)
 
     def misses(self, requirement: Requirement) -> bool:
-        """Return whether only a process that has said that it ends would do; then it is among what nothing serves."""
+        """Return whether its node has begun to end in good order; then it is among what nothing serves."""
         place = self._nodes.get(requirement.node or "")
-        missed = place is not None and any(
-            stage.leaving and requirement in stage.requirements for stage in place.stages.values()
-        )
+        missed = place is not None and any(stage.leaving for stage in place.stages.values())
         if missed:
             self._unserved[requirement] = None
         return missed

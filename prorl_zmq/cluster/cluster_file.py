@@ -49,6 +49,8 @@ class GroupSettings(Section, frozen=True):
     drain_s: Seconds = 60.0
     """How long one that has to leave goes on with what it runs; then it gives that back. Less than the `GraceTime` of
     a partition whose jobs are preempted."""
+    gres: Word = ""
+    """Such as "gpu:8"."""
 
     @property
     def limit(self) -> int:
@@ -72,18 +74,12 @@ class NodeSettings(GroupSettings, frozen=True):
     """On the hosts' own disks."""
 
 
-class EngineSettings(GroupSettings, frozen=True):
-    """`[engines]`: hosts with the topology's engines."""
-
-    gres: Word = ""
-    """Such as "gpu:8"."""
-
-
 class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole cluster file."""
 
     nodes: NodeSettings = NodeSettings()
-    engines: EngineSettings = EngineSettings()
+    engines: GroupSettings = GroupSettings()
+    """Hosts with the topology's engines."""
     broker_job: Section = Section(cpus=2)
     """With `brokers = "job"`."""
     brokers: Literal["here", "job"] = "here"

@@ -3,7 +3,7 @@
     DIR/slurm/cluster.json   the cluster file as it was checked
     DIR/slurm/wanted.json    how many nodes and engine hosts there should be, and which jobs are to leave
     DIR/slurm/jobs/ID        one file per submitted job: `nodes`, `engines` or `brokers`
-    DIR/slurm/keeper.json    the process that runs the brokers and submits jobs, while it lives
+    DIR/slurm/keeper         held by the process that runs the brokers and submits jobs, while it lives
     DIR/slurm/logs/          what the jobs and the keeper say
 
 Commands write `wanted.json`, under a lock and in one step; the keeper reads it and acts. A command never has to find
@@ -12,23 +12,25 @@ the keeper's process, but to end one that does not act.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import os
-import socket
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from ..errors import ConfigError
+from ..service.held_file import held, holder
+from ..service.service_folder import write_whole
 from .cluster_file import ClusterFile
 from .job_script import Group, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
+    from ..service.held_file import HeldFile
+
+KEEPER = "keeper"
 T = TypeVar("T")
 
 
@@ -44,40 +46,6 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def count(self, kind: Group) -> int:
         return self.nodes if kind == "nodes" else self.engines
-
-
-class KeeperRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who runs the brokers."""
-
-    host: str
-    pid: int
-    born: int
-    """When the process started, in the kernel's ticks: a pid may be another process's by now."""
-    allocation: str = ""
-    """The brokers' job, if they run in one."""
-    started_at: float = 0.0
-
-    @classmethod
-    def own(cls) -> Self:
-        pid = os.getpid()
-        return cls(socket.gethostname(), pid, _born(pid), os.environ.get("SLURM_JOB_ID", ""), time.time())
-
-    @property
-    def is_here(self) -> bool:
-        return self.host == socket.gethostname()
-
-    @property
-    def lives(self) -> bool:
-        """Whether the process is there; only its own host knows."""
-        with contextlib.suppress(OSError):
-            return _born(self.pid) == self.born
-        return False
-
-
-def _born(pid: int) -> int:
-    """Return when a process started; -1: it has ended, and its parent was not told yet."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    return -1 if fields[0] == "Z" else int(fields[19])
 
 
 class ClusterFolder:
@@ -112,30 +80,23 @@ class ClusterFolder:
         return changed
 
     def note_job(self, job_id: str, kind: Kind) -> None:
-        (self.path / "jobs" / job_id).write_text(kind, encoding="ascii")
+        write_whole(self.path / "jobs" / job_id, kind)
 
-    def forget_job(self, job_id: str, older_s: float = 0.0) -> None:
-        """Forget a job, if it was submitted so long ago."""
-        path = self.path / "jobs" / job_id
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime >= older_s:
-                path.unlink()
+    def forget_job(self, job_id: str) -> None:
+        (self.path / "jobs" / job_id).unlink(missing_ok=True)
 
     def jobs(self) -> dict[str, Kind]:
         """Return what the jobs run that were submitted for this service, by their ids."""
-        texts = {path.name: path.read_text(encoding="ascii") for path in (self.path / "jobs").iterdir()}
+        texts = {path.name: path.read_text(encoding="ascii") for path in (self.path / "jobs").glob("[0-9]*")}
         return msgspec.convert(texts, dict[str, Kind])
 
-    def keeper(self) -> KeeperRecord | None:
-        with contextlib.suppress(FileNotFoundError):
-            return msgspec.json.decode((self.path / "keeper.json").read_bytes(), type=KeeperRecord)
-        return None
+    def kept(self, *, take_over: bool = False) -> AbstractContextManager[HeldFile]:
+        """Be the keeper; raise `EndpointInUse` if another process is."""
+        return held(self.path / KEEPER, take_over=take_over)
 
-    def note_keeper(self) -> None:
-        self._write("keeper.json", KeeperRecord.own())
-
-    def forget_keeper(self) -> None:
-        (self.path / "keeper.json").unlink(missing_ok=True)
+    def keeper(self) -> str:
+        """Return which process is the keeper; empty: none."""
+        return holder(self.path / KEEPER)
 
     def _read(self, name: str, kind: type[T]) -> T:
         try:
@@ -146,7 +107,4 @@ class ClusterFolder:
             raise ConfigError(f"{self.path / name} is damaged: {error}") from error
 
     def _write(self, name: str, content: object) -> None:
-        """Write a file in one step: who reads it sees the old content or the new one."""
-        partial = self.path / f".{name}.{socket.gethostname()}.{os.getpid()}"
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(content)))
-        partial.replace(self.path / name)
+        write_whole(self.path / name, msgspec.json.format(msgspec.json.encode(content)).decode())

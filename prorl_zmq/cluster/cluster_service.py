@@ -181,25 +181,21 @@ class ClusterService:
         fleet = self.fleet
         fleet.slurm.forbid_requeue(one.name for one in fleet.allocations(["brokers"])["brokers"])
         fleet.folder.change(lambda wanted: msgspec.structs.replace(wanted, nodes=0, engines=0, stop=True))
-        keeper, until = fleet.folder.keeper(), time.monotonic() + LEAVE_S + STOP_S
-        while keeper is not None and (keeper.lives if keeper.is_here else fleet.folder.keeper() is not None):
-            if time.monotonic() > until and not keeper.allocation:
-                raise ConfigError(
-                    f"process {keeper.pid} on {keeper.host}, which runs the brokers, does not end; kill it"
-                )
+        until = time.monotonic() + LEAVE_S + STOP_S
+        while (keeper := fleet.folder.keeper()) and time.monotonic() < until:
             time.sleep(LOOK_S)
+        if keeper and fleet.cluster.brokers == "here":
+            raise ConfigError(f"{keeper}, which runs the brokers, does not end; kill it")
         fleet.end((*GROUPS, "brokers"), LEAVE_S)
-        fleet.folder.forget_keeper()
 
 
 def _check_free(service: Path, slurm: Slurm) -> None:
     folder = ClusterFolder(service)
-    keeper = folder.keeper()
     brokers = [job_id for job_id, kind in folder.jobs().items() if kind == "brokers"]
-    if keeper is not None and not keeper.allocation and (keeper.lives if keeper.is_here else True):
-        where, cure = f"process {keeper.pid} on {keeper.host}", "if that host is dead, `prorl up --take-over`"
-    elif any(not one.is_ending for one in slurm.allocations(brokers)):
+    if any(not one.is_ending for one in slurm.allocations(brokers)):
         where, cure = f"job {brokers[-1]}", "`scancel` it if it hangs"
+    elif where := folder.keeper():
+        cure = "if that host is dead, `prorl up --take-over`"
     else:
         return
     raise EndpointInUse(

@@ -39,6 +39,8 @@ class Fleet:
         self.scripts = JobScripts(self.cluster, service)
         self.slurm = slurm or Slurm()
         self._brakes = {kind: Brake(self.cluster.poll_s) for kind in GROUPS}
+        self._missing_since: dict[str, float] = {}
+        """Since when squeue does not show a job that we know."""
 
     def allocations(self, kinds: Collection[Kind] = GROUPS) -> dict[Kind, list[Allocation]]:
         """Return what squeue knows of our jobs, by what they run."""
@@ -56,8 +58,11 @@ class Fleet:
         for kind in GROUPS:
             self._keep(kind, allocations[kind])
         shown = [one for kind in GROUPS for one in allocations[kind]]
-        for job_id in known.keys() - {one.job_id for one in shown}:
-            self.folder.forget_job(job_id, older_s=FORGET_S)
+        now_s, missing = time.monotonic(), known.keys() - {one.job_id for one in shown}
+        self._missing_since = {job_id: self._missing_since.get(job_id, now_s) for job_id in missing}
+        for job_id, since_s in self._missing_since.items():
+            if now_s - since_s >= FORGET_S:
+                self.folder.forget_job(job_id)
 
     def _keep(self, kind: Group, allocations: Sequence[Allocation]) -> None:
         wanted, group, brake = self.folder.wanted(), self.cluster.group(kind), self._brakes[kind]

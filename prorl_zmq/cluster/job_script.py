@@ -50,9 +50,7 @@ class JobScripts:
                 flags += ["--slots", f"{role}={slots}"]
         else:
             flags += [part for role in Phase for part in ("--slots", f"{role}=0")]
-        given = {"images": (), "gres": ""}
-        fields = {name: getattr(job, name, given.get(name)) for name in (*job.__struct_fields__, *given)}
-        return self._render("group.sbatch.j2", kind, "node", flags, {**fields, "signal_s": job.signal_s}, count)
+        return self._render("group.sbatch.j2", kind, "node", flags, job, count)
 
     def brokers(self) -> str:
         """Return the script of the brokers' job."""

@@ -4,8 +4,8 @@ Every `poll_s`, and as soon as somebody changed what is wanted, it has the `Flee
 nothing that is not in the service's folder, so only time is lost when it is killed: the brokers die with it, the nodes
 wait for them, and `prorl up` on the same folder goes on.
 
-SIGTERM, SIGINT and SIGUSR1 end it with the brokers and leave the nodes, which wait for the next one. `prorl down`, and
-brokers that end by themselves, end the nodes too, before the brokers.
+SIGTERM, SIGINT and SIGUSR1 end it with the brokers and leave the nodes, which wait for the next one; so does another
+keeper that takes over. `prorl down`, and brokers that end by themselves, end the nodes too, before the brokers.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from .job_script import GROUPS
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ..service.held_file import HeldFile
+
 STOP_S = 60.0
 """How long the brokers may take to end."""
 LEAVE_S = 180.0
@@ -45,41 +47,41 @@ class Keeper:
         self._command = [sys.executable, *ISOLATED, "-m", "prorl_zmq.cli", "prorl", "serve", "--brokers-only"]
         self._command += ["--service", str(service), *(["--take-over"] if take_over else [])]
         self._command += ["--address", self._fleet.cluster.address] if self._fleet.cluster.address else []
+        self._take_over = take_over
         self._stopping = asyncio.Event()
 
     async def run(self) -> bool:
         """Keep the service until it is told to stop; False: the brokers ended by themselves."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, self._stopping.set)
-        self._folder.note_keeper()
-        try:
-            with stop_signals(self._stopping.set):
-                brokers = await asyncio.create_subprocess_exec(
-                    *self._command,
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                    preexec_fn=partial(begin_session, os.getpid()),
-                )
-                ended = asyncio.create_task(brokers.wait())
-                try:
-                    return await self._keep(ended)
-                finally:
-                    if not ended.done():
-                        brokers.terminate()
-                        await asyncio.wait({ended}, timeout=STOP_S)
-                    if not ended.done():
-                        brokers.kill()
-                        await ended
-        finally:
-            self._folder.forget_keeper()
+        with self._folder.kept(take_over=self._take_over) as held, stop_signals(self._stopping.set):
+            brokers = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=partial(begin_session, os.getpid()),
+            )
+            ended = asyncio.create_task(brokers.wait())
+            try:
+                return await self._keep(ended, held)
+            finally:
+                if not ended.done():
+                    brokers.terminate()
+                    await asyncio.wait({ended}, timeout=STOP_S)
+                if not ended.done():
+                    brokers.kill()
+                    await ended
 
-    async def _keep(self, ended: asyncio.Task[int]) -> bool:
+    async def _keep(self, ended: asyncio.Task[int], held: HeldFile) -> bool:
         while not (self._stopping.is_set() or ended.done() or self._folder.wanted().stop):
             try:
                 await asyncio.to_thread(self._fleet.look)
             except (ProrlError, OSError) as error:
                 log.warning("%s; trying again in %g s", error, self._poll_s)
             await self._wait(ended)
+        if held.is_lost():
+            log.error("another keeper has taken this service over; this one ends, and leaves the nodes to it")
+            return False
         failed = ended.done()
         if failed:
             log.error("the brokers ended with code %d; ending the nodes", ended.result())

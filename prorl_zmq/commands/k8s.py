@@ -23,9 +23,6 @@ def render(
     config: options.Config = None,
     nodes: Annotated[int | None, typer.Option(min=0, max=5000, help="Pods that run nodes. [default: 2]")] = None,
     daemon_set: Annotated[bool, typer.Option("--daemon-set", help="One node on each machine instead.")] = False,
-    autoscale: Annotated[
-        str, typer.Option(metavar="FEWEST:MOST", help="Have nodes follow the metric prorl_queued_jobs instead.")
-    ] = "",
     drain_s: Annotated[int, typer.Option(min=0, max=86400, help="Longest time for a node that ends.")] = 600,
     cpu: Annotated[str, typer.Option(help="What a node's pod requests.")] = "16",
     memory: Annotated[str, typer.Option(help="What a node's pod requests.")] = "64Gi",
@@ -40,13 +37,12 @@ def render(
     from ..service.manifests import ManifestOptions
     from ..service.manifests import render as render_manifests
 
-    if sum((nodes is not None, daemon_set, bool(autoscale))) > 1:
-        raise ConfigError("--nodes, --daemon-set and --autoscale exclude each other: give one of them", key="--nodes")
+    if nodes is not None and daemon_set:
+        raise ConfigError("--nodes and --daemon-set exclude each other: give one of them", key="--nodes")
     given = ManifestOptions(
         image=image,
         nodes=2 if nodes is None else nodes,
         every_machine=daemon_set,
-        autoscale=_range(autoscale) if autoscale else None,
         drain_s=drain_s,
         cpu=cpu,
         memory=memory,
@@ -71,10 +67,3 @@ def keys(
         raise ConfigError("this would show secret keys: prorl k8s keys --service DIR | kubectl apply -f -", key="keys")
     made = ServiceFolder.is_made(service)
     print(secrets((ServiceFolder.open(service) if made else ServiceFolder.create(service, config)).path))
-
-
-def _range(text: str) -> tuple[int, int]:
-    least, _, most = text.partition(":")
-    if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
-        raise ConfigError(f"--autoscale {text}: write FEWEST:MOST, such as 2:100", key="--autoscale")
-    return int(least), int(most)

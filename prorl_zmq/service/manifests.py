@@ -6,7 +6,7 @@ the brokers' pod and fixed ports, so that brokers that move are found under the 
 journals, is on a volume that one pod at a time may mount; a node's is in its container and goes with it.
 
 SIGTERM ends a pod's `prorl serve` or `prorl node`; a node drains first, and Kubernetes waits for as long as `--drain-s`
-says and `STOP_S` more. Left out on purpose: what serves the queue's metric to the autoscaler.
+says and `STOP_S` more. Left out on purpose: an autoscaler, which reads a metric that something outside has to serve.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from ..config import load_topology
 from ..errors import ConfigError
 from ..system.packed_folder import pack
 from ..wire.messages.base import PROTOCOL_VERSION
-from ..wire.messages.jobs import Phase
 from .service_folder import BACKENDS, MARKER, Announcement
 
 if TYPE_CHECKING:
@@ -53,8 +52,6 @@ class ManifestOptions:
     """Pods of the nodes' Deployment."""
     every_machine: bool = False
     """A DaemonSet instead: one pod on each machine."""
-    autoscale: tuple[int, int] | None = None
-    """Fewest and most nodes."""
     drain_s: int = 600
     cpu: str = "16"
     memory: str = "64Gi"
@@ -95,7 +92,6 @@ def render(options: ManifestOptions, config: Path | None) -> str:
         ports=[endpoint.rpartition(":")[2] for one in brokers for endpoint in one.endpoints.values()],
         isolated=topology.sandbox.kind != "process",
         gpus=len({gpu for backends in topology.backends for gpu in backends.gpus}),
-        slots=sum(stage.processes * stage.slots for stage in topology.stage if stage.role == Phase.RUN),
         grace_s=options.drain_s + STOP_S,
     )
 

@@ -16,7 +16,6 @@ names are fixed when the folder is made, as a session belongs to one of them by 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import os
@@ -34,10 +33,13 @@ from ..config import SERVICE_VARIABLE, Topology, load_topology
 from ..errors import ConfigError, EndpointInUse, RequestTimeout, VersionMismatch
 from ..security.keys import PUBLIC, KeyFolder
 from ..wire.messages.base import PROTOCOL_VERSION, Identifier, KeyRole, new_id
+from .held_file import held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from .held_file import HeldFile
 
 MARKER, TOPOLOGY, LOCK = ".prorl-service", "topology.toml", "lock"
 SCHEMA = 1
@@ -109,7 +111,7 @@ class ServiceFolder:
             marker = {"schema": SCHEMA, "rollout_brokers": settings.rollout_brokers}
             made = {**marker, "made_by": f"{os.getuid()}@{socket.gethostname()}", "version": version("prorl-zmq")}
             lines = [f"{name} = {msgspec.json.encode(value).decode()}" for name, value in made.items()]
-            _write(path / MARKER, "# The folder of one prorl_zmq service.\n" + "\n".join(lines) + "\n")
+            write_whole(path / MARKER, "# The folder of one prorl_zmq service.\n" + "\n".join(lines) + "\n")
         except OSError as error:
             raise _wrong(f"{path} cannot be made a service's folder: {error.strerror}") from error
         return cls(path, settings.rollout_brokers)
@@ -170,10 +172,7 @@ class ServiceFolder:
         """Say where a broker of this process is bound."""
         life, ours = os.environ.get(SERVICE_VARIABLE, ""), version("prorl-zmq")
         where = (kind, name, endpoints, socket.gethostname(), os.getpid(), time.time(), life, ours, PROTOCOL_VERSION)
-        try:
-            _write(self.path / "brokers" / f"{name}.json", msgspec.json.encode(Announcement(*where)).decode())
-        except OSError as error:
-            raise _wrong(f"{self.path / 'brokers'} cannot be written: {error.strerror}") from error
+        write_whole(self.path / "brokers" / f"{name}.json", msgspec.json.encode(Announcement(*where)).decode())
 
     def announcement(self, name: str) -> Announcement | None:
         """Return where a broker last was; None: it never was, or its file cannot be read now."""
@@ -263,7 +262,7 @@ class ServiceFolder:
     # One service at a time --------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def held(self, *, take_over: bool = False) -> Iterator[ServiceLock]:
+    def held(self, *, take_over: bool = False) -> Iterator[HeldFile]:
         """Hold the folder for a service.
 
         Args:
@@ -273,48 +272,21 @@ class ServiceFolder:
             EndpointInUse: another service does.
             ConfigError: the file system has no locks.
         """
-        path = self.path / LOCK
-        if take_over:
-            path.unlink(missing_ok=True)  # a lock belongs to the file, not to its name
-        with path.open("a+", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                raise EndpointInUse(
-                    f"another service runs in {self.path}: {file.read(200).strip() or 'it says not where'}; stop it "
-                    f"there, or, if that machine is dead, `prorl serve --service {self.path} --take-over`",
-                    endpoint=str(self.path),
-                ) from None
-            except OSError as error:
-                raise _wrong(f"{path} cannot be locked ({error.strerror}): use a file system that has locks") from error
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
-            yield ServiceLock(path, os.fstat(file.fileno()))
-
-
-class ServiceLock:
-    """The lock on a service's folder, and whether another service has taken the folder over."""
-
-    def __init__(self, path: Path, ours: os.stat_result) -> None:
-        self._path = path
-        self._ours = ours
-
-    def is_lost(self) -> bool:
         try:
-            there = self._path.stat()
-        except FileNotFoundError:
-            return True
-        except OSError:  # the file system is away, and nobody else sees it either
-            return False
-        return not os.path.samestat(there, self._ours)
+            with held(self.path / LOCK, take_over=take_over) as lock:
+                yield lock
+        except EndpointInUse as error:
+            raise EndpointInUse(
+                f"another service runs in {self.path}: {error.message}; stop it there, or, if that machine is dead, "
+                f"`prorl serve --service {self.path} --take-over`",
+                endpoint=str(self.path),
+            ) from None
 
 
 def note_node(folder: ServiceFolder, name: str, about: Mapping[str, object]) -> None:
     """Write down for people that a node is there."""
-    with contextlib.suppress(OSError):
-        _write(folder.path / "nodes" / f"{name}.json", msgspec.json.encode({"name": name, **about}).decode())
+    with contextlib.suppress(ConfigError):
+        write_whole(folder.path / "nodes" / f"{name}.json", msgspec.json.encode({"name": name, **about}).decode())
 
 
 def forget_node(folder: ServiceFolder, name: str) -> None:
@@ -334,14 +306,23 @@ def _make_keys(keys: Path) -> None:
 def _copy_topology(source: Path, target: Path) -> None:
     load_topology(source)  # raises what is wrong with it
     if not (target.exists() and source.samefile(target)):
-        _write(target, source.read_text("utf-8"))
+        write_whole(target, source.read_text("utf-8"))
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file at once: readers see the old text or the new one."""
+def write_whole(path: Path, text: str) -> None:
+    """Write a file at once: readers see the old text or the new one.
+
+    Raises:
+        ConfigError: it cannot be written, as on a full disk.
+    """
     part = path.with_name(f".{path.name}.{socket.gethostname()}.{new_id()[:8]}")
-    part.write_text(text, "utf-8")
-    part.replace(path)
+    try:
+        part.write_text(text, "utf-8")
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise _wrong(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _absolute(path: Path) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,8 +29,13 @@ def prove(name: str, folder: Path, *flags: str, limit_s: float) -> dict[str, dic
 
 
 @pytest.mark.timeout(400)
-def test_nothing_is_lost_while_processes_are_killed_and_stopped_and_links_are_cut(tmp_path: Path) -> None:
-    rows = prove("chaos", tmp_path, "--seed", "21", limit_s=380)
+@pytest.mark.parametrize(("name", "seed"), [("chaos", 21), ("chaos_cluster", 38)])
+def test_nothing_is_lost_while_processes_are_killed_and_stopped_and_links_are_cut(
+    tmp_path: Path, name: str, seed: int
+) -> None:
+    if name == "chaos_cluster" and os.geteuid() != 0:
+        pytest.skip("bench/chaos_cluster.py makes network namespaces, which wants root")
+    rows = prove(name, tmp_path, "--seed", str(seed), limit_s=380)
     said = rows["jobs accepted"]["said"]
     none = ("jobs lost", "jobs hung", "duplicates", "fabricated rewards", "orphans")
     for name in (*none, "unearned escapes from 0", "weights older than announced"):

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from prorl_zmq.cluster.cluster_file import ClusterFile, NodeSettings
-from prorl_zmq.cluster.cluster_folder import ClusterFolder, KeeperRecord, Wanted
-from prorl_zmq.errors import ConfigError
+from prorl_zmq.cluster.cluster_folder import ClusterFolder, Wanted
+from prorl_zmq.errors import ConfigError, EndpointInUse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,22 +53,21 @@ def test_jobs_are_known_by_what_they_run(folder: ClusterFolder) -> None:
     folder.note_job("104", "nodes")
     folder.note_job("105", "brokers")
     assert folder.jobs() == {"104": "nodes", "105": "brokers"}
-    folder.forget_job("104", older_s=60)
     folder.forget_job("105")
     folder.forget_job("105")
     assert folder.jobs() == {"104": "nodes"}
 
 
-def test_a_keeper_is_known_by_its_birth(folder: ClusterFolder) -> None:
-    assert folder.keeper() is None
-    folder.note_keeper()
-    record = folder.keeper()
-    assert record is not None
-    assert (record.pid, record.is_here, record.lives) == (os.getpid(), True, True)
-    assert not msgspec.structs.replace(record, born=record.born + 1).lives
-    assert not KeeperRecord("elsewhere", os.getpid(), record.born).is_here
-    folder.forget_keeper()
-    assert folder.keeper() is None
+def test_a_keeper_is_known_while_it_lives(folder: ClusterFolder) -> None:
+    other = ClusterFolder(folder.service)
+    assert other.keeper() == ""
+    with folder.kept() as held:
+        assert other.keeper().startswith(f"process {os.getpid()} on ")
+        with pytest.raises(EndpointInUse), other.kept():
+            pass
+        with other.kept(take_over=True):
+            assert held.is_lost()
+    assert other.keeper() == ""
 
 
 def test_a_folder_without_a_cluster_says_how_to_start_one(tmp_path: Path) -> None:

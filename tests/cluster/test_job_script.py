@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from prorl_zmq.cluster.cluster_file import ClusterFile, EngineSettings, NodeSettings, Section
+from prorl_zmq.cluster.cluster_file import ClusterFile, GroupSettings, NodeSettings, Section
 from prorl_zmq.cluster.job_script import JobScripts
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.wire.messages.jobs import Phase
@@ -24,7 +24,7 @@ CLUSTER = ClusterFile(
         images=("/lustre/big image.sif",),
         image_folder="/tmp/images",
     ),
-    engines=EngineSettings(count=2, partition="gpu", gres="gpu:8", requeue=True, drain_s=120),
+    engines=GroupSettings(count=2, partition="gpu", gres="gpu:8", requeue=True, drain_s=120),
     broker_job=Section(partition="service", cpus=2),
     setup=("module load apptainer",),
     python="/shared/venv/bin/python",

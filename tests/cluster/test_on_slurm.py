@@ -132,7 +132,7 @@ def test_a_service_goes_on_when_the_process_that_kept_it_was_killed(cluster: Slu
     write(cluster, "")
     up(cluster, "killed")
     before = queue(cluster)
-    bash(cluster, 'kill -9 $(python -c \'import json; print(json.load(open("killed/slurm/keeper.json"))["pid"])\')')
+    bash(cluster, "kill -9 $(cut -d ' ' -f 2 killed/slurm/keeper)")
     up(cluster, "killed")
     assert queue(cluster) == before
     bash(cluster, "prorl down --service killed")

@@ -27,9 +27,6 @@ def run(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedP
     [
         (("render",), "Missing option '--image'"),
         ((*RENDER, "--nodes", "3", "--daemon-set"), "exclude each other: give one of them"),
-        ((*RENDER, "--nodes", "3", "--autoscale", "2:9"), "exclude each other: give one of them"),
-        ((*RENDER, "--autoscale", "9"), "--autoscale 9: write FEWEST:MOST, such as 2:100"),
-        ((*RENDER, "--autoscale", "9:2"), "--autoscale 9:2: write FEWEST:MOST, such as 2:100"),
         ((*RENDER, "--nodes", "-1"), "'--nodes'"),
         ((*RENDER, "--cpu", "many"), "--cpu 'many': write it as in --cpu 16"),
         ((*RENDER, "--config", "none.toml"), "none.toml: No such file"),

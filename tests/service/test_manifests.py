@@ -51,7 +51,6 @@ def pod(document: Any) -> Any:
         ({}, {"Deployment"}),
         ({"nodes": 500, "images_claim": "prorl-images"}, {"Deployment"}),
         ({"every_machine": True}, {"DaemonSet"}),
-        ({"autoscale": (2, 100)}, {"Deployment", "HorizontalPodAutoscaler"}),
     ],
 )
 def test_all_shapes_are_what_kubernetes_takes(options: dict[str, Any], kinds: set[str]) -> None:
@@ -71,16 +70,13 @@ def test_the_topology_comes_through_unchanged(tmp_path: Path) -> None:
     text += '[[backends]]\nkind = "vllm"\nmodel = "m"\ncount = 2\ngpus = [0, 1, 2, 3]\n'
     config = tmp_path / "topology.toml"
     config.write_text(text)
-    found = documents(config, autoscale=(2, 9))
+    found = documents(config)
     written = tmp_path / "written.toml"
     written.write_text(found[("ConfigMap", "prorl-topology")]["data"]["topology.toml"])
     assert written.read_text() == text
     assert load_topology(written) == load_topology(config)
     (node,) = pod(found[("Deployment", "prorl-nodes")])["containers"]
     assert node["resources"]["limits"] == {"nvidia.com/gpu": 4}
-    (metric,) = found[("HorizontalPodAutoscaler", "prorl-nodes")]["spec"]["metrics"]
-    assert metric["external"]["target"]["averageValue"] == "48"
-    assert "replicas" not in found[("Deployment", "prorl-nodes")]["spec"]
 
 
 def test_kubernetes_waits_for_as_long_as_a_node_drains() -> None:
@@ -184,6 +180,10 @@ def test_what_the_containers_run_makes_a_service(monkeypatch: pytest.MonkeyPatch
             assert [trajectory.outcome for trajectory in client.stream(timeout_s=60)] == ["completed"]
             assert {stage.node for stage in client.status().stages} == {"prorl-nodes-1"}
         assert not (folder / "node/tmp/service/keys/service").exists()
+        (brokers,) = pod(found[("StatefulSet", "prorl-brokers")])["containers"]
+        (volume,) = [mount["mountPath"] for mount in brokers["volumeMounts"] if mount["name"] == "journal"]
+        journals = (folder / "service" / volume.lstrip("/")).rglob("*.journal")
+        assert {journal.name for journal in journals} == {"rollout-0.journal", "backends.journal"}
         for process in reversed(processes):
             process.send_signal(signal.SIGTERM)
             _, err = process.communicate(timeout=60)

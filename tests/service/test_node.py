@@ -141,10 +141,11 @@ def cluster(more: str = "", brokers: int = 2) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Cluster]:
-    """Two rollout brokers and a node with an engine."""
+    """Two rollout brokers and a node with an engine, whose clock is an hour slow."""
     with cluster("[rollout_broker]\njob_limit_bytes = 100_000\n") as made:
+        (made.path / "sitecustomize.py").write_text("import time\nnow = time.time\ntime.time = lambda: now() - 3600\n")
         made.serve().wait_line("ready; clients and nodes find it")
-        made.node("one").wait_line("ready: one")
+        made.node("one", PYTHONPATH=str(made.path)).wait_line("ready: one")
         yield made
 
 
@@ -180,7 +181,8 @@ def test_each_session_has_its_broker_and_all_share_the_node(shared: Cluster) -> 
             status = client.status()
             assert {stage.node for stage in status.stages} == {"one"}
             assert len(status.stages) == 3  # the node speaks for each role once
-    assert (shared.folder / "nodes" / "one.json").exists()
+    note = msgspec.json.decode((shared.folder / "nodes" / "one.json").read_bytes())
+    assert note["started_at"] < time.time() - 3000  # the node's clock is wrong, and nothing depends on it
 
 
 def test_the_brokers_have_the_settings_of_the_folder(shared: Cluster) -> None:
@@ -371,6 +373,21 @@ def test_a_killed_node_leaves_nothing_behind() -> None:
         until(lambda: not any(is_there(child) for child in children), "its children to end")
 
 
+def test_a_node_that_comes_back_under_its_name_while_its_old_leases_run_loses_no_job() -> None:
+    with cluster() as made:
+        made.serve().wait_line("ready; clients")
+        one = made.node("one")
+        one.wait_line("ready: one")
+        with made.client("session-0") as client:
+            client.submit(job(number) for number in range(200))
+            first = client.collect(1)
+            one.end(signal.SIGKILL)
+            made.node("one").wait_line("ready: one")
+            ended = [*first, *client.stream(timeout_s=60)]
+        assert sorted(each.outcome for each in ended) == ["completed"] * 200
+        assert len({each.job_id for each in ended}) == 200
+
+
 def is_there(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -397,14 +414,20 @@ def test_brokers_that_moved_are_found_again() -> None:
             assert [one.outcome for one in client.stream(timeout_s=60)] == ["completed"] * 4
 
 
-def test_brokers_come_back_where_they_were() -> None:
+def test_brokers_come_back_where_they_were_or_beside_who_took_their_port() -> None:
     with cluster() as made:
         serve = made.serve()
         serve.wait_line("ready; clients")
         before = ServiceFolder.open(made.folder).broker_endpoints()
         serve.end()
-        made.serve().wait_line("ready; clients")
-        assert ServiceFolder.open(made.folder).broker_endpoints() == before
+        host, _, port = before["rollout-0"]["front_door"].removeprefix("tcp://").partition(":")
+        with socket.create_server((host, int(port))):
+            serve = made.serve()
+            serve.wait_line("ready; clients")
+            serve.end()
+        after = ServiceFolder.open(made.folder).broker_endpoints()
+        assert "taking another port" in "".join(serve.lines)
+        assert {name for name in before if after[name] != before[name]} == {"rollout-0"}
 
 
 def test_a_service_that_was_taken_over_ends() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from prorl_zmq.errors import ConfigError, EndpointInUse, RequestTimeout
 from prorl_zmq.security.keyring import BROKER, CLIENT, WORKER, Keyring
-from prorl_zmq.service.service_folder import BACKENDS, LOCK, MARKER, TOPOLOGY, ServiceFolder
+from prorl_zmq.service.service_folder import BACKENDS, LOCK, MARKER, TOPOLOGY, ServiceFolder, note_node
 from prorl_zmq.wire.messages.base import KeyRole
 
 if TYPE_CHECKING:
@@ -170,3 +171,22 @@ def test_the_folder_of_another_user_is_refused(folder: ServiceFolder) -> None:
     os.chown(folder.path, 65534, -1)
     with pytest.raises(ConfigError, match=r"belongs to another user \(uid 65534\)"):
         ServiceFolder.open(folder.path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", tmp_path], check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        folder = ServiceFolder.create(tmp_path / "service")
+        with suppress(OSError), (tmp_path / "full").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        with pytest.raises(ConfigError, match=r"backends\.json cannot be written: No space left"):
+            folder.announce("backend", BACKENDS, {"endpoint": "tcp://127.0.0.1:1"})
+        note_node(folder, "one", {})  # it is for people: a node works without
+        with pytest.raises(ConfigError, match="No space left"):
+            ServiceFolder.create(tmp_path / "other")
+        assert [path.name for path in (folder.path / "brokers").iterdir()] == []
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)

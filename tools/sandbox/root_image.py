@@ -3,6 +3,9 @@
 The operator of the service may name any (`find_image`). A job comes from a trainer, who is to see nothing of the host,
 and an image is shown whole: so a job may name only what is offered (`find_offered`). Neither may be the host's own
 root, or have the service's private folders below it.
+
+What is wrong with a name or an image is the task's fault (`reason` is `image`). An image that is not there, or cannot
+be read, may be so on this machine alone: that is the infrastructure's, and the job is tried again.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ def find_image(image: str) -> Path:
             path = default_root() / image
         if not path.exists():
             where = f", nor one of that name in {path.parent}" if "/" not in image else ""
-            raise SandboxFailed(f"there is no image {image}{where}; build it with: prorl image build", reason="image")
+            raise SandboxFailed(f"there is no image {image}{where}; build it with: prorl image build")
     except (OSError, ValueError, RuntimeError) as error:  # such as `~` of a user that there is not
         raise SandboxFailed(f"the image {_shown(image)} cannot be found: {error}", reason="image") from error
     return path.absolute()
@@ -46,20 +49,24 @@ def find_offered(image: str, folders: Iterable[Path]) -> Path:
     have written, and change afterwards: only the link `FOLDER/NAME` stays, which `lock_image` follows.
 
     Raises:
-        SandboxFailed: there is none, or it is not offered (`reason` is `image`).
+        SandboxFailed: it is not offered (`reason` is `image`), or not on this machine.
     """
     _refuse_reference(image)
     offered = {folder.absolute(): folder.resolve() for folder in (default_root(), *folders)}
-    for named, folder in offered.items():
-        path = _below(image, named, folder)
-        if path is None:
-            continue
+    looked_at = [path for named, folder in offered.items() if (path := _below(image, named, folder)) is not None]
+    for path in looked_at:
         try:
             real = path.resolve(strict=True)
         except (OSError, RuntimeError):  # RuntimeError: of links in a circle, before Python 3.13
             continue
         if any(real != each and real.is_relative_to(each) for each in offered.values()):
-            return path if path.parent == folder else real
+            return path if path.parent in offered.values() else real
+    # Deeper, links lead to the host's files, and nobody is told which of these there are.
+    if looked_at and all(path.parent in offered.values() and not os.path.lexists(path) for path in looked_at):
+        raise SandboxFailed(
+            f"there is no image {_shown(image)} on this machine; build it here too (`prorl image build`), or copy it "
+            "from where it is (`prorl image stage`)"
+        )
     raise SandboxFailed(
         f"no image {_shown(image)} is offered to jobs; build it with `prorl image build`, and name it as "
         "`prorl image list` does, or have its folder added to `image_folders` in [sandbox] of the topology file",
@@ -103,7 +110,7 @@ def check_image(kind: str, formats: Collection[ImageFormat], image: Path) -> Non
     try:
         known = is_sif(image)
     except OSError as error:
-        raise SandboxFailed(f"the image {image} cannot be read: {error.strerror}", reason="image") from error
+        raise SandboxFailed(f"the image {image} cannot be read: {error.strerror}") from error
     if not known:
         raise SandboxFailed(f"the image {image} is neither a directory nor a SIF file", reason="image")
 

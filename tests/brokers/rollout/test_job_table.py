@@ -711,6 +711,19 @@ def test_what_would_wait_on_a_node_that_drains_starts_again_elsewhere_and_keeps_
     assert started(actions) == [("init-far", "a", 2)]
 
 
+def test_an_init_that_ends_after_its_draining_nodes_run_process_has_left_keeps_its_jobs_attempt() -> None:
+    """RUN had nothing to end there; a slow INIT goes on longer."""
+    table = Table()
+    for role in Phase:
+        table.stage(f"{role}-1")
+    table.submit(max_attempts=1)
+    table.stage("init-1", draining=True)
+    table.stage("run-1", draining=True)
+    table.table.stage_left("run-1", table.now)
+    table.stage("init-far", node="far")
+    assert started(table.done("init-1", sandbox=SANDBOX)) == [("init-far", "a", 2)]
+
+
 def test_a_job_whose_node_has_gone_starts_again_in_a_fresh_sandbox() -> None:
     table = Table()
     table.stage("init-1")

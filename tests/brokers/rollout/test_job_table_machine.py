@@ -112,9 +112,11 @@ class JobTableMachine(RuleBasedStateMachine):
         self.table = self.new_table()
         self.journal = MemoryJournal()
         self.ended_before = 0
+        """Jobs that ended in the tables of killed brokers."""
         self.leaving = False
         """A process leaves in good order: who waits on its node has spent nothing."""
-        """Jobs that ended in the tables of killed brokers."""
+        self.missed: set[tuple[Phase, str, str | None]] = set()
+        """What a job began to wait for now, on a node that ends in good order: who waits so spends nothing."""
         self.now = 100.0
         self.full: set[str] = set()
         """Sessions that may start no jobs now."""
@@ -179,9 +181,8 @@ class JobTableMachine(RuleBasedStateMachine):
     def drain(self, data: st.DataObject) -> None:
         """A process takes nothing more, and ends what it has."""
         worker = self.draw_worker(data)
-        worker.draining = self.leaving = True
+        worker.draining = True
         self.deliver_report(worker, dict(worker.running.keys()))
-        self.leaving = False
 
     @precondition(lambda self: self.at_work())
     @rule(data=st.data())
@@ -506,6 +507,12 @@ class JobTableMachine(RuleBasedStateMachine):
         job.attempt += 1
         job.holder = None
         job.since = self.now
+        self.waits(job)
+
+    def waits(self, job: ModelJob) -> None:
+        node = job.sandbox.node if job.sandbox else None
+        if any(worker.known and worker.draining and worker.node == node for worker in self.workers.values()):
+            self.missed.add(job.need)
 
     def bury(self, worker: Worker) -> None:
         """A process is gone, and what it kept for others with it."""
@@ -599,7 +606,9 @@ class JobTableMachine(RuleBasedStateMachine):
             number=worker.number,
             draining=worker.draining,
         )
+        self.leaving = worker.draining
         self.check_actions(self.table.stage_reported(report, self.now), in_order=len(lost) < 2)
+        self.leaving = False
 
     def deliver(self, event: PhaseDone | PhaseFailed) -> None:
         self.workers[event.stage_id].holds.discard((event.job_id, event.attempt))
@@ -615,6 +624,7 @@ class JobTableMachine(RuleBasedStateMachine):
             else:
                 job.run_attempt = job.attempt if job.phase == Phase.RUN else 0
                 job.phase, job.holder, job.since, job.sandbox = NEXT[job.phase], None, self.now, event.sandbox
+                self.waits(job)
         if isinstance(event, PhaseDone):
             self.check_actions(self.table.phase_done(event, None, self.now))
         else:
@@ -640,6 +650,7 @@ class JobTableMachine(RuleBasedStateMachine):
                     assert not self.is_wanted(stage_id, hold)
                 case Unassign(hold):
                     assert not any(self.is_wanted(stage_id, hold) for stage_id in self.workers)
+        self.missed.clear()
         assert not self.to_end
         ended = [action.finished for action in actions if isinstance(action, End)]
         self.journal.write(self.table.take_changes(), ended, [])
@@ -693,8 +704,8 @@ class JobTableMachine(RuleBasedStateMachine):
                 # The job gives up a sandbox whose node has gone; nothing else may take a live job's sandbox away.
                 assert job.holder is None
                 assert not any(worker.serves(job.need) for worker in self.workers.values())
+                job.given_back += self.leaving or job.need in self.missed
                 job.phase, job.sandbox, before = Phase.INIT, None, job.phase
-                job.given_back += self.leaving
                 job.given_back += 0 < job.run_attempt < job.attempt
                 if job.attempt - job.given_back >= job.max_attempts:
                     job.phase = before

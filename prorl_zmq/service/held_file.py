@@ -1,0 +1,79 @@
+"""A file that one process at a time holds, and that says which: `process 7 on login1`.
+
+The lock is a `flock`, which the kernel drops with the process, also for other hosts where the file system is shared. It
+belongs to the file, not to its name: who takes over removes the name, and the process that held it sees that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError, EndpointInUse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class HeldFile:
+    """Held by this process."""
+
+    def __init__(self, path: Path, ours: os.stat_result) -> None:
+        self._path = path
+        self._ours = ours
+
+    def is_lost(self) -> bool:
+        """Return whether another process has taken over."""
+        try:
+            there = self._path.stat()
+        except FileNotFoundError:
+            return True
+        except OSError:  # the file system is away, and nobody else sees it either
+            return False
+        return not os.path.samestat(there, self._ours)
+
+
+@contextlib.contextmanager
+def held(path: Path, *, take_over: bool = False) -> Iterator[HeldFile]:
+    """Hold a file, which is made if it is not there.
+
+    Args:
+        path: of the file.
+        take_over: do so though another process holds it.
+
+    Raises:
+        EndpointInUse: another process does; the message is which.
+        ConfigError: the file system has no locks.
+    """
+    if take_over:
+        path.unlink(missing_ok=True)
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise EndpointInUse(_said(path), endpoint=str(path)) from None
+        except OSError as error:
+            message = f"{path} cannot be locked ({error.strerror}): use a file system that has locks"
+            raise ConfigError(message, key="service") from error
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield HeldFile(path, os.fstat(file.fileno()))
+
+
+def holder(path: Path) -> str:
+    """Return which process holds a file; empty: none."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _said(path)
+    return ""
+
+
+def _said(path: Path) -> str:
+    return path.read_text("utf-8")[:200].strip() or "a process that does not say where it is"
