@@ -95,7 +95,7 @@ def layout(seen: Seen, *, details: bool) -> Group:
         cells = [row.node, row.host, _state(row), _slots(row), str(row.held) if row.state else "", _time(row.silent_s)]
         cells += [f"{row.slurm_job} {row.slurm_state}".strip(), _time(row.left_s)] if seen.on_slurm else []
         table.add_row(*(Text(one_line(cell)) for cell in cells))
-    if not seen.rows:
+    if not seen.rows and not seen.caption:
         table.caption = "there are none yet; `prorl node` joins one"
     lines = [_loss(lost) for lost in seen.lost] + _versions(seen.rows) + seen.problems
     return Group(table, *([_details(seen.rows)] if details else []), *(Text(one_line(line)) for line in lines))
