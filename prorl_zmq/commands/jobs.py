@@ -239,6 +239,8 @@ def status_tables(status: ServiceStatus, listed: BackendList) -> Group:
         stages.add_row(phase.upper(), *map(str, counts))
     ended = ", ".join(f"{count} {outcome}" for outcome, count in sorted(status.outcomes.items())) or "none"
     line = f"ended: {ended}; uncollected: {status.uncollected}; redelivered: {status.redelivered}"
+    if status.lost_blocks:
+        line += f"; trajectories lost with their nodes: {status.lost_blocks}"
     served = f"tasks: {', '.join(status.tasks) or 'none'}; up for {status.uptime_s:.0f} s"
     batches = [batch_table(status.batches)] if status.batches else []
     return Group(stages, backend_table(listed.backends, listed.starts), *batches, line, served)

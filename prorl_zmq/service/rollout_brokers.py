@@ -128,6 +128,7 @@ def summed(statuses: Iterable[ServiceStatus]) -> ServiceStatus:
         outcomes=total(part.outcomes for part in parts),
         uncollected=sum(part.uncollected for part in parts),
         redelivered=sum(part.redelivered for part in parts),
+        lost_blocks=sum(part.lost_blocks for part in parts),
         tasks=tuple(sorted({task for part in parts for task in part.tasks})),
         batches=tuple(batch for part in parts for batch in part.batches),
         uptime_s=min(part.uptime_s for part in parts),
