@@ -126,7 +126,7 @@ class SolutionRunner:
                 if not first:
                     raise _not_started(result, clock_s)
             except SandboxFailed as error:
-                if fresh_tries >= FRESH_TRIES or error.fields.get("reason") == "image":
+                if fresh_tries >= FRESH_TRIES or error.fields.get("reason") in ("image", "no_image"):
                     raise
             await self._drop()
 

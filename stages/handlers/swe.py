@@ -39,6 +39,8 @@ You are a software engineer. The repository is in {directory}. Resolve the issue
 the repository's source, so that its tests pass; do not change the tests. Find out first where the fault is, mend it, \
 and run the tests that have to do with it. Call finish when you are done.\
 """
+NO_IMAGE = ("image", "no_image")
+"""The reasons of a `SandboxFailed` for which the image may have another name."""
 FILE_BYTES = 4 * 2**30
 LOG_LIMIT_BYTES = 8 * 2**20
 APPLY_S = 120.0
@@ -134,12 +136,12 @@ async def _sandbox(
     try:
         sandbox = await create(spec)
     except SandboxFailed as error:
-        if error.fields.get("reason") != "image" or instance.image.endswith(".sif"):
+        if error.fields.get("reason") not in NO_IMAGE or instance.image.endswith(".sif"):
             raise
         try:
             sandbox = await create(msgspec.structs.replace(spec, image=f"{instance.image}.sif"))
         except SandboxFailed as second:
-            raise (error if second.fields.get("reason") == "image" else second) from None
+            raise (error if second.fields.get("reason") in NO_IMAGE else second) from None
     if not sandbox.changes_images:
         raise HandlerFailed(
             f"swe jobs change files of their image, which sandboxes of kind {sandbox.kind} cannot: start the service "

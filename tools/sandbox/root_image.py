@@ -4,8 +4,8 @@ The operator of the service may name any (`find_image`). A job comes from a trai
 and an image is shown whole: so a job may name only what is offered (`find_offered`). Neither may be the host's own
 root, or have the service's private folders below it.
 
-What is wrong with a name or an image is the task's fault (`reason` is `image`). An image that is not there, or cannot
-be read, may be so on this machine alone: that is the infrastructure's, and the job is tried again.
+What is wrong with a name or an image is the task's fault (`reason` is `image`). An image that is not there (`no_image`),
+or cannot be read, may be so on this machine alone: that is the infrastructure's, and the job is tried again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def find_image(image: str) -> Path:
             path = default_root() / image
         if not path.exists():
             where = f", nor one of that name in {path.parent}" if "/" not in image else ""
-            raise SandboxFailed(f"there is no image {image}{where}; build it with: prorl image build")
+            raise SandboxFailed(
+                f"there is no image {image}{where}; build it with: prorl image build", reason="no_image"
+            )
     except (OSError, ValueError, RuntimeError) as error:  # such as `~` of a user that there is not
         raise SandboxFailed(f"the image {_shown(image)} cannot be found: {error}", reason="image") from error
     return path.absolute()
@@ -49,7 +51,7 @@ def find_offered(image: str, folders: Iterable[Path]) -> Path:
     have written, and change afterwards: only the link `FOLDER/NAME` stays, which `lock_image` follows.
 
     Raises:
-        SandboxFailed: it is not offered (`reason` is `image`), or not on this machine.
+        SandboxFailed: it is not offered (`reason` is `image`), or not on this machine (`no_image`).
     """
     _refuse_reference(image)
     offered = {folder.absolute(): folder.resolve() for folder in (default_root(), *folders)}
@@ -65,7 +67,8 @@ def find_offered(image: str, folders: Iterable[Path]) -> Path:
     if looked_at and all(path.parent in offered.values() and not os.path.lexists(path) for path in looked_at):
         raise SandboxFailed(
             f"there is no image {_shown(image)} on this machine; build it here too (`prorl image build`), or copy it "
-            "from where it is (`prorl image stage`)"
+            "from where it is (`prorl image stage`)",
+            reason="no_image",
         )
     raise SandboxFailed(
         f"no image {_shown(image)} is offered to jobs; build it with `prorl image build`, and name it as "
