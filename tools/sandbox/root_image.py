@@ -4,8 +4,8 @@ The operator of the service may name any (`find_image`). A job comes from a trai
 and an image is shown whole: so a job may name only what is offered (`find_offered`). Neither may be the host's own
 root, or have the service's private folders below it.
 
-What is wrong with a name or an image is the task's fault (`reason` is `image`). An image that is not there (`no_image`),
-or cannot be read, may be so on this machine alone: that is the infrastructure's, and the job is tried again.
+What is wrong with a name or an image is the task's fault (`reason` is `image`). An image that is not there, or cannot
+be read, may be so on this machine alone: that is the infrastructure's, and the job is tried again.
 """
 
 from __future__ import annotations
