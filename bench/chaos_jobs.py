@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 EPISODE = EpisodeLimits(max_turns=3, max_tokens=512, tool_call_s=10.0)
 LIMITS = PhaseLimits(init_s=60.0, run_s=120.0, eval_s=60.0)
 SABOTEURS_EPISODE = EpisodeLimits(max_turns=3, tool_call_s=60.0)
-SABOTEURS_LIMITS = PhaseLimits(init_s=60.0, run_s=20.0, eval_s=20.0)
+SABOTEURS_LIMITS = PhaseLimits(init_s=60.0, run_s=40.0, eval_s=40.0)
+"""Long enough that a strike (`LAST_S`) is not the larger part of one: where it is, nothing is said of the agent."""
 SABOTEURS_ATTEMPTS = 10
 """More than strikes can cost one: what ends without a reward after these did so by the saboteur's doing."""
 MATH_EVERY = 3

@@ -96,7 +96,8 @@ def page(reports: list[dict[str, Any]]) -> str:
         if len(machines) > 1:
             parts.append(f"Machine: {_machine(report)}.\n")
         parts.append(_table([Row(**row) for row in report["rows"]]))
-        pictures = sorted(RESULTS.glob(f"{report['bench']}*.png"))
+        others = {*BENCHES} - {report["bench"]}
+        pictures = sorted(one for one in RESULTS.glob(f"{report['bench']}*.png") if one.stem not in others)
         parts += [f"![{report['about']}](results/{picture.name})\n" for picture in pictures]
     return "\n".join(parts)
 

@@ -86,7 +86,7 @@ def imports(module: str) -> frozenset[str]:
 
 
 def room(module: str) -> str:
-    if module in ("prorl_zmq.service.service_folder", "prorl_zmq.service.held_file"):
+    if module == "prorl_zmq.service.service_folder":
         return "service_folder"  # every process may look into it: a room of its own among the service's other files
     return module.split(".")[1] if "." in module else module
 

@@ -78,7 +78,6 @@ def test_importing_the_client_brings_in_no_part_of_the_service() -> None:
     own = {name for name in loaded if name.startswith("prorl_zmq.")}
     own -= {
         "prorl_zmq.service",
-        "prorl_zmq.service.held_file",
         "prorl_zmq.service.service_folder",
     }  # where a client finds a service; nothing runs there
     assert not {name for name in own if name.split(".")[1] in {"brokers", "stages", "tools", "commands", "service"}}

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from ..errors import ConfigError
-from ..service.held_file import held, holder
 from ..service.service_folder import write_whole
+from ..system.held_file import held, holder
 from .cluster_file import ClusterFile
 from .job_script import Group, Kind
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from ..service.held_file import HeldFile
+    from ..system.held_file import HeldFile
 
 KEEPER = "keeper"
 T = TypeVar("T")

@@ -27,7 +27,7 @@ from .job_script import GROUPS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..service.held_file import HeldFile
+    from ..system.held_file import HeldFile
 
 STOP_S = 60.0
 """How long the brokers may take to end."""

@@ -32,14 +32,14 @@ import msgspec
 from ..config import SERVICE_VARIABLE, Topology, load_topology
 from ..errors import ConfigError, EndpointInUse, RequestTimeout, VersionMismatch
 from ..security.keys import PUBLIC, KeyFolder
+from ..system.held_file import held
 from ..wire.messages.base import PROTOCOL_VERSION, Identifier, KeyRole, new_id
-from .held_file import held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from .held_file import HeldFile
+    from ..system.held_file import HeldFile
 
 MARKER, TOPOLOGY, LOCK = ".prorl-service", "topology.toml", "lock"
 SCHEMA = 1
