@@ -30,7 +30,8 @@ from prorl_zmq.security.zap_authenticator import ZapAuthenticator
 from prorl_zmq.system.processes import die_with_parent
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.async_socket import AsyncSocket
-from prorl_zmq.wire.messages.jobs import Phase, SandboxHandle
+from prorl_zmq.wire.messages.base import new_id
+from prorl_zmq.wire.messages.jobs import BlockHandle, Phase, SandboxHandle
 from prorl_zmq.wire.messages.nodes import NodeFacts
 from prorl_zmq.wire.messages.stages import (
     CloseSandbox,
@@ -67,6 +68,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keys: str = ""
     tokens: int = 0
     """Of each trajectory."""
+    keeps: bool = False
+    """The blocks of trajectories stay at the nodes, as far as the broker sees."""
     sandboxes: bool = False
     """Each job has a sandbox, so that its phases belong to one node."""
 
@@ -206,8 +209,8 @@ class _Node:
             case StageWelcome():
                 self._heartbeat_s = command.heartbeat_s
                 self.link.answered(time.monotonic())
-                for done, block in self._unnoted.values():
-                    self.link.end(done, block)
+                for unnoted in self._unnoted.values():
+                    self.link.end(*unnoted)
             case StageRefused():
                 raise SystemExit(command.error.message)
 
@@ -248,8 +251,12 @@ class _Node:
             turns=self._nodes.turns if is_run else 0,
         )
         block = self._nodes.block if is_run else ()
-        self._unnoted[self._last] = (done, block)
-        self.link.end(done, block)
+        handle = BlockHandle(
+            node=self._name, block_id=new_id(), endpoint=self.link.endpoint, curve_key=self.link.curve_key,
+            socket="/tmp/fleet/node/blocks.socket",
+        )  # fmt: skip
+        self._unnoted[self._last] = (done, block, handle if block and settings.keeps else None)
+        self.link.end(*self._unnoted[self._last])
 
 
 def _trajectory(tokens: int) -> tuple[Sequence[Frame], int]:

@@ -7,17 +7,24 @@ of the rate in the middle, where all slots are taken. The slots are so few that 
 from __future__ import annotations
 
 import random
+import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import harness
-from node_hosts import Hosts
 from node_service import NodeService
 
 from prorl_zmq import Job
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from namespace_hosts import Hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SPEED_UP = 7.8
 TOPOLOGY = """
@@ -79,7 +86,7 @@ def run(nodes: int, load: Load) -> Run:
     sleeps = [random.uniform(0.5, 1.5) * load.mean_s for _ in range(count)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prorl-bench-")))
-        hosts = stack.enter_context(Hosts(nodes + 1, folder))
+        hosts = stack.enter_context(numbered(nodes + 1, folder))
         service = start(stack, folder, hosts, TOPOLOGY.format(slots=load.slots))
         client = stack.enter_context(service.client())
         began = time.monotonic()
@@ -94,13 +101,26 @@ def run(nodes: int, load: Load) -> Run:
     return Run(rate, sum(sleeps) / (nodes * load.slots) / ended[-1])
 
 
+@contextmanager
+def numbered(count: int, folder: Path) -> Iterator[Hosts]:
+    """Have hosts h1, h2, …, which share a folder."""
+    with Hosts(folder) as hosts:
+        for number in range(1, count + 1):
+            hosts.begin(f"h{number}", _address(f"h{number}"))
+        yield hosts
+
+
 def start(stack: ExitStack, folder: Path, hosts: Hosts, topology: str, *flags: str) -> NodeService:
     """Start a service whose brokers, and this thread, are on the first host, and a node on each of the others."""
     brokers, *others = hosts.names
     stack.enter_context(hosts.network(brokers))
-    service = stack.enter_context(NodeService(folder, topology, hosts.prefix(brokers), hosts.address(brokers)))
+    service = stack.enter_context(NodeService(folder, topology, hosts.prefix(brokers), _address(brokers)))
     for name in others:
-        place = ("--service", str(service.path), "--name", name, "--address", hosts.address(name))
+        place = ("--service", str(service.path), "--name", name, "--address", _address(name))
         service.start(name, hosts.prefix(name), "node", *place, *flags)
     service.wait_nodes(len(others))
     return service
+
+
+def _address(name: str) -> str:
+    return f"10.78.0.{name.removeprefix('h')}"

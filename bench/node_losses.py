@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import harness
-from node_growth import TOPOLOGY, start
-from node_hosts import Hosts
+from node_growth import TOPOLOGY, numbered, start
 
 from prorl_zmq import Job
 from prorl_zmq.wire.messages.jobs import Phase
@@ -36,7 +35,7 @@ def loss_rows(quick: bool) -> list[harness.Row]:
     """From a node's death to the next start of its jobs: the last of them."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prorl-bench-")))
-        hosts = stack.enter_context(Hosts(3 if quick else 5, folder))
+        hosts = stack.enter_context(numbered(3 if quick else 5, folder))
         service = start(stack, folder, hosts, TOPOLOGY.format(slots=SLOTS))
         client = stack.enter_context(service.client())
         ways: list[tuple[str, Callable[[str], None]]] = [("its link is cut", hosts.cut)]
@@ -63,7 +62,7 @@ def drain_rows(quick: bool) -> list[harness.Row]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prorl-bench-")))
         numbers = (signal.SIGTERM,) if quick else (signal.SIGTERM, signal.SIGUSR1)
-        hosts = stack.enter_context(Hosts(2 + len(numbers), folder))
+        hosts = stack.enter_context(numbered(2 + len(numbers), folder))
         service = start(stack, folder, hosts, TOPOLOGY.format(slots=SLOTS), "--drain-s", DRAIN_S)
         client = stack.enter_context(service.client())
         rows = []

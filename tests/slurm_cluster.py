@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from namespace_hosts import Hosts
 from needed import lacking
 
 from prorl_zmq.system.processes import die_with_parent
@@ -31,9 +32,8 @@ from prorl_zmq.system.processes import die_with_parent
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "nsenter", "setpriv", "ip")
-LOGIN = "login"
+LOGIN, LOGIN_ADDRESS = "login", "10.77.0.250"
 USER, USER_ID = "trainer", 4321
 GRACE_S = 30
 START_S = 30.0
@@ -76,23 +76,10 @@ PartitionName=high Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP DefMemPerCPU=100
 PartitionName=spot Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP DefMemPerCPU=100 PriorityTier=1 PreemptMode=REQUEUE \
 GraceTime={grace_s}
 """
-# Ends with a shell: the first process of a pid namespace has to reap the others' orphans.
-BEGIN_HOST = """
-set -e
-hostname {name}
-mount -t tmpfs tmpfs /mnt
-n=0
-for path in {shared}; do n=$((n + 1)); mkdir /mnt/$n; mount --rbind $path /mnt/$n; done
-for path in {hidden}; do mount -t tmpfs -o mode=1777 tmpfs $path; done
-n=0
-for path in {shared}; do n=$((n + 1)); mkdir -p $path; mount --rbind /mnt/$n $path; done
-umount -l /mnt
+BEGIN_HOST = """\
 mount --bind {folder}/hosts /etc/hosts
 mount --bind {folder}/passwd /etc/passwd
 if [ -e /dev/fuse ]; then mknod -m 666 /tmp/.fuse c 10 229; mount --bind /tmp/.fuse /dev/fuse; fi  # as on most hosts
-ip link set lo up
-echo
-while true; do sleep 3600 & wait; done
 """
 
 
@@ -116,11 +103,6 @@ class SlurmCluster:
     def __init__(self, nodes: int = 4) -> None:
         self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
         self._stack = ExitStack()
-        self._hosts: dict[str, subprocess.Popen[bytes]] = {}
-        """The process outside of each host's pid namespace, whose end ends the host."""
-        self._first: dict[str, int] = {}
-        """The first process inside, as it is called outside."""
-        self._switch: subprocess.Popen[bytes] | None = None
 
     @property
     def shared(self) -> Path:
@@ -131,12 +113,14 @@ class SlurmCluster:
         with self._stack:
             self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="prorl-slurm-")))
             self._write_files()
-            self._stack.callback(self._end_hosts)
-            self._begin_switch()
+            # Below /tmp or a home that only its owner may enter, the user sees what is shared and nothing else.
+            hidden = ["/tmp", *(home for home in ("/root",) if not Path(home).stat().st_mode & stat.S_IXOTH)]
+            log, more = self._folder / "hosts.log", BEGIN_HOST.format(folder=self._folder)
+            self._hosts = self._stack.enter_context(Hosts(self._folder, hidden=hidden, more=more, log=log))
             self._begin_munge()
-            for number, name in enumerate(self.nodes, 1):
-                self._begin_host(name, f"10.77.0.{number}")
-            self._begin_host(LOGIN, "10.77.0.250")
+            for name in self.nodes:
+                self._hosts.begin(name, _address(name))
+            self._hosts.begin(LOGIN, LOGIN_ADDRESS)
             self._as_root(LOGIN, "slurmctld")
             for name in self.nodes:
                 self._as_root(name, "slurmd", "-N", name)
@@ -153,7 +137,7 @@ class SlurmCluster:
         path = f"PATH={sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
         user = ("setpriv", f"--reuid={USER_ID}", f"--regid={USER_ID}", "--clear-groups")
         names = (f"SLURM_CONF={self._folder}/slurm.conf", f"USER={USER}", f"LOGNAME={USER}", "LANG=C.UTF-8")
-        return (*self._enter(host), *user, "env", "-i", "-C", str(self.shared), home, path, *names)
+        return (*self._hosts.prefix(host), *user, "env", "-i", "-C", str(self.shared), home, path, *names)
 
     def run(
         self, host: str, *command: str, timeout_s: float = 60.0, check: bool = True, stdin: str = ""
@@ -168,25 +152,22 @@ class SlurmCluster:
 
     def kill(self, name: str) -> None:
         """Take a host's power: all its processes end, and its link with it."""
-        host = self._hosts.pop(name)
-        os.kill(self._first.pop(name), 9)
-        host.wait()
+        self._hosts.kill(name)
 
     def revive(self, name: str) -> None:
         """Bring a node back that was killed."""
-        self._begin_host(name, f"10.77.0.{name.removeprefix('n')}")
+        self._hosts.begin(name, _address(name))
         self._as_root(name, "slurmd", "-N", name)
 
     def processes(self, host: str) -> list[str]:
         """List the user's processes on a host."""
-        namespace = Path(f"/proc/{self._first[host]}/ns/pid").readlink()
         found = []
-        for process in Path("/proc").iterdir():
+        for pid in self._hosts.processes(host):
             with suppress(OSError):
-                if process.name.isdigit() and (process / "ns/pid").readlink() == namespace:
-                    line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    if line and process.stat().st_uid == USER_ID:
-                        found.append(line)
+                process = Path(f"/proc/{pid}")
+                line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if line and process.stat().st_uid == USER_ID:
+                    found.append(line)
         return found
 
     def logs(self) -> str:
@@ -205,80 +186,31 @@ class SlurmCluster:
         (folder / "munge.key").chmod(0o400)
         settings = CONFIGURATION.format(folder=folder, nodes=len(self.nodes), grace_s=GRACE_S)
         (folder / "slurm.conf").write_text(settings)
-        hosts = [f"10.77.0.{number} {name}\n" for number, name in enumerate(self.nodes, 1)]
-        (folder / "hosts").write_text(f"127.0.0.1 localhost\n10.77.0.250 {LOGIN}\n{''.join(hosts)}")
+        hosts = [f"{_address(name)} {name}\n" for name in self.nodes]
+        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{LOGIN_ADDRESS} {LOGIN}\n{''.join(hosts)}")
         account = f"{USER}:x:{USER_ID}:{USER_ID}::{folder}/home:/bin/bash\n"
         (folder / "passwd").write_text(Path("/etc/passwd").read_text() + account)
-
-    def _begin_switch(self) -> None:
-        self._switch = self._holder("unshare", "--net", "sh", "-c", "echo; exec sleep infinity")
-        self._ip("link", "add", "bridge", "type", "bridge")
-        self._ip("link", "set", "bridge", "up")
 
     def _begin_munge(self) -> None:
         names = ("key-file=munge.key", "pid-file=munge.pid", "log-file=munge.log", "seed-file=munge.seed")
         files = [f"--{option}={self._folder}/{file}" for option, file in (name.split("=") for name in names)]
         socket = self._folder / "munge.socket"
-        munged = self._program("munged", "--foreground", "--force", f"--socket={socket}", *files)
-        assert munged.stdout is not None
-        munged.stdout.close()
+        with (self._folder / "programs.log").open("ab") as log:
+            munged = subprocess.Popen(
+                ("munged", "--foreground", "--force", f"--socket={socket}", *files),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
         self._stack.callback(munged.wait)
         self._stack.callback(munged.kill)
         _wait(socket.exists, "munged has no socket")
 
-    def _begin_host(self, name: str, address: str) -> None:
-        # Below /tmp or a home that only its owner may enter, the user sees what is shared and nothing else.
-        shared = dict.fromkeys(str(path) for path in (self._folder, ROOT, Path(sys.prefix), Path(sys.base_prefix)))
-        hidden = ["/tmp", *(home for home in ("/root",) if not Path(home).stat().st_mode & stat.S_IXOTH)]
-        script = BEGIN_HOST.format(name=name, folder=self._folder, shared=" ".join(shared), hidden=" ".join(hidden))
-        spaces = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
-        self._hosts[name] = self._holder("unshare", *spaces, "--propagation", "private", "bash", "-c", script)
-        outer = self._hosts[name].pid
-        first = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()[0]
-        self._first[name] = int(first)
-        self._ip("link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns", first)
-        self._ip("link", "set", f"to-{name}", "master", "bridge", "up")
-        for words in (("address", "add", f"{address}/16", "dev", "eth0"), ("link", "set", "eth0", "up")):
-            subprocess.run([*self._enter(name), "ip", *words], check=True)
-
-    def _end_hosts(self) -> None:
-        for name in tuple(self._hosts):
-            self.kill(name)
-        if self._switch is not None:
-            self._switch.kill()
-            self._switch.wait()
-
-    def _enter(self, host: str) -> tuple[str, ...]:
-        return ("nsenter", f"--target={self._first[host]}", "--net", "--mount", "--uts", "--ipc", "--pid")
-
     def _as_root(self, host: str, *command: str) -> None:
         """Start a daemon, which ends with its host."""
         environment = {**os.environ, "SLURM_CONF": str(self._folder / "slurm.conf")}
-        subprocess.run([*self._enter(host), "--wd=/", *command], env=environment, check=True, timeout=START_S)
-
-    def _ip(self, *arguments: str) -> None:
-        assert self._switch is not None
-        switch = f"--net=/proc/{self._switch.pid}/ns/net"
-        subprocess.run(["nsenter", switch, "ip", *arguments], check=True)
-
-    def _holder(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start what holds namespaces, and wait until it says that they are there."""
-        holder = self._program(*command)
-        assert holder.stdout is not None
-        with holder.stdout:
-            if holder.stdout.readline() != b"\n":
-                raise OSError(f"no namespaces can be made here: {command}")
-        return holder
-
-    def _program(self, *command: str) -> subprocess.Popen[bytes]:
-        with (self._folder / "programs.log").open("ab") as log:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                preexec_fn=partial(die_with_parent, os.getpid()),
-            )
+        subprocess.run([*self._hosts.prefix(host), *command], env=environment, check=True, timeout=START_S)
 
     def _wait_idle(self) -> None:
         idle = ["idle"] * len(self.nodes)
@@ -290,6 +222,10 @@ class SlurmCluster:
             _wait(ready, "the nodes did not come up")
         except TimeoutError as error:
             raise TimeoutError(self.logs()) from error
+
+
+def _address(node: str) -> str:
+    return f"10.77.0.{node.removeprefix('n')}"
 
 
 def _wait(there: Callable[[], bool], what: str) -> None:

@@ -90,14 +90,18 @@ class BlockServer:
                 send(self._router, reply, NOBLOCK)
 
     def _accept(self) -> None:
-        with suppress(OSError):
+        try:
             client, _ = self._listener.accept()
-            if len(self._local) >= LOCAL_CLIENTS:
-                client.close()
-                return
-            client.setblocking(False)
-            self._local.add(client)
-            self._loop.register_file(client, partial(self._answer, client))
+        except OSError as error:
+            log.warning("no more clients are served by file descriptors here, but over TCP: %s", error)
+            self._loop.unregister_file(self._listener)  # it would wake the loop again at once
+            return
+        if len(self._local) >= LOCAL_CLIENTS:
+            client.close()
+            return
+        client.setblocking(False)
+        self._local.add(client)
+        self._loop.register_file(client, partial(self._answer, client))
 
     def _answer(self, client: socket.socket) -> None:
         try:

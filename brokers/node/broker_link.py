@@ -150,7 +150,7 @@ class BrokerLink:
         """Return the node's number of an event of a stage process."""
         return self.events.number(event.stage_id, event.number, event.phase, event.job_id, event.attempt)
 
-    def end(self, event: PhaseDone | PhaseFailed, block: Sequence[Frame], kept: BlockHandle | None) -> None:
+    def end(self, event: PhaseDone | PhaseFailed, block: Sequence[Frame], kept: BlockHandle | None = None) -> None:
         """Send on the end of a phase of a stage process, with its block unless that is `kept` here."""
         sent = replace(event, stage_id=self.pool(event.phase), number=self.number(event), origin="", kept=kept)
         self.send(sent, block if kept is None else ())

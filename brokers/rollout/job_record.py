@@ -97,6 +97,10 @@ class JobRecord:
     def is_held_by(self, stage_id: str, attempt: int) -> bool:
         return self.status == JobStatus.HELD and self.stage_id == stage_id and self.attempt == attempt
 
+    def is_current(self, event: PhaseDone | PhaseFailed) -> bool:
+        """Return whether an event is that of the phase that its sender holds now."""
+        return self.is_held_by(event.stage_id, event.attempt) and self.phase == event.phase
+
     @classmethod
     def restored(cls, state: JobState) -> Self:
         """Return the record of what a journal has kept, with no status yet."""

@@ -471,8 +471,7 @@ class JobTable:
     def _current(self, event: PhaseDone | PhaseFailed) -> JobRecord | None:
         """Return the job of an event; None if the event is stale."""
         record = self._records.get(event.job_id)
-        held = record is not None and record.is_held_by(event.stage_id, event.attempt)
-        return record if held and record is not None and record.phase == event.phase else None
+        return record if record is not None and record.is_current(event) else None
 
     def _note(self, record: JobRecord, event: PhaseDone | PhaseFailed, block: Any) -> None:
         record.metrics.update(event.metrics)

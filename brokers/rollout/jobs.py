@@ -18,6 +18,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ...system.logs import of_job
 from ...wire import codec
 from ...wire.messages.jobs import Job
@@ -101,6 +103,15 @@ class Jobs:
         self.blocks.release(job.job_id)
         self.quota.submitted(finished.holder, job.job_id, len(packed))
         self.queue.extend(self.table.submit(finished.session, job, packed, now, after_attempt=finished.result.attempt))
+
+    def take_block(self, finished: Finished, block: Frame) -> None:
+        """Have the block of a result here that its node kept until now."""
+        result = replace(finished.result, kept=None)
+        here = finished._replace(result=result, block=block, packed=b"")
+        self.quota.collected([finished])
+        self.quota.recovered(here)
+        self.writes.replace(here)
+        self.blocks.release(result.job_id)
 
     def cancel(self, job_id: str, now: float) -> bool:
         """End a job as cancelled; False if it has ended."""

@@ -32,7 +32,7 @@ class KeptBlocks:
 
     def __init__(self, lease_s: float) -> None:
         self.lost = 0
-        """Blocks that were lost so far, and whose jobs ran again."""
+        """Blocks that were lost so far, and whose jobs run again."""
         self._lease_s = lease_s
         self._handles: dict[str, BlockHandle] = {}
         """By job."""
@@ -116,7 +116,6 @@ class KeptBlocks:
     def take_lost(self, has_ended: Callable[[str], bool]) -> list[str]:
         """Return the jobs that are to run again; those that have not ended wait until they have, or begin anew."""
         found = [job_id for job_id in self._lost if has_ended(job_id)]
-        self.lost += len(found)
         for job_id in found:
             del self._lost[job_id]
         return found

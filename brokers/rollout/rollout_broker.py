@@ -26,7 +26,6 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import zmq
 
 from ...data.trajectory import block_bytes
@@ -298,10 +297,7 @@ class RolloutBroker:
         if block is None or len(block) != block_bytes(result.tokens, result.turns):
             self._jobs.blocks.lose([event.block_id])
             return
-        self._jobs.writes.replace(
-            finished._replace(result=msgspec.structs.replace(result, kept=None), block=block, packed=b"")
-        )
-        self._jobs.blocks.release(job_id)
+        self._jobs.take_block(finished, block)
         self._jobs.writes.then(lambda: self._stages.send(event.stage_id, ForgetBlocks((event.block_id,))))
 
     def _run_lost_again(self, now: float) -> None:
@@ -312,13 +308,14 @@ class RolloutBroker:
                 continue
             where = f"the trajectory was lost with node {finished.result.kept.node} before it was fetched"
             log.warning("%s; the job runs again", where, extra=of_job(job_id, finished.result.attempt))
-            if finished.in_batch:
-                self._batches.block_lost(finished, now)
-                continue
             try:
-                self._jobs.run_again(finished, now)
+                if finished.in_batch:
+                    self._batches.block_lost(finished, now)
+                else:
+                    self._jobs.run_again(finished, now)
+                self._jobs.blocks.lost += 1
             except JournalFailed:
-                self._jobs.blocks.lose([finished.result.kept.block_id])
+                self._jobs.blocks.lose([finished.result.kept.block_id])  # again, with the next tick
             except MalformedMessage:
                 self._jobs.writes.replace(finished._replace(result=lost_result(job_id, finished.result.task)))
 

@@ -62,7 +62,6 @@ def test_a_jobs_block_is_lost_with_its_node_and_only_with_the_life_that_spoke_la
     assert lost(blocks) == []
     blocks.gone(["run-n-again"])
     assert lost(blocks) == ["job-a"]
-    assert blocks.lost == 1
 
 
 def test_a_job_that_has_not_ended_waits_with_its_loss_and_one_that_began_anew_has_none() -> None:

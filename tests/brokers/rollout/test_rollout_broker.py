@@ -18,15 +18,18 @@ from prorl_zmq import AsyncRolloutClient, RolloutClient
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
-from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder
+from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder, block_bytes
 from prorl_zmq.errors import InvalidEndpoint, JournalFailed
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.base import PROTOCOL_VERSION
-from prorl_zmq.wire.messages.front_door import Accepted, Collect, Collected, FrontDoorReply, Status, Submit
-from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase
+from prorl_zmq.wire.messages.front_door import Accepted, Collect, Collected, FrontDoorReply, RelayBlocks, Status, Submit
+from prorl_zmq.wire.messages.jobs import BlockHandle, Job, Outcome, Phase
 from prorl_zmq.wire.messages.nodes import NodeFacts
 from prorl_zmq.wire.messages.stages import (
+    BlockSent,
+    ForgetBlocks,
     PhaseDone,
+    SendBlocks,
     StageCommand,
     StageRefused,
     StageReport,
@@ -75,7 +78,13 @@ class Stage:
         self.outbox = open_socket(context, zmq.PUSH)
         connect(self.outbox, topology.endpoint(topology.rollout_broker.stage_events))
 
-    def report(self, protocol: int = PROTOCOL_VERSION, facts: NodeFacts | None = None, **running: int) -> None:
+    def report(
+        self,
+        protocol: int = PROTOCOL_VERSION,
+        facts: NodeFacts | None = None,
+        kept: tuple[str, ...] | None = None,
+        **running: int,
+    ) -> None:
         report = StageReport(
             protocol=protocol,
             stage_id=self.stage_id,
@@ -87,6 +96,7 @@ class Stage:
             welcomed=True,
             running=running,
             facts=facts,
+            kept=kept,
         )
         self.outbox.send(codec.encode(report))
 
@@ -208,6 +218,63 @@ def test_a_stage_process_that_dies_is_missed_long_before_its_lease_ends(topology
             time.sleep(0.1)
         assert status.redelivered == 1
         assert [stage.stage_id for stage in status.stages] == ["run-1"]
+
+
+@pytest.fixture
+def keeping(topology: Topology, peers: Peers) -> Iterator[tuple[dict[Phase, Stage], Trainer]]:
+    """A node that has kept the block of a job, which has ended; and the trainer that was given its result."""
+    settings = RolloutBrokerSettings(heartbeat_s=0.1, lease_s=600.0, keep="node")
+    stages, trainer = {role: peers.stage(role) for role in Phase}, peers.trainer()
+    with running(replace(topology, rollout_broker=settings), MemoryJournal()):
+        for stage in stages.values():
+            stage.report()
+            assert stage.receive(StageWelcome).keep == "node"
+        trainer.ask(Submit("r", "s"), codec.encode(Job(task="math", instance={"n": 1}, job_id="a")))
+        stages[Phase.INIT].done(stages[Phase.INIT].receive(StartPhase))
+        handle = BlockHandle(node="local", block_id="b", endpoint="tcp://127.0.0.1:1")
+        stages[Phase.RUN].done(stages[Phase.RUN].receive(StartPhase), tokens=5, turns=1, kept=handle)
+        stages[Phase.EVAL].done(stages[Phase.EVAL].receive(StartPhase), reward=0.5)
+        stages[Phase.RUN].report(kept=("b",))
+        (result,) = trainer.collect().results
+        assert (result.kept, result.tokens, trainer.blocks) == (handle, 5, [])
+        yield stages, trainer
+
+
+def test_a_job_whose_block_is_lost_runs_again_and_is_counted_once(keeping: tuple[dict[Phase, Stage], Trainer]) -> None:
+    stages, trainer = keeping
+    for _ in range(3):
+        stages[Phase.RUN].report(kept=())
+    again = stages[Phase.INIT].receive(StartPhase)
+    assert (again.job_id, again.attempt) == ("a", 2)
+    status = trainer.ask(Status("status"))
+    assert (status.lost_blocks, status.uncollected) == (1, 0)
+    assert trainer.collect("a", wait_s=0.0).remaining == 1  # what was acknowledged too late changes nothing
+
+
+def test_a_block_that_a_client_cannot_fetch_comes_by_the_broker(keeping: tuple[dict[Phase, Stage], Trainer]) -> None:
+    stages, trainer = keeping
+    trainer.ask(RelayBlocks("r", "another session", ("a",)))
+    assert len(trainer.collect(wait_s=0.0).results) == 1
+    trainer.ask(RelayBlocks("r", "s", ("a", "unknown")))
+    assert trainer.collect(wait_s=0.0).results == ()
+    assert stages[Phase.RUN].receive(SendBlocks).block_ids == ("b",)
+    block = bytes(range(block_bytes(5, 1)))
+    stages[Phase.RUN].outbox.send_multipart([codec.encode(BlockSent(stage_id="run-1", block_id="b")), block])
+    (result,) = trainer.collect().results
+    assert (result.kept, trainer.blocks) == (None, [block])
+    assert stages[Phase.RUN].receive(ForgetBlocks).block_ids == ("b",)
+
+
+@pytest.mark.parametrize("frames", [[], [b"too short"]])
+def test_a_node_that_has_no_whole_block_has_lost_it(
+    keeping: tuple[dict[Phase, Stage], Trainer], frames: list[bytes]
+) -> None:
+    stages, trainer = keeping
+    trainer.ask(RelayBlocks("r", "s", ("a",)))
+    stages[Phase.RUN].receive(SendBlocks)
+    sent = BlockSent(stage_id="run-1", block_id="b", lost=not frames)
+    stages[Phase.RUN].outbox.send_multipart([codec.encode(sent), *frames])
+    assert stages[Phase.INIT].receive(StartPhase).attempt == 2
 
 
 def big_trajectory(tokens: int) -> TrajectoryBuilder:

@@ -1,6 +1,6 @@
-"""Hosts for bench/nodes.py: namespaces of this machine, each with an address, a name and a /tmp of its own.
+"""Hosts in namespaces of this machine, each with an address, a name and a /tmp of its own.
 
-They share a folder, as hosts of a cluster share a file system, and a switch. A host ends with all its processes when
+They share folders, as hosts of a cluster share a file system, and a switch. A host ends with all its processes when
 the first process of its pid namespace is killed; its link can be cut, which takes what is between it and the others
 and says nothing to either side. All ends with the context. It needs root.
 """
@@ -30,10 +30,11 @@ hostname {name}
 mount -t tmpfs tmpfs /mnt
 n=0
 for path in {shared}; do n=$((n + 1)); mkdir /mnt/$n; mount --rbind $path /mnt/$n; done
-mount -t tmpfs -o mode=1777 tmpfs /tmp
+for path in {hidden}; do mount -t tmpfs -o mode=1777 tmpfs $path; done
 n=0
 for path in {shared}; do n=$((n + 1)); mkdir -p $path; mount --rbind /mnt/$n $path; done
 umount -l /mnt
+{more}
 ip link set lo up
 echo
 while true; do sleep 3600 & wait; done
@@ -42,27 +43,32 @@ while true; do sleep 3600 & wait; done
 
 
 class Hosts:
-    """A number of hosts, called h1, h2, …, at `address`.
+    """None at first; `begin` adds one.
 
     Args:
-        shared: a folder that all of them see, beside this checkout and the interpreter.
+        shared: folders that all of them see, beside this checkout and the interpreter.
+        hidden: folders of which they see nothing else.
+        more: a line of shell that each begins with.
+        log: a file for what their programs say; None: nothing is kept.
     """
 
-    def __init__(self, count: int, shared: Path) -> None:
-        self.names = tuple(f"h{number}" for number in range(1, count + 1))
-        self._shared = dict.fromkeys(map(str, (shared, ROOT, Path(sys.prefix), Path(sys.base_prefix))))
+    def __init__(
+        self, *shared: Path, hidden: Sequence[str] = ("/tmp",), more: str = "", log: Path | None = None
+    ) -> None:
+        self._shared = dict.fromkeys(map(str, (*shared, ROOT, Path(sys.prefix), Path(sys.base_prefix))))
+        self._hidden = hidden
+        self._more = more
+        self._log = log
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
-        """The process outside of each host's pid namespace."""
+        """The process outside of each host's pid namespace, whose end ends the host."""
         self._first: dict[str, int] = {}
         """The first process inside, as it is called outside."""
 
     def __enter__(self) -> Self:
+        self._switch = self._holder("--net", script="echo; exec sleep infinity")
         try:
-            self._switch = self._holder("--net", script="echo; exec sleep infinity")
             self._ip("link", "add", "bridge", "type", "bridge")
             self._ip("link", "set", "bridge", "up")
-            for name in self.names:
-                self._begin(name)
         except BaseException:
             self.__exit__()
             raise
@@ -74,8 +80,22 @@ class Hosts:
         self._switch.kill()
         self._switch.wait()
 
-    def address(self, name: str) -> str:
-        return f"10.78.0.{name.removeprefix('h')}"
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._first)
+
+    def begin(self, name: str, address: str) -> None:
+        """Add a host, at an address of the network 10.0.0.0/8."""
+        spaces = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
+        script = BEGIN.format(name=name, shared=" ".join(self._shared), hidden=" ".join(self._hidden), more=self._more)
+        self._holders[name] = self._holder(*spaces, "--propagation", "private", script=script)
+        outer = self._holders[name].pid
+        first = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()[0]
+        self._first[name] = int(first)
+        self._ip("link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns", first)
+        self._ip("link", "set", f"to-{name}", "master", "bridge", "up")
+        for words in (("address", "add", f"{address}/16", "dev", "eth0"), ("link", "set", "eth0", "up")):
+            subprocess.run([*self.prefix(name), "ip", *words], check=True)
 
     def prefix(self, name: str) -> Sequence[str]:
         """Return what to put before a command that runs on a host."""
@@ -101,7 +121,7 @@ class Hosts:
 
     def kill_processes(self, name: str) -> None:
         """Kill all processes of a host at once; the host stays, and refuses connections."""
-        for pid in self._processes(name):
+        for pid in self.processes(name):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -114,7 +134,8 @@ class Hosts:
     def cut(self, name: str) -> None:
         self._ip("link", "set", f"to-{name}", "down")
 
-    def _processes(self, name: str) -> list[int]:
+    def processes(self, name: str) -> list[int]:
+        """Return the pids of a host's processes, but for the first."""
         namespace = Path(f"/proc/{self._first[name]}/ns/pid").readlink()
         found = []
         for process in Path("/proc").iterdir():
@@ -123,30 +144,19 @@ class Hosts:
                     found.append(int(process.name))
         return [pid for pid in found if pid != self._first[name]]
 
-    def _begin(self, name: str) -> None:
-        spaces = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
-        script = BEGIN.format(name=name, shared=" ".join(self._shared))
-        self._holders[name] = self._holder(*spaces, "--propagation", "private", script=script)
-        outer = self._holders[name].pid
-        first = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()[0]
-        self._first[name] = int(first)
-        self._ip("link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns", first)
-        self._ip("link", "set", f"to-{name}", "master", "bridge", "up")
-        for words in (("address", "add", f"{self.address(name)}/16", "dev", "eth0"), ("link", "set", "eth0", "up")):
-            subprocess.run([*self.prefix(name), "ip", *words], check=True)
-
     def _ip(self, *arguments: str) -> None:
         subprocess.run(["nsenter", f"--net=/proc/{self._switch.pid}/ns/net", "ip", *arguments], check=True)
 
     def _holder(self, *spaces: str, script: str) -> subprocess.Popen[bytes]:
         """Start what holds namespaces, and wait until it says that they are there."""
-        holder = subprocess.Popen(
-            ("unshare", *spaces, "bash", "-c", script),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # what it says when its child is killed
-            preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - no threads of ours
-        )
+        with open(self._log or os.devnull, "ab") as log:  # noqa: PTH123 - either
+            holder = subprocess.Popen(
+                ("unshare", *spaces, "bash", "-c", script),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
         assert holder.stdout is not None
         with holder.stdout:
             if holder.stdout.readline() != b"\n":

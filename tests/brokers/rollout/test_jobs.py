@@ -1,0 +1,58 @@
+"""What a session may hold while the blocks of its results come from a node, or are lost with it."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.journal.records import Finished
+from prorl_zmq.brokers.journal.write_ahead import WriteAhead
+from prorl_zmq.brokers.rollout.job_history import JobHistory
+from prorl_zmq.brokers.rollout.job_table import JobTable
+from prorl_zmq.brokers.rollout.jobs import Jobs
+from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
+from prorl_zmq.brokers.rollout.quota import Quota
+from prorl_zmq.brokers.rollout.result_store import ResultStore
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.jobs import BlockHandle, Job, Outcome, Result
+
+JOB = Job(task="math", instance={"n": 1}, job_id="a")
+PACKED = codec.encode(JOB)
+HANDLE = BlockHandle(node="n", block_id="b", endpoint="tcp://127.0.0.1:5")
+LIMIT_BYTES = 1000
+BLOCK = bytes(LIMIT_BYTES)
+
+
+def made() -> tuple[Jobs, Finished]:
+    """A session with one result, whose block its node keeps."""
+    table, results, history = JobTable(10.0, 10, 1.0), ResultStore(), JobHistory()
+    quota = Quota(2, LIMIT_BYTES, 1.0)
+    writes = WriteAhead(MemoryJournal(), table, results, history, lambda _: None)
+    jobs = Jobs(table, results, history, quota, writes, KeptBlocks(10.0))
+    result = Result(job_id="a", task="math", outcome=Outcome.COMPLETED, tokens=1, kept=HANDLE)
+    finished = Finished("s", result, None, sequence=1, packed=PACKED)
+    results.put(finished)
+    quota.recovered(finished)
+    jobs.blocks.add("a", HANDLE)
+    return jobs, finished
+
+
+def test_a_block_that_came_counts_until_it_is_collected() -> None:
+    jobs, finished = made()
+    jobs.take_block(finished, BLOCK + b"more")
+    jobs.writes.settle(0.0)
+    assert jobs.quota.room("s") == 0  # it holds too many bytes
+    (taken,) = jobs.results.take("s", "client", 10, 0.0)
+    assert (taken.block, taken.result) == (BLOCK + b"more", replace(finished.result, kept=None))
+    jobs.acknowledge("s", ["a"])
+    assert jobs.quota.room("s") == 2
+
+
+def test_a_job_that_runs_again_takes_the_place_of_its_result() -> None:
+    jobs, finished = made()
+    jobs.run_again(finished, 0.0)
+    assert jobs.table.unfinished("s") == 1
+    assert len(jobs.results) == 0
+    assert "b" not in jobs.blocks
+    assert jobs.quota.room("s") == 1
+    jobs.writes.settle(0.0, everything=True)
