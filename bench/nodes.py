@@ -31,10 +31,8 @@ def measure(parts: Sequence[str], quick: bool) -> list[Row]:
     possible = [part for part in parts if part not in WITH_HOSTS or os.geteuid() == 0]
     rows = [row for part in possible for row in PARTS[part](quick)]
     if left_out := PARTS.keys() - possible:
-        raise Incomplete(
-            f"it did without {', '.join(sorted(left_out))} {'' if os.geteuid() == 0 else " (real nodes' hosts want root)"}",
-            rows,
-        )
+        why = "" if os.geteuid() == 0 else "; real nodes' hosts want root"
+        raise Incomplete(f"it did without {', '.join(sorted(left_out))}{why}", rows)
     return rows
 
 

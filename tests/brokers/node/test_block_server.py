@@ -1,0 +1,149 @@
+"""Blocks from a node's server: by descriptor on one machine, and by messages."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+import zmq
+
+from prorl_zmq.brokers.loop import Loop
+from prorl_zmq.brokers.node import block_server
+from prorl_zmq.brokers.node.block_server import FOUND, LOST, BlockServer
+from prorl_zmq.brokers.node.block_store import BlockStore
+from prorl_zmq.client.block_fetcher import BlockFetcher
+from prorl_zmq.security.zap_authenticator import ZapAuthenticator
+from prorl_zmq.wire.messages.jobs import BlockHandle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BLOCK = memoryview(b"tokens" * 10_000)
+WAIT_S = 10.0
+
+
+class Served(NamedTuple):
+    path: Path
+    """Of the Unix socket."""
+    handle: BlockHandle
+    """Of a block that is there."""
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Served]:
+    loop, store = Loop(), BlockStore(folder / "blocks")
+    block_id = store.keep("rollout-0", 1, BLOCK)
+    assert block_id is not None
+    path = folder / "blocks.socket"
+    authenticator = ZapAuthenticator(loop.context, None)
+    server = BlockServer(loop, store, authenticator, "tcp://127.0.0.1:*", path)
+    server.register()
+    authenticator.register(loop.register)
+    thread = threading.Thread(target=loop.run, args=(lambda: 60.0, lambda: None))
+    thread.start()
+    try:
+        yield Served(path, BlockHandle(node="n", block_id=block_id, endpoint=server.endpoint, socket=server.path))
+    finally:
+        loop.stop()
+        thread.join(WAIT_S)
+        server.close()
+        authenticator.close()
+        loop.close()
+    assert not thread.is_alive()
+
+
+def connected(path: Path) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client.settimeout(WAIT_S)
+    client.connect(str(path))
+    return client
+
+
+def asked(client: socket.socket, block_id: bytes) -> tuple[bytes, list[int]]:
+    client.send(block_id)
+    answer, files, _, _ = socket.recv_fds(client, 1, 1)
+    return answer, list(files)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_client_gets_what_is_there_and_not_what_is_lost(served: Served, mapped: bool) -> None:
+    here = (
+        served.handle
+        if mapped
+        else BlockHandle(node="n", block_id=served.handle.block_id, endpoint=served.handle.endpoint)
+    )
+    gone = BlockHandle(node="n", block_id="gone", endpoint=here.endpoint, socket=here.socket)
+    fetcher = BlockFetcher(None)
+    try:
+        many = {f"job-{number}": here for number in range(20)}
+        found = fetcher.fetch({**many, "lost": gone})
+        assert found.keys() == many.keys()
+        assert all(bytes(block.buffer) == BLOCK for block in found.values() if not isinstance(block, bytes))
+    finally:
+        fetcher.close()
+
+
+def test_a_descriptor_can_only_be_read(served: Served) -> None:
+    with connected(served.path) as client:
+        answer, (file,) = asked(client, served.handle.block_id.encode())
+        assert answer == FOUND
+        try:
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.write(file, b"other tokens")
+        finally:
+            os.close(file)
+
+
+@pytest.mark.parametrize("block_id", [b"unknown", b"../../topology.toml", b"\xff\xfe", b"x" * 1000])
+def test_other_names_are_answered_and_open_nothing(served: Served, block_id: bytes) -> None:
+    with connected(served.path) as client:
+        assert asked(client, block_id) == (LOST, [])
+        assert asked(client, served.handle.block_id.encode())[0] == FOUND
+
+
+def test_one_client_too_many_is_turned_away_and_the_others_are_served(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_server, "LOCAL_CLIENTS", 1)
+    with connected(served.path) as first:
+        assert asked(first, b"unknown") == (LOST, [])
+        with connected(served.path) as second:
+            assert second.recv(1) == b""
+        assert asked(first, b"unknown") == (LOST, [])
+
+
+def test_what_is_no_request_is_dropped_and_the_next_one_is_answered(served: Served) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.linger = 0
+        client.connect(served.handle.endpoint)
+        for frames in ([b""], [b"", b"no header"], [b"x"], [b"", b"\x80"]):
+            client.send_multipart(frames)
+        fetcher = BlockFetcher(None)
+        try:
+            assert fetcher.fetch(
+                {"a": BlockHandle(node="n", block_id=served.handle.block_id, endpoint=served.handle.endpoint)}
+            )
+        finally:
+            fetcher.close()
+        assert not client.poll(0)
+
+
+def test_a_node_that_is_not_there_has_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl_zmq.client.block_fetcher.STALL_S", 0.3)
+    fetcher = BlockFetcher(None)
+    handle = BlockHandle(node="n", block_id="b", endpoint="tcp://127.0.0.1:9", socket=str(tmp_path / "no.socket"))
+    try:
+        assert fetcher.fetch({"a": handle}) == {}
+    finally:
+        fetcher.close()
