@@ -434,8 +434,6 @@ class NodeBroker:
         if self._stages is None:
             return
         for member in self._stages.refusing(self._table.stages.quiet()):
-            if now - self._loop.clock.paused_at <= LOCAL_LEASE_S:
-                continue  # it was we who did not answer
             self._table.stages.disconnected(member, now)
         for stage_id, held in self._table.expire(now).items():
             self._lose(stage_id, held, "its stage process died or hangs", lost=True)

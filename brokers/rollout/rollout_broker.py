@@ -351,8 +351,7 @@ class RolloutBroker:
         if now >= self._next_tick and self._has_read_all(now):
             self._next_tick = now + min(self._settings.heartbeat_s, self._settings.lease_s / 4)
             for member in self._stages.refusing(self._jobs.table.stages.quiet()):
-                if now - self._loop.clock.paused_at > self._settings.lease_s:  # else it was we who did not answer
-                    self._jobs.table.connection_broke(member, now)
+                self._jobs.table.connection_broke(member, now)
             self._watch_time(now)
         self._batches.launch(now)
         self._perform(now)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +27,12 @@ class RunningClock:
         self._lost_s = 0.0
         self._due = time.monotonic()
         """When it was looked at last, or should be at the latest."""
-        self.paused_at = -math.inf
-        """When the last pause ended, on this clock."""
 
     def now(self) -> float:
         ours = time.monotonic()
         late = ours - self._due
         if late >= PAUSE_S:
             self._lost_s += late
-            self.paused_at = ours - self._lost_s
             log.warning("this process was stopped, or busy with one thing, for %.1f s; nobody is late for that", late)
         self._due = ours
         return ours - self._lost_s

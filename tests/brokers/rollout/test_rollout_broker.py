@@ -20,6 +20,7 @@ from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
 from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder, block_bytes
 from prorl_zmq.errors import InvalidEndpoint, JournalFailed
+from prorl_zmq.system.pauses import PAUSE_S
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.base import PROTOCOL_VERSION
 from prorl_zmq.wire.messages.front_door import Accepted, Collect, Collected, FrontDoorReply, RelayBlocks, Status, Submit
@@ -198,10 +199,24 @@ def test_a_broker_started_anew_takes_up_what_its_journal_holds(topology: Topolog
     assert [(state.job_id, state.stage_id, state.attempt) for state in left.unfinished] == [("job-1", "init-1", 1)]
 
 
-def test_a_stage_process_that_dies_is_missed_long_before_its_lease_ends(topology: Topology, peers: Peers) -> None:
+class StallingJournal(MemoryJournal):
+    """Its first write takes so long that the broker sees it as a pause of its own."""
+
+    stall_s = PAUSE_S + 0.2
+
+    def write(self, *changes: Any) -> None:
+        time.sleep(self.stall_s)
+        self.stall_s = 0.0
+        super().write(*changes)
+
+
+@pytest.mark.parametrize("journal", [MemoryJournal, StallingJournal])
+def test_a_stage_process_that_dies_is_missed_long_before_its_lease_ends(
+    topology: Topology, peers: Peers, journal: type[MemoryJournal]
+) -> None:
     settings = RolloutBrokerSettings(heartbeat_s=0.2, lease_s=600.0)
     topology = replace(topology, rollout_broker=settings)
-    with running(topology, MemoryJournal()):
+    with running(topology, journal()):
         dies, lives = peers.stage(Phase.INIT), peers.stage(Phase.RUN)
         for stage in (dies, lives):
             stage.report()
