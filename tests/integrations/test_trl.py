@@ -323,7 +323,7 @@ def test_what_cannot_be_trained_on_is_said(service: ChildService, model: Path, t
         (bare, {}, InvalidJob, "rows without task and instance"),
         (twice, {}, InvalidJob, "two rows of the data set have one prompt"),
         (failing, {}, NotTrainable, r"1 of 1 prompts could not be rolled out \(handler_failed 5 times\)"),
-        (rows, {"max_completion_length": 2}, NotTrainable, "max_completion_length = 2"),
+        (rows, {"max_completion_length": 2, "top_k": 1}, NotTrainable, "max_completion_length = 2"),
     ]
     for number, (data, options, error, words) in enumerate(cases):
         place = tmp_path / str(number)

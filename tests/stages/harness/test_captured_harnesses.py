@@ -206,16 +206,17 @@ def test_a_stream_that_is_cut(name: str, which: int, tmp_path: Path, monkeypatch
 def test_a_sub_agent_has_a_segment_of_its_own(name: str, tmp_path: Path) -> None:
     adapter = load_adapter(name)
     counts: Counter[str] = Counter()
+    writes, last = plain(adapter)
+    lists, waits = spoken(adapter.shell_turn("ls")), spoken(adapter.shell_turn("sleep 1"))
 
     def script(text: str) -> str:
         who = "main" if PROMPT in text.partition("assistant\n")[0] else "sub"
         counts[who] += 1
-        first, *more = (
-            [spoken(adapter.shell_turn("ls")), "There are none at all here, as far as I can see."]
-            if who == "sub"
-            else [SPAWN[name], *plain(adapter)]
-        )
-        return [first, *more][min(counts[who] - 1, len(more))]
+        if who == "sub":
+            return lists if counts[who] == 1 else "There are none at all here, as far as I can see."
+        if counts[who] <= 2:
+            return (SPAWN[name], writes)[counts[who] - 1]
+        return waits if counts["sub"] < 2 else last  # a sub-agent ends with its harness, where that does not wait
 
     episode = lead(name, tmp_path, script)
     assert episode.notes["written"] == "hello"
