@@ -23,7 +23,7 @@ SOURCES := $(shell find prorl_zmq brokers stages tools -name '*.py' -o -name '*.
 export PATH := $(PATH):$(BIN)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test proof vllm trainers harnesses lint types client docs bench clean help
+.PHONY: demo test proof service-proof engine-proof vllm trainers harnesses lint types client docs bench clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
@@ -47,8 +47,12 @@ test: $(VENV)/.test
 	@.ci/get_bubblewrap.sh $(VENV) || true
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadgroup -m 'not vllm and not proof' $(PYTEST_ARGS) || test $$? = 5
 
-proof: $(VENV)/.bench
+proof: service-proof engine-proof
+
+service-proof: $(VENV)/.bench
 	$(BIN)/pytest -n 2 --dist loadgroup -m proof $(PYTEST_ARGS) || test $$? = 5
+
+engine-proof: $(VENV)/.bench
 	$(BIN)/pytest -m vllm $(PYTEST_ARGS) || test $$? = 5
 
 vllm: $(VLLM)/.ready

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Run a command of make that tests. Thousands of tests wait for processes on a loaded machine: what fails beside the
+# others is named, and has one more chance, alone. A fault fails twice.
+# usage: .ci/again.sh make TARGET
+set -euo pipefail
+
+rm -rf .pytest_cache
+"$@" && exit
+[ -s .pytest_cache/v/cache/lastfailed ] || exit 1
+echo "failed beside the others, and now once more, alone:"
+cat .pytest_cache/v/cache/lastfailed
+"$@" TEST_WORKERS=0 PYTEST_ARGS="--last-failed"
