@@ -321,10 +321,17 @@ class StagePool:
     def role_slots(self, role: Phase) -> int:
         return self._role_slots[role]
 
-    def take(self, requirement: Requirement, claim: SlotClaim) -> str | None:
-        """Take a slot of the least loaded process that meets the requirement and has credit; None if none does."""
+    def take(self, requirement: Requirement, claim: SlotClaim, avoids: str = "") -> str | None:
+        """Take a slot of the least loaded process that meets the requirement and has credit; None if none does.
+
+        What is asked of any node is not given on the one that `avoids` names while another serves it: a node on which
+        all fails at once is idle, and would draw every retry.
+        """
         free = self._free.get(requirement)
         stage_id = free.first() if free is not None else None
+        if free is not None and stage_id is not None and avoids == self._stages[stage_id].node != requirement.node:
+            if self._slots[requirement] > self._slots[requirement._replace(node=avoids)]:
+                stage_id = free.first_but(lambda key: self._stages[key].node == avoids)
         if stage_id is not None:
             stage = self._stages[stage_id]
             stage.claims.add(claim)

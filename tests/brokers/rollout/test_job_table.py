@@ -479,6 +479,27 @@ def test_a_failure_with_retry_starts_again(phase: Phase, again: Phase) -> None:
     assert table.table.redelivered == 1
 
 
+def test_a_failed_attempt_is_repeated_on_another_node_though_the_first_is_idle() -> None:
+    """A node on which all fails at once would draw each retry, and end every job."""
+    table = Table()
+    table.stage("init-1", 1, "bad")
+    table.stage("init-2", 1, "good")
+    assert started([*table.submit("a"), *table.submit("b")]) == [("init-1", "a", 1), ("init-2", "b", 1)]
+    assert started(table.failed("init-1", "a", retry=True)) == []
+    assert started(table.submit("c")) == [], "it came later, and the other node's next slot is for the first"
+    assert started(table.done("init-2", "b")) == [("init-2", "a", 2), ("init-1", "c", 1)]
+
+
+def test_a_failed_attempt_is_repeated_on_its_node_where_no_other_serves_the_task() -> None:
+    table = Table()
+    table.stage("init-1", 1, "bad")
+    table.stage("init-2", 1, "good")
+    table.submit("a")
+    table.submit("b")
+    assert started(table.failed("init-1", "a", retry=True)) == []
+    assert started(table.stage("init-2", 1, "good", draining=True)) == [("init-1", "a", 2)]
+
+
 @RESTARTS
 def test_a_lapsed_lease_starts_again_elsewhere(phase: Phase, again: Phase) -> None:
     table = Table()
