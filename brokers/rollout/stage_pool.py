@@ -329,9 +329,13 @@ class StagePool:
         """
         free = self._free.get(requirement)
         stage_id = free.first() if free is not None else None
-        if free is not None and stage_id is not None and avoids == self._stages[stage_id].node != requirement.node:
-            if self._slots[requirement] > self._slots[requirement._replace(node=avoids)]:
-                stage_id = free.first_but(lambda key: self._stages[key].node == avoids)
+        if (
+            free is not None
+            and stage_id is not None
+            and self._stages[stage_id].node == avoids
+            and self._slots[requirement] > self._slots[requirement._replace(node=avoids)]
+        ):
+            stage_id = free.first_but(lambda key: self._stages[key].node == avoids)
         if stage_id is not None:
             stage = self._stages[stage_id]
             stage.claims.add(claim)
