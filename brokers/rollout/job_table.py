@@ -195,7 +195,6 @@ class JobTable:
                 record.confirmed, record.lease_until = False, heard_at + self._lease_s
                 self._held.watch(record)
         if report.draining:
-            self.stages.leave(report.stage_id)
             self._give_up_nodes(now, in_order=True)
         self._employ(stage, now)
         return self._take_actions(now)

@@ -182,6 +182,8 @@ class StagePool:
             stage.slots = report.slots
             self._count_slots(stage)
             self._offer_node(stage.node)
+        if report.draining:
+            self.leave(stage.stage_id)
         self.lives(stage.lease, report.number, now, report.facts)
         return stage
 

@@ -895,6 +895,13 @@ def test_process_that_does_not_come_back_loses_its_jobs_after_the_lease() -> Non
     assert new.done("run-1", attempt=1) == []
 
 
+def test_process_that_drains_as_it_reports_is_not_given_what_it_did_not_have() -> None:
+    old = Table()
+    old.bring_to(Phase.EVAL, SANDBOX)
+    new = restarted(old)
+    assert started(new.stage("eval-1", draining=True)) == []
+
+
 def test_process_that_leaves_before_it_reports_gives_its_jobs_back() -> None:
     old = Table()
     old.bring_to(Phase.RUN)
