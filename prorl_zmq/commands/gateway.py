@@ -9,7 +9,7 @@ import typer
 
 from ..config import GatewaySettings, default_run_dir, own_run_dir
 from ..security.keys import VARIABLE, named_folder
-from ..service.service_folder import WAIT_S, ServiceFolder
+from ..service.service_folder import ServiceFolder
 from . import options
 
 
@@ -51,15 +51,15 @@ def gateway(
     from ..gateway.settings import GatewayOptions
 
     options.log_as("gateway", log_format, log_level)
-    if service is not None and front_door is None:
-        places = ServiceFolder.open(service)
-        places.wait_for_brokers(WAIT_S)
-        front_door, keys = places.front_door(name), keys or places.keys("client")
+    places = ServiceFolder.open(service) if service is not None and front_door is None else None
+    if places is not None:
+        keys = keys or places.keys("service")
     key_folder = named_folder(keys)
     os.environ.pop(VARIABLE, None)  # it may hold bearer tokens only, which are no keys for connections of ours
     folder = run_dir if run_dir is not None else default_run_dir()
     gateway_options = GatewayOptions(
         front_door=front_door if front_door is not None else f"ipc://{folder}/front_door",
+        service=places,
         settings=GatewaySettings(bind, tls_cert, tls_key, not no_llm_servers, tokenizer),
         run_dir=own_run_dir(folder),
         name=name,
