@@ -28,6 +28,8 @@ TURN_CHARACTERS = 4_000
 TEXT_CHARACTERS = 12_000
 TURN_TOKENS = 4_000
 """Most tokens of a turn that are decoded."""
+TURNS = 40
+"""Most turns of a trajectory that are decoded; of more, the first and the last, with their numbers."""
 TABLE_BYTES = 120_000
 """Of one table, packed: a packet must fit into the buffer of a socket, which is 208 KiB by default."""
 
@@ -110,8 +112,14 @@ def _rank(trajectory: Trajectory) -> float:
 
 
 def _turns(trajectory: Trajectory, decode: Callable[[list[int]], str]) -> Iterable[tuple[str, str]]:
-    for start, end, role in trajectory.turns.tolist():
+    turns = trajectory.turns.tolist()
+    for number, (start, end, role) in enumerate(turns):
+        if TURNS // 2 <= number < len(turns) - TURNS // 2:
+            continue
         ids = trajectory.token_ids[start:end].tolist()
         if len(ids) > TURN_TOKENS:
             ids = ids[: TURN_TOKENS // 2] + ids[-(TURN_TOKENS // 2) :]
-        yield Role(role).name.lower(), decode(ids)
+        yield (
+            f"{Role(role).name.lower()}, turn {number}" if len(turns) > TURNS else Role(role).name.lower(),
+            decode(ids),
+        )

@@ -1,9 +1,9 @@
 """The process of one tracker: takes entries from its socket and gives them to the adapter, one after the other.
 
-`python -m prorl_zmq.trackers.tracker_child NAME SOCKET`, started by `tracker_process`. An adapter that cannot begin its
-run is tried again with the next entry; what it cannot take is lost, and the first such loss is told. After many in a
-row the process only empties its socket. The socket's end, by the trainer's close or its death, ends the run; of a
-library that hangs, a thread ends the process some time later. What libraries print is in a log of bounded size.
+`python -m prorl_zmq.trackers.tracker_child NAME SOCKET`, started by `tracker_process`. While an adapter cannot begin
+its run, it is tried again at growing distances, and entries wait in the socket and at the other side; an entry that a
+run does not take is lost. The first of each is told. The socket's end, by the trainer's close or its death, ends the
+run; of a library that hangs, a thread ends the process some time later. What libraries print is in a bounded log.
 """
 
 from __future__ import annotations
@@ -26,91 +26,93 @@ from .tracker import ADAPTER, GROUP, RunSettings
 if TYPE_CHECKING:
     from .tracker import Adapter
 
-FAILURES = 20
-"""So many in a row turn the tracker off."""
-END_S = 60
-"""How long the adapter may take to end the run when nobody waits for it any more."""
+RETRY_S, RETRY_MOST_S = 1.0, 60.0
+"""How long to wait until an adapter is tried again: at first, and at most."""
+END_S = 60.0
+"""How long an adapter may take to end its run when nobody waits for it any more."""
 LOG_BYTES = 2**20
 MESSAGE_CHARACTERS = 500
 _decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 
 
-class Recorder:
-    """Keeps the adapter of a run, as long as it works."""
+class Line:
+    """The socket to the trainer."""
 
-    def __init__(self, kind: type[Adapter], settings: RunSettings, answers: socket.socket) -> None:
-        self._kind = kind
-        self._settings = settings
-        self._answers = answers
-        self._adapter: Adapter | None = None
-        self._failures = 0
-        """In a row."""
-        self._told = False
+    def __init__(self, peer: socket.socket) -> None:
+        self._peer = peer
+        self._told: set[str] = set()
+        self.settings = msgspec.msgpack.decode(peer.recv(PACKET_BYTES), type=RunSettings)
 
-    def open(self) -> None:
-        if self._adapter is None:
-            self._adapter = self._kind(self._settings)
-            self._answer(Opened(self._adapter.where))
+    def next_entry(self) -> Entry | None:
+        """Wait for an entry; None: there are no more."""
+        packet = self._peer.recv(PACKET_BYTES)
+        return _decoder.decode(packet) if packet else None
 
-    def attempt(self, entry: Entry | None = None) -> None:
-        """Open the run, and take an entry."""
-        if self._failures >= FAILURES:
-            return
-        try:
-            self.open()
-            self._take(entry)
-        except Exception as error:  # noqa: BLE001 - a library's
-            self._failed(error)
-        else:
-            self._failures = 0
+    def hangs_up(self, within_s: float | None) -> bool:
+        """Wait for the trainer to end the run."""
+        poller = select.poll()  # of this thread's own
+        poller.register(self._peer, select.POLLRDHUP)
+        return bool(poller.poll(None if within_s is None else 1000 * within_s))
 
-    def close(self) -> None:
-        if self._adapter is not None:
-            try:
-                self._adapter.close()
-            except Exception as error:  # noqa: BLE001 - a library's
-                self._failed(error)
+    def tell(self, trouble: str, error: Exception) -> None:
+        """Write an error to the log, and tell the first of its kind."""
+        message = f"{trouble}: {type(error).__name__}: {error}"[:MESSAGE_CHARACTERS]
+        print(message, file=sys.stderr, flush=True)
+        if trouble not in self._told:
+            self._told.add(trouble)
+            self.answer(Trouble(message))
 
-    def _take(self, entry: Entry | None) -> None:
-        assert self._adapter is not None
-        if isinstance(entry, Samples):
-            self._adapter.samples(entry.rows, entry.step)
-        elif entry is not None:
-            self._adapter.log(entry.values, entry.step)
-
-    def _failed(self, error: Exception) -> None:
-        self._failures += 1
-        said = f"{type(error).__name__}: {error}"[:MESSAGE_CHARACTERS]
-        print(said, file=sys.stderr, flush=True)
-        if self._failures == FAILURES:
-            self._answer(Trouble(f"{said}; it has failed {FAILURES} times in a row, and is off"))
-        elif not self._told:
-            self._told = True
-            self._answer(Trouble(f"{said}; what it cannot take is lost, and the run goes on"))
-
-    def _answer(self, answer: Answer) -> None:
+    def answer(self, answer: Answer) -> None:
         with suppress(OSError):
-            self._answers.send(msgspec.msgpack.encode(answer), socket.MSG_DONTWAIT)
+            self._peer.send(msgspec.msgpack.encode(answer), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+def begin(kind: type[Adapter], line: Line) -> Adapter | None:
+    """Begin the run; None: the trainer has ended it before that was possible."""
+    retry_s = RETRY_S
+    while True:
+        try:
+            adapter = kind(line.settings)
+        except Exception as error:  # noqa: BLE001 - a library's
+            line.tell("it cannot begin its run, and tries again", error)
+        else:
+            line.answer(Opened(adapter.where))
+            return adapter
+        if line.hangs_up(retry_s):
+            return None
+        retry_s = min(2 * retry_s, RETRY_MOST_S)
+
+
+def record(adapter: Adapter, line: Line) -> None:
+    """Give the adapter all entries, and end the run."""
+    while (entry := line.next_entry()) is not None:
+        try:
+            if isinstance(entry, Samples):
+                adapter.samples(entry.rows, entry.step)
+            else:
+                adapter.log(entry.values, entry.step)
+        except Exception as error:  # noqa: BLE001 - a library's
+            line.tell("it loses what it cannot take", error)
+        if os.fstat(sys.stderr.fileno()).st_size > LOG_BYTES:
+            os.ftruncate(sys.stderr.fileno(), 0)
+    try:
+        adapter.close()
+    except Exception as error:  # noqa: BLE001 - a library's
+        line.tell("it cannot end its run", error)
 
 
 def main(name: str, descriptor: int) -> None:
-    Thread(target=_end_late, args=(descriptor,), daemon=True).start()
-    with socket.socket(fileno=descriptor) as entries:
-        settings = msgspec.msgpack.decode(entries.recv(PACKET_BYTES), type=RunSettings)
-        recorder = Recorder(load_plugin(GROUP, name, "tracker", key="log", base=ADAPTER), settings, entries)
-        recorder.attempt()
-        while packet := entries.recv(PACKET_BYTES):
-            recorder.attempt(_decoder.decode(packet))
-            if os.fstat(2).st_size > LOG_BYTES:
-                os.ftruncate(2, 0)
-        recorder.close()
+    with socket.socket(fileno=descriptor) as peer:
+        line = Line(peer)
+        Thread(target=_end_late, args=(line,), daemon=True).start()
+        adapter = begin(load_plugin(GROUP, name, "tracker", key="log", base=ADAPTER), line)
+        if adapter is not None:
+            record(adapter, line)
 
 
-def _end_late(descriptor: int) -> None:
-    """Wait for the other side's end, which may come while an adapter hangs, and then for the adapter's."""
-    poller = select.poll()
-    poller.register(descriptor, select.POLLRDHUP)
-    poller.poll()
+def _end_late(line: Line) -> None:
+    """End the process some time after the trainer has hung up, for an adapter that hangs."""
+    line.hangs_up(None)
     time.sleep(END_S)
     os._exit(1)
 

@@ -141,13 +141,20 @@ class TrackerProcess:
             log.warning("%s has ended (exit code %s), and is off", self, self._process.poll())
 
     def _hear(self) -> None:
-        with suppress(OSError):
-            while packet := self._socket.recv(PACKET_BYTES):
-                answer = _decoder.decode(packet)
-                if isinstance(answer, Opened):
-                    self.where = one_line(answer.where)
-                else:
-                    log.warning("%s: %s", self, one_line(answer.message))
+        while packet := self._next_answer():
+            answer = _decoder.decode(packet)
+            if isinstance(answer, Opened):
+                self.where = one_line(answer.where)
+            else:
+                log.warning("%s: %s", self, one_line(answer.message))
+
+    def _next_answer(self) -> bytes:
+        try:
+            return self._socket.recv(PACKET_BYTES)
+        except BlockingIOError:
+            return b""
+        except ConnectionResetError:  # said once, where the process has ended without having read all; answers follow
+            return self._next_answer()
 
 
 class Tracker:
