@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NAMES = 400
 """Most values of one step."""
 NAME_CHARACTERS = 120
-_OTHERS = re.compile(r"[^A-Za-z0-9_./ -]")
+_OTHERS = re.compile(r"[^A-Za-z0-9_./-]")
 
 
 class Ended(Protocol):

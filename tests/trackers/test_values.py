@@ -82,7 +82,7 @@ def test_what_is_logged_suits_every_tracker(values: dict[str, float]) -> None:
     assert all(math.isfinite(value) for value in logged.values())
     for name in logged:
         assert len(name) <= NAME_CHARACTERS
-        assert all(letter.isascii() and (letter.isalnum() or letter in "_./ -") for letter in name)
+        assert all(letter.isascii() and (letter.isalnum() or letter in "_./-") for letter in name)
 
 
 @pytest.mark.parametrize(("name", "logged"), [("seconds/tool.<img>", "seconds/tool._img_"), ("pass@1", "pass_1")])
