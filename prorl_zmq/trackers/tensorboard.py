@@ -7,6 +7,7 @@ block of code, by four blanks before each line: a block that nothing in the text
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ class TensorBoard(Adapter):
     library = package = "tensorboardX"
 
     def __init__(self, settings: RunSettings) -> None:
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # which it imports for nothing: 450 MB
         from tensorboardX import SummaryWriter
 
         self.where = str(Path(settings.folder) / "tensorboard" / settings.run)

@@ -30,6 +30,8 @@ RETRY_S, RETRY_MOST_S = 1.0, 60.0
 """How long to wait until an adapter is tried again: at first, and at most."""
 END_S = 60.0
 """How long an adapter may take to end its run when nobody waits for it any more."""
+NICE = 10
+"""The trainer goes first."""
 LOG_BYTES = 2**20
 MESSAGE_CHARACTERS = 500
 _decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
@@ -48,11 +50,13 @@ class Line:
         packet = self._peer.recv(PACKET_BYTES)
         return _decoder.decode(packet) if packet else None
 
-    def hangs_up(self, within_s: float | None) -> bool:
+    def run_ends(self, within_s: float) -> bool:
         """Wait for the trainer to end the run."""
-        poller = select.poll()  # of this thread's own
-        poller.register(self._peer, select.POLLRDHUP)
-        return bool(poller.poll(None if within_s is None else 1000 * within_s))
+        return self._poll(select.POLLRDHUP, within_s)
+
+    def wait_gone(self) -> None:
+        """Wait until the trainer does not wait for the run's end: it has closed the socket, or is dead."""
+        self._poll(select.POLLHUP, None)
 
     def tell(self, trouble: str, error: Exception) -> None:
         """Write an error to the log, and tell the first of its kind."""
@@ -66,6 +70,11 @@ class Line:
         with suppress(OSError):
             self._peer.send(msgspec.msgpack.encode(answer), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
+    def _poll(self, event: int, within_s: float | None) -> bool:
+        poller = select.poll()  # of this thread's own
+        poller.register(self._peer, event)
+        return bool(poller.poll(None if within_s is None else 1000 * within_s))
+
 
 def begin(kind: type[Adapter], line: Line) -> Adapter | None:
     """Begin the run; None: the trainer has ended it before that was possible."""
@@ -78,7 +87,7 @@ def begin(kind: type[Adapter], line: Line) -> Adapter | None:
         else:
             line.answer(Opened(adapter.where))
             return adapter
-        if line.hangs_up(retry_s):
+        if line.run_ends(retry_s):
             return None
         retry_s = min(2 * retry_s, RETRY_MOST_S)
 
@@ -102,6 +111,7 @@ def record(adapter: Adapter, line: Line) -> None:
 
 
 def main(name: str, descriptor: int) -> None:
+    os.nice(NICE)
     with socket.socket(fileno=descriptor) as peer:
         line = Line(peer)
         Thread(target=_end_late, args=(line,), daemon=True).start()
@@ -111,8 +121,8 @@ def main(name: str, descriptor: int) -> None:
 
 
 def _end_late(line: Line) -> None:
-    """End the process some time after the trainer has hung up, for an adapter that hangs."""
-    line.hangs_up(None)
+    """End the process some time after the trainer has gone, for an adapter that hangs."""
+    line.wait_gone()
     time.sleep(END_S)
     os._exit(1)
 

@@ -42,7 +42,7 @@ def log_twice(name: str, folder: Path) -> dict[str, str]:
     return wheres
 
 
-@pytest.mark.filterwarnings("default::DeprecationWarning")  # TensorBoard's copy of bleach warns of itself
+@pytest.mark.filterwarnings("ignore:html5lib")  # TensorBoard's copy of it warns of itself
 def test_tensorboard(tmp_path: Path) -> None:
     readback.library("tensorboardX")
     wheres = log_twice("tensorboard", tmp_path)
