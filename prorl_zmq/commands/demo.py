@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ..errors import ConfigError
 from ..system.logs import say
-from ..trackers.tracker import TRACKERS
+from ..trackers.adapter import TRACKERS
 from .options import Log, console
 
 if TYPE_CHECKING:

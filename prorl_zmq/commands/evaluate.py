@@ -19,7 +19,7 @@ from rich.text import Text
 from ..config import BackendSettings, SandboxSettings
 from ..errors import ConfigError
 from ..system.logs import one_line, say
-from ..trackers.tracker import TRACKERS
+from ..trackers.adapter import TRACKERS
 from . import options
 from .demo import say_where
 

@@ -143,7 +143,7 @@ EngineOptions = Annotated[
 def _check_trackers(names: list[str] | None) -> list[str]:
     if not names:
         return []
-    from ..trackers.tracker_process import check_tracker
+    from ..trackers.tracker import check_tracker
 
     for name in names:
         check_tracker(name)

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from ..errors import ConfigError
-from ..trackers.tracker import TRACKERS
+from ..trackers.adapter import TRACKERS
 from ..wire.messages.jobs import Outcome, Phase, Result
 from .plan import FORMAT, Plan, RolloutIndex, differences, index_of
 from .service import sweep

@@ -1,7 +1,7 @@
 """`--log`: a run's figures and sample conversations, in Weights & Biases, TensorBoard, Trackio or MLflow."""
 
 from .conversation import Conversation, sample_conversations
-from .tracker_process import Tracker, open_tracker
+from .tracker import Tracker, open_tracker
 from .values import batch_values, rollout_values
 
 __all__ = [

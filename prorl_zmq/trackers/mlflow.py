@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from .adapter import TABLE, Adapter
 from .conversation import COLUMNS
-from .tracker import TABLE, Adapter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from .adapter import RunSettings
     from .conversation import Conversation
-    from .tracker import RunSettings
 
 TAG = "prorl.run"
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .tracker import TABLE, Adapter
+from .adapter import TABLE, Adapter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from .adapter import RunSettings
     from .conversation import Conversation
-    from .tracker import RunSettings
 
 CODE = "    "
 
@@ -31,7 +32,8 @@ class TensorBoard(Adapter):
         from tensorboardX import SummaryWriter
 
         self.where = str(Path(settings.folder) / "tensorboard" / settings.run)
-        self._writer: Any = SummaryWriter(self.where)
+        # Its own name of a file has whole seconds: a run that is continued at once would write over the first one.
+        self._writer: Any = SummaryWriter(self.where, filename_suffix=f".{time.time_ns()}")
         if settings.config:
             self._writer.add_text("config", _code(json.dumps(settings.config, indent=2)))
 

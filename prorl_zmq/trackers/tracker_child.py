@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..system.plugins import load_plugin
+from .adapter import ADAPTER, GROUP, RunSettings
 from .entries import PACKET_BYTES, Answer, Entry, Opened, Samples, Trouble
-from .tracker import ADAPTER, GROUP, RunSettings
 
 if TYPE_CHECKING:
-    from .tracker import Adapter
+    from .adapter import Adapter
 
 RETRY_S, RETRY_MOST_S = 1.0, 60.0
 """How long to wait until an adapter is tried again: at first, and at most."""

@@ -17,7 +17,7 @@ from ...commands.options import Log, console
 from ...demo.trainer import SUMMARY, write_summary
 from ...errors import ConfigError
 from ...trackers import open_tracker
-from ...trackers.tracker import TRACKERS
+from ...trackers.adapter import TRACKERS
 from ...wire.messages.base import new_id
 from .display import Display
 from .learner import Learner, LearnerSettings
