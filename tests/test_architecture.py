@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "service_folder": {"errors", "system", "wire", "config", "security"},
     "client": BASE,
     "integrations": BASE | {"client", "weights_publisher"},
+    "trackers": BASE,
     "inference": BASE,
     "tasks": {"errors", "wire"},
     "brokers": BASE,
@@ -45,13 +46,13 @@ MAY_IMPORT = {
     "make_swe": {"errors", "system", "tools"},
     "service": BASE | {"client", "tools", "inference"},
     "cluster": BASE | {"client", "service"},
-    "evaluation": BASE | {"client", "service", "inference", "tasks", "stages", "tools"},
+    "evaluation": BASE | {"client", "service", "inference", "tasks", "stages", "tools", "trackers"},
     "gateway": BASE | {"client", "service", "inference", "tasks", "stages", "tools", "evaluation", "integrations"},
-    "demo": BASE | {"client", "service", "inference"},
+    "demo": BASE | {"client", "service", "inference", "trackers"},
     "weights_publisher": BASE | {"client", "inference"},
     "examples": BASE
     | {"client", "service", "inference", "tools", "stages", "demo", "commands", "cli"}
-    | {"integrations", "prorl_zmq"},
+    | {"integrations", "prorl_zmq", "trackers"},
 }
 """Rooms, and the rooms that their files may import; commands, which bring all together, are not listed."""
 ALL_TOGETHER = {"commands", "cli", "prorl_zmq"}

@@ -140,6 +140,27 @@ EngineOptions = Annotated[
 ]
 
 
+def _check_trackers(names: list[str] | None) -> list[str]:
+    if not names:
+        return []
+    from ..trackers.tracker import check_tracker
+
+    for name in names:
+        check_tracker(name)
+    return names
+
+
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="TRACKER",
+        callback=_check_trackers,
+        help="Log figures and sample conversations to wandb, tensorboard, trackio or mlflow; may be repeated.",
+    ),
+]
+
+
 def console(*, stderr: bool = False) -> Console:
     """Return the console that commands print to; into a pipe or a file it cuts and breaks nothing."""
     stream = sys.stderr if stderr else sys.stdout
