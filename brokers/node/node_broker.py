@@ -150,8 +150,8 @@ class NodeBroker:
         self._waiting: list[_Waiting] = []
         self._heartbeat_s = FIRST_REPORT_S
         self._next_report = self._next_look = self._next_facts = self._loop.clock.now()
-        self._told = ""
-        """The last problem of a connection that was said."""
+        self._told: dict[str, str] = {}
+        """The last problem of the connection to each rollout broker that was said."""
         self._refused: StageRefused | None = None
         try:
             self._events = open_socket(self._loop.context, zmq.PULL)
@@ -396,8 +396,8 @@ class NodeBroker:
                 if name in self._links:
                     self._links[name].connect(place)
             for link in self._links.values():
-                if link.problem and link.problem != self._told:
-                    self._told = link.problem
+                if link.problem and link.problem != self._told.get(link.broker):
+                    self._told[link.broker] = link.problem
                     log.warning("%s", link.problem)
         if now >= self._next_facts:
             self._next_facts = now + FACTS_S

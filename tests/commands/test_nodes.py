@@ -32,7 +32,7 @@ ROW = NodeRow(
     facts=FACTS,
 )
 LOST = LostNode(
-    node="h2-17_2", host="h2", died=True, ago_s=12.0, jobs=9, completed={"a": 2, "b": 3}, ended={Outcome.TIMEOUT: 1}
+    node="h2-17_2", host="h2", died=True, ago_s=12.034, jobs=9, completed={"a": 2, "b": 3}, ended={Outcome.TIMEOUT: 1}
 )
 
 

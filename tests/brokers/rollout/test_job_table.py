@@ -39,6 +39,7 @@ class Table:
         running: dict[str, int] | None = None,
         *,
         draining: bool = False,
+        tasks: tuple[str, ...] = ("math",),
     ) -> list[Action]:
         """A report of a process; its role is the first part of its name, and its slots stay as they were."""
         before = self.table.stages.get(stage_id)
@@ -48,7 +49,7 @@ class Table:
             node=node,
             slots=slots or (before.slots if before is not None else 1),
             endpoint="ipc://stage",
-            tasks=(Task("math"),),
+            tasks=tuple(map(Task, tasks)),
             running=running or {},
             draining=draining,
         )
@@ -730,6 +731,27 @@ def test_what_would_wait_on_a_node_that_drains_starts_again_elsewhere_and_keeps_
     table.stage("init-far", node="far")
     actions = table.done(f"{phase}-1", sandbox=SANDBOX)
     assert started(actions) == [("init-far", "a", 2)]
+
+
+@pytest.mark.parametrize("joins_empty", [True, False])
+def test_a_nodes_pool_without_a_process_serves_again_when_it_has_one(joins_empty: bool) -> None:
+    """A node with blocks of trajectories reports its RUN pool also while the RUN process is being restarted."""
+    table = Table()
+    table.stage("init-1")
+    if not joins_empty:
+        table.stage("run-1")
+    table.stage("run-1", draining=True, tasks=())
+    table.submit()
+    table.done("init-1")
+    table.tick(1.0)
+    assert table.where() == (Phase.RUN, JobStatus.QUEUED)
+    assert started(table.stage("run-1")) == [("run-1", "a", 1)]
+    table.stage("run-1", running={"a": 1}, tasks=("math", "code"))
+    table.stage("run-1", running={"a": 1}, tasks=("code",))
+    table.submit("b")
+    table.done("init-1", "b")
+    assert started(table.stage("run-1", running={"a": 1})) == []  # its only slot is taken
+    assert started(table.done("run-1", block=b"block", tokens=1, turns=0)) == [("run-1", "b", 1)]
 
 
 def test_an_init_that_ends_after_its_draining_nodes_run_process_has_left_keeps_its_jobs_attempt() -> None:
