@@ -34,6 +34,7 @@ from ...wire.messages.backends import (
     GenerationFailed,
     ListBackends,
     LoadWeights,
+    NameAll,
     OwnerAlive,
     Release,
     RemoveBackend,
@@ -160,7 +161,7 @@ class BackendRequestHandler:
                 self._note_served(request.job_id, request.attempt, request.served, now)
                 self.heap.release(request.job_id, request.attempt)
             case OwnerAlive():
-                self._owner_alive(request, now)
+                return self._owner_alive(request, now)
             case BackendAlive():
                 self._registry.host_alive(request, now)
             case AddBackend():
@@ -221,12 +222,16 @@ class BackendRequestHandler:
 
     # Owners and their jobs --------------------------------------------------------------------------------------------
 
-    def _owner_alive(self, alive: OwnerAlive, now: float) -> None:
+    def _owner_alive(self, alive: OwnerAlive, now: float) -> Done | NameAll:
         self._owners[alive.owner] = now
+        if alive.digest is None:
+            self.heap.keep_only(alive.owner, alive.jobs)
         for job_id, held in alive.jobs.items():
             self.heap.adopt(alive.owner, job_id, held)
             self._note_served(job_id, held.attempt, held.served, now)
-        self.heap.keep_only(alive.owner, alive.jobs)
+        if alive.digest not in (None, self.heap.digest(alive.owner)):
+            return NameAll(alive.request_id)
+        return Done(alive.request_id)
 
     def _assign(self, envelope: Sequence[Frame], request: Assign, now: float) -> Assigned | WaitLonger | None:
         self._owners[request.owner] = now
