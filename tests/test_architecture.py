@@ -45,9 +45,12 @@ MAY_IMPORT = {
     "stages": BASE | {"tools", "tasks", "inference", "model_proxy"},
     "make_swe": {"errors", "system", "tools"},
     "service": BASE | {"client", "tools", "inference"},
+    "watching": BASE | {"client", "service"},
     "cluster": BASE | {"client", "service"},
     "evaluation": BASE | {"client", "service", "inference", "tasks", "stages", "tools", "trackers"},
-    "gateway": BASE | {"client", "service", "inference", "tasks", "stages", "tools", "evaluation", "integrations"},
+    "gateway": BASE
+    | {"client", "service", "inference", "tasks", "stages", "tools", "evaluation", "integrations"}
+    | {"watching"},
     "demo": BASE | {"client", "service", "inference", "trackers"},
     "weights_publisher": BASE | {"client", "inference"},
     "examples": BASE
