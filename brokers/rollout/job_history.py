@@ -92,6 +92,14 @@ class _LeftOut(_Item, frozen=True, tag=6):
     items: int
 
 
+class _Traced(_Item, frozen=True, tag=7):
+    """First of a job's items, if spans are made of it."""
+
+    traceparent: str
+    """Of the job's span."""
+    parent_span: str
+
+
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -154,6 +162,10 @@ class JobHistory:
                 self._add(result.job_id, ended)
                 self._end(result.job_id)
 
+    def traced(self, job_id: str, traceparent: str, parent_span: str, at: float) -> None:
+        """Note the trace that a new job is in, before anything else of it."""
+        self._add(job_id, _Traced(at, traceparent, parent_span))
+
     def assigned(self, job_id: str, attempt: int, backend: str, at: float) -> None:
         """Note the backend of an attempt's RUN; said again, it changes nothing."""
         if job_id in self._live and self._backends.get(job_id) != (attempt, backend):
@@ -214,10 +226,19 @@ class JobHistory:
             )
         raise UnknownJob(message, job_id=beginning, matches=len(found))
 
+    def traceparent(self, job_id: str) -> str:
+        """Return the trace context of a known job; empty: it is not traced."""
+        first = next(_items(self.packed(job_id)), None)
+        return first.traceparent if isinstance(first, _Traced) else ""
+
     def trace(self, request_id: str, job_id: str, at: float) -> JobTrace:
         """Tell what a known job went through until now."""
-        items = list(_items(self.packed(job_id))) or [_LeftOut(at, 1)]
-        return _trace(request_id, job_id, items, at)
+        return read_history(request_id, job_id, self.packed(job_id), at)
+
+
+def read_history(request_id: str, job_id: str, packed: bytes, at: float) -> JobTrace:
+    """Tell what a job went through until `at`, as its packed history has it."""
+    return _trace(request_id, job_id, list(_items(packed)) or [_LeftOut(at, 1)], at)
 
 
 class _Story:
@@ -274,6 +295,8 @@ def _trace(request_id: str, job_id: str, items: list[Any], at: float) -> JobTrac
                 told |= {"error": error, "ended_s": now_s}
             case _Collected():
                 told["collected_s"] = now_s
+            case _Traced():
+                told |= {"traceparent": item.traceparent, "parent_span": item.parent_span}
             case _TakenUp():
                 restarts.append(now_s)
             case _LeftOut():
@@ -292,7 +315,7 @@ def _trace(request_id: str, job_id: str, items: list[Any], at: float) -> JobTrac
 
 
 def _items(packed: bytes) -> Iterator[Any]:
-    kinds = _Queued | _Held | _Assigned | _Ended | _Collected | _TakenUp | _LeftOut
+    kinds = _Queued | _Held | _Assigned | _Ended | _Collected | _TakenUp | _LeftOut | _Traced
     unpacker = msgpack.Unpacker(read_size=READ_BYTES, max_buffer_size=0, unicode_errors="replace")
     unpacker.feed(packed)
     with suppress(ValueError, TypeError, msgpack.UnpackException):  # of a damaged journal, as below
