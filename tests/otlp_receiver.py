@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 WAIT_S = 30.0
 
@@ -31,32 +31,36 @@ class Received(NamedTuple):
 
 
 class OtlpReceiver:
-    """Listens on loopback; `with` closes it."""
+    """Listens on loopback within `with`, but for where it is `away`."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self) -> None:
         self.spans: list[Received] = []
         self.bodies: list[bytes] = []
+        self.status = 200
+        """What requests are answered with; with another one, nothing is taken."""
+        self.refused = 0
+        self._port = 0
         self._changed = threading.Condition()
+
+    def __enter__(self) -> Self:
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 assert self.path == "/v1/traces"
-                receiver._take(body)
-                self.send_response(200)
+                self.send_response(receiver._take(body))
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
         self._server.daemon_threads = True
+        self._port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
         self._thread.start()
-
-    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -64,14 +68,23 @@ class OtlpReceiver:
         self._server.server_close()
         self._thread.join(10)
 
-    @property
-    def port(self) -> int:
-        return int(self._server.server_address[1])
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Refuse connections."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
 
     @property
     def environment(self) -> dict[str, str]:
         """What sends spans here, soon."""
-        return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.port}", "OTEL_BSP_SCHEDULE_DELAY": "50"}
+        return {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self._port}",
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
+            "OTEL_BSP_SCHEDULE_DELAY": "50",
+        }
 
     def wait(self, is_there: Callable[[list[Received]], object]) -> list[Received]:
         """Wait until the spans are as they should be; give them."""
@@ -79,24 +92,12 @@ class OtlpReceiver:
             assert self._changed.wait_for(lambda: is_there(self.spans), WAIT_S), [one.name for one in self.spans]
             return list(self.spans)
 
-    def job(self, job_id: str) -> list[Received]:
-        """Wait for the end of a job, and until what its phases did is here; give all spans of its trace."""
-        spans = self.wait(lambda spans: _job_span(spans, job_id))
-        trace_id = _job_span(spans, job_id)[0].trace_id
-        settled = time.monotonic() + 1.0  # the processes export every 50 ms, each on its own
-
-        def is_whole(spans: list[Received]) -> bool:
-            ids = {one.span_id for one in spans}
-            orphans = [one for one in spans if one.trace_id == trace_id and one.parent_id not in ids and one.parent_id]
-            return len(orphans) <= 1 and time.monotonic() > settled
-
-        with self._changed:
-            while not is_whole(self.spans):
-                self._changed.wait(0.1)
-                assert time.monotonic() < settled + WAIT_S
-            return [one for one in self.spans if one.trace_id == trace_id]
-
-    def _take(self, body: bytes) -> None:
+    def _take(self, body: bytes) -> int:
+        if self.status != 200:
+            with self._changed:
+                self.refused += 1
+                self._changed.notify_all()
+            return self.status
         found = []
         for group in ExportTraceServiceRequest.FromString(body).resource_spans:
             service = _attributes(group.resource.attributes)["service.name"]
@@ -105,6 +106,7 @@ class OtlpReceiver:
             self.bodies.append(body)
             self.spans += found
             self._changed.notify_all()
+        return 200
 
 
 def tree(spans: list[Received], below: str | None = None, depth: int = 0) -> list[str]:
@@ -117,8 +119,15 @@ def tree(spans: list[Received], below: str | None = None, depth: int = 0) -> lis
     return lines
 
 
-def _job_span(spans: list[Received], job_id: str) -> list[Received]:
-    return [one for one in spans if one.attributes.get("prorl.job.id") == job_id and one.name.startswith("job ")]
+def of_job(spans: list[Received], job_id: str) -> list[Received]:
+    """Give the span of a job that has ended, and all that is below it; nothing before its end."""
+    own = [one for one in spans if one.attributes.get("prorl.job.id") == job_id and one.name.startswith("job ")]
+    return own + [one for above in own for one in _below(spans, above.span_id)]
+
+
+def _below(spans: list[Received], span_id: str) -> list[Received]:
+    found = [one for one in spans if one.parent_id == span_id]
+    return found + [lower for one in found for lower in _below(spans, one.span_id)]
 
 
 def _received(service: str, span: Any) -> Received:

@@ -103,7 +103,6 @@ def job_digest(packed: bytes) -> bytes:
     """Return what stands for a packed job once its bytes are gone, 16 bytes: the same, whichever trace it is in."""
     if TRACEPARENT in packed:
         with suppress(MalformedMessage, AttributeError):  # of a damaged journal
-            content = codec.unpack(packed, len(packed))
-            content.pop("traceparent", None)
-            packed = codec.pack(content)
+            fields = codec.unpack(packed, len(packed)).items()
+            packed = codec.pack({name: value for name, value in fields if name != "traceparent"})
     return blake2b(packed, digest_size=16).digest()

@@ -31,7 +31,10 @@ BATCH = 8
 """Most histories of one datagram, which the kernel takes whole: each has some KiB at the most."""
 END_S = traces.CLOSE_S + 0.5
 """How long the process may take to export what it has."""
-PLACES = {place: number for number, place in enumerate((phase, what) for phase in Phase for what in ("held", "queued"))}
+SPAN_ID, SPAN_ID_LIMIT = slice(36, 52), 2**64 - 1
+"""Where the span's id is in a `traceparent`, and the largest one."""
+PLACES = {"held": {Phase.INIT: 0, Phase.RUN: 1, Phase.EVAL: 2}, "queued": {Phase.INIT: 3, Phase.RUN: 4, Phase.EVAL: 5}}
+"""What the ids of the spans of one attempt differ by."""
 
 log = logging.getLogger("prorl.rollout_broker")
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,7 +58,7 @@ class JobTracer:
         self._socket.setblocking(False)
         with theirs:
             command = (sys.executable, *ISOLATED, "-m", "prorl_zmq.brokers.rollout.span_process", *log_settings())
-            self._process = subprocess.Popen(command, stdin=theirs, start_new_session=True)
+            self._process = subprocess.Popen(command, stdin=theirs.fileno())
 
     @classmethod
     def start(cls, history: JobHistory) -> Self | None:
@@ -121,6 +124,5 @@ class JobTracer:
 
 def phase_traceparent(traceparent: str, attempt: int, phase: Phase, place: str = "held") -> str:
     """Return the trace context of a job's stay in a phase's queue, or in the phase itself."""
-    version, trace_id, span_id, flags = traceparent.split("-")
-    number = (int(span_id, 16) + (attempt << 3) + PLACES[phase, place]) % 2**64
-    return f"{version}-{trace_id}-{number or 1:016x}-{flags}"
+    number = (int(traceparent[SPAN_ID], 16) + (attempt << 3) + PLACES[place][phase]) & SPAN_ID_LIMIT
+    return f"{traceparent[:36]}{number or 1:016x}{traceparent[52:]}"

@@ -20,7 +20,7 @@ import msgspec
 from ...system.logs import start_logging
 from ...system.traces import SpanExport, read_traceparent, set_error
 from .job_history import read_history
-from .job_tracer import phase_traceparent
+from .job_tracer import SPAN_ID, phase_traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +60,7 @@ def spans_of(trace: JobTrace) -> Iterator[SpanRecord]:
 
 
 def span_id(traceparent: str) -> int:
-    return int(traceparent.split("-")[2], 16)
+    return int(traceparent[SPAN_ID], 16)
 
 
 def _job_span(trace: JobTrace) -> SpanRecord:

@@ -37,7 +37,7 @@ def submit_span(count: int) -> AbstractContextManager[Any]:
         return nullcontext()
     from opentelemetry import trace
 
-    attributes = {
+    attributes: dict[str, Any] = {
         "messaging.system": "prorl_zmq",
         "messaging.operation.type": "send",
         "messaging.batch.message_count": count,

@@ -177,6 +177,8 @@ class SpanExport:
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(CLOSE_S)
+        if ending.is_alive():
+            self._exporter.shutdown()  # it tries no more
         if dropped := self._begun - self._exporter.exported:
             log.warning("%d of %d spans were dropped: the collector did not take them in time", dropped, self._begun)
 
