@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
@@ -234,3 +235,21 @@ def test_a_collector_that_is_away_costs_spans_and_a_line_of_the_log(served: Serv
     served.wait_line("rollout-broker: the collector takes spans again")
     away = [line for line in served.lines if "the collector takes no spans" in line]
     assert len(away) == len({line.split(": ")[0].split()[-1] for line in away})  # each process says it once
+
+
+def test_the_manual_has_every_span_and_attribute_and_an_example_that_works(
+    served: Served, receiver: OtlpReceiver, tracer: trace.Tracer
+) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "traces.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {"jobs": make_jobs(1, 4, 3)}
+    with RolloutClient(served.front_door) as names["client"]:
+        exec(example, names)
+    spans = [one for trajectory in names["trajectories"] for one in whole(receiver, trajectory)]
+    (step,) = [one for one in receiver.wait(bool) if one.span_id == spans[0].parent_id]
+    assert step.name == "training step"
+    told = set(re.findall(r"`([^`\n]+)`", page))
+    kinds = {" ".join(word for word in name.split() if word.islower()) for name in told}
+    for one in [*spans, *(one for one in receiver.spans if one.name == "submit")]:
+        assert one.attributes.keys() <= told
+        assert {one.name, one.name.partition(" ")[0]} & kinds
