@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 def in_current_trace(jobs: Iterable[Job]) -> Iterable[Job]:
     """Return jobs whose spans will be below the one that is current now, unless they name another one."""
-    traceparent = current_traceparent()
+    return in_trace(jobs, current_traceparent())
+
+
+def in_trace(jobs: Iterable[Job], traceparent: str) -> Iterable[Job]:
+    """Return jobs whose spans will be below the one of a `traceparent`, unless that is empty or they name another."""
     if not traceparent:
         return jobs
     return (replace(job, traceparent=traceparent) if _is_free(job) else job for job in jobs)

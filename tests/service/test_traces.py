@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import socket
 import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.request import Request, urlopen
 
 import msgspec
 import psutil
@@ -43,7 +45,8 @@ def receiver() -> Iterator[OtlpReceiver]:
 @pytest.fixture(scope="module")
 def served(receiver: OtlpReceiver) -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
-        served = Served(Path(folder), **receiver.environment)
+        gateway = f'[gateway]\nbind = "127.0.0.1:{free_port()}"\nuse_llm_servers = false\n'
+        served = Served(Path(folder), gateway, **receiver.environment)
         try:
             served.wait_ready()
             yield served
@@ -60,6 +63,11 @@ def tracer(receiver: OtlpReceiver) -> Iterator[trace.Tracer]:
     trace.set_tracer_provider(provider)
     yield trace.get_tracer("trainer")
     provider.shutdown()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def whole(receiver: OtlpReceiver, trajectory: Trajectory) -> list[Received]:
@@ -181,6 +189,21 @@ def test_the_jobs_of_a_batch_are_below_the_span_in_which_their_prompt_was_fed(
         job = whole(receiver, trajectory)[0]
         assert job.parent_id == f"{fed.get_span_context().span_id:016x}"
         assert job.attributes["prorl.group.id"] == group.group_id
+
+
+def test_jobs_that_come_over_http_are_below_the_span_that_the_request_names(
+    served: Served, receiver: OtlpReceiver
+) -> None:
+    (address,) = re.findall(r'bind = "(.*)"', served.config.read_text())
+    url = f"http://{address}/v1/jobs"
+    (job,) = make_jobs(1, 1, 1)
+    parent = f"00-{'e' * 32}-{'f' * 16}-01"
+    request = Request(url, msgspec.json.encode(job), {"traceparent": parent, "Content-Type": "application/json"})
+    with urlopen(request, timeout=30) as reply:
+        assert msgspec.json.decode(reply.read())["new"] == 1
+    spans = receiver.wait(lambda spans: any(one.name == "grade" for one in of_job(spans, job.job_id)))
+    own = of_job(spans, job.job_id)[0]
+    assert (own.trace_id, own.parent_id) == ("e" * 32, "f" * 16)
 
 
 def test_a_killed_stage_process_is_a_failed_phase_and_another_attempt(
