@@ -44,10 +44,12 @@ class JobTracer:
     """Notes the traces of new jobs in their histories; `close` it."""
 
     def __init__(self, history: JobHistory) -> None:
+        from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
 
         self._history = history
         provider = TracerProvider(shutdown_on_exit=False)
+        self._span_context = lambda context: trace.get_current_span(context).get_span_context()
         self._sampler: Any = provider.sampler
         self._ids: Any = provider.id_generator
         self._traced: dict[str, str] = {}
@@ -67,10 +69,8 @@ class JobTracer:
 
     def accepted(self, job: Job, at: float) -> None:
         """Note the trace of a job that was accepted, unless it is not sampled."""
-        from opentelemetry import trace
-
         context = traces.read_traceparent(job.traceparent) if job.traceparent else None
-        above = trace.get_current_span(context).get_span_context()
+        above = self._span_context(context)
         trace_id = above.trace_id if above.is_valid else self._ids.generate_trace_id()
         if self._sampler.should_sample(context, trace_id, "job").decision.is_sampled():
             traceparent = traces.traceparent_of(trace_id, self._ids.generate_span_id(), sampled=True)
@@ -80,7 +80,8 @@ class JobTracer:
 
     def restored(self, job_id: str) -> None:
         """Go on with the trace of a job that an earlier broker had accepted."""
-        if traceparent := self._history.traceparent(job_id):
+        traceparent = self._history.traceparent(job_id)
+        if self._span_context(traces.read_traceparent(traceparent)).is_valid:  # a journal may be damaged
             self._traced[job_id] = traceparent
 
     def below(self, command: StartPhase) -> StartPhase:

@@ -9,6 +9,7 @@ what it has not exported when it dies is lost, and no job with it.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
     from ...system.traces import Attributes, SpanKind
     from ...wire.messages.front_door import JobTrace, Span
 
-DATAGRAM_BYTES = 2**20
-NICENESS = 10
+DATAGRAM_BYTES = 2**18
+"""More than `job_tracer.BATCH` histories have."""
+NICENESS = 15
 """What others have to do comes first."""
+
+log = logging.getLogger("prorl.traces")
 
 
 class SpanRecord(NamedTuple):
@@ -125,8 +129,6 @@ class SpanMaker:
     def make(self, job_id: str, packed: bytes) -> None:
         """Make the spans of a job."""
         trace = read_history("", job_id, packed, 0.0)
-        if not trace.traceparent:
-            return
         self._ids.trace_id = int(trace.traceparent.split("-")[1], 16)
         for one in spans_of(trace):
             self._ids.span_id = one.span_id
@@ -148,7 +150,10 @@ def main() -> None:
         while datagram := inbox.recv(DATAGRAM_BYTES):
             for job_id, packed in msgspec.msgpack.decode(datagram, type=list[tuple[str, bytes]]):
                 maker.export.wait_for_room()
-                maker.make(job_id, packed)
+                try:
+                    maker.make(job_id, packed)
+                except Exception:  # what is wrong with one job must not cost the spans of others
+                    log.exception("no spans can be made of the history of job %s", job_id)
     maker.export.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,6 +129,39 @@ def test_a_job_that_is_not_sampled_or_was_accepted_without_traces_is_left_alone(
         command = start(job_id, Phase.INIT)
         assert tracer.below(command) is command
         assert history.traceparent(job_id) == ""
+
+
+def test_the_standard_variables_decide_which_jobs_are_sampled(
+    receiver: OtlpReceiver, history: JobHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.25")
+    tracer = JobTracer.start(history)
+    assert tracer is not None
+    for number in range(2000):
+        tracer.accepted(job(str(number)), 10.0)
+    tracer.accepted(job("below", ABOVE), 10.0)
+    tracer.close()
+    assert 350 < sum(bool(history.traceparent(str(number))) for number in range(2000)) < 650
+    assert history.traceparent("below")
+
+
+@pytest.mark.parametrize("traceparent", ["", "00-zz", "x" * 200], ids=["none", "cut", "long"])
+def test_a_damaged_note_of_a_trace_costs_the_trace(
+    tracer: JobTracer, history: JobHistory, receiver: OtlpReceiver, traceparent: str
+) -> None:
+    history.traced("bad", traceparent, "", 10.0)
+    tracer.restored("bad")
+    command = start("bad", Phase.INIT)
+    assert tracer.below(command) is command
+    end(history, "bad")
+    tracer._socket.send(msgspec.msgpack.encode([("bad", history.packed("bad"))]))
+    tracer.accepted(job("good"), 10.0)
+    history.note(Queued("good", 1, Phase.INIT, None), 10.0)
+    end(history, "good")
+    tracer.ended("good")
+    tracer.flush()
+    receiver.wait(lambda spans: of_job(spans, "good"))
 
 
 def test_the_next_broker_goes_on_with_a_trace_whose_history_has_lost_its_middle(
