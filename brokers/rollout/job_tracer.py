@@ -44,12 +44,10 @@ class JobTracer:
     """Notes the traces of new jobs in their histories; `close` it."""
 
     def __init__(self, history: JobHistory) -> None:
-        from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
 
         self._history = history
         provider = TracerProvider(shutdown_on_exit=False)
-        self._span_context = lambda context: trace.get_current_span(context).get_span_context()
         self._sampler: Any = provider.sampler
         self._ids: Any = provider.id_generator
         self._traced: dict[str, str] = {}
@@ -70,7 +68,7 @@ class JobTracer:
     def accepted(self, job: Job, at: float) -> None:
         """Note the trace of a job that was accepted, unless it is not sampled."""
         context = traces.read_traceparent(job.traceparent) if job.traceparent else None
-        above = self._span_context(context)
+        above = _span_of(context)
         trace_id = above.trace_id if above.is_valid else self._ids.generate_trace_id()
         if self._sampler.should_sample(context, trace_id, "job").decision.is_sampled():
             traceparent = traces.traceparent_of(trace_id, self._ids.generate_span_id(), sampled=True)
@@ -81,7 +79,7 @@ class JobTracer:
     def restored(self, job_id: str) -> None:
         """Go on with the trace of a job that an earlier broker had accepted."""
         traceparent = self._history.traceparent(job_id)
-        if self._span_context(traces.read_traceparent(traceparent)).is_valid:  # a journal may be damaged
+        if _span_of(traces.read_traceparent(traceparent)).is_valid:  # a journal may be damaged
             self._traced[job_id] = traceparent
 
     def below(self, command: StartPhase) -> StartPhase:
@@ -121,6 +119,12 @@ class JobTracer:
             self._process.wait()
         if self._dropped:
             log.warning("the spans of %d jobs were dropped", self._dropped)
+
+
+def _span_of(context: Any) -> Any:
+    from opentelemetry import trace
+
+    return trace.get_current_span(context).get_span_context()
 
 
 def phase_traceparent(traceparent: str, attempt: int, phase: Phase, place: str = "held") -> str:
