@@ -185,6 +185,25 @@ class BlockHandle(Part, frozen=True, kw_only=True):
     """The oldest weight version of a token; -1: nothing was generated."""
 
 
+STEPS_LIMIT = 512
+"""Most steps of one job."""
+
+
+class Step(Part, frozen=True, array_like=True):
+    """One thing that an episode spent time on."""
+
+    name: MeasureName
+    """As in `Result.timings`: `engine`, `chat`, `tool.bash`, …"""
+    turn: Annotated[int, Meta(ge=0)]
+    """The turn of the policy that it was, or followed; 0: none had begun."""
+    start_s: Annotated[float, Meta(ge=0)]
+    """Seconds after RUN began, on the clock of its node."""
+    seconds: Annotated[float, Meta(ge=0)]
+
+
+Steps = Annotated[tuple[Step, ...], Meta(max_length=STEPS_LIMIT)]
+
+
 class Result(Part, frozen=True, kw_only=True):
     """Everything about an ended job that is not an array."""
 
@@ -204,6 +223,9 @@ class Result(Part, frozen=True, kw_only=True):
     """Counts and measures of the agent loop (`turns`, `tool_calls`, …) and those of the handler."""
     timings: dict[MeasureName, float] = {}
     """Seconds per phase (`init`, `run`, `eval`), queue (`init_queue`, …), tool (`tool.bash`), and in the `engine`."""
+    steps: Steps = ()
+    """What RUN's time was spent on, in the order of the ends; of very many the first. Those under a millisecond are in
+    `timings` only."""
     notes: dict[MeasureName, str] = {}
     """What EVAL wrote down for people: a judge's verdict, a report of tests, a patch."""
     tokens: Annotated[int, Meta(ge=0)] = 0
