@@ -19,7 +19,7 @@ import threading
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import ProrlError
+from ..errors import ConfigError, ProrlError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,12 +45,19 @@ log = logging.getLogger("prorl.traces")
 
 @contextmanager
 def tracing(process: str, instance: str) -> Iterator[None]:
-    """Export the spans of this process, if the environment asks for that: its main, around all that it does."""
+    """Export the spans of this process, if the environment asks for that: its main, around all that it does.
+
+    Raises:
+        ConfigError: a variable has a value that the SDK cannot use.
+    """
     global _export  # noqa: PLW0603 - as OpenTelemetry's own provider, there is one for the process
     if not is_possible():
         yield
         return
-    _export = SpanExport(process, instance)
+    try:
+        _export = SpanExport(process, instance)
+    except ValueError as error:
+        raise ConfigError(f"a variable OTEL_* of the environment is wrong: {error}", key="OTEL_*") from error
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from otlp_receiver import OtlpReceiver, tree
 
-from prorl_zmq.errors import HandlerFailed
+from prorl_zmq.errors import ConfigError, HandlerFailed
 from prorl_zmq.system.traces import current, current_traceparent, is_wanted, span, tracing
 
 if TYPE_CHECKING:
@@ -116,6 +116,17 @@ def test_where_the_sdk_is_missing_a_line_says_what_to_install(
     with tracing("stage", "run-1"), span("a", parent=PARENT) as made:
         assert made is None
     assert "pip install 'prorl-zmq[otel]'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("OTEL_BSP_MAX_QUEUE_SIZE", "0"), ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "99999")]
+)
+def test_a_variable_that_the_sdk_cannot_use_is_a_clear_error(
+    receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"a variable OTEL_\* of the environment is wrong"), tracing("stage", "run-1"):
+        pass
 
 
 def test_a_collector_that_never_answers_holds_no_process_up(
