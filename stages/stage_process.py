@@ -38,6 +38,7 @@ from ..system.memory import give_memory_back
 from ..system.node_name import place_of
 from ..system.pauses import PauseWatch
 from ..system.processes import stop_signals
+from ..system.traces import current
 from ..tools.sandbox.sandboxes import Sandboxes
 from ..tools.sandbox.sweeping import sweep_abandoned
 from ..wire import codec
@@ -377,7 +378,8 @@ class StageProcess:
         with about_job(command.job_id, command.attempt, command.phase):
             log.debug("%s began", command.phase)
             try:
-                event, block = await running.runner.run()
+                with current(command.traceparent):
+                    event, block = await running.runner.run()
             finally:  # reports must not renew the lease of a phase that has ended, however it ended
                 is_wanted = self._running.get(command.job_id) is running
                 if is_wanted:

@@ -55,6 +55,8 @@ def _note(jobs: Jobs, action: Action, at: float) -> None:
         case End():
             jobs.quota.ended(action.finished)
             result = action.finished.result
+            if jobs.tracer is not None:
+                jobs.tracer.ended(result.job_id)
             losses.ended(result.job_id, result.outcome, result.error)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..client.batch_progress import batch_options
+from ..client.current_trace import in_trace
 from ..client.requests import pack_job, read_trajectory
 from ..errors import UnknownBatch
 from ..wire import codec
@@ -78,7 +79,7 @@ class BatchesApi:
         """Feed prompts to a batch."""
         body: Prompts = call.body
         limit_bytes = (await self._connection.hello(call.sender)).job_limit_bytes
-        packed = [pack_job(job, limit_bytes, "prompt") for job in body.prompts]
+        packed = [pack_job(job, limit_bytes, "prompt") for job in in_trace(body.prompts, call.traceparent)]
         request = Feed(new_id(), session_of(call.sender), _batch_id(call), body.start, last=body.last)
         return PromptsFed(fed=(await self._connection.ask(call.sender, request, packed)).fed)
 

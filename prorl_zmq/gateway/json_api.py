@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..client.current_trace import in_trace
 from ..client.requests import check_job_ids, pack_job, read_trajectory
 from ..security.rights import ANYBODY
 from ..service.rollout_brokers import fates, summed, trace_in
@@ -78,7 +79,7 @@ class JsonApi:
         """Submit a job or a list of jobs, all or none. A job that is there already under its id is not added twice."""
         jobs: tuple[Job, ...] = (call.body,) if isinstance(call.body, Job) else call.body
         limit_bytes = (await self._connection.hello(call.sender)).job_limit_bytes
-        packed = [pack_job(job, limit_bytes) for job in jobs]
+        packed = [pack_job(job, limit_bytes) for job in in_trace(jobs, call.traceparent)]
         accepted = await self._connection.ask(call.sender, Submit(new_id(), session_of(call.sender)), packed)
         return Submitted(job_ids=tuple(job.job_id for job in jobs), new=accepted.new)
 

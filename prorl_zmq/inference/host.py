@@ -34,6 +34,7 @@ from ..security.zap_authenticator import ZapAuthenticator
 from ..system.logs import about_job
 from ..system.memory import give_memory_back
 from ..system.processes import stop_signals
+from ..system.traces import span, tracing
 from ..wire import codec
 from ..wire.async_socket import AsyncSocket
 from ..wire.messages.backends import Backend, EngineLoad
@@ -299,7 +300,11 @@ class EngineHost:
     async def _generate(self, request: Generate, token_ids: NDArray[np.int32]) -> None:
         request_id = request.request_id
         try:
-            done = await self._engine.generate(token_ids, request.sampling, request.stop_token_ids, request.job_id)
+            with span("generate", kind="server", parent=request.traceparent) as traced:
+                if traced is not None:
+                    attributes = {"prorl.job.id": request.job_id, "prorl.backend": self._options.backend_id}
+                    traced.set_attributes(attributes | {"prorl.engine.running": len(self._generations)})
+                done = await self._engine.generate(token_ids, request.sampling, request.stop_token_ids, request.job_id)
             done = as_plain(done, len(token_ids))
             self._count(token_ids, done)
             header = Generated(
@@ -387,7 +392,7 @@ def run_engine_host(start: Callable[[], Awaitable[Engine]], options: HostOptions
             await host.run(stop)
 
     give_memory_back()
-    with zmq.Context() as context:
+    with zmq.Context() as context, tracing("engine", options.backend_id):
         uvloop.run(main())
 
 
