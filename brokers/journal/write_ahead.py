@@ -12,9 +12,11 @@ makes room, so that clients which collect results get it going again.
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from ...errors import JournalFailed
+from ...metrics.catalog import JOBS_SUBMITTED, JOURNAL_WRITE_SECONDS
 from ..rollout.actions import End, Stop
 
 if TYPE_CHECKING:
@@ -79,6 +81,10 @@ class WriteAhead:
     @property
     def journal_id(self) -> str:
         return self._journal.journal_id
+
+    @property
+    def journal_bytes(self) -> int:
+        return self._journal.size_bytes
 
     @property
     def retry_at(self) -> float | None:
@@ -152,6 +158,8 @@ class WriteAhead:
             self._refusing = True
             raise self._refusal(error) from error
         self._refusing = False
+        for job in jobs:
+            JOBS_SUBMITTED.add(job.task)
 
     def block(self, stored: StoredBlock) -> Frame:
         return self._journal.block(stored)
@@ -190,6 +198,7 @@ class WriteAhead:
     def _write(self, now: float) -> bool:
         if self._failure is not None and now < self._retry_at:
             return False
+        began = time.perf_counter()
         try:
             if self._failure is not None:
                 self._write_what_fits()
@@ -207,6 +216,7 @@ class WriteAhead:
         self._ended.clear()
         self._acknowledged, self._acknowledged_by = [], 0.0
         self._discarded, self._notes = [], {}
+        JOURNAL_WRITE_SECONDS.observe(time.perf_counter() - began)
         self._let_go(ended)
         self._succeed()
         return True

@@ -30,6 +30,7 @@ from .endpoint import read_call
 from .http_errors import error_response, http_error_response, json_response
 from .json_api import JsonApi
 from .llm_servers import LlmServers
+from .metrics import RequestMetrics, answer_metrics
 from .openapi import openapi_document
 from .prorl_api import ProrlApi
 from .stored_state import StoredState
@@ -62,7 +63,7 @@ class Gateway:
         self._tls = options.tls()
         self._bearers: BearerList = options.bearers()
         self._keyring = options.keyring()
-        self._service = AsyncServiceConnection(options.front_door, self._keyring, options.timeout_s)
+        self._service = AsyncServiceConnection(options.front_door or None, self._keyring, options.timeout_s)
         connection = GatewayConnection(self._service)
         self._json_api = JsonApi(connection)
         name = f"gateway-{options.own_name}"
@@ -70,6 +71,7 @@ class Gateway:
         state = StoredState(options.run_dir / f"{name}.json")
         self._prorl_api = ProrlApi(connection, SingleJobs(self._client), state, servers, settings.tokenizer)
         self._requests = 0
+        self._metrics = RequestMetrics(options.run_dir, "metrics" if options.metrics_only else "gateway")
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -81,14 +83,17 @@ class Gateway:
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=75
         )
         await runner.setup()
+        self._metrics.start()
         raise_open_files()
         try:
             with stop_signals(self._stopping.set):
                 await self._listen(runner)
-                self._prorl_api.resume()
+                if not options.metrics_only:
+                    self._prorl_api.resume()
                 say("prorl gateway", f"ready at {options.url}")
                 await self._stopping.wait()
         finally:
+            self._metrics.close()
             await self._prorl_api.close()
             await runner.cleanup()
             self._service.close()
@@ -106,7 +111,10 @@ class Gateway:
             ) from None
 
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[_refused])
+        app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[self._metrics.counted, _refused])
+        app.router.add_get("/metrics", self._guarded(partial(answer_metrics, self._options.run_dir)))
+        if self._options.metrics_only:
+            return app
         for endpoint in self._json_api.endpoints:
             app.router.add_route(endpoint.method, endpoint.path, self._guarded(partial(_answer, endpoint)))
         for (method, path), handler in self._prorl_api.handlers.items():
