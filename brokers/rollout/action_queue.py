@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from .actions import Action
     from .jobs import Jobs
 
+QUEUES = tuple((f"{phase}_queue", phase.value) for phase in Phase)
+"""The timing of each phase's queue."""
+
 log = logging.getLogger("prorl.rollout_broker")
 
 
@@ -65,8 +68,8 @@ def _note(jobs: Jobs, action: Action, at: float) -> None:
 
 def _count(result: Result) -> None:
     JOBS_ENDED.add(result.task, result.outcome, result.error.code if result.error is not None else "")
-    for phase in Phase:
-        if (waited_s := result.timings.get(f"{phase}_queue")) is not None:
+    for name, phase in QUEUES:
+        if (waited_s := result.timings.get(name)) is not None:
             QUEUE_SECONDS.observe(waited_s, phase)
 
 

@@ -19,8 +19,11 @@ def set_gauges(jobs: Jobs, batches: BatchRunner) -> None:
     for status in (JobStatus.QUEUED, JobStatus.HELD):
         for phase, count in table.count(status).items():
             catalog.JOBS.set(count, phase, status)
-    pools = Counter(stage.role for stage in table.stages)
-    busy = Counter(stage.role for stage in table.stages for _ in stage.claims)
+    pools: Counter[Phase] = Counter()
+    busy: Counter[Phase] = Counter()
+    for stage in table.stages:
+        pools[stage.role] += 1
+        busy[stage.role] += len(stage.claims)
     for role in Phase:
         catalog.SLOTS.set(table.stages.role_slots(role), role)
         catalog.SLOTS_BUSY.set(busy[role], role)

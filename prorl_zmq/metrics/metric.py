@@ -68,11 +68,8 @@ class Metric:
         self._rows: dict[Labels, list[float]] = {}
 
     def _row(self, labels: Labels) -> list[float]:
-        """Return the numbers of a row, which is made if it is not there."""
-        row = self._rows.get(labels)
-        if row is None:
-            row = self._rows.setdefault(self._bound.bounded(labels), [0.0] * self.width)
-        return row
+        """Return the numbers of a row that is not there under these labels."""
+        return self._rows.setdefault(self._bound.bounded(labels), [0.0] * self.width)
 
     @property
     def width(self) -> int:
@@ -97,7 +94,7 @@ class Counter(Metric):
 
     def add(self, *labels: str, amount: float = 1.0) -> None:
         if self.counting:
-            self._row(labels)[0] += amount
+            (self._rows.get(labels) or self._row(labels))[0] += amount
 
     def total(self, total: float, *labels: str) -> None:
         """Count up to what somebody else has counted since this process started."""
@@ -129,6 +126,6 @@ class Histogram(Metric):
 
     def observe(self, value: float, *labels: str) -> None:
         if self.counting:
-            row = self._row(labels)
+            row = self._rows.get(labels) or self._row(labels)
             row[0] += value
             row[bisect_left(self.buckets, value) + 1] += 1

@@ -61,7 +61,8 @@ class MetricsInbox:
                 server = await asyncio.start_unix_server(self._tell, self._run_dir / OUTLET, backlog=ASKERS_LIMIT)
             except OSError as error:
                 log.warning("no metrics are collected: %s", error)
-                (self._run_dir / INBOX).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    (self._run_dir / INBOX).unlink(missing_ok=True)  # or processes would count for nobody
                 yield
                 return
             self._inbox = inbox
@@ -108,7 +109,7 @@ class MetricsInbox:
                 await asker.drain()
                 asker.close()
                 await asker.wait_closed()
-        asker.close()
+        asker.transport.abort()
 
     def _set_gauges(self) -> None:
         BUILD.set(1, version("prorl-zmq"))
