@@ -95,7 +95,7 @@ class Loop:
                 wait_ms = math.ceil(min(wait_s, MAX_WAIT_S) * 1000)
                 self.clock.waits(wait_ms / 1000)
                 ready = dict(self._poller.poll(wait_ms))
-                self.clock.now()
+                now = self.clock.now()
                 self.has_read_all = True
                 for zmq_socket, drain in tuple(self._drains.values()):
                     if id(zmq_socket) in self._drains and zmq_socket in ready:
@@ -108,7 +108,7 @@ class Loop:
                 self._unread_rounds += not self.has_read_all
                 wait_s = housekeep()
                 if self._reporter is not None:
-                    self._reporter.report_if_due()
+                    self._reporter.report_if_due(now)
         finally:
             if restore is not None:
                 restore()

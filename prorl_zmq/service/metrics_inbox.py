@@ -104,7 +104,7 @@ class MetricsInbox:
 
     async def _tell(self, _: asyncio.StreamReader, asker: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(TELL_S), self._askers:
+            async with self._askers, asyncio.timeout(TELL_S):
                 asker.write(self._collector.text(time.monotonic()))
                 await asker.drain()
                 asker.close()

@@ -84,14 +84,14 @@ def test_what_is_malformed_is_said_once_and_changes_nothing(tmp_path: Path, capl
 
 
 def test_askers_that_do_not_read_are_few_and_hold_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prorl_zmq.service.metrics_inbox.TELL_S", 0.2)
+    monkeypatch.setattr("prorl_zmq.service.metrics_inbox.TELL_S", 0.5)
 
     async def main() -> None:
         inbox = MetricsInbox(tmp_path)
-        monkeypatch.setattr(inbox._collector, "text", lambda _: bytes(2**24))
+        monkeypatch.setattr(inbox._collector, "text", lambda _: bytes(2**22))
         async with inbox.open():
             idle = [await asyncio.open_unix_connection(tmp_path / OUTLET) for _ in range(2 * ASKERS_LIMIT)]
-            assert len(await text(tmp_path)) == 2**24
+            assert len(await text(tmp_path)) == 2**22
             for _, writer in idle:
                 writer.transport.abort()
 
