@@ -19,6 +19,9 @@ def set_gauges(jobs: Jobs, batches: BatchRunner) -> None:
     for status in (JobStatus.QUEUED, JobStatus.HELD):
         for phase, count in table.count(status).items():
             catalog.JOBS.set(count, phase, status)
+    for task in table.stages.tasks():  # from 0 on: Prometheus sees no increase in what appears with a number
+        catalog.JOBS_SUBMITTED.add(task, amount=0)
+        catalog.JOBS_ENDED.add(task, "completed", "", amount=0)
     pools: Counter[Phase] = Counter()
     busy: Counter[Phase] = Counter()
     for stage in table.stages:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from prorl_zmq.wire.messages.front_door import ServiceStatus
 
 PRORL = (sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl")
+NO_MATH = frozenset({("task", "math"), ("outcome", "completed"), ("code", "")})
+"""The row of a task's jobs, which is there before the first one ends."""
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -99,6 +101,7 @@ def test_metrics_of_a_service_agree_with_its_status_and_outlive_its_processes() 
         serving(Path(folder)) as (service, scraped, door),
         RolloutClient(door) as client,
     ):
+        until(lambda: ("prorl_jobs_ended_total", NO_MATH) in scraped.samples(), "a row of 0", 10)
         run_jobs(client, 5)
         no_room = EpisodeLimits(max_tokens=1)
         client.submit(Job(task="math", instance={"problem": "1", "ground_truth": "1"}, episode=no_room))
