@@ -150,6 +150,7 @@ class WriteAhead:
         self.settle(now, everything=True)  # an acknowledged result may have had the id of one of them
         if self._failure is not None and now < self._retry_at:
             raise self._refusal(self._failure)
+        began = time.perf_counter()
         try:
             self._journal.accept(jobs, submission, replaced)
         except JournalFailed as error:
@@ -158,6 +159,7 @@ class WriteAhead:
             self._refusing = True
             raise self._refusal(error) from error
         self._refusing = False
+        JOURNAL_WRITE_SECONDS.observe(time.perf_counter() - began)
         for job in jobs:
             JOBS_SUBMITTED.add(job.task)
 
