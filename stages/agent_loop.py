@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..data.trajectory import TrajectoryBuilder
 from ..errors import InvalidJob
 from ..inference.tool_calls.call import MalformedCall, ToolCall
+from ..metrics.catalog import TOOL_SECONDS
 from ..system.traces import span
 from ..tools.tool import ToolArgumentsInvalid
 from .turn_sampler import Record, TurnSampler, version_per_token
@@ -201,6 +202,7 @@ class AgentLoop:
             return str(error)
         finally:
             self.episode.spent(f"tool.{call.name}", started)
+            TOOL_SECONDS.observe(time.monotonic() - started, call.name)
         if tool.ends_episode:
             self.episode.final_message = text
         return text

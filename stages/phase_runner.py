@@ -34,6 +34,7 @@ from ..errors import (
     shortened,
 )
 from ..inference.chat_loading import chat_format
+from ..metrics.catalog import GENERATE_SECONDS
 from ..system.open_files import wait_for_descriptors
 from ..system.traces import span
 from ..tools.processes import to_the_end
@@ -257,6 +258,7 @@ class PhaseRunner:
         job, limit_s = self.job, self.job.episode.generation_s
         give_up: float | None = None
         while True:
+            began = time.monotonic()
             try:
                 done = await self.engines.generate(
                     backend, job.job_id, token_ids, sampling, stop_token_ids, timeout_s=limit_s
@@ -280,6 +282,7 @@ class PhaseRunner:
                 self._backend = backend = other
             else:
                 self.backends.note_served(job.job_id, self.command.attempt)
+                GENERATE_SECONDS.observe(time.monotonic() - began, backend.backend_id)
                 return done
 
     def _report(self, error: EngineFailed) -> None:

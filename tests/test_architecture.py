@@ -24,12 +24,13 @@ LINES_LIMIT = 500
 GENERATED = "# Generated"
 """How the first line of a generated file begins."""
 
-BASE = {"errors", "system", "wire", "config", "security", "data", "service_folder"}
+BASE = {"errors", "system", "wire", "config", "security", "data", "service_folder", "metrics"}
 """What every process may have."""
 MAY_IMPORT = {
     "errors": set(),
     "system": {"errors"},
     "wire": {"errors", "system"},
+    "metrics": {"errors", "wire"},
     "config": {"errors", "system", "wire"},
     "security": {"errors", "system", "wire", "config"},
     "data": {"errors", "wire"},

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...errors import NoBackend, ProrlError
+from ...metrics.catalog import BACKEND_ASSIGNED, BACKEND_FAILURES
 from ...system.logs import of_job
 from ...wire.messages.backends import (
     AddBackend,
@@ -79,6 +80,11 @@ class BackendRequestHandler:
         self._lease_s = lease_s
         self._waiting: dict[str, _Waiting] = {}
         self._owners: dict[str, float] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait for a backend."""
+        return len(self._waiting)
 
     def handle(self, envelope: Sequence[Frame], request: AnyBackendRequest, now: float) -> list[Answer]:
         self._starts.look(now)
@@ -183,7 +189,7 @@ class BackendRequestHandler:
                 self._starts.report(request, now)
             case ListBackends():
                 backends = tuple(self._described(status, now) for status in self.heap.status())
-                return BackendList(request.request_id, backends, len(self._waiting), tuple(self._starts))
+                return BackendList(request.request_id, backends, self.waiting, tuple(self._starts))
         return Done(request.request_id)
 
     def _described(self, status: BackendStatus, now: float) -> BackendStatus:
@@ -200,6 +206,7 @@ class BackendRequestHandler:
         backend_id = failed.backend_id
         if backend_id not in self.heap or failed.life not in ("", self.heap.member(backend_id).backend.life):
             return
+        BACKEND_FAILURES.add(backend_id)
         if backend_id not in self._probation:
             fields = of_job(failed.job_id, backend=backend_id)
             log.warning("backend %s is on probation: %s", backend_id, failed.problem, extra=fields)
@@ -257,6 +264,7 @@ class BackendRequestHandler:
         if backend is None:
             return None
         if self.heap.holds(request.job_id) is not known:
+            BACKEND_ASSIGNED.add(backend.backend_id)
             if self.heap.is_on_probation(backend.backend_id):
                 self._probation.tried(backend.backend_id, now)
             if log.isEnabledFor(logging.DEBUG):

@@ -99,6 +99,11 @@ class BlockStore:
     def ids(self, broker: str) -> tuple[str, ...]:
         return tuple(self._sizes[broker])
 
+    def kept(self) -> tuple[int, int]:
+        """Return how many blocks are here, and how many bytes they are."""
+        sizes = [size for blocks in self._sizes.values() for size in blocks.values()]
+        return len(sizes), sum(sizes)
+
     def open(self, block_id: str) -> int | None:
         """Return a descriptor to read a block with; None if it is not here whole."""
         broker = next((broker for broker, sizes in self._sizes.items() if block_id in sizes), None)

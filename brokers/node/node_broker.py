@@ -24,6 +24,7 @@ import zmq
 
 from ...data.trajectory import oldest_version
 from ...errors import LeaseLost, MalformedMessage, from_info
+from ...metrics import catalog
 from ...security.keyring import WORKER, Keyring
 from ...security.rights import Listener
 from ...security.zap_authenticator import ZapAuthenticator
@@ -135,6 +136,7 @@ class NodeBroker:
         insecure: bool = False,
     ) -> None:
         self._node = node
+        self._run_dir = run_dir
         self._place = place
         self._places = places
         self._read_facts = facts
@@ -170,6 +172,7 @@ class NodeBroker:
 
     def run(self) -> None:
         """Serve until `stop`, SIGTERM or SIGINT; raise why a rollout broker refuses this node."""
+        self._loop.report_metrics(self._run_dir, "node_broker", self._set_gauges)
         self._loop.register(self._events, self._drain_events)
         for link in self._links.values():
             self._loop.register(link.inbox, lambda link=link: self._drain_commands(link))  # type: ignore[misc]
@@ -409,6 +412,15 @@ class NodeBroker:
             self._give_up_waiting(now)
             self._report(now)
         return max(0.0, self._next_report - now)
+
+    def _set_gauges(self) -> None:
+        for role in self._table.roles():
+            catalog.NODE_SLOTS.set(self._table.slots(role), role)
+            catalog.NODE_SLOTS_BUSY.set(sum(self._table.used(role).values()), role)
+        catalog.NODE_PHASES_WAITING.set(len(self._waiting))
+        blocks, size_bytes = self._blocks.kept()
+        catalog.NODE_BLOCKS.set(blocks)
+        catalog.NODE_BLOCKS_BYTES.set(size_bytes)
 
     def _hand_over(self) -> None:
         """Send the brokers the blocks that nobody has fetched, until they have them or the time is over."""

@@ -59,6 +59,7 @@ from ..journal.write_ahead import WriteAhead
 from ..loop import Loop
 from .action_queue import perform_queue
 from .actions import Action, Close, Start, Stop, Unassign
+from .broker_gauges import set_gauges
 from .front_door import FrontDoor
 from .job_history import JobHistory
 from .job_table import JobTable
@@ -98,6 +99,7 @@ class RolloutBroker:
     """
 
     def __init__(self, topology: Topology, journal: Journal) -> None:
+        self._run_dir = topology.run_dir
         self._settings = topology.rollout_broker
         keyring = Keyring.load(topology.security.keys, BROKER)
         self._loop = Loop()
@@ -144,6 +146,7 @@ class RolloutBroker:
 
     def run(self) -> None:
         """Serve until `stop`, SIGTERM or SIGINT; then close all sockets."""
+        self._loop.report_metrics(self._run_dir, "rollout_broker", lambda: set_gauges(self._jobs, self._batches))
         self._loop.register(self._events, self._drain_events)
         self._loop.register(self._door, self._drain_requests)
         self._loop.register(self._releases, self._drain_release_replies)

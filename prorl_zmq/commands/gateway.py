@@ -31,6 +31,9 @@ def gateway(
     no_llm_servers: Annotated[
         bool, typer.Option("--no-llm-servers", help="Ignore /add_llm_server: the service has its own backends.")
     ] = False,
+    metrics_only: Annotated[
+        bool, typer.Option("--metrics-only", help="Serve nothing but /metrics, of the processes of the run folder.")
+    ] = False,
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=0.1, max=3600, help="Seconds that the service may take to answer.")
     ] = 10.0,
@@ -50,7 +53,7 @@ def gateway(
     from ..gateway.server import serve
     from ..gateway.settings import GatewayOptions
 
-    options.log_as("gateway", log_format, log_level)
+    options.log_as("metrics" if metrics_only else "gateway", log_format, log_level)
     places = ServiceFolder.open(service) if service is not None and front_door is None else None
     if places is not None:
         keys = keys or places.keys("service")
@@ -66,5 +69,6 @@ def gateway(
         keys=key_folder,
         insecure=insecure,
         timeout_s=timeout_s,
+        metrics_only=metrics_only,
     )
     uvloop.run(serve(gateway_options))

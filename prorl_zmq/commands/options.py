@@ -71,6 +71,15 @@ Address = Annotated[
     ),
 ]
 
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="Where Prometheus finds this machine's metrics. [default: the topology's; none]",
+    ),
+]
+
 LogFormatOption = Annotated[
     LogFormat | None, typer.Option("--log-format", help="Text for people, or JSON. [default: the topology's; text]")
 ]

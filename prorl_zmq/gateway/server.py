@@ -29,6 +29,7 @@ from .endpoint import read_call
 from .http_errors import error_response, http_error_response, json_response
 from .json_api import JsonApi
 from .llm_servers import LlmServers
+from .metrics import RequestMetrics, answer_metrics
 from .openapi import openapi_document
 from .prorl_api import ProrlApi
 from .stored_state import StoredState
@@ -68,6 +69,7 @@ class Gateway:
         state = StoredState(options.run_dir / f"{name}.json")
         self._prorl_api = ProrlApi(self._connection, SingleJobs(self._client), state, servers, settings.tokenizer)
         self._requests = 0
+        self._metrics = RequestMetrics(options.run_dir, "metrics" if options.metrics_only else "gateway")
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -79,14 +81,17 @@ class Gateway:
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=75
         )
         await runner.setup()
+        self._metrics.start()
         raise_open_files()
         try:
             with stop_signals(self._stopping.set):
                 await self._listen(runner)
-                self._prorl_api.resume()
+                if not options.metrics_only:
+                    self._prorl_api.resume()
                 say("prorl gateway", f"ready at {options.url}")
                 await self._stopping.wait()
         finally:
+            self._metrics.close()
             await self._prorl_api.close()
             await runner.cleanup()
             self._connection.close()
@@ -104,7 +109,10 @@ class Gateway:
             ) from None
 
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[_refused])
+        app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[self._metrics.counted, _refused])
+        app.router.add_get("/metrics", self._guarded(partial(answer_metrics, self._options.run_dir)))
+        if self._options.metrics_only:
+            return app
         for endpoint in self._json_api.endpoints:
             app.router.add_route(endpoint.method, endpoint.path, self._guarded(partial(_answer, endpoint)))
         for (method, path), handler in self._prorl_api.handlers.items():

@@ -40,6 +40,8 @@ class GatewayOptions:
     insecure: bool = False
     timeout_s: float = 10.0
     """How long the service may take to answer."""
+    metrics_only: bool = False
+    """Nothing is served but `/metrics`."""
 
     @property
     def host(self) -> str:
