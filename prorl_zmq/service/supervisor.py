@@ -190,9 +190,7 @@ class Supervisor:
     async def _watch_loss(self, is_lost: Callable[[], bool]) -> None:
         while not await asyncio.to_thread(is_lost):  # noqa: ASYNC110 - a file has no event
             await asyncio.sleep(LOSS_S)
-        raise EndpointInUse(
-            "another `prorl serve` has taken this service's folder over, or removed it; this one ends"
-        )
+        raise EndpointInUse("another `prorl serve` has taken this service's folder over, or removed it; this one ends")
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
