@@ -2,6 +2,7 @@
 
     plan.json                what is evaluated (see `plan`)
     results.jsonl            one `Sample` per ended rollout, in the order in which they ended
+    traces.jsonl             when each was where (see `client.trace_log`), for `prorl explain`
     trajectories/JOB.npz     its arrays (see `TokenArrays`); JOB.json its `Transcript`
     summary.json, report.md, report.html
     service/                 topology and logs of the evaluation's own service
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import msgspec
 import numpy as np
 
+from ..client.trace_log import TRACES
 from ..errors import ConfigError
 from ..wire.messages.jobs import Outcome, Phase, Result
 from .plan import FORMAT, Plan, RolloutIndex, differences, index_of
@@ -218,7 +220,8 @@ class RunFolder:
         folder = next(each for each in folders if not each.exists())
         folder.mkdir(parents=True)
         sweep(self.path / SERVICE)  # of an evaluation that was killed
-        for name in (RESULTS, TRAJECTORIES, SUMMARY, REPORT_MD, REPORT_HTML, CHARTS, SERVICE, PLAN):  # the plan last
+        # The plan last:
+        for name in (RESULTS, TRACES, TRAJECTORIES, SUMMARY, REPORT_MD, REPORT_HTML, CHARTS, SERVICE, PLAN):
             with contextlib.suppress(FileNotFoundError):
                 (self.path / name).rename(folder / name)
 

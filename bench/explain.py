@@ -1,0 +1,62 @@
+"""`prorl explain` beside the truth: real runs in which a known thing is slow, lost or lacking."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import harness
+from explain_scenarios import SCENARIOS
+from explain_service import StagedService
+
+from prorl_zmq.evaluation.recorded_run import read_recorded
+from prorl_zmq.explain.explanation import explain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from explain_scenarios import Scenario
+
+    from prorl_zmq.explain.explanation import Explanation
+
+ABOUT = "does `prorl explain` name what bounded a run? Real runs on services whose bottleneck is known"
+
+
+def explained(scenarios: Iterable[Scenario], folder: Path) -> Iterator[tuple[Scenario, Explanation]]:
+    """Run scenarios, those of one service together, and explain each from its folder."""
+    ordered = sorted(scenarios, key=lambda one: (bool(one.kills or "cold" in one.name), one.processes, one.name))
+    for key, group in groupby(ordered, key=lambda one: one.name if one.kills or "cold" in one.name else one.processes):
+        del key
+        same = list(group)
+        with StagedService(same[0].processes) as service:
+            for scenario in same:
+                out = folder / scenario.name.replace(" ", "-")
+                out.mkdir()
+                kill = partial(service.kill, scenario.kills) if scenario.kills else None
+                service.run(scenario.jobs(out), scenario.feed(), out / "run", kill)
+                recorded = read_recorded(out / "run")
+                assert recorded.recording is not None
+                yield scenario, explain(recorded.recording, "the run", recorded.notes)
+
+
+def measure(quick: bool) -> list[harness.Row]:
+    """Run them all, or each fourth."""
+    scenarios = SCENARIOS[::4] if quick else SCENARIOS
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
+        for scenario, explanation in explained(scenarios, Path(folder)):
+            named = scenario.is_named(explanation)
+            print(f"{'named ' if named else 'MISSED'} {scenario.name}: {' '.join(explanation.sentences)}")
+            found = explanation.finding
+            what = f"{scenario.name}: {found.kind} {found.name}, {explanation.sureness}"
+            rows.append(harness.Row(what, explanation.took_s, "s", target="is named", holds=named))
+    named = sum(bool(row.holds) for row in rows)
+    count = harness.Row("runs whose bottleneck is named", named, f"of {len(rows)}", target="all", holds=named == len(rows))
+    return [count, *rows]
+
+
+if __name__ == "__main__":
+    harness.main("explain", ABOUT, measure)
