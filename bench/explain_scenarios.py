@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 from explain_process import Staged
 from explain_service import Drip, Feed, Window
 
@@ -53,10 +55,22 @@ class Scenario:
         return right and (found.name == self.subject or self.subject in found.job_ids)
 
 
+SPREAD = 0.4
+"""Of the log-normal times of like rollouts."""
+
+
 def same(count: int = 30, task: str = "staged", **staged: Any) -> list[Job]:
-    """Return so many jobs that are alike."""
-    instance = msgspec.to_builtins(Staged(**staged))
-    return [Job(task=task, instance=instance, backend_wait_s=10.0) for _ in range(count)]
+    """Return so many jobs that are alike, but for the spread that real ones have."""
+    draw = np.random.default_rng(zlib.crc32(repr((count, task, staged)).encode()))
+    return [Job(task=task, instance=_spread(Staged(**staged), draw), backend_wait_s=10.0) for _ in range(count)]
+
+
+def _spread(staged: Staged, draw: np.random.Generator) -> dict[str, Any]:
+    fields = msgspec.to_builtins(staged)
+    for name in ("init_s", "own_s", "engine_s", "eval_s"):
+        fields[name] *= draw.lognormal(-(SPREAD**2) / 2, SPREAD)
+    fields["tools"] = {name: s * draw.lognormal(-(SPREAD**2) / 2, SPREAD) for name, s in staged.tools.items()}
+    return fields
 
 
 def all_alike(count: int = 30, **staged: Any) -> Callable[[Path], list[Job]]:
@@ -94,6 +108,18 @@ def failing(folder: Path) -> list[Job]:
 
 def balanced(_folder: Path) -> list[Job]:
     return same(6, init_s=0.4, engine_s=0.2, tools={"search": 0.2, "browse": 0.2}, eval_s=0.4, own_s=0.2)
+
+
+def tasks_alike(_folder: Path) -> list[Job]:
+    """Two tasks in turn, one of which takes somewhat longer."""
+    pairs = zip(same(15, engine_s=0.2), same(15, "staged-b", engine_s=0.28), strict=True)
+    return [job for pair in pairs for job in pair]
+
+
+def with_one_loss(folder: Path) -> list[Job]:
+    """A slow tool, and one job that fails once."""
+    (bad,) = same(1, tools={"search": 0.4}, fails=str(folder / "failed"))
+    return [bad, *same(29, tools={"search": 0.4})]
 
 
 SLOW_NODE = {"node-1": 8.0}
@@ -138,5 +164,16 @@ SCENARIOS = (
     Scenario("INIT is slow on one node", "node", "node-1", all_alike(60, init_s=0.1, node_times=SLOW_NODE), TWO, part="INIT"),
     Scenario("EVAL is slow on one node", "node", "node-1", all_alike(eval_s=0.15, node_times=SLOW_NODE), TWO, part="EVAL"),
     Scenario("the first INITs are cold", "cold", "INIT", all_alike(40, cold_s=3.0)),
+    # What is slow is less so, or something else is wrong too and matters less.
+    Scenario("one backend takes three times as long", "backend", "engine-1", all_alike(48, engine_s=0.1, engine_times={"engine-1": 3.0})),
+    Scenario("one node takes three times as long", "node", "node-1", all_alike(60, tools={"search": 0.2}, node_times={"node-1": 3.0}), TWO),
+    Scenario("INIT is slow, and a backend too", "stage", "INIT", all_alike(init_s=0.5, engine_s=0.01, engine_times={"engine-1": 6.0})),
+    Scenario("a tool is slow, and a node in EVAL", "tool", "bash", all_alike(24, eval_s=0.01, tools={"bash": 0.8}, node_times={}), TWO),
+    Scenario("a tool is slow, and one rollout is lost once", "tool", "search", with_one_loss),
+    Scenario("engines are slow, and a task takes longer", "engine", "engine", tasks_alike),
+    Scenario("EVAL is slow, and the client has a window", "stage", "EVAL", all_alike(40, eval_s=0.4), feed=lambda: Window(10)),
+    Scenario("the client has a small window", "client", "client", all_alike(24, tools={"search": 0.2}), feed=lambda: Window(2)),
+    Scenario("few rollouts, with slow engines", "engine", "engine", all_alike(5, engine_s=0.5)),
+    Scenario("RUN has few slots, and its tool is long", "slots", "RUN", all_alike(24, tools={"search": 0.2}), layout("node-0", run=2)),
     Scenario("all parts take about as long", "nothing", "nothing", balanced),
 )

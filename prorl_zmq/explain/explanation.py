@@ -2,7 +2,7 @@
 
 Structural suspects are the parts of the critical path: a stage, the engines, a tool. The others are in `suspects`. For
 each the run is replayed without it, and what is saved decides. A cross-cut (a slow node, backend or task, losses, cold
-INITs) is named before the part that it is a share of, since it says more. A stage whose slots are few beside those of
+INITs) is named before the leading part if it is a share of that, since it says more. A stage whose slots are few beside those of
 the other stages, with jobs waiting for them, is named for its slots. If nothing saves much, nothing stands out.
 """
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 GAIN = 0.15
 """The least share of the time that something must cost to be named."""
 BESIDE = 0.5
-"""What is no cross-cut is named before a part if it saves so much of what the part does."""
-LEADING = 0.3
+"""What is no cross-cut of the leading part is named before it if it saves so much of what the part would."""
+LEADING = 0.4
 """The least share of the critical path of a part that is named for it."""
 SATURATED = 0.4
 """A stage is short of slots if jobs wait for them during so much of the time."""
@@ -159,11 +159,18 @@ def _chosen(
     least_s = GAIN * replayed_s
     leads = leading is not None and path.parts[leading.part] >= LEADING * sum(path.parts.values())
     part_s = gains[id(leading)] if leading is not None and leads else 0.0
-    likely = [one for one in others if gains[id(one)] >= max(least_s, 0.0 if one.cross_cut else BESIDE * part_s)]
+    rival_s = max(least_s, BESIDE * part_s)
+    likely = [one for one in others if gains[id(one)] >= (least_s if _refines(one, leading) else rival_s)]
     if likely:
         most_s = max(gains[id(one)] for one in likely)
         return next(one for one in likely if gains[id(one)] >= CLOSE * most_s)  # the most telling comes first
     return leading if leads and part_s >= least_s else None
+
+
+def _refines(suspect: Suspect, leading: Suspect | None) -> bool:
+    """Return whether a suspect says which share of the leading part is too much."""
+    named = suspect.part or suspect.stage
+    return suspect.cross_cut and leading is not None and named in (leading.part, leading.stage)
 
 
 def _doubts(
