@@ -13,7 +13,7 @@ from explain_scenarios import SCENARIOS
 from explain_service import StagedService
 
 from prorl_zmq.evaluation.recorded_run import read_recorded
-from prorl_zmq.explain.explanation import explain
+from prorl_zmq.explain.diagnosis import diagnose
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -39,7 +39,7 @@ def explained(scenarios: Iterable[Scenario], folder: Path) -> Iterator[tuple[Sce
                 service.run(scenario.jobs(out), scenario.feed(), out / "run", kill)
                 recorded = read_recorded(out / "run")
                 assert recorded.recording is not None
-                yield scenario, explain(recorded.recording, "the run", recorded.notes)
+                yield scenario, diagnose(recorded.recording, "the run", recorded.notes)
 
 
 def measure(quick: bool) -> list[harness.Row]:
@@ -54,7 +54,9 @@ def measure(quick: bool) -> list[harness.Row]:
             what = f"{scenario.name}: {found.kind} {found.name}, {explanation.sureness}"
             rows.append(harness.Row(what, explanation.took_s, "s", target="is named", holds=named))
     named = sum(bool(row.holds) for row in rows)
-    count = harness.Row("runs whose bottleneck is named", named, f"of {len(rows)}", target="all", holds=named == len(rows))
+    count = harness.Row(
+        "runs whose bottleneck is named", named, f"of {len(rows)}", target="all", holds=named == len(rows)
+    )
     return [count, *rows]
 
 

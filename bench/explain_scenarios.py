@@ -161,19 +161,59 @@ SCENARIOS = (
         TWO,
         part="tool.search",
     ),
-    Scenario("INIT is slow on one node", "node", "node-1", all_alike(60, init_s=0.1, node_times=SLOW_NODE), TWO, part="INIT"),
-    Scenario("EVAL is slow on one node", "node", "node-1", all_alike(eval_s=0.15, node_times=SLOW_NODE), TWO, part="EVAL"),
+    Scenario(
+        "INIT is slow on one node", "node", "node-1", all_alike(60, init_s=0.1, node_times=SLOW_NODE), TWO, part="INIT"
+    ),
+    Scenario(
+        "EVAL is slow on one node", "node", "node-1", all_alike(eval_s=0.15, node_times=SLOW_NODE), TWO, part="EVAL"
+    ),
     Scenario("the first INITs are cold", "cold", "INIT", all_alike(40, cold_s=3.0)),
     # What is slow is less so, or something else is wrong too and matters less.
-    Scenario("one backend takes three times as long", "backend", "engine-1", all_alike(48, engine_s=0.1, engine_times={"engine-1": 3.0})),
-    Scenario("one node takes three times as long", "node", "node-1", all_alike(60, tools={"search": 0.2}, node_times={"node-1": 3.0}), TWO),
-    Scenario("INIT is slow, and a backend too", "stage", "INIT", all_alike(init_s=0.5, engine_s=0.01, engine_times={"engine-1": 6.0})),
-    Scenario("a tool is slow, and a node in EVAL", "tool", "bash", all_alike(24, eval_s=0.01, tools={"bash": 0.8}, node_times={}), TWO),
+    Scenario(
+        "one backend takes three times as long",
+        "backend",
+        "engine-1",
+        all_alike(48, engine_s=0.1, engine_times={"engine-1": 3.0}),
+    ),
+    Scenario(
+        "one node takes three times as long",
+        "node",
+        "node-1",
+        all_alike(60, tools={"search": 0.2}, node_times={"node-1": 3.0}),
+        TWO,
+    ),
+    Scenario(
+        "INIT is slow, and a backend too",
+        "stage",
+        "INIT",
+        all_alike(init_s=0.5, engine_s=0.01, engine_times={"engine-1": 6.0}),
+    ),
+    Scenario(
+        "a tool is slow, and a node in EVAL",
+        "tool",
+        "bash",
+        all_alike(24, eval_s=0.01, tools={"bash": 0.8}, node_times={}),
+        TWO,
+    ),
     Scenario("a tool is slow, and one rollout is lost once", "tool", "search", with_one_loss),
     Scenario("engines are slow, and a task takes longer", "engine", "engine", tasks_alike),
-    Scenario("EVAL is slow, and the client has a window", "stage", "EVAL", all_alike(40, eval_s=0.4), feed=lambda: Window(10)),
-    Scenario("the client has a small window", "client", "client", all_alike(24, tools={"search": 0.2}), feed=lambda: Window(2)),
+    Scenario(
+        "EVAL is slow, and the client has a window", "stage", "EVAL", all_alike(40, eval_s=0.4), feed=lambda: Window(10)
+    ),
+    Scenario(
+        "the client has a small window",
+        "client",
+        "client",
+        all_alike(24, tools={"search": 0.2}),
+        feed=lambda: Window(2),
+    ),
     Scenario("few rollouts, with slow engines", "engine", "engine", all_alike(5, engine_s=0.5)),
-    Scenario("RUN has few slots, and its tool is long", "slots", "RUN", all_alike(24, tools={"search": 0.2}), layout("node-0", run=2)),
+    Scenario(
+        "RUN has few slots, and its tool is long",
+        "slots",
+        "RUN",
+        all_alike(24, tools={"search": 0.2}),
+        layout("node-0", run=2),
+    ),
     Scenario("all parts take about as long", "nothing", "nothing", balanced),
 )

@@ -82,9 +82,7 @@ class StagedService:
         """Take jobs through the service, and leave a folder as `prorl submit --out` does, without arrays."""
         asyncio.run(self._run(jobs, feed, out, meanwhile))
 
-    async def _run(
-        self, jobs: Sequence[Job], feed: Feed, out: Path, meanwhile: Callable[[], None] | None
-    ) -> None:
+    async def _run(self, jobs: Sequence[Job], feed: Feed, out: Path, meanwhile: Callable[[], None] | None) -> None:
         import msgspec
 
         out.mkdir(parents=True, exist_ok=True)
@@ -123,9 +121,7 @@ class StagedService:
 class Feed:
     """Submits all jobs at once."""
 
-    async def run(
-        self, client: AsyncRolloutClient, jobs: Sequence[Job], take: Callable[[Trajectory], None]
-    ) -> None:
+    async def run(self, client: AsyncRolloutClient, jobs: Sequence[Job], take: Callable[[Trajectory], None]) -> None:
         """Take jobs through a service."""
         await Submission(client, jobs, take).run()
 
@@ -139,9 +135,7 @@ class Drip(Feed):
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
 
-    async def run(
-        self, client: AsyncRolloutClient, jobs: Sequence[Job], take: Callable[[Trajectory], None]
-    ) -> None:
+    async def run(self, client: AsyncRolloutClient, jobs: Sequence[Job], take: Callable[[Trajectory], None]) -> None:
         """Take jobs through a service."""
         sending = asyncio.create_task(self._send(client, jobs))
         left = len(jobs)

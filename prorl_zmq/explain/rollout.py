@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..wire.messages.front_door import JobTrace, Span
-    from ..wire.messages.jobs import Result
+    from ..wire.messages.jobs import Result, Step
 
 OWN_CODE = "own code"
 """What is left of RUN beside its timings: the task's code, and the wait for a backend."""
@@ -66,6 +66,10 @@ class Rollout:
     """Whether it is known what RUN did."""
     left_out: int = 0
     """Events that its trace has lost."""
+    seen: float = 0.0
+    """When it was asked for."""
+    longest: Step | None = None
+    """The longest step of its RUN."""
 
     @property
     def counted(self) -> tuple[Work, ...]:
@@ -114,6 +118,8 @@ def rollout_of(trace: JobTrace, result: Result | None = None) -> Rollout:
         tokens=int(result.metrics.get("generated_tokens", 0)) if result is not None else 0,
         divided=bool(timings),
         left_out=trace.left_out,
+        seen=now,
+        longest=max(result.steps, key=lambda step: step.seconds, default=None) if result is not None else None,
     )
 
 

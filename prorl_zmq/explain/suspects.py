@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from ..system.duration import duration
 from ..wire.messages.jobs import Phase
-from .peers import LEAST, Slow, slower
+from .peers import LEAST, Like, Slow, slower
 from .replay import Change
-from .rollout import OWN_CODE
+from .rollout import CLIENT, OWN_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,6 +63,12 @@ def stage_of(part: str) -> str:
     return part if part in (phase.upper() for phase in Phase) else "RUN"
 
 
+def work_name(part: str) -> str:
+    """Return what to call a part in a sentence."""
+    names = {"engine": "engine time", OWN_CODE: "RUN's own code", CLIENT: "the client"}
+    return names.get(part, f"tool {part.removeprefix('tool.')}" if part.startswith("tool.") else part)
+
+
 def _losses(recording: Recording) -> Iterator[Suspect]:
     lost = [work for work in recording.works if work.lost]
     if not lost:
@@ -91,8 +98,8 @@ def _slow_nodes(recording: Recording) -> Iterator[Suspect]:
     ]
     for slow in slower(works):
         task, part = slow.worst
-        evidence = _beside_peers(f"node {slow.name}", f"{_work_name(part)} of task {task}", slow)
-        change = Change(lambda rollout, work, part, slow=slow: _like_peers(slow, work.node, (rollout.task, part)))
+        evidence = _beside_peers(f"node {slow.name}", f"{work_name(part)} of task {task}", slow)
+        change = Change(partial(_node_like_peers, slow))
         yield Suspect("node", slow.name, evidence, change, stage=stage_of(part), part=part, cross_cut=True)
 
 
@@ -109,11 +116,7 @@ def _slow_backends(recording: Recording) -> Iterator[Suspect]:
     for slow in slower(works):
         what = f"a token of task {slow.worst}" if tokens else f"a rollout of task {slow.worst}"
         evidence = _beside_peers(f"backend {slow.name}", what, slow)
-        change = Change(
-            lambda rollout, work, part, slow=slow: (
-                _like_peers(slow, work.backend, rollout.task) if part == "engine" else 1.0
-            )
-        )
+        change = Change(partial(_backend_like_peers, slow))
         yield Suspect("backend", slow.name, evidence, change, stage="RUN", part="engine", cross_cut=True)
 
 
@@ -161,11 +164,9 @@ def _slow_tasks(recording: Recording) -> Iterator[Suspect]:
         part, part_s = _most(_part_medians(rollouts))
         evidence = (
             f"a rollout of task {task} took {duration(own_s)} and one of the other tasks {duration(others_s)}; "
-            f"most of it, {duration(part_s)}, was {_work_name(part)}"
+            f"most of it, {duration(part_s)}, was {work_name(part)}"
         )
-        change = Change(
-            lambda rollout, _work, _part, task=task, factor=others_s / own_s: factor if rollout.task == task else 1.0
-        )
+        change = Change(partial(_task_like_others, task, others_s / own_s))
         yield Suspect("task", task, evidence, change, stage=stage_of(part), part=part, cross_cut=True)
 
 
@@ -184,7 +185,7 @@ def _stragglers(recording: Recording) -> Iterator[Suspect]:
     evidence = (
         f"{len(long)} of {len(recording.rollouts)} rollouts worked more than {LONG:g} times as long as the median of "
         f"their task; the longest, {longest.job_id}, took {duration(longest.worked_s)} instead of "
-        f"{duration(usual_s[longest.task])}, most of it in {_work_name(part)}"
+        f"{duration(usual_s[longest.task])}, most of it in {work_name(part)}{_step(longest, part)}"
     )
     shorter = {one.job_id: usual_s[one.task] / one.worked_s for one in long}
     change = Change(lambda rollout, _work, _part: shorter.get(rollout.job_id, 1.0))
@@ -203,15 +204,30 @@ def _client(recording: Recording) -> Iterator[Suspect]:
     yield Suspect("client", "client", evidence, Change(at_once=True))
 
 
-def _like_peers(slow: Slow[object], member: str, kind: object) -> float:
-    return 1.0 / slow.ratios.get(kind, 1.0) if member == slow.name else 1.0
+def _node_like_peers(slow: Slow[tuple[str, str]], rollout: Rollout, work: Work, part: str) -> float:
+    return 1.0 / slow.ratios.get((rollout.task, part), 1.0) if work.node == slow.name else 1.0
 
 
-def _beside_peers(who: str, what: str, slow: Slow[object]) -> str:
+def _backend_like_peers(slow: Slow[str], rollout: Rollout, work: Work, part: str) -> float:
+    return 1.0 / slow.ratios.get(rollout.task, 1.0) if work.backend == slow.name and part == "engine" else 1.0
+
+
+def _task_like_others(task: str, factor: float, rollout: Rollout, _work: Work, _part: str) -> float:
+    return factor if rollout.task == task else 1.0
+
+
+def _beside_peers(who: str, what: str, slow: Slow[Like]) -> str:
     return (
         f"{who} took {duration(slow.seconds)} for {what} and its peers {duration(slow.peers_s)}, "
         f"{slow.ratio:.1f} times as long (medians, {slow.works} works)"
     )
+
+
+def _step(rollout: Rollout, part: str) -> str:
+    step = rollout.longest
+    if step is None or step.name != part:
+        return ""
+    return f" (the longest step in turn {step.turn}, {duration(step.seconds)})"
 
 
 def _part_medians(rollouts: list[Rollout]) -> dict[str, float]:
@@ -221,15 +237,6 @@ def _part_medians(rollouts: list[Rollout]) -> dict[str, float]:
 
 def _most(seconds: dict[str, float]) -> tuple[str, float]:
     return max(seconds.items(), key=lambda one: one[1])
-
-
-def _work_name(part: str) -> str:
-    """Return what to call a part in a sentence."""
-    if part == "engine":
-        return "engine time"
-    if part == OWN_CODE:
-        return "RUN's own code"
-    return f"tool {part.removeprefix('tool.')}" if part.startswith("tool.") else part
 
 
 def _nodes(nodes: set[str]) -> str:
