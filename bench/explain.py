@@ -8,9 +8,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import harness
 from explain_scenarios import SCENARIOS
 from explain_service import StagedService
+from harness import Row, main
 
 from prorl_zmq.evaluation.recorded_run import read_recorded
 from prorl_zmq.explain.diagnosis import diagnose
@@ -42,7 +42,7 @@ def explained(scenarios: Iterable[Scenario], folder: Path) -> Iterator[tuple[Sce
                 yield scenario, diagnose(recorded.recording, "the run", recorded.notes)
 
 
-def measure(quick: bool) -> list[harness.Row]:
+def measure(quick: bool) -> list[Row]:
     """Run them all, or each fourth."""
     scenarios = SCENARIOS[::4] if quick else SCENARIOS
     rows = []
@@ -52,13 +52,11 @@ def measure(quick: bool) -> list[harness.Row]:
             print(f"{'named ' if named else 'MISSED'} {scenario.name}: {' '.join(explanation.sentences)}")
             found = explanation.finding
             what = f"{scenario.name}: {found.kind} {found.name}, {explanation.sureness}"
-            rows.append(harness.Row(what, explanation.took_s, "s", target="is named", holds=named))
+            rows.append(Row(what, explanation.took_s, "s", target="is named", holds=named))
     named = sum(bool(row.holds) for row in rows)
-    count = harness.Row(
-        "runs whose bottleneck is named", named, f"of {len(rows)}", target="all", holds=named == len(rows)
-    )
+    count = Row("runs whose bottleneck is named", named, f"of {len(rows)}", target="all", holds=named == len(rows))
     return [count, *rows]
 
 
 if __name__ == "__main__":
-    harness.main("explain", ABOUT, measure)
+    main("explain", ABOUT, measure)

@@ -123,8 +123,7 @@ class StagedHandler(AgentHandler[Staged]):
         wanted = {"tools": {name: seconds * times for name, seconds in staged.tools.items()}, "s": staged.engine_s}
         wanted |= {"times": staged.engine_times, "one_by_one": staged.one_by_one}
         await phase.converse([ChatMessage(Role.USER, msgspec.json.encode(wanted).decode())], tools)
-        if staged.fails and not Path(staged.fails).exists():
-            Path(staged.fails).touch()
+        if staged.fails and _first_time(Path(staged.fails)):
             raise SandboxFailed("the disk is on fire")
         return {}
 
@@ -135,6 +134,12 @@ class StagedHandler(AgentHandler[Staged]):
 
     async def _spend(self, staged: Staged, seconds: float) -> None:
         await asyncio.sleep(seconds * staged.node_times.get(self._node, 1.0))
+
+
+def _first_time(mark: Path) -> bool:
+    first = not mark.exists()
+    mark.touch()
+    return first
 
 
 class OtherHandler(StagedHandler):

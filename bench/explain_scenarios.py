@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +14,9 @@ from explain_service import Drip, Feed, Window
 from prorl_zmq import Job
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from prorl_zmq.explain.explanation import Explanation
 
 ROLES = ("init", "run", "eval")

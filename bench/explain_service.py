@@ -1,4 +1,4 @@
-"""A service for bench/explain.py: real brokers, and the processes of `explain_process.py`; and how jobs are fed to it."""
+"""A service for bench/explain.py: real brokers, and the processes of `explain_process.py`; and how it gets jobs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
+
+import msgspec
 
 from prorl_zmq import AsyncRolloutClient, RolloutClient
 from prorl_zmq.brokers.backends.backend_broker import BackendBroker
@@ -80,12 +81,10 @@ class StagedService:
 
     def run(self, jobs: Sequence[Job], feed: Feed, out: Path, meanwhile: Callable[[], None] | None = None) -> None:
         """Take jobs through the service, and leave a folder as `prorl submit --out` does, without arrays."""
+        out.mkdir(parents=True, exist_ok=True)
         asyncio.run(self._run(jobs, feed, out, meanwhile))
 
     async def _run(self, jobs: Sequence[Job], feed: Feed, out: Path, meanwhile: Callable[[], None] | None) -> None:
-        import msgspec
-
-        out.mkdir(parents=True, exist_ok=True)
         async with AsyncRolloutClient(self.front_door) as client, TraceLog(client, out) as traces:
             with (out / "results.jsonl").open("ab") as file:
 

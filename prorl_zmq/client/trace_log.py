@@ -1,8 +1,8 @@
 """`TraceLog`: keeps the traces of a run's jobs in a file beside its results, for `prorl explain`.
 
-One JSON value per line: when a sitting of the run began, then the trace of each job that has ended, and the slots of the
-service from time to time. Asked of the rollout broker as results come, a few at a time. What it does not answer in time
-is left out, and so is all that a full disk does not take: nothing else depends on it.
+One JSON value per line: when a sitting of the run began, then the trace of each job that has ended, and the slots of
+the service from time to time. Asked of the rollout broker as results come, a few at a time. What it does not answer in
+time is left out, and so is all that a full disk does not take: nothing else depends on it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..errors import NotAllowed, UnknownJob
 from ..system.duration import duration
-from ..system.logs import one_line, say
+from ..system.logs import one_line
 from .options import Config, Connect, Keys, Service, all_brokers, columns, console
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def explain(
     long the run would have taken, and how sure that is. A running service is asked for its newest jobs; what is running
     counts as far as it has come. With keys, it takes an operator's.
     """
-    if Path(what).is_dir() if what else False:
+    if what and Path(what).is_dir():
         _explain_folder(Path(what), as_json=as_json)
         return
     with all_brokers(connect, config, keys, service) as brokers:
@@ -173,19 +173,28 @@ def _unfinished(recording: Recording) -> list[str]:
 
 def layout(explanation: Explanation) -> Group:
     """Lay an explanation out, in 80 columns."""
-    stages = Table("stage", *columns("slots", "busy", "jobs waiting", "idle while others waited", justify="right"))
-    for row in explanation.stages:
-        numbers = (row.busy, row.waiting, row.idle_while_others_waited)
-        stages.add_row(row.stage, str(row.slots), *(f"{number:.1f}" for number in numbers))
-    whole, work = explanation.took_s or 1.0, sum(row.work_s for row in explanation.parts) or 1.0
-    numbers = columns("critical path", "share", "of all work", "without it", justify="right")
-    parts = Table(Column("what", overflow="fold"), *numbers)
-    for row in explanation.parts[:SHOWN_PARTS]:
-        shares = f"{row.path_s / whole:.0%}", f"{row.work_s / work:.0%}"
-        parts.add_row(Text(one_line(row.part)), duration(row.path_s), *shares, duration(row.without_s))
     lines = [f"Also: {one.evidence} (without that: {duration(one.without_s)})." for one in explanation.others]
     lines += [f"{note[0].upper()}{note[1:].rstrip('.')}." for note in explanation.notes]
-    return Group(_text(explanation.sentences), Text(), stages, parts, *_texts(lines))
+    tables = _stage_table(explanation), _part_table(explanation)
+    return Group(_text(explanation.sentences), Text(), *tables, *_texts(lines))
+
+
+def _stage_table(explanation: Explanation) -> Table:
+    table = Table("stage", *columns("slots", "busy", "jobs waiting", "idle while others waited", justify="right"))
+    for row in explanation.stages:
+        numbers = (row.busy, row.waiting, row.idle_while_others_waited)
+        table.add_row(row.stage, str(row.slots), *(f"{number:.1f}" for number in numbers))
+    return table
+
+
+def _part_table(explanation: Explanation) -> Table:
+    whole, work = explanation.took_s or 1.0, sum(row.work_s for row in explanation.parts) or 1.0
+    numbers = columns("critical path", "share", "of all work", "without it", justify="right")
+    table = Table(Column("what", overflow="fold"), *numbers)
+    for row in explanation.parts[:SHOWN_PARTS]:
+        shares = f"{row.path_s / whole:.0%}", f"{row.work_s / work:.0%}"
+        table.add_row(Text(one_line(row.part)), duration(row.path_s), *shares, duration(row.without_s))
+    return table
 
 
 def job_layout(explanation: JobExplanation) -> Group:

@@ -3,7 +3,8 @@
 Structural suspects are the parts of the critical path: a stage, the engines, a tool. The others are in `suspects`. For
 each the run is replayed without it, and what is saved decides. A cross-cut (a slow node, backend or task, losses, cold
 INITs) is named before the leading part if it is a share of that, since it says more. A stage whose slots are few beside
-those of the other stages, with jobs waiting for them, is named for its slots. If nothing saves much, nothing stands out.
+those of the other stages, with jobs waiting for them, is named for its slots. If nothing saves much, nothing stands
+out.
 """
 
 from __future__ import annotations
@@ -177,14 +178,17 @@ def _notes(recording: Recording) -> tuple[str, ...]:
         for (outcome, code), count in bad.most_common(2)
         if count >= NOT_COMPLETED * len(ended)
     ]
-    for use in recording.use.values():
-        if (
-            use.waiting_share >= SATURATED
-            and use.busy_while_waiting < LACKING * use.slots
-            and len(recording.slots) <= len(Phase)
-        ):
-            notes.append(
-                f"while these jobs waited for {use.stage.upper()}, they held {use.busy_while_waiting:.1f} of its "
-                f"{use.slots} slots: others had the rest, or some were not there all the time"
-            )
+    if len(recording.slots) <= len(Phase):  # on one node; on several, slots idle where no sandbox waits
+        notes += [_lacking(use) for use in recording.use.values() if _lacks_slots(use)]
     return tuple(notes)
+
+
+def _lacks_slots(use: StageUse) -> bool:
+    return use.waiting_share >= SATURATED and use.busy_while_waiting < LACKING * use.slots
+
+
+def _lacking(use: StageUse) -> str:
+    return (
+        f"while these jobs waited for {use.stage.upper()}, they held {use.busy_while_waiting:.1f} of its {use.slots} "
+        "slots: others had the rest, or some were not there all the time"
+    )

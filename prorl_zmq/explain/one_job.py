@@ -1,12 +1,12 @@
 """Why one job took as long as it did, beside other jobs of its task: where its seconds went, against their median.
 
-What it waited, what was done again, each stage, the engine and each tool. The part in which it exceeds the median most is
-named, if that is worth it; and whether its node or backend is slow beside the others, and whether it had more to do.
+What it waited, what was done again, each stage, the engine and each tool. The part in which it exceeds the median most
+is named, if that is worth it; and whether its node or backend is slow beside the others, or it had more to do.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
@@ -83,7 +83,7 @@ def explain_job(job: Rollout, others: Sequence[Rollout], recording: Recording | 
 
 def _seconds(job: Rollout) -> dict[str, float]:
     """Return where all seconds of a job went, from its acceptance to its end."""
-    seconds: Counter[str] = Counter(job.parts())
+    seconds: defaultdict[str, float] = defaultdict(float, job.parts())
     for work in job.works:
         seconds[f"wait for {work.phase.upper()}"] += max(0.0, work.began - work.queued_at)
         if work.lost:

@@ -1,7 +1,7 @@
 """What if: the recorded rollouts once more, through the same slots, with something changed.
 
-A simulation of events: who came first gets the next slot, and works there as long as was recorded, times what the change
-says. INIT is given to the node with the most free slots, and what follows stays there if the recorded rollouts did.
+A simulation of events: who came first gets the next slot, and works there as long as was recorded, times what the
+change says. INIT is given to the node with the most free slots, and the rest stays there if the recorded rollouts did.
 Left out on purpose: the load of engines and machines, so that a gain is the most that there could be.
 """
 

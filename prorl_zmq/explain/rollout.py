@@ -1,6 +1,6 @@
 """What one rollout did, by its recorded times: when it waited, what held it for how long, and what RUN did meanwhile.
 
-Made of a job's trace, as its broker recorded it, and of its result, whose timings divide RUN. Without a result RUN stays
+Made of a job's trace, as its broker recorded it, and of its result, whose timings divide RUN. Without a result RUN is
 one undivided part. Times are seconds since 1970 by the broker's wall clock.
 """
 

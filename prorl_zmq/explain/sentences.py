@@ -18,6 +18,8 @@ GAIN = 0.15
 """The least share of the time that something must cost to be named."""
 SATURATED = 0.4
 """A stage is short of slots if jobs wait for them during so much of the time."""
+HARDLY = 0.5
+"""Fewer jobs that wait on average are hardly one."""
 
 
 def sentences(
@@ -32,14 +34,13 @@ def sentences(
         return (
             f"Nothing stands out in {of}, which took {took}.",
             f"The largest shares of its critical path are {shares}.",
-            f"No slow node, backend or task, no loss, straggler or client costs {GAIN:.0%} of the time; "
-            f"this is {sureness}{because}.",
+            f"No node, backend, task, loss, straggler or client costs {GAIN:.0%} of it; this is {sureness}{because}.",
         )
     parts_of_it = path.parts if found.kind != "slots" else {found.part: _of_stage(path, found.stage)}
     share = parts_of_it.get(found.part, 0.0) / whole
     name = found.name
     bounded = {
-        "stage": f"{name} bounded {of}: it is {share:.0%} of the critical path of {took}",
+        "stage": f"{work_name(found.part)} bounded {of}: it is {share:.0%} of the critical path of {took}",
         "slots": f"{name} has too few slots, which bounded {of}: it is {share:.0%} of the critical path of {took}",
         "engine": f"The engines bounded {of}: waiting for them is {share:.0%} of the critical path of {took}",
         "tool": f"The tool {name} bounded {of}: it is {share:.0%} of the critical path of {took}",
@@ -47,7 +48,7 @@ def sentences(
         "node": f"The node {name} bounded {of}, which took {took}: its {work_name(found.part)} is slow",
         "backend": f"The backend {name} bounded {of}, which took {took}: it is slower than its peers",
         "losses": f"Lost work bounded {of}, which took {took}: {found.stage} failed with {name}",
-        "straggler": f"{len(found.job_ids)} long rollouts bounded {of}, which took {took}, by {work_name(found.part)}",
+        "straggler": f"{_long(len(found.job_ids))} bounded {of}, which took {took}, by {work_name(found.part)}",
         "cold": f"Cold INITs bounded {of}, which took {took}",
         "client": f"The client bounded {of}, which took {took}: it submitted rollouts too slowly",
     }[found.kind]
@@ -66,12 +67,16 @@ def sentences(
     return (f"{bounded}.", f"{evidence}.", f"{remedy}, it would have taken {without}; this is {sureness}{because}.")
 
 
+def _long(count: int) -> str:
+    return "One long rollout" if count == 1 else f"{count} long rollouts"
+
+
 def _of_stage(path: CriticalPath, stage: str) -> float:
     return sum(s for part, s in path.parts.items() if part not in (CLIENT, HANDOVER) and stage_of(part) == stage)
 
 
 def use_sentence(use: StageUse) -> str:
-    if use.waiting_share >= SATURATED:
+    if use.waiting >= HARDLY:
         return (
             f"of {use.stage.upper()}'s {use.slots} slots {use.busy:.1f} were busy, while {use.waiting:.1f} jobs waited "
             "for them on average"
