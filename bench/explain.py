@@ -27,9 +27,7 @@ ABOUT = "does `prorl explain` name what bounded a run? Real runs on services who
 
 def explained(scenarios: Iterable[Scenario], folder: Path) -> Iterator[tuple[Scenario, Explanation]]:
     """Run scenarios, those of one service together, and explain each from its folder."""
-    ordered = sorted(scenarios, key=lambda one: (bool(one.kills or "cold" in one.name), one.processes, one.name))
-    for key, group in groupby(ordered, key=lambda one: one.name if one.kills or "cold" in one.name else one.processes):
-        del key
+    for _, group in groupby(sorted(scenarios, key=lambda one: one.service), key=lambda one: one.service):
         same = list(group)
         with StagedService(same[0].processes) as service:
             for scenario in same:

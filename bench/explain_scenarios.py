@@ -49,6 +49,11 @@ class Scenario:
     kills: str = ""
     """A process that is killed meanwhile."""
 
+    @property
+    def service(self) -> tuple[str, ...]:
+        """Runs of which this is the same may share a service; of one that kills or warms its processes it is not."""
+        return (*self.processes, self.name) if self.kills or self.kind == "cold" else self.processes
+
     def is_named(self, explanation: Explanation) -> bool:
         """Tell whether an explanation names it."""
         found = explanation.finding

@@ -49,8 +49,8 @@ def submit(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Write results.jsonl and traces.jsonl (over older ones; without TASKS.jsonl, behind them) and one .npz "
-            "of arrays per job there; `prorl explain DIR` says what bounded the run.",
+            help="Write results.jsonl and traces.jsonl (over older ones; without TASKS.jsonl, behind them) and one "
+            ".npz of arrays per job there; `prorl explain DIR` says what bounded the run.",
         ),
     ] = None,
     session: Annotated[

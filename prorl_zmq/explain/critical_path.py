@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ..wire.messages.jobs import Phase
-from .rollout import CLIENT, HANDOVER
+from .rollout import CLIENT, HANDOVER, WAIT
 
 if TYPE_CHECKING:
     from .recording import Recording
@@ -56,7 +56,11 @@ class _Walk:
             places.sort()
         self._ended = sorted((one.ended, number) for number, one in enumerate(self._rollouts) if one.ended is not None)
         last = max(range(len(self._rollouts)), key=lambda number: _end(self._rollouts[number], recording.ended))
-        self._walk(last, recording.ended)
+        waits = self._rollouts[last].waits
+        since = waits[1] if waits is not None and recording.now is not None else recording.ended
+        if waits is not None:
+            self.path.add(WAIT + waits[0].upper(), recording.ended - since)
+        self._walk(last, since)
 
     def _slots(self, phase: Phase, node: str) -> tuple[Phase, str]:
         return phase, node if self._by_node and phase != Phase.INIT else ""
@@ -111,5 +115,6 @@ class _Walk:
         return next((one for one in reversed(self._ended[:found]) if one[1] != number), None)
 
 
-def _end(rollout: Rollout, now: float) -> float:
-    return rollout.ended if rollout.ended is not None else now
+def _end(rollout: Rollout, now: float) -> tuple[float, bool]:
+    """Return when a rollout ended; of those that go on, one that is at work comes before one that waits."""
+    return rollout.ended if rollout.ended is not None else now, rollout.waits is None

@@ -17,9 +17,8 @@ from ..wire.messages.jobs import Outcome, Phase
 from .critical_path import critical_path
 from .explanation import Explanation, Finding, PartRow, StageRow
 from .replay import Change, replay
-from .rollout import CLIENT, HANDOVER
 from .sentences import GAIN, SATURATED, sentences, use_sentence
-from .suspects import Kind, Suspect, stage_of, suspects, work_name
+from .suspects import Kind, Suspect, is_work, stage_of, suspects, work_name
 
 if TYPE_CHECKING:
     from .critical_path import CriticalPath
@@ -72,7 +71,11 @@ def diagnose(recording: Recording, of: str, notes: tuple[str, ...] = ()) -> Expl
             job_ids=suspect.job_ids,
         )
 
-    structural = {part: weighed(suspect) for part, suspect in _structural(recording, path).items()}
+    def weighed_part(part: str) -> _Weighed:
+        found = [weighed(suspect) for suspect in _structural(recording, part)]
+        return next((one for one in found if one.saves_s >= GAIN * replayed_s), found[-1])
+
+    structural = {part: weighed_part(part) for part in path.parts if is_work(part)}
     others = [weighed(suspect) for suspect in suspects(recording)]
     chosen = _chosen(structural, others, replayed_s, path)
     rivals = [one for one in others if one.saves_s >= GAIN * replayed_s and one is not chosen]
@@ -96,20 +99,18 @@ def diagnose(recording: Recording, of: str, notes: tuple[str, ...] = ()) -> Expl
     )
 
 
-def _structural(recording: Recording, path: CriticalPath) -> dict[str, Suspect]:
-    """Return a suspect for each part of the critical path that is work."""
-    found = {}
-    for part in path.parts.keys() - {CLIENT, HANDOVER}:
-        stage = stage_of(part)
-        use = recording.use[Phase(stage.lower())]
-        most = max(other.slots for other in recording.use.values())
-        change = Change(partial(_without, part))
-        kind: Kind = "engine" if part == "engine" else "tool" if part.startswith("tool.") else "stage"
-        name = part.removeprefix("tool.") if kind != "stage" else stage
-        if use.waiting_share >= SATURATED and 2 * use.slots <= most:
-            kind, name, change = "slots", stage, Change(slots={use.stage: most / use.slots})
-        found[part] = Suspect(kind, name, use_sentence(use), change, stage=stage, part=part)
-    return found
+def _structural(recording: Recording, part: str) -> tuple[Suspect, ...]:
+    """Return suspects for a part of the critical path: the part itself, and before it its stage's slots, if few."""
+    stage = stage_of(part)
+    use = recording.use[Phase(stage.lower())]
+    most = max(other.slots for other in recording.use.values())
+    kind: Kind = "engine" if part == "engine" else "tool" if part.startswith("tool.") else "stage"
+    name = part.removeprefix("tool.") if kind != "stage" else stage
+    itself = Suspect(kind, name, use_sentence(use), Change(partial(_without, part)), stage=stage, part=part)
+    if use.waiting_share < SATURATED or 2 * use.slots > most:
+        return (itself,)
+    more = Change(slots={use.stage: most / use.slots})
+    return Suspect("slots", stage, use_sentence(use), more, stage=stage, part=part), itself
 
 
 def _without(gone: str, _rollout: Rollout, _work: Work, part: str) -> float:
@@ -121,6 +122,8 @@ def _chosen(
 ) -> _Weighed | None:
     """Return what to name; None: nothing stands out."""
     least_s = GAIN * replayed_s
+    if replayed_s <= 0:
+        return None
     leading = max(structural.values(), key=lambda one: path.parts[one.suspect.part], default=None)
     if leading is not None and path.parts[leading.suspect.part] < LEADING * sum(path.parts.values()):
         leading = None
@@ -178,6 +181,7 @@ def _notes(recording: Recording) -> tuple[str, ...]:
         for (outcome, code), count in bad.most_common(2)
         if count >= NOT_COMPLETED * len(ended)
     ]
+    notes += [_none(use) for use in recording.use.values() if not use.slots and use.waiting_now]
     if len(recording.slots) <= len(Phase):  # on one node; on several, slots idle where no sandbox waits
         notes += [_lacking(use) for use in recording.use.values() if _lacks_slots(use)]
     return tuple(notes)
@@ -185,6 +189,10 @@ def _notes(recording: Recording) -> tuple[str, ...]:
 
 def _lacks_slots(use: StageUse) -> bool:
     return use.waiting_share >= SATURATED and use.busy_while_waiting < LACKING * use.slots
+
+
+def _none(use: StageUse) -> str:
+    return f"there is no slot of {use.stage.upper()}, and {use.waiting_now} jobs wait for one"
 
 
 def _lacking(use: StageUse) -> str:

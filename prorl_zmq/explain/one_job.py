@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..system.duration import duration
-from .rollout import HANDOVER
+from .rollout import HANDOVER, WAIT
 from .suspects import suspects, work_name
 
 if TYPE_CHECKING:
@@ -85,12 +85,12 @@ def _seconds(job: Rollout) -> dict[str, float]:
     """Return where all seconds of a job went, from its acceptance to its end."""
     seconds: defaultdict[str, float] = defaultdict(float, job.parts())
     for work in job.works:
-        seconds[f"wait for {work.phase.upper()}"] += max(0.0, work.began - work.queued_at)
+        seconds[WAIT + work.phase.upper()] += max(0.0, work.began - work.queued_at)
         if work.lost:
             seconds[AGAIN] += work.seconds
     if job.waits is not None:
         phase, since = job.waits
-        seconds[f"wait for {phase.upper()}"] += max(0.0, job.seen - since)
+        seconds[WAIT + phase.upper()] += max(0.0, job.seen - since)
     seconds[HANDOVER] = max(0.0, _took_s(job) - sum(seconds.values()))
     return {part: value for part, value in seconds.items() if value > 0}
 

@@ -34,6 +34,8 @@ class StageUse(NamedTuple):
     """Slots busy in that time."""
     idle_while_others_waited: float
     """Slots idle while jobs waited for any other stage."""
+    waiting_now: int = 0
+    """Jobs that wait for one and have not got it."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class Recording:
             _mean((waiting > 0).astype(float), seconds),
             _mean(busy, seconds * (waiting > 0)),
             _mean((slots - busy).clip(min=0.0), seconds * (others > 0)),
+            sum(one.waits is not None and one.waits[0] == stage for one in self.rollouts) if self.now else 0,
         )
 
 

@@ -21,6 +21,8 @@ OWN_CODE = "own code"
 """What is left of RUN beside its timings: the task's code, and the wait for a backend."""
 CLIENT, HANDOVER = "client", "handover"
 """Nothing was there to do until the client submitted more; the way from one process to the next."""
+WAIT = "wait for "
+"""And the stage."""
 NO_PARTS = frozenset({*Phase, *(f"{phase}_queue" for phase in Phase)})
 """Of a result's timings, those that are no part of RUN."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..system.duration import duration
-from .rollout import CLIENT, HANDOVER
-from .suspects import stage_of, work_name
+from .suspects import is_work, stage_of, work_name
 
 if TYPE_CHECKING:
     from .critical_path import CriticalPath
@@ -72,7 +71,7 @@ def _long(count: int) -> str:
 
 
 def _of_stage(path: CriticalPath, stage: str) -> float:
-    return sum(s for part, s in path.parts.items() if part not in (CLIENT, HANDOVER) and stage_of(part) == stage)
+    return sum(seconds for part, seconds in path.parts.items() if is_work(part) and stage_of(part) == stage)
 
 
 def use_sentence(use: StageUse) -> str:

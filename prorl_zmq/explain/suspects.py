@@ -17,7 +17,7 @@ from ..system.duration import duration
 from ..wire.messages.jobs import Phase
 from .peers import LEAST, Like, Slow, slower
 from .replay import Change
-from .rollout import CLIENT, OWN_CODE
+from .rollout import CLIENT, HANDOVER, OWN_CODE, WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,6 +56,11 @@ def suspects(recording: Recording) -> list[Suspect]:
         *(_losses, _slow_nodes, _slow_backends, _cold, _slow_tasks, _stragglers, _client),
     )
     return [suspect for find in finders for suspect in find(recording)]
+
+
+def is_work(part: str) -> bool:
+    """Return whether a part of a critical path is work, and not the way or the wait to it."""
+    return part not in (CLIENT, HANDOVER) and not part.startswith(WAIT)
 
 
 def stage_of(part: str) -> str:
