@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -25,16 +26,18 @@ if TYPE_CHECKING:
 ABOUT = "does `prorl explain` name what bounded a run? Real runs on services whose bottleneck is known"
 
 
-def explained(scenarios: Iterable[Scenario], folder: Path) -> Iterator[tuple[Scenario, Explanation]]:
-    """Run scenarios, those of one service together, and explain each from its folder."""
+def explained(
+    scenarios: Iterable[Scenario], folder: Path, service: StagedService | None = None
+) -> Iterator[tuple[Scenario, Explanation]]:
+    """Run scenarios, those of one service together unless one is given, and explain each from its folder."""
     for _, group in groupby(sorted(scenarios, key=lambda one: one.service), key=lambda one: one.service):
         same = list(group)
-        with StagedService(same[0].processes) as service:
+        with nullcontext(service) if service is not None else StagedService(same[0].processes) as staged:
             for scenario in same:
                 out = folder / scenario.name.replace(" ", "-")
                 out.mkdir()
-                kill = partial(service.kill, scenario.kills) if scenario.kills else None
-                service.run(scenario.jobs(out), scenario.feed(), out / "run", kill)
+                kill = partial(staged.kill, scenario.kills) if scenario.kills else None
+                staged.run(scenario.jobs(out), scenario.feed(), out / "run", kill)
                 recorded = read_recorded(out / "run")
                 assert recorded.recording is not None
                 yield scenario, diagnose(recorded.recording, "the run", recorded.notes)

@@ -56,7 +56,7 @@ class TraceLog:
 
     def note(self, job_id: str) -> None:
         """A job has ended."""
-        if self._task is not None:
+        if self._task is not None and not self._task.done():
             self._wanted.append(job_id)
             self._more.set()
 
@@ -83,7 +83,6 @@ class TraceLog:
                 await self._follow(file)
         except OSError as error:
             log.warning("%s: %s; `prorl explain` will know less of this run", path, error.strerror)
-            self._task = None
 
     async def _follow(self, file: BufferedWriter) -> None:
         asked_at = 0.0

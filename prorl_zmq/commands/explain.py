@@ -148,7 +148,7 @@ def _show(recording: Recording, of: str, notes: tuple[str, ...], *, as_json: boo
     from ..explain.diagnosis import diagnose
 
     if recording.now is not None:
-        notes = (*notes, *_unfinished(recording))
+        notes = (*notes, *unfinished(recording))
     explanation = diagnose(recording, of, notes)
     if as_json:
         print(json.dumps(msgspec.to_builtins(explanation)))
@@ -156,7 +156,7 @@ def _show(recording: Recording, of: str, notes: tuple[str, ...], *, as_json: boo
         console().print(layout(explanation))
 
 
-def _unfinished(recording: Recording) -> list[str]:
+def unfinished(recording: Recording) -> list[str]:
     """Say where the oldest rollouts are that have not ended."""
     oldest = [one for one in recording.rollouts if one.ended is None][:SHOWN_UNFINISHED]
     lines = []

@@ -45,7 +45,7 @@ def record_service(brokers: RolloutBrokers, wanted: Callable[[JobRow], bool] = l
 
 
 def record_batch(brokers: RolloutBrokers, batch_id: str) -> tuple[BatchView, RecordedJobs]:
-    """Record the jobs of an open batch, but for those of groups that its client has taken.
+    """Record the jobs of an open batch: those that it shows, and the newest others of groups that it has begun.
 
     Raises:
         UnknownBatch: no broker that answers has it.
@@ -53,15 +53,17 @@ def record_batch(brokers: RolloutBrokers, batch_id: str) -> tuple[BatchView, Rec
     views = brokers.ask(lambda client: client.views.batch(batch_id))
     views.check()
     name, view = next(iter(views.found.items()))
-    job_ids = [cell.job_id for group in view.groups for cell in group.cells if cell.job_id][:JOBS_LIMIT]
-    found = brokers.ask(lambda client: _record(client, job_ids), only=name)
-    status = brokers.ask(lambda client: client.status(), only=name)
-    found.check()
-    status.check()
-    groups = view.status.kept - sum(group.state != "under_way" for group in view.groups)
-    notes = [f"its {groups} groups that were taken already are not among them"] if groups > 0 else []
-    recording = _recording(found.found[name], list(status.found.values()))
-    return view, RecordedJobs(recording, tuple(notes))
+    begun = tuple({f"{group.group_id.rpartition('.')[0]}." for group in view.groups if not group.carried_over})
+    shown = {cell.job_id for group in view.groups for cell in group.cells if cell.job_id}
+    answers = brokers.ask(
+        lambda client: _record_newest(client, lambda row: row.job_id in shown or row.job_id.startswith(begun)),
+        only=name,
+    )
+    answers.check()
+    rollouts, status = answers.found[name]
+    launched = view.report.launched + view.report.adopted
+    notes = [f"of its {launched} jobs, the newest {len(rollouts)} are explained"] if launched > len(rollouts) else []
+    return view, RecordedJobs(_recording(rollouts, [status]), tuple(notes))
 
 
 async def _record_newest(
