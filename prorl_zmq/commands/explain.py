@@ -157,10 +157,10 @@ def _show(recording: Recording, of: str, notes: tuple[str, ...], *, as_json: boo
 
 
 def unfinished(recording: Recording) -> list[str]:
-    """Say where the oldest rollouts are that have not ended."""
-    oldest = [one for one in recording.rollouts if one.ended is None][:SHOWN_UNFINISHED]
+    """Say where the rollouts are that have not ended: the oldest ones, and first those at work."""
+    going_on = sorted((one for one in recording.rollouts if one.ended is None), key=lambda one: one.waits is not None)
     lines = []
-    for rollout in oldest:
+    for rollout in going_on[:SHOWN_UNFINISHED]:
         if rollout.waits is not None:
             phase, since = rollout.waits
             lines.append(f"job {rollout.job_id} has waited for {phase.upper()} for {duration(rollout.seen - since)}")

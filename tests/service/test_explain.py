@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from prorl_zmq import RolloutClient
+from prorl_zmq import AsyncRolloutClient, RolloutClient
 from prorl_zmq.commands.app import run
 from prorl_zmq.errors import RequestTimeout
 from prorl_zmq.evaluation.recorded_run import read_recorded
+from prorl_zmq.service.rollout_brokers import RolloutBrokers
 from prorl_zmq.watching import recorded_jobs
+from prorl_zmq.wire.messages.jobs import Phase
 
 from .conftest import until
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 from explain import explained
-from explain_scenarios import ONE, SCENARIOS, same
+from explain_scenarios import ONE, SCENARIOS, layout, same
 from explain_service import Feed, StagedService
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ SHORT = (
     "one tool of two is slow",
     "one backend of two is slow",
     "one task of two has a slow EVAL",
-    "the client waits for each result",
 )
 
 
@@ -69,7 +70,7 @@ def test_what_bounded_a_run_is_named_in_all_of_them(tmp_path: Path) -> None:
 def test_a_job_and_the_newest_work_of_a_running_service(
     staged: StagedService, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorded_jobs, "IDLE_S", 0.1)  # what the tests before this one left ended so long ago
+    monkeypatch.setattr(recorded_jobs, "IDLE_S", 0.0)  # all of the tests before this one has ended
     jobs = same(14, tools={"search": 0.05}, engine_s=0.02)
     (slow,) = same(1, tools={"search": 2.0})
     staged.run([*jobs, slow], Feed(), tmp_path / "run")
@@ -104,6 +105,26 @@ def test_an_open_batch_says_what_it_waits_for(staged: StagedService, capsys: pyt
     assert "so far" in found["sentences"][0]
     assert found["notes"][0].startswith("The batch waits for this now: ")
     assert any("is in EVAL on node node-0" in note for note in found["notes"])
+
+
+def test_rollout_brokers_are_explained_together_without_one_that_is_silent(
+    staged: StagedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two services stand for two brokers of one: of a job's broker, nothing is asked of the other."""
+    monkeypatch.setattr(recorded_jobs, "IDLE_S", 3600.0)
+    with StagedService(layout("node-1")) as other:
+        for number, service in enumerate((staged, other)):
+            service.run(same(6, "staged-b"), Feed(), tmp_path / str(number))
+        doors = {"rollout-0": staged.front_door, "rollout-1": other.front_door, "rollout-2": "ipc:///nowhere/door"}
+        clients = {name: AsyncRolloutClient(door, timeout_s=2.0) for name, door in doors.items()}
+        with RolloutBrokers(clients) as brokers:
+            recorded = recorded_jobs.record_service(brokers, lambda row: row.task == "staged-b")
+    assert recorded.recording is not None
+    nodes = {work.node for one in recorded.recording.rollouts for work in one.works}
+    assert nodes == {"node-0", "node-1"}
+    assert recorded.recording.slots == {(phase, node): 6 for phase in Phase for node in nodes}
+    assert len(recorded.notes) == 1
+    assert recorded.notes[0].startswith("rollout-2 does not answer: ")
 
 
 def test_the_traces_of_a_run_are_beside_its_results(staged: StagedService, tmp_path: Path) -> None:
