@@ -180,6 +180,9 @@ QUICK_COMMANDS = {
     "prorl submit tasks.jsonl --out results": (0,),
     "prorl status --watch": (130,),
     "prorl job JOB": (2,),
+    "prorl explain results": (0,),  # of `prorl submit` above
+    "prorl explain": (0,),
+    "prorl explain JOB": (2,),
     "prorl cancel JOB": (1,),
     "prorl init": (0,),
     "prorl image list": (0,),

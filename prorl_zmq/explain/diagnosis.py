@@ -54,10 +54,10 @@ def diagnose(recording: Recording, of: str, notes: tuple[str, ...] = ()) -> Expl
     calibration = recording.wall_s / replayed_s if replayed_s > 0 else 1.0
 
     def weighed(suspect: Suspect) -> _Weighed:
-        return _Weighed(suspect, replayed_s - replay(recording, suspect.change))
+        return _Weighed(suspect, max(0.0, replayed_s - replay(recording, suspect.change)))
 
     def without_s(one: _Weighed) -> float:
-        return max(0.0, replayed_s - one.saves_s) * calibration
+        return (replayed_s - one.saves_s) * calibration
 
     def finding(one: _Weighed) -> Finding:
         suspect = one.suspect
