@@ -36,6 +36,7 @@ from . import (
     service,
     stage,
     tasks,
+    top,
     view,
 )
 
@@ -87,6 +88,7 @@ prorl.command("node")(node.node)
 prorl.command("gateway")(gateway.gateway)
 prorl.command("submit")(jobs.submit)
 prorl.command("status")(jobs.status)
+prorl.command("top")(top.top)
 prorl.command("cancel")(jobs.cancel)
 prorl.command("job")(job.job)
 prorl.command("explain")(explain.explain)
