@@ -17,13 +17,15 @@ from prorl_zmq.evaluation.recorded_run import read_recorded
 from prorl_zmq.explain.diagnosis import diagnose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from explain_scenarios import Scenario
 
     from prorl_zmq.explain.explanation import Explanation
 
 ABOUT = "does `prorl explain` name what bounded a run? Real runs on services whose bottleneck is known"
+
+KILL_S = 0.6
 
 
 def explained(
@@ -36,11 +38,18 @@ def explained(
             for scenario in same:
                 out = folder / scenario.name.replace(" ", "-")
                 out.mkdir()
-                kill = partial(staged.kill, scenario.kills) if scenario.kills else None
-                staged.run(scenario.jobs(out), scenario.feed(), out / "run", kill)
+                staged.run(scenario.jobs(out), scenario.feed(), out / "run", *meanwhile(scenario, staged))
                 recorded = read_recorded(out / "run")
                 assert recorded.recording is not None
                 yield scenario, diagnose(recorded.recording, "the run", recorded.notes)
+
+
+def meanwhile(scenario: Scenario, service: StagedService) -> tuple[float, Callable[[], None]]:
+    """Return what happens after how many seconds."""
+    if scenario.no_backend_s:
+        service.drain_engines()
+        return scenario.no_backend_s, service.add_engines
+    return KILL_S, partial(service.kill, scenario.kills) if scenario.kills else lambda: None
 
 
 def measure(quick: bool) -> list[Row]:

@@ -48,6 +48,8 @@ class Scenario:
     """Of the finding too; empty: any."""
     kills: str = ""
     """A process that is killed meanwhile."""
+    no_backend_s: float = 0.0
+    """For so long at the beginning, engines take no jobs."""
 
     @property
     def service(self) -> tuple[str, ...]:
@@ -195,10 +197,10 @@ SCENARIOS = (
         all_alike(init_s=0.5, engine_s=0.01, engine_times={"engine-1": 6.0}),
     ),
     Scenario(
-        "a tool is slow, and a node in EVAL",
+        "a tool is slow, on two nodes",
         "tool",
         "bash",
-        all_alike(24, eval_s=0.01, tools={"bash": 0.8}, node_times={}),
+        all_alike(24, tools={"bash": 0.8}),
         TWO,
     ),
     Scenario("a tool is slow, and one rollout is lost once", "tool", "search", with_one_loss),
@@ -221,5 +223,6 @@ SCENARIOS = (
         all_alike(24, tools={"search": 0.2}),
         layout("node-0", run=2),
     ),
+    Scenario("engines are not ready", "engine", "backend", all_alike(24), no_backend_s=2.5),
     Scenario("all parts take about as long", "nothing", "nothing", balanced),
 )

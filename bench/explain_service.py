@@ -79,12 +79,36 @@ class StagedService:
         """Kill one of the processes; it is not started again."""
         os.kill(self._pids[process], signal.SIGKILL)
 
-    def run(self, jobs: Sequence[Job], feed: Feed, out: Path, meanwhile: Callable[[], None] | None = None) -> None:
-        """Take jobs through the service, and leave a folder as `prorl submit --out` does, without arrays."""
-        out.mkdir(parents=True, exist_ok=True)
-        asyncio.run(self._run(jobs, feed, out, meanwhile))
+    def drain_engines(self) -> None:
+        """Have the engines take no more jobs."""
+        with RolloutClient(self.front_door) as client:
+            for status in client.backends.list():
+                client.backends.drain(status.backend.backend_id)
 
-    async def _run(self, jobs: Sequence[Job], feed: Feed, out: Path, meanwhile: Callable[[], None] | None) -> None:
+    def add_engines(self) -> None:
+        """Have them take jobs again."""
+        with RolloutClient(self.front_door) as client:
+            for status in client.backends.list():
+                client.backends.add(status.backend)
+
+    def run(
+        self,
+        jobs: Sequence[Job],
+        feed: Feed,
+        out: Path,
+        after_s: float = 0.0,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take jobs through the service, and leave a folder as `prorl submit --out` does, without arrays.
+
+        After `after_s`, `meanwhile` is called.
+        """
+        out.mkdir(parents=True, exist_ok=True)
+        asyncio.run(self._run(jobs, feed, out, after_s, meanwhile))
+
+    async def _run(
+        self, jobs: Sequence[Job], feed: Feed, out: Path, after_s: float, meanwhile: Callable[[], None]
+    ) -> None:
         async with AsyncRolloutClient(self.front_door) as client, TraceLog(client, out) as traces:
             with (out / "results.jsonl").open("ab") as file:
 
@@ -93,8 +117,7 @@ class StagedService:
                     traces.note(trajectory.job_id)
                     feed.ended()
 
-                if meanwhile is not None:
-                    asyncio.get_running_loop().call_later(0.6, meanwhile)
+                asyncio.get_running_loop().call_later(after_s, meanwhile)
                 await feed.run(client, jobs, take)
 
     def _start(self) -> None:

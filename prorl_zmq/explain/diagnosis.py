@@ -17,6 +17,7 @@ from ..wire.messages.jobs import Outcome, Phase
 from .critical_path import critical_path
 from .explanation import Explanation, Finding, PartRow, StageRow
 from .replay import Change, replay
+from .rollout import BACKEND
 from .sentences import GAIN, SATURATED, sentences, use_sentence
 from .suspects import Kind, Suspect, is_work, stage_of, suspects, work_name
 
@@ -104,8 +105,8 @@ def _structural(recording: Recording, part: str) -> tuple[Suspect, ...]:
     stage = stage_of(part)
     use = recording.use[Phase(stage.lower())]
     most = max(other.slots for other in recording.use.values())
-    kind: Kind = "engine" if part == "engine" else "tool" if part.startswith("tool.") else "stage"
-    name = part.removeprefix("tool.") if kind != "stage" else stage
+    kind: Kind = "engine" if part in ("engine", BACKEND) else "tool" if part.startswith("tool.") else "stage"
+    name = part.removeprefix("tool.") if kind != "stage" else stage  # `engine`, or that there is none
     itself = Suspect(kind, name, use_sentence(use), Change(partial(_without, part)), stage=stage, part=part)
     if use.waiting_share < SATURATED or 2 * use.slots > most:
         return (itself,)

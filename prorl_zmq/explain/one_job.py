@@ -124,12 +124,12 @@ def _where(own: dict[str, float], took_s: float) -> str:
 
 def _reasons(job: Rollout, peers: list[Rollout], recording: Recording | None) -> list[str]:
     reasons = []
-    lost = [work for work in job.works if work.lost]
-    if lost:
-        where = f" on {lost[-1].node}" if lost[-1].node else ""
-        reasons.append(
-            f"It lost {len(lost)} stays in a stage, the last one in {lost[-1].phase.upper()}{where}: {lost[-1].lost}"
-        )
+    failures = [work for work in job.works if work.failed]
+    if failures:
+        last = failures[-1]
+        where = f" on node {last.node}" if last.node else ""
+        again = "once" if len(failures) == 1 else f"{len(failures)} times"
+        reasons.append(f"it failed {again}, last in {last.phase.upper()}{where} with {last.lost}")
     if recording is not None:
         members = {("node", work.node) for work in job.works} | {("backend", work.backend) for work in job.works}
         reasons += [one.evidence for one in suspects(recording) if (one.kind, one.name) in members]

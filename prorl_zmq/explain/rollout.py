@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from ..wire.messages.jobs import Result, Step
 
 OWN_CODE = "own code"
-"""What is left of RUN beside its timings: the task's code, and the wait for a backend."""
+"""What is left of RUN beside its timings: the task's code."""
+BACKEND = "backend"
+"""The wait for one, as in a result's timings."""
 CLIENT, HANDOVER = "client", "handover"
 """Nothing was there to do until the client submitted more; the way from one process to the next."""
 WAIT = "wait for "
@@ -42,6 +44,8 @@ class Work:
     backend: str = ""
     lost: str = ""
     """Why it had to be done again, as an error's code; empty: it counts."""
+    failed: bool = False
+    """It is where that error came."""
 
     @property
     def seconds(self) -> float:
@@ -95,14 +99,15 @@ def rollout_of(trace: JobTrace, result: Result | None = None) -> Rollout:
     now = trace.accepted_at + trace.age_s
     works: list[Work] = []
     waiting: Span | None = None
+    attempt = 1
     for span in trace.spans:
         if span.place == "queued":
             waiting = span
-            if works and span.attempt > 1:
+            if works and span.attempt > attempt:
                 works = _lost(works, span, trace.spans)
         else:
             works.append(_work(span, waiting, trace.accepted_at, now))
-            waiting = None
+            waiting, attempt = None, span.attempt
     timings = {name: s for name, s in result.timings.items() if name not in NO_PARTS} if result is not None else {}
     if timings:
         works = [_divided(work, timings) if work.phase == Phase.RUN and not work.lost else work for work in works]
@@ -145,7 +150,8 @@ def _lost(works: list[Work], again: Span, spans: Sequence[Span]) -> list[Work]:
     errors = [span.error.code for span in spans if span.error is not None and span.start_s < again.start_s]
     code = errors[-1] if errors else "lost"
     marked = works if again.phase == Phase.INIT else [work for work in works if work.phase == again.phase]
-    return [replace(work, lost=work.lost or code) if work in marked else work for work in works]
+    lost = [replace(work, lost=work.lost or code) if work in marked else work for work in works]
+    return [*lost[:-1], replace(lost[-1], failed=True)]
 
 
 def _divided(work: Work, timings: Mapping[str, float]) -> Work:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..system.duration import duration
+from .rollout import BACKEND
 from .suspects import is_work, stage_of, work_name
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def sentences(
     bounded = {
         "stage": f"{work_name(found.part)} bounded {of}: it is {share:.0%} of the critical path of {took}",
         "slots": f"{name} has too few slots, which bounded {of}: it is {share:.0%} of the critical path of {took}",
-        "engine": f"The engines bounded {of}: waiting for them is {share:.0%} of the critical path of {took}",
+        "engine": f"{_engines(found.part)} bounded {of}: it is {share:.0%} of the critical path of {took}",
         "tool": f"The tool {name} bounded {of}: it is {share:.0%} of the critical path of {took}",
         "task": f"The task {name} bounded {of}, which took {took}, most of all by its {work_name(found.part)}",
         "node": f"The node {name} bounded {of}, which took {took}: its {work_name(found.part)} is slow",
@@ -64,6 +65,10 @@ def sentences(
         "cold": "With these like later ones",
     }.get(found.kind, "Without any of that")
     return (f"{bounded}.", f"{evidence}.", f"{remedy}, it would have taken {without}; this is {sureness}{because}.")
+
+
+def _engines(part: str) -> str:
+    return "That no backend was ready" if part == BACKEND else "Engine time"
 
 
 def _long(count: int) -> str:

@@ -17,7 +17,7 @@ from ..system.duration import duration
 from ..wire.messages.jobs import Phase
 from .peers import LEAST, Like, Slow, slower
 from .replay import Change
-from .rollout import CLIENT, HANDOVER, OWN_CODE, WAIT
+from .rollout import BACKEND, CLIENT, HANDOVER, OWN_CODE, WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,23 +70,28 @@ def stage_of(part: str) -> str:
 
 def work_name(part: str) -> str:
     """Return what to call a part in a sentence."""
-    names = {"engine": "engine time", OWN_CODE: "RUN's own code", CLIENT: "the client"}
+    names = {
+        "engine": "engine time",
+        BACKEND: "the wait for a backend",
+        OWN_CODE: "RUN's own code",
+        CLIENT: "the client",
+    }
     return names.get(part, f"tool {part.removeprefix('tool.')}" if part.startswith("tool.") else part)
 
 
 def _losses(recording: Recording) -> Iterator[Suspect]:
-    lost = [work for work in recording.works if work.lost]
-    if not lost:
+    failures = [work for work in recording.works if work.failed]
+    if not failures:
         return
-    code, count = Counter(work.lost for work in lost).most_common(1)[0]
-    stage = Counter(work.phase for work in lost if work.lost == code).most_common(1)[0][0].upper()
-    node, on_node = Counter(work.node for work in lost).most_common(1)[0]
-    where = f", {on_node} of them on node {node}" if node and len({work.node for work in recording.works}) > 1 else ""
+    (phase, code), count = Counter((work.phase, work.lost) for work in failures).most_common(1)[0]
+    node, on_node = Counter(work.node for work in failures).most_common(1)[0]
+    where = f", {on_node} times on node {node}" if node and len({work.node for work in recording.works}) > 1 else ""
     jobs = [rollout.job_id for rollout in recording.rollouts if any(work.lost for work in rollout.works)]
-    seconds = sum(work.seconds for work in lost)
+    seconds = sum(work.seconds for work in recording.works if work.lost)
+    stage = phase.upper()
     evidence = (
-        f"{len(jobs)} of {len(recording.rollouts)} rollouts lost {len(lost)} stays in a stage, {duration(seconds)} of "
-        f"work, and did them again, mostly in {stage} for {code} ({count}){where}"
+        f"{len(jobs)} of {len(recording.rollouts)} rollouts did {duration(seconds)} of work again, since {stage} "
+        f"failed {count} times with {code}{where}"
     )
     change = Change(lambda _rollout, work, _part: 0.0 if work.lost else 1.0)
     yield Suspect("losses", code, evidence, change, stage=stage, job_ids=tuple(jobs), cross_cut=True)

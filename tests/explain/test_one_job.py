@@ -25,14 +25,14 @@ def test_the_part_that_took_longer_than_usual() -> None:
 
 
 def test_a_wait_and_work_done_again_are_parts() -> None:
-    first = replace(work(Phase.INIT, 2.0, {"INIT": 1.0}, queued_at=0.0), lost="lease_lost")
+    first = replace(work(Phase.INIT, 2.0, {"INIT": 1.0}, queued_at=0.0), lost="lease_lost", failed=True)
     job = rollout("j", [first, work(Phase.INIT, 5.0, {"INIT": 0.1}, queued_at=3.0)])
     found = explain_job(job, OTHERS)
     seconds = {row.part: row.seconds for row in found.parts}
     assert seconds["wait for INIT"] == 4.0
     assert seconds["work done again"] == 1.0
     assert found.part == "wait for INIT"
-    assert found.sentences[2] == "It lost 1 stays in a stage, the last one in INIT on n: lease_lost."
+    assert found.sentences[2] == "It failed once, last in INIT on node n with lease_lost."
 
 
 def test_a_job_like_the_others() -> None:

@@ -77,6 +77,7 @@ def test_a_lost_run_is_done_again_from_init() -> None:
     result = Result(job_id="job-1", task="t", outcome=Outcome.COMPLETED, timings={"engine": 2.0})
     found = rollout_of(trace(made, ended_s=10.0), result)
     assert [work.lost for work in found.works] == ["lease_lost", "lease_lost", "", "", ""]
+    assert [work.failed for work in found.works] == [False, True, False, False, False]
     assert found.works[1].parts == {"RUN": 4.0}
     assert found.works[3].parts["engine"] == 2.0
     assert found.worked_s == 5.0
