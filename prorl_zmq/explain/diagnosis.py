@@ -154,6 +154,8 @@ def _doubts(recording: Recording, calibration: float, chosen: _Weighed | None, r
         doubts.append(f"of {undivided:.0%} of the rollouts it is not known what RUN did")
     if any(one.left_out for one in rollouts):
         doubts.append("some traces have lost their middle")
+    if chosen is not None and chosen.suspect.doubt:
+        doubts.append(chosen.suspect.doubt)
     if chosen is not None and rivals and rivals[0].saves_s >= CLOSE * chosen.saves_s:
         doubts.append(f"{rivals[0].suspect.kind} {rivals[0].suspect.name} costs about as much")
     return doubts

@@ -76,10 +76,10 @@ class Recording:
     def slots(self) -> Slots:
         """The slots of each stage and node: as the service said, and at least as many as were busy at once."""
         slots = {key: count for key, count in self.known_slots.items() if count}
-        for key in {(work.phase, work.node) for work in self.works}:
-            most = _most_at_once((work.began, work.ended) for work in self.works if (work.phase, work.node) == key)
-            slots[key] = max(slots.get(key, 0), most)
-        return slots
+        stays: dict[tuple[Phase, str], list[tuple[float, float]]] = {}
+        for work in self.works:
+            stays.setdefault((work.phase, work.node), []).append((work.began, work.ended))
+        return slots | {key: max(slots.get(key, 0), _most_at_once(each)) for key, each in stays.items()}
 
     def slots_of(self, stage: Phase) -> int:
         return sum(count for (phase, _), count in self.slots.items() if phase == stage)

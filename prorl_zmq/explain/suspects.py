@@ -32,6 +32,8 @@ LONG = 3.0
 """How many times as long as the median a straggler or a cold INIT takes."""
 FEW = 0.1
 """Most stragglers, as a share of the rollouts."""
+BY_CHANCE = 0.05
+"""What is likelier by chance is doubted."""
 SLOWER_TASK, MOST_OF_ALL = 2.0, 0.7
 """A task is slow that takes so many times as long as the others, and has at most this share of the rollouts."""
 
@@ -47,6 +49,8 @@ class Suspect:
     part: str = ""
     """What of the work."""
     job_ids: tuple[str, ...] = ()
+    doubt: str = ""
+    """Why it may be none."""
     cross_cut: bool = False
     """It is a share of what stages, engines and tools take, and says more than these."""
 
@@ -110,7 +114,8 @@ def _slow_nodes(recording: Recording) -> Iterator[Suspect]:
         task, part = slow.worst
         evidence = _beside_peers(f"node {slow.name}", f"{work_name(part)} of task {task}", slow)
         change = Change(partial(_node_like_peers, slow))
-        yield Suspect("node", slow.name, evidence, change, stage=stage_of(part), part=part, cross_cut=True)
+        where = {"stage": stage_of(part), "part": part, "doubt": _chance(slow)}
+        yield Suspect("node", slow.name, evidence, change, **where, cross_cut=True)
 
 
 def _slow_backends(recording: Recording) -> Iterator[Suspect]:
@@ -127,7 +132,8 @@ def _slow_backends(recording: Recording) -> Iterator[Suspect]:
         what = f"a token of task {slow.worst}" if tokens else f"a rollout of task {slow.worst}"
         evidence = _beside_peers(f"backend {slow.name}", what, slow)
         change = Change(partial(_backend_like_peers, slow))
-        yield Suspect("backend", slow.name, evidence, change, stage="RUN", part="engine", cross_cut=True)
+        where = {"stage": "RUN", "part": "engine", "doubt": _chance(slow)}
+        yield Suspect("backend", slow.name, evidence, change, **where, cross_cut=True)
 
 
 def _cold(recording: Recording) -> Iterator[Suspect]:
@@ -238,6 +244,10 @@ def _step(rollout: Rollout, part: str) -> str:
     if step is None or step.name != part:
         return ""
     return f" (the longest step in turn {step.turn}, {duration(step.seconds)})"
+
+
+def _chance(slow: Slow[Like]) -> str:
+    return f"with {slow.works} works it may be chance" if slow.chance > BY_CHANCE else ""
 
 
 def _part_medians(rollouts: list[Rollout]) -> dict[str, float]:
