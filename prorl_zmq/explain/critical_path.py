@@ -28,8 +28,6 @@ Place = tuple[float, int, int]
 class CriticalPath:
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds by what was done."""
-    waited_s: dict[Phase, float] = field(default_factory=dict)
-    """How long the works of the chain had waited for a slot, by stage: time in which others of the chain worked."""
     job_ids: list[str] = field(default_factory=list)
     """The rollouts of the chain, the last one first."""
 
@@ -88,12 +86,10 @@ class _Walk:
             for part, seconds in work.parts.items():
                 self.path.add(part, seconds)
             at = work.began
-            waited_s = work.began - work.queued_at
-            before_it = self._freed(number, index) if waited_s > WAIT_S else None
+            before_it = self._freed(number, index) if work.began - work.queued_at > WAIT_S else None
             if before_it is None:
                 index -= 1
                 continue
-            self.path.waited_s[work.phase] = self.path.waited_s.get(work.phase, 0.0) + waited_s
             _, number, index = before_it
             if self._rollouts[number] is not rollout:
                 rollout = self._rollouts[number]
@@ -103,7 +99,8 @@ class _Walk:
         """Return the work whose end gave a work its slot, if one ended while that waited."""
         work = self._rollouts[number].works[index]
         places = self._ends[self._slots(work.phase, work.node)]
-        for place in reversed(places[: bisect_right(places, work.began, key=itemgetter(0))]):
+        for last in reversed(range(bisect_right(places, work.began, key=itemgetter(0)))):
+            place = places[last]
             if place[0] <= work.queued_at:
                 return None
             if place[1:] != (number, index):
@@ -112,7 +109,7 @@ class _Walk:
 
     def _ended_before(self, at: float, number: int) -> tuple[float, int] | None:
         found = bisect_right(self._ended, at, key=itemgetter(0))
-        return next((one for one in reversed(self._ended[:found]) if one[1] != number), None)
+        return next((self._ended[last] for last in reversed(range(found)) if self._ended[last][1] != number), None)
 
 
 def _end(rollout: Rollout, now: float) -> tuple[float, bool]:

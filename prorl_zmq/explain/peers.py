@@ -94,4 +94,4 @@ def _at_least(heads: int, throws: int) -> float:
     """Return how likely so many heads are, or more; of many throws, about."""
     if throws > MANY_THROWS:
         return erfc((heads - 0.5 - throws / 2) / sqrt(throws / 2)) / 2
-    return sum(comb(throws, each) for each in range(heads, throws + 1)) / 2**throws
+    return float(sum(comb(throws, each) for each in range(heads, throws + 1)) / 2**throws)

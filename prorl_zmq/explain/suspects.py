@@ -108,14 +108,22 @@ def _slow_nodes(recording: Recording) -> Iterator[Suspect]:
         for rollout in recording.rollouts
         for work in rollout.counted
         for part, seconds in work.parts.items()
-        if part != "engine" and work.node
+        if part not in ("engine", BACKEND) and work.node
     ]
     for slow in slower(works):
         task, part = slow.worst
         evidence = _beside_peers(f"node {slow.name}", f"{work_name(part)} of task {task}", slow)
         change = Change(partial(_node_like_peers, slow))
-        where = {"stage": stage_of(part), "part": part, "doubt": _chance(slow)}
-        yield Suspect("node", slow.name, evidence, change, **where, cross_cut=True)
+        yield Suspect(
+            "node",
+            slow.name,
+            evidence,
+            change,
+            stage=stage_of(part),
+            part=part,
+            doubt=_chance(slow),
+            cross_cut=True,
+        )
 
 
 def _slow_backends(recording: Recording) -> Iterator[Suspect]:
@@ -132,8 +140,16 @@ def _slow_backends(recording: Recording) -> Iterator[Suspect]:
         what = f"a token of task {slow.worst}" if tokens else f"a rollout of task {slow.worst}"
         evidence = _beside_peers(f"backend {slow.name}", what, slow)
         change = Change(partial(_backend_like_peers, slow))
-        where = {"stage": "RUN", "part": "engine", "doubt": _chance(slow)}
-        yield Suspect("backend", slow.name, evidence, change, **where, cross_cut=True)
+        yield Suspect(
+            "backend",
+            slow.name,
+            evidence,
+            change,
+            stage="RUN",
+            part="engine",
+            doubt=_chance(slow),
+            cross_cut=True,
+        )
 
 
 def _cold(recording: Recording) -> Iterator[Suspect]:

@@ -84,6 +84,11 @@ def test_a_job_and_the_newest_work_of_a_running_service(
     assert one["peers"] >= 14
     assert "Its longest step was tool search in turn 1" in one["sentences"][2]
 
+    with RolloutClient(staged.front_door) as client:
+        result, trajectory = client.views.peek(slow.job_id)
+        assert trajectory is not None
+        assert client.views.result(slow.job_id) == result
+
     assert run("prorl", ["explain", slow.job_id, "--connect", staged.front_door]) == 0
     shown = capsys.readouterr().out
     assert "more went into tool search" in " ".join(shown.split())
