@@ -223,6 +223,6 @@ SCENARIOS = (
         all_alike(24, tools={"search": 0.2}),
         layout("node-0", run=2),
     ),
-    Scenario("engines are not ready", "engine", "backend", all_alike(24), no_backend_s=2.5),
+    Scenario("engines are not ready", "engine", "backend", all_alike(24), no_backend_s=1.5),
     Scenario("all parts take about as long", "nothing", "nothing", balanced),
 )

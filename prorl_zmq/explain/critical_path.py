@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ..wire.messages.jobs import Phase
-from .rollout import CLIENT, HANDOVER, WAIT
+from .parts import CLIENT, HANDOVER, WAIT
 
 if TYPE_CHECKING:
     from .recording import Recording

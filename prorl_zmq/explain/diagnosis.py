@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..wire.messages.jobs import Outcome, Phase
 from .critical_path import critical_path
 from .explanation import Explanation, Finding, PartRow, StageRow
+from .parts import BACKEND, is_work, stage_of, work_name
 from .replay import Change, replay
-from .rollout import BACKEND
 from .sentences import GAIN, SATURATED, sentences, use_sentence
-from .suspects import Kind, Suspect, is_work, stage_of, suspects, work_name
+from .suspects import Kind, Suspect, suspects
 
 if TYPE_CHECKING:
     from .critical_path import CriticalPath

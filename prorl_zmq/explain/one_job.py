@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..system.duration import duration
-from .rollout import HANDOVER, WAIT
-from .suspects import suspects, work_name
+from .parts import HANDOVER, WAIT, work_name
+from .suspects import suspects
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..wire.messages.jobs import Outcome, Phase
+from .parts import OWN_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,14 +18,6 @@ if TYPE_CHECKING:
     from ..wire.messages.front_door import JobTrace, Span
     from ..wire.messages.jobs import Result, Step
 
-OWN_CODE = "own code"
-"""What is left of RUN beside its timings: the task's code."""
-BACKEND = "backend"
-"""The wait for one, as in a result's timings."""
-CLIENT, HANDOVER = "client", "handover"
-"""Nothing was there to do until the client submitted more; the way from one process to the next."""
-WAIT = "wait for "
-"""And the stage."""
 NO_PARTS = frozenset({*Phase, *(f"{phase}_queue" for phase in Phase)})
 """Of a result's timings, those that are no part of RUN."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..system.duration import duration
-from .rollout import BACKEND
-from .suspects import is_work, stage_of, work_name
+from .parts import BACKEND, is_work, stage_of, work_name
 
 if TYPE_CHECKING:
     from .critical_path import CriticalPath

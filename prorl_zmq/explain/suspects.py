@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Literal
 
 from ..system.duration import duration
 from ..wire.messages.jobs import Phase
+from .parts import BACKEND, stage_of, work_name
 from .peers import LEAST, Like, Slow, slower
 from .replay import Change
-from .rollout import BACKEND, CLIENT, HANDOVER, OWN_CODE, WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,27 +60,6 @@ def suspects(recording: Recording) -> list[Suspect]:
         *(_losses, _slow_nodes, _slow_backends, _cold, _slow_tasks, _stragglers, _client),
     )
     return [suspect for find in finders for suspect in find(recording)]
-
-
-def is_work(part: str) -> bool:
-    """Return whether a part of a critical path is work, and not the way or the wait to it."""
-    return part not in (CLIENT, HANDOVER) and not part.startswith(WAIT)
-
-
-def stage_of(part: str) -> str:
-    """Return the stage that a part belongs to."""
-    return part if part in (phase.upper() for phase in Phase) else "RUN"
-
-
-def work_name(part: str) -> str:
-    """Return what to call a part in a sentence."""
-    names = {
-        "engine": "engine time",
-        BACKEND: "the wait for a backend",
-        OWN_CODE: "RUN's own code",
-        CLIENT: "the client",
-    }
-    return names.get(part, f"tool {part.removeprefix('tool.')}" if part.startswith("tool.") else part)
 
 
 def _losses(recording: Recording) -> Iterator[Suspect]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from prorl_zmq.explain.parts import OWN_CODE
 from prorl_zmq.explain.recording import Recording
-from prorl_zmq.explain.rollout import OWN_CODE, Rollout, Work
+from prorl_zmq.explain.rollout import Rollout, Work
 from prorl_zmq.wire.messages.jobs import Outcome, Phase
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl_zmq.explain.critical_path import critical_path
+from prorl_zmq.explain.parts import CLIENT, HANDOVER
 from prorl_zmq.explain.recording import slots_of_status
 from prorl_zmq.explain.replay import Change, replay
-from prorl_zmq.explain.rollout import CLIENT, HANDOVER
 from prorl_zmq.wire.messages.front_door import ServiceStatus, StageStatus
 from prorl_zmq.wire.messages.jobs import Phase
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from prorl_zmq.errors import ErrorInfo
-from prorl_zmq.explain.rollout import OWN_CODE, rollout_of
+from prorl_zmq.explain.parts import OWN_CODE
+from prorl_zmq.explain.rollout import rollout_of
 from prorl_zmq.wire.messages.front_door import JobTrace, Span
 from prorl_zmq.wire.messages.jobs import Outcome, Phase, Result, Step
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SHORT = (
-    "one tool of two is slow",
+    "engines are not ready",
     "one backend of two is slow",
     "one task of two has a slow EVAL",
 )
