@@ -30,9 +30,11 @@ BESIDE = 0.5
 """What is no cross-cut of the leading part is named before it if it saves so much of what the part would."""
 LEADING = 0.4
 """The least share of the critical path of a part that is named for it."""
-FEW_ROLLOUTS, MODEL_ERROR, CLOSE = 10, 0.25, 0.9
-"""Below so many rollouts, beyond such an error of the replay, or with a second one that saves so much of what the
-first does, an explanation is less sure."""
+CLOSE = 0.9
+"""Of suspects of which each saves so much of what the best one does, the most telling is named."""
+FEW_ROLLOUTS, MODEL_ERROR, RIVAL = 10, 0.25, 0.75
+"""Below so many rollouts, beyond such an error of the replay, or with another one that saves so much of what the named
+one does, an explanation is less sure."""
 UNDIVIDED = 0.2
 """Share of rollouts of which it is not known what RUN did, beyond which an explanation is less sure."""
 NOT_COMPLETED, LACKING = 0.1, 0.8
@@ -81,7 +83,8 @@ def diagnose(recording: Recording, of: str, notes: tuple[str, ...] = ()) -> Expl
     chosen = _chosen(structural, others, replayed_s, path)
     rivals = [one for one in others if one.saves_s >= GAIN * replayed_s and one is not chosen]
     rivals.sort(key=lambda one: -one.saves_s)
-    doubts = _doubts(recording, calibration, chosen, rivals)
+    parts = list(structural.values())
+    doubts = _doubts(recording, calibration, chosen, [*rivals, *(parts if chosen in parts else ())])
     named = finding(chosen) if chosen is not None else Finding(kind="nothing", name="nothing")
     sureness = SURENESS[min(len(doubts), len(SURENESS) - 1)]
     return Explanation(
@@ -154,11 +157,20 @@ def _doubts(recording: Recording, calibration: float, chosen: _Weighed | None, r
         doubts.append(f"of {undivided:.0%} of the rollouts it is not known what RUN did")
     if any(one.left_out for one in rollouts):
         doubts.append("some traces have lost their middle")
-    if chosen is not None and chosen.suspect.doubt:
+    if chosen is None:
+        return doubts
+    if chosen.suspect.doubt:
         doubts.append(chosen.suspect.doubt)
-    if chosen is not None and rivals and rivals[0].saves_s >= CLOSE * chosen.saves_s:
-        doubts.append(f"{rivals[0].suspect.kind} {rivals[0].suspect.name} costs about as much")
+    named = chosen.suspect.kind, chosen.suspect.name
+    others = [one for one in rivals if (one.suspect.kind, one.suspect.name) != named]
+    rival = max(others, key=lambda one: one.saves_s, default=None)
+    if rival is not None and rival.saves_s >= RIVAL * chosen.saves_s:
+        doubts.append(f"{_label(rival.suspect)} costs about as much")
     return doubts
+
+
+def _label(suspect: Suspect) -> str:
+    return work_name(suspect.part) if suspect.kind in ("stage", "engine", "tool") else f"{suspect.kind} {suspect.name}"
 
 
 def _stage_row(use: StageUse) -> StageRow:

@@ -74,6 +74,12 @@ def test_parts_that_take_as_long_as_each_other() -> None:
     assert "fairly sure" in found.sentences[2]
 
 
+def test_a_second_part_that_costs_about_as_much_is_a_doubt() -> None:
+    found = diagnose(recording(passing(spread(40, USUAL | {"engine": 1.0, "tool.bash": 0.9}))), "the run")
+    assert found.finding.kind == "engine"
+    assert found.doubts == ("tool bash costs about as much",)
+
+
 def test_it_says_what_it_does_not_know() -> None:
     plain = [replace(one, divided=False, left_out=1) for one in passing(spread(8, USUAL | {"EVAL": 2.0}))]
     found = diagnose(recording(plain), "the run")
