@@ -266,6 +266,15 @@ class GatewaySettings(Section, frozen=True):
     """The tokenizer of such servers; empty: what the client names, or the server's own model."""
 
 
+class MetricsSettings(Section, frozen=True):
+    """`[metrics]`: where Prometheus finds what a machine's processes count. A gateway has the same at `/metrics`."""
+
+    bind: str = ""
+    """HOST:PORT, on every node; empty: there is none. Beyond loopback it wants TLS and keys, as a gateway does."""
+    tls_cert: str = ""
+    tls_key: str = ""
+
+
 class Topology(Section, frozen=True):
     """A whole topology file."""
 
@@ -281,6 +290,7 @@ class Topology(Section, frozen=True):
     backends: tuple[BackendSettings, ...] = (BackendSettings(),)
     sandbox: SandboxSettings = SandboxSettings()
     gateway: GatewaySettings = GatewaySettings()
+    metrics: MetricsSettings = MetricsSettings()
 
     @property
     def run_dir(self) -> Path:

@@ -71,6 +71,15 @@ Address = Annotated[
     ),
 ]
 
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="Where Prometheus finds this machine's metrics. [default: the topology's; none]",
+    ),
+]
+
 LogFormatOption = Annotated[
     LogFormat | None, typer.Option("--log-format", help="Text for people, or JSON. [default: the topology's; text]")
 ]
@@ -137,6 +146,27 @@ ToolCalls = Annotated[
 EngineOptions = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="NAME=JSON", help="An option of the engine's kind that has no flag here."),
+]
+
+
+def _check_trackers(names: list[str] | None) -> list[str]:
+    if not names:
+        return []
+    from ..trackers.tracker import check_tracker
+
+    for name in names:
+        check_tracker(name)
+    return names
+
+
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="TRACKER",
+        callback=_check_trackers,
+        help="Log figures and sample conversations to wandb, tensorboard, trackio or mlflow; may be repeated.",
+    ),
 ]
 
 

@@ -6,6 +6,7 @@
     trajectories/JOB.npz     its arrays (see `TokenArrays`); JOB.json its `Transcript`
     summary.json, report.md, report.html
     service/                 topology and logs of the evaluation's own service
+    trackers/                what `--log` keeps here
     earlier/RUN/             what `--fresh` put aside
 
 A rollout's line is written after its other files, so what has a line is whole; a last line that a kill has torn is cut
@@ -26,6 +27,7 @@ import numpy as np
 
 from ..client.trace_log import TRACES
 from ..errors import ConfigError
+from ..trackers.adapter import TRACKERS
 from ..wire.messages.jobs import Outcome, Phase, Result
 from .plan import FORMAT, Plan, RolloutIndex, differences, index_of
 from .service import sweep
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 PLAN, RESULTS, TRAJECTORIES = "plan.json", "results.jsonl", "trajectories"
 SERVICE, LOCK, EARLIER = "service", "lock", "earlier"
 SUMMARY, REPORT_MD, REPORT_HTML, CHARTS = "summary.json", "report.md", "report.html", "charts"
+WRITTEN = (RESULTS, TRACES, TRAJECTORIES, SUMMARY, REPORT_MD, REPORT_HTML, CHARTS, SERVICE, TRACKERS)
+"""What `--fresh` puts aside, with the plan."""
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "weight_versions", "turns")
 NO_OUTCOMES = frozenset({Outcome.INFRASTRUCTURE_ERROR, Outcome.CANCELLED})
 TASKS_FAULTS = frozenset({"handler_failed", "invalid_job", "sandbox_failed", "unknown_task"})
@@ -220,8 +224,7 @@ class RunFolder:
         folder = next(each for each in folders if not each.exists())
         folder.mkdir(parents=True)
         sweep(self.path / SERVICE)  # of an evaluation that was killed
-        # The plan last:
-        for name in (RESULTS, TRACES, TRAJECTORIES, SUMMARY, REPORT_MD, REPORT_HTML, CHARTS, SERVICE, PLAN):
+        for name in (*WRITTEN, PLAN):  # the plan last
             with contextlib.suppress(FileNotFoundError):
                 (self.path / name).rename(folder / name)
 

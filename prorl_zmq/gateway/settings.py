@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..config import GatewaySettings
+    from ..service.service_folder import ServiceFolder
 
 ROLES = (*BROKER, KeyRole.TRAINER)
 """Keys that a gateway may have of its own, where the front door is reached over TCP."""
@@ -28,15 +29,19 @@ ROLES = (*BROKER, KeyRole.TRAINER)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions:
-    front_door: str
     settings: GatewaySettings
     run_dir: Path
+    front_door: str = ""
+    service: ServiceFolder | None = None
+    """The folder of a service, which says where its rollout brokers are; None: there is one, at `front_door`."""
     name: str = ""
     """Which gateway this is; empty: made of its host's name and its address."""
     keys: Path | None = None
     insecure: bool = False
     timeout_s: float = 10.0
     """How long the service may take to answer."""
+    metrics_only: bool = False
+    """Nothing is served but `/metrics`."""
 
     @property
     def host(self) -> str:
@@ -85,7 +90,8 @@ class GatewayOptions:
         keys = self.keys
         if keys is None:
             return None
-        if self.front_door.startswith("tcp://") or keys.suffix == SECRET or any(keys.glob(f"*{SECRET}")):
+        tcp = self.service is not None or self.front_door.startswith("tcp://")
+        if tcp or keys.suffix == SECRET or any(keys.glob(f"*{SECRET}")):
             return Keyring.load(keys, ROLES)
         return None
 

@@ -16,7 +16,7 @@ from .service_folder import TOPOLOGY
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..config import BackendSettings, GatewaySettings, Topology
+    from ..config import BackendSettings, GatewaySettings, MetricsSettings, Topology
     from .service_folder import ServiceFolder
 
 BROKER_RANK, ENGINE_RANK, STAGE_RANK = 0, 1, 2
@@ -32,6 +32,15 @@ class ChildPlan:
     python: str = sys.executable
     role: str = ""
     """A stage process's."""
+
+    @property
+    def process(self) -> str:
+        """What kind of process it is, as metrics name it."""
+        if self.role:
+            return f"stage_{self.role}"
+        if self.rank == ENGINE_RANK:
+            return "engine"
+        return f"{self.arguments[2]}_broker" if self.arguments[1] == "broker" else self.name
 
 
 def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
@@ -50,7 +59,7 @@ def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
     if topology.gateway.bind:
         front_door = topology.endpoint(topology.rollout_broker.front_door)
         plans.append(_gateway(topology.gateway, ["--front-door", front_door, *shared]))
-    return plans
+    return plans + _metrics(topology.metrics, shared)
 
 
 def plan_brokers(topology: Topology, folder: ServiceFolder, address: str) -> list[ChildPlan]:
@@ -76,7 +85,8 @@ def plan_node(topology: Topology, folder: ServiceFolder, address: str) -> list[C
         plans.append(ChildPlan("node-broker", ("prorl", "broker", "node", *place), BROKER_RANK))
     engine = ["--service", str(folder.path), "--bind", f"tcp://{address}:*", *keys]
     plans += _engines(topology, engine, f"{topology.node}-engine")
-    return plans + _stages(topology, ["--connect", node_stage_events(topology), *keys])
+    plans += _stages(topology, ["--connect", node_stage_events(topology), *keys])
+    return plans + _metrics(topology.metrics, ["--service", str(folder.path), *_shared(topology)])
 
 
 def node_stage_events(topology: Topology) -> str:
@@ -114,15 +124,21 @@ def _stages(topology: Topology, place: list[str]) -> list[ChildPlan]:
 
 
 def _gateway(settings: GatewaySettings, place: list[str]) -> ChildPlan:
-    flags = {
-        "--bind": settings.bind,
-        "--tls-cert": settings.tls_cert,
-        "--tls-key": settings.tls_key,
-        "--tokenizer": settings.tokenizer,
-    }
-    given = [part for flag, value in flags.items() if value for part in (flag, value)]
+    tokenizer = ["--tokenizer", settings.tokenizer] if settings.tokenizer else []
     more = [] if settings.use_llm_servers else ["--no-llm-servers"]
-    return ChildPlan("gateway", ("prorl", "gateway", *given, *more, *place), STAGE_RANK)
+    return ChildPlan("gateway", ("prorl", "gateway", *_listening(settings), *tokenizer, *more, *place), STAGE_RANK)
+
+
+def _metrics(settings: MetricsSettings, place: list[str]) -> list[ChildPlan]:
+    """Return what serves the metrics of this run folder alone: a gateway that knows nothing else."""
+    if not settings.bind:
+        return []
+    return [ChildPlan("metrics", ("prorl", "gateway", "--metrics-only", *_listening(settings), *place), STAGE_RANK)]
+
+
+def _listening(settings: GatewaySettings | MetricsSettings) -> list[str]:
+    flags = {"--bind": settings.bind, "--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key}
+    return [part for flag, value in flags.items() if value for part in (flag, value)]
 
 
 def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
