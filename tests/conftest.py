@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from prorl_zmq.metrics.metric import Metric
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+os.environ["RAY_ADDRESS"] = "local"  # without it Ray joins whatever cluster a file of the machine names, dead or alive
 settings.register_profile(
     "quick",
     deadline=None,

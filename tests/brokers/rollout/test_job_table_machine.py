@@ -624,12 +624,14 @@ class JobTableMachine(RuleBasedStateMachine):
         self.leaving = False
 
     def deliver(self, event: PhaseDone | PhaseFailed) -> None:
-        self.workers[event.stage_id].holds.discard((event.job_id, event.attempt))
+        worker, hold = self.workers[event.stage_id], (event.job_id, event.attempt)
+        node = worker.node if worker.known and hold in worker.holds else ""
+        worker.holds.discard(hold)
         job = self.jobs.get(event.job_id)
         if job is not None and self.is_current(job, event):
             if isinstance(event, PhaseFailed):
                 if event.retry:
-                    job.avoids = self.workers[event.stage_id].node
+                    job.avoids = node
                     self.lose(job)
                 else:
                     self.to_end[job.job_id] = event.outcome
