@@ -264,6 +264,15 @@ class GatewaySettings(Section, frozen=True):
     """The tokenizer of such servers; empty: what the client names, or the server's own model."""
 
 
+class DashboardSettings(Section, frozen=True):
+    """`[dashboard]`: the page in the browser, in a process of its own; a `[gateway]` has it at its own address too."""
+
+    bind: str = ""
+    """HOST:PORT where it listens; empty: it does not. Beyond loopback it wants `[gateway]`'s TLS, and keys."""
+    runs: str = ""
+    """The folder whose `prorl eval` folders it compares; empty: none."""
+
+
 class Topology(Section, frozen=True):
     """A whole topology file."""
 
@@ -279,6 +288,7 @@ class Topology(Section, frozen=True):
     backends: tuple[BackendSettings, ...] = (BackendSettings(),)
     sandbox: SandboxSettings = SandboxSettings()
     gateway: GatewaySettings = GatewaySettings()
+    dashboard: DashboardSettings = DashboardSettings()
 
     @property
     def run_dir(self) -> Path:

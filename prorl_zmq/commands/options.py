@@ -70,6 +70,10 @@ Address = Annotated[
         help="This machine's address, at which other nodes reach it. [default: the one that routes to others]",
     ),
 ]
+Runs = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Where the folders of `prorl eval` are that the dashboard compares. [default: none]"),
+]
 
 LogFormatOption = Annotated[
     LogFormat | None, typer.Option("--log-format", help="Text for people, or JSON. [default: the topology's; text]")

@@ -6,7 +6,7 @@ import re
 import socket
 import ssl
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -16,6 +16,7 @@ from ..security.keyring import BROKER, Keyring
 from ..security.keys import SECRET, KeyFolder
 from ..wire.messages.base import JobIdentifier, KeyRole
 from ..wire.sockets import is_loopback_host
+from .page_token import PageToken
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +38,12 @@ class GatewayOptions:
     insecure: bool = False
     timeout_s: float = 10.0
     """How long the service may take to answer."""
+    program: Literal["gateway", "dashboard"] = "gateway"
+    """`dashboard`: without keys it still asks for a token of its own, and prints it."""
+    service: Path | None = None
+    """The service's folder: the dashboard shows all rollout brokers that it names."""
+    runs: Path | None = None
+    """The folder of the evaluations that the dashboard shows."""
 
     @property
     def host(self) -> str:
@@ -49,7 +56,8 @@ class GatewayOptions:
     @property
     def own_name(self) -> str:
         """Its name, by which its jobs and its state are known; no two gateways of a service may have the same."""
-        name = self.name or re.sub(r"[^\w.-]+", "_", f"{socket.gethostname()[:32]}-{self.settings.bind}")
+        kind = "" if self.program == "gateway" else f"{self.program}-"
+        name = self.name or re.sub(r"[^\w.-]+", "_", f"{kind}{socket.gethostname()[:32]}-{self.settings.bind}")
         try:
             return msgspec.convert(name, JobIdentifier)
         except msgspec.ValidationError:
@@ -65,12 +73,14 @@ class GatewayOptions:
             raise ConfigError(f"{self.settings.bind!r} is not HOST:PORT, such as 127.0.0.1:8080", key="bind")
         return host, int(port)
 
-    def bearers(self) -> BearerList:
-        """Return the list of tokens that are let in.
+    def bearers(self) -> BearerList | PageToken:
+        """Return what knows the tokens that are let in.
 
         Raises:
             ConfigError: the gateway could be reached from other machines by anybody.
         """
+        if self.keys is None and self.program == "dashboard":
+            return PageToken(self.run_dir / f"{self.own_name}.token")
         if self.keys is None and not (self.insecure or is_loopback_host(self.host)):
             raise ConfigError(
                 f"{self.settings.bind} can be reached from other machines, and no keys are asked for: name a folder "

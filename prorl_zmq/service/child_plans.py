@@ -16,7 +16,7 @@ from .service_folder import TOPOLOGY
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..config import BackendSettings, GatewaySettings, Topology
+    from ..config import BackendSettings, Topology
     from .service_folder import ServiceFolder
 
 BROKER_RANK, ENGINE_RANK, STAGE_RANK = 0, 1, 2
@@ -49,12 +49,15 @@ def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
     ]
     if topology.gateway.bind:
         front_door = topology.endpoint(topology.rollout_broker.front_door)
-        plans.append(_gateway(topology.gateway, ["--front-door", front_door, *shared]))
+        plans.append(_gateway(topology, ["--front-door", front_door, *shared]))
+    if topology.dashboard.bind:
+        place = ["--connect", topology.endpoint(topology.rollout_broker.front_door), *shared]
+        plans.append(_dashboard(topology, place))
     return plans
 
 
 def plan_brokers(topology: Topology, folder: ServiceFolder, address: str) -> list[ChildPlan]:
-    """List the brokers of a service with a folder, and its gateway."""
+    """List the brokers of a service with a folder, its gateway and its dashboard."""
     place = ["--service", str(folder.path), "--address", address, *_shared(topology)]
     settings = ["--config", str(folder.path / TOPOLOGY), *place]
     brokers = [ChildPlan("backend-broker", ("prorl", "broker", "backend", *settings), BROKER_RANK)]
@@ -63,7 +66,9 @@ def plan_brokers(topology: Topology, folder: ServiceFolder, address: str) -> lis
         for name in folder.rollout_brokers
     ]
     if topology.gateway.bind:
-        brokers.append(_gateway(topology.gateway, ["--service", str(folder.path), *_shared(topology)]))
+        brokers.append(_gateway(topology, ["--service", str(folder.path), *_shared(topology)]))
+    if topology.dashboard.bind:
+        brokers.append(_dashboard(topology, ["--service", str(folder.path), *_shared(topology)]))
     return brokers
 
 
@@ -113,16 +118,29 @@ def _stages(topology: Topology, place: list[str]) -> list[ChildPlan]:
     return plans
 
 
-def _gateway(settings: GatewaySettings, place: list[str]) -> ChildPlan:
+def _gateway(topology: Topology, place: list[str]) -> ChildPlan:
+    settings = topology.gateway
     flags = {
         "--bind": settings.bind,
         "--tls-cert": settings.tls_cert,
         "--tls-key": settings.tls_key,
         "--tokenizer": settings.tokenizer,
+        "--runs": topology.dashboard.runs,
     }
     given = [part for flag, value in flags.items() if value for part in (flag, value)]
     more = [] if settings.use_llm_servers else ["--no-llm-servers"]
     return ChildPlan("gateway", ("prorl", "gateway", *given, *more, *place), STAGE_RANK)
+
+
+def _dashboard(topology: Topology, place: list[str]) -> ChildPlan:
+    flags = {
+        "--bind": topology.dashboard.bind,
+        "--runs": topology.dashboard.runs,
+        "--tls-cert": topology.gateway.tls_cert,
+        "--tls-key": topology.gateway.tls_key,
+    }
+    given = [part for flag, value in flags.items() if value for part in (flag, value)]
+    return ChildPlan("dashboard", ("prorl", "dashboard", *given, *place), STAGE_RANK)
 
 
 def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
