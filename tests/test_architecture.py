@@ -44,9 +44,12 @@ MAY_IMPORT = {
     "stages": BASE | {"tools", "tasks", "inference", "model_proxy"},
     "make_swe": {"errors", "system", "tools"},
     "service": BASE | {"client", "tools", "inference"},
+    "watching": BASE | {"client", "service"},
     "cluster": BASE | {"client", "service"},
     "evaluation": BASE | {"client", "service", "inference", "tasks", "stages", "tools"},
-    "gateway": BASE | {"client", "service", "inference", "tasks", "stages", "tools", "evaluation", "integrations"},
+    "gateway": BASE
+    | {"client", "service", "inference", "tasks", "stages", "tools", "evaluation", "integrations"}
+    | {"watching"},
     "demo": BASE | {"client", "service", "inference"},
     "weights_publisher": BASE | {"client", "inference"},
     "examples": BASE

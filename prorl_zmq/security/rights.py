@@ -44,6 +44,7 @@ from ..wire.messages.engines import (
 )
 from ..wire.messages.front_door import Cancel, Collect, Hello, NoteWeights, RelayBlocks, Status, Submit, Trace
 from ..wire.messages.nodes import ListNodes
+from ..wire.messages.watching import Peek, ViewBatch, Watch
 
 
 class Listener(StrEnum):
@@ -70,10 +71,14 @@ CONNECTING_ROLES: dict[Listener, frozenset[KeyRole]] = {
 _Kinds = frozenset[type[msgspec.Struct]]
 _EVERYBODY: _Kinds = frozenset({Hello, Status, ListNodes, ListBackends})
 _BATCHES: _Kinds = frozenset({OpenBatch, Feed, NextGroup, CloseBatch, SessionAlive})
+_WATCHING: _Kinds = frozenset({Watch, Peek, ViewBatch})
 _WEIGHTS: _Kinds = frozenset({NoteWeights, BeginWeights, EndWeights, CancelWeights, LoadWeights, SetWeightVersion})
 REQUESTS: dict[KeyRole, _Kinds] = {
     KeyRole.TRAINER: _EVERYBODY | _WEIGHTS | _BATCHES | {Submit, Collect, RelayBlocks, Cancel, Trace},
-    KeyRole.OPERATOR: _EVERYBODY | _WEIGHTS | {Cancel, Trace, AddBackend, DrainBackend, RemoveBackend, ClearBackends},
+    KeyRole.OPERATOR: _EVERYBODY
+    | _WATCHING
+    | _WEIGHTS
+    | {Cancel, Trace, AddBackend, DrainBackend, RemoveBackend, ClearBackends},
     KeyRole.STAGE: _EVERYBODY
     | {
         Assign,

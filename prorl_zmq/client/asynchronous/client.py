@@ -41,6 +41,7 @@ from .backends import AsyncBackends
 from .batch import AsyncBatch
 from .connection import AsyncServiceConnection
 from .transport import Lock, sleep
+from .views import AsyncViews
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -94,6 +95,8 @@ class AsyncRolloutClient:
         self._keep_alive: KeepAlive | None = None
         self.backends = AsyncBackends(self._service)
         """The inference backends: add, drain, remove, clear, list."""
+        self.views = AsyncViews(self._service)
+        """For an operator: jobs as rows of a table, what ended ones brought, and batches from near."""
         self.weight_version: int | None = None
         """The version that this client last reported as served; None: none yet."""
 

@@ -42,6 +42,7 @@ from .backends import Backends
 from .batch import Batch
 from .connection import ServiceConnection
 from .transport import Lock, sleep
+from .views import Views
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -95,6 +96,8 @@ class RolloutClient:
         self._keep_alive: KeepAlive | None = None
         self.backends = Backends(self._service)
         """The inference backends: add, drain, remove, clear, list."""
+        self.views = Views(self._service)
+        """For an operator: jobs as rows of a table, what ended ones brought, and batches from near."""
         self.weight_version: int | None = None
         """The version that this client last reported as served; None: none yet."""
 

@@ -4,9 +4,10 @@ A message is one MessagePack header frame, followed by raw frames where its docs
 header comes after an empty delimiter frame, for REQ and DEALER clients alike; PUSH/PULL messages have no delimiter.
 Each header is a map whose `type` names the class (`phase_done` is `PhaseDone`); unknown fields are refused. Times are
 seconds, sizes are bytes, and no message carries a clock's reading, since two nodes have two clocks
-(but `JobTrace.accepted_at`, for people).
+(but `JobTrace` and `JobRow`, for people).
 
     trainer                        ⇄ rollout broker   front_door, batches   ROUTER, the front door
+    operator                       ⇄ rollout broker   watching              the same
     stage process                  → rollout broker   stages.StageEvent     PUSH → PULL
     rollout broker                 → stage process    stages.StageCommand   PUSH → PULL
     anyone                         ⇄ backend broker   backends              ROUTER

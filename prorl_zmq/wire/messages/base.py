@@ -90,7 +90,7 @@ class KeyRole(StrEnum):
     STAGE = "stage"
     """A node's stage processes and engine hosts."""
     OPERATOR = "operator"
-    """Looks at the service, cancels jobs, manages backends; neither submits jobs nor sees trajectories."""
+    """Looks at the service and at what its jobs brought, cancels jobs, manages backends; submits and collects none."""
     SERVICE = "service"
     """The brokers themselves."""
 

@@ -1,4 +1,4 @@
-"""The front door: what trainers ask the rollout broker, and its replies."""
+"""The front door: what trainers and operators ask the rollout broker, and its replies."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from .batches import (
 )
 from .jobs import Outcome, Phase, Result
 from .nodes import ListNodes, NodeList
+from .watching import WatchingReply, WatchingRequest
 
 
 class Hello(Request, frozen=True):
@@ -240,6 +241,7 @@ FrontDoorRequest = (
     | Status
     | ListNodes
     | Trace
+    | WatchingRequest
 )
 FrontDoorReply = (
     Welcome
@@ -254,5 +256,6 @@ FrontDoorReply = (
     | ServiceStatus
     | NodeList
     | JobTrace
+    | WatchingReply
     | Refused
 )

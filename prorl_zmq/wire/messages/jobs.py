@@ -182,6 +182,25 @@ class BlockHandle(Part, frozen=True, kw_only=True):
     """The oldest weight version of a token; -1: nothing was generated."""
 
 
+STEPS_LIMIT = 512
+"""Most steps of one job; `timings` has the others too."""
+
+
+class Step(Part, frozen=True, array_like=True):
+    """One thing that an episode spent time on."""
+
+    name: MeasureName
+    """As in `Result.timings`: `engine`, `chat`, `tool.bash`, …"""
+    turn: Annotated[int, Meta(ge=0)]
+    """Turns of the policy that had begun before it ended: 0 is the first prompt."""
+    start_s: Annotated[float, Meta(ge=0)]
+    """Seconds after the conversation began, which is soon after RUN did."""
+    seconds: Annotated[float, Meta(ge=0)]
+
+
+Steps = Annotated[tuple[Step, ...], Meta(max_length=STEPS_LIMIT)]
+
+
 class Result(Part, frozen=True, kw_only=True):
     """Everything about an ended job that is not an array."""
 
@@ -201,6 +220,8 @@ class Result(Part, frozen=True, kw_only=True):
     """Counts and measures of the agent loop (`turns`, `tool_calls`, …) and those of the handler."""
     timings: dict[MeasureName, float] = {}
     """Seconds per phase (`init`, `run`, `eval`), queue (`init_queue`, …), tool (`tool.bash`), and in the `engine`."""
+    steps: Steps = ()
+    """What RUN did one after the other, or beside each other; the first ones, if there were many."""
     notes: dict[MeasureName, str] = {}
     """What EVAL wrote down for people: a judge's verdict, a report of tests, a patch."""
     tokens: Annotated[int, Meta(ge=0)] = 0

@@ -26,7 +26,7 @@ from .base import (
     ShortText,
     Timings,
 )
-from .jobs import BlockHandle, LogprobsMode, Outcome, Phase, SandboxHandle
+from .jobs import BlockHandle, LogprobsMode, Outcome, Phase, SandboxHandle, Steps
 from .nodes import NodeFacts
 
 Keep = Literal["broker", "node"]
@@ -131,6 +131,7 @@ class PhaseEnd(Message, frozen=True, kw_only=True):
     backend: Identifier | Literal[""] = ""
     metrics: Metrics = {}
     timings: Timings = {}
+    steps: Steps = ()
     tokens: Annotated[int, Meta(ge=0)] = 0
     turns: Annotated[int, Meta(ge=0)] = 0
     segments: Segments = ()

@@ -1,0 +1,59 @@
+# Generated from ../asynchronous/views.py by `make client`; do not edit.
+"""`Views`: what an operator sees of a service's jobs and batches, none of which is changed by looking."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...wire.messages.base import new_id
+from ...wire.messages.watching import Peek, ViewBatch, Watch
+from ..requests import check_job_ids, read_reply, read_trajectory
+
+if TYPE_CHECKING:
+    from ...data.trajectory import Trajectory
+    from ...wire.messages.jobs import Result
+    from ...wire.messages.watching import BatchView, Peeked, Watched
+    from .connection import ServiceConnection
+
+
+class Views:
+    """What an operator sees of jobs and batches: `RolloutClient.views`.
+
+    Each call raises `RequestTimeout` if the rollout broker does not answer in time, and `NotAllowed` with a trainer's
+    key.
+    """
+
+    def __init__(self, service: ServiceConnection) -> None:
+        self._service = service
+
+    def changes(
+        self, broker_id: str, since: int, before: int, limit: int, *, timeout_s: float | None = None
+    ) -> Watched:
+        """Name the jobs that have changed; see `Watch`. `watching.Watcher` keeps a whole table by it."""
+        request = Watch(new_id(), broker_id, since, before, limit)
+        reply: Watched = self._service.ask(request, self._service.until(timeout_s))
+        return reply
+
+    def peek(self, job_id: str, *, timeout_s: float | None = None) -> tuple[Result, Trajectory | None]:
+        """Return what an ended job brought, whoever's it is; it stays where it is.
+
+        There is no trajectory where its node keeps the block (`keep = "node"`); `kept` of the result says where.
+
+        Raises:
+            UnknownJob: the job has not ended, or it is long ago that its client had the result.
+        """
+        check_job_ids((job_id,))
+        frames = self._service.ask_frames(Peek(new_id(), job_id), self._service.until(timeout_s))
+        reply: Peeked = read_reply(frames)
+        if reply.result.kept is not None:
+            return reply.result, None
+        return reply.result, read_trajectory(reply.result, iter(frames[1:]))
+
+    def batch(self, batch_id: str, *, timeout_s: float | None = None) -> BatchView:
+        """Show an open batch: its groups, their rollouts, and what it waits for.
+
+        Raises:
+            UnknownBatch: there is none of that id (any more).
+        """
+        reply: BatchView = self._service.ask(ViewBatch(new_id(), batch_id), self._service.until(timeout_s))
+        return reply

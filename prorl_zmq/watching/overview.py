@@ -1,0 +1,53 @@
+"""`Overview`: how a whole service stands at one moment, as a page or a terminal shows it. Plain data."""
+
+from __future__ import annotations
+
+from ..service.node_rows import NodeRow
+from ..wire.messages.backends import BackendList
+from ..wire.messages.base import Part
+from ..wire.messages.front_door import ServiceStatus
+from ..wire.messages.jobs import Outcome
+from ..wire.messages.nodes import LostNode
+from ..wire.messages.watching import JobRow
+
+
+class EndedJobs(Part, frozen=True):
+    """The jobs that ended within one interval of the recent past."""
+
+    at: float
+    """When it began: wall clock, seconds since 1970."""
+    seconds: float
+    """How long it was; of the last one, until now."""
+    outcomes: dict[Outcome, int] = {}
+
+
+class Overview(Part, frozen=True, kw_only=True):
+    """A service as its brokers have described it last."""
+
+    at: float
+    """Wall clock, seconds since 1970."""
+    status: ServiceStatus | None = None
+    """Of all rollout brokers together that answer; None: none does."""
+    brokers: dict[str, ServiceStatus] = {}
+    """Of each rollout broker that answers, by name."""
+    backends: BackendList | None = None
+    """None: the backend broker does not answer."""
+    nodes: tuple[NodeRow, ...] = ()
+    lost_nodes: tuple[LostNode, ...] = ()
+    """The last ones, the newest first."""
+    ended_per_s: float = 0.0
+    """Jobs that end in a second, over the last 30 seconds."""
+    ended: tuple[EndedJobs, ...] = ()
+    """The last ten minutes, the oldest interval first."""
+    problems: dict[str, str] = {}
+    """Why a broker does not answer, by its name; `backend broker` is that one's."""
+
+
+class Update(Part, frozen=True):
+    """What has changed for one viewer since its last update."""
+
+    overview: Overview
+    changed: tuple[JobRow, ...]
+    """Jobs as they are now, in no order; each once."""
+    reset: bool
+    """Forget all rows that you have: `changed` has all."""

@@ -1,0 +1,146 @@
+"""What watchers ask the rollout broker: which jobs have changed, what an ended one brought, how a batch stands.
+
+The broker numbers the changes of jobs. A watcher asks for the jobs that have changed after a number, and the reply has
+the newest of them, each once and as it is now; those between the number and the first of the reply it asks for in
+further requests. So it always sees what is new first, and in the end all of it. Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from .base import BatchIdentifier, JobIdentifier, Part, Reply, Request
+from .batches import BatchReport, BatchStatus
+from .jobs import Outcome, Phase, Result
+
+ROWS_LIMIT = 2000
+"""Most jobs of one reply."""
+CELLS_LIMIT = 16_384
+"""Most rollouts of one reply."""
+ChangeNumber = Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class JobRow(Part, frozen=True, array_like=True):
+    """One job, as a line of a table."""
+
+    job_id: str
+    task: str
+    group_id: str
+    """Empty also for a job that waits in INIT since the broker was restarted."""
+    phase: Phase
+    """Of a job that has ended, the last one."""
+    place: Literal["queued", "held", "ended"]
+    attempt: int
+    accepted_at: float
+    """The broker's wall clock, in seconds since 1970, as are the others."""
+    entered_at: float
+    """When it came to its phase and place."""
+    node: str = ""
+    """Of the stage process that has it, or had it last."""
+    stage_id: str = ""
+    backend: str = ""
+    """The one of its last RUN."""
+    ended_at: float | None = None
+    outcome: Outcome | None = None
+    code: str = ""
+    """Of the error that ended it, or its attempt before."""
+    reward: float | None = None
+    tokens: int = 0
+    turns: int = 0
+
+
+class Watch(Request, frozen=True):
+    """Name the jobs that have changed, the newest ones."""
+
+    broker_id: str = ""
+    """That of the earlier answer, which the numbers are of. Of another life of the broker: they count as 0."""
+    since: ChangeNumber = 0
+    """Only those that changed after this."""
+    before: ChangeNumber = 0
+    """Only those that changed before this; 0: all."""
+    limit: Annotated[int, Meta(ge=1, le=ROWS_LIMIT)] = 500
+
+
+class Watched(Reply, frozen=True, kw_only=True):
+    """Answer to `Watch`."""
+
+    broker_id: str
+    """Names this life of the broker; it begins with no numbers and, of jobs that were collected, no rows."""
+    until: int
+    """The number of the newest change, whether it is in this reply or not."""
+    first: int
+    """The number of the oldest change in this reply; of none, `until` + 1."""
+    more: bool
+    """There are further ones between `since` and `first`."""
+    missed: bool = False
+    """Jobs that have changed after `since` are forgotten: which of the jobs that had not ended are among them is not
+    known, so ask for all again."""
+    jobs: tuple[JobRow, ...] = ()
+    """The newest first."""
+
+
+class Peek(Request, frozen=True):
+    """Show what a job brought that has ended: one that was not collected, or one of the last that were."""
+
+    job_id: JobIdentifier
+
+
+class Peeked(Reply, frozen=True):
+    """Answer to `Peek`. Further frame: the trajectory's block, if `tokens` is not 0 and its node does not keep it."""
+
+    result: Result
+
+
+class ViewBatch(Request, frozen=True):
+    """Show the groups of a batch that is open."""
+
+    batch_id: BatchIdentifier
+
+
+class RolloutCell(Part, frozen=True, array_like=True):
+    """One place of a group."""
+
+    state: Literal["running", "in", "missing"]
+    """`running`: its job has not ended, and may still be queued. `missing`: no job has been started for it."""
+    job_id: str = ""
+    reward: float | None = None
+    staleness: int | None = None
+    """Weight versions that its oldest token, or the start of its job, is behind the current one; None: not known."""
+    seconds: float = 0.0
+    """In phases, until now."""
+
+
+class GroupRow(Part, frozen=True, array_like=True):
+    """One group."""
+
+    group_id: str
+    prompt_id: str
+    state: Literal["under_way", "kept", "given"]
+    """`given`: its client was sent it, and has not acknowledged it."""
+    carried_over: bool
+    """From an earlier batch of its session."""
+    failed: int
+    """Jobs that ended without a reward, and were replaced."""
+    cells: tuple[RolloutCell, ...] = ()
+    """By place."""
+
+
+class BatchView(Reply, frozen=True, kw_only=True):
+    """Answer to `ViewBatch`."""
+
+    status: BatchStatus
+    report: BatchReport
+    current_version: int
+    """Of the weights."""
+    waits_for: str
+    """What the batch waits for now, as a sentence."""
+    groups: tuple[GroupRow, ...] = ()
+    """Those under way, the oldest first, then those that its client has not acknowledged."""
+    left_out: int = 0
+    """Groups that had no room in this reply."""
+
+
+WatchingRequest = Watch | Peek | ViewBatch
+WatchingReply = Watched | Peeked | BatchView
