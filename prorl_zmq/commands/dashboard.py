@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..config import GatewaySettings, default_run_dir, load_topology, own_run_dir
+from ..config import GatewaySettings, load_topology, own_run_dir
 from ..errors import ConfigError
 from ..security.keys import VARIABLE, named_folder
 from ..service.service_folder import WAIT_S, ServiceFolder
@@ -19,7 +19,7 @@ BIND = "127.0.0.1:8787"
 
 def dashboard(
     bind: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help=f"Where to listen. [default: --config's; {BIND}]", show_default=False)
+        str, typer.Option(metavar="HOST:PORT", help=f"Where to listen. [default: --config's; {BIND}]")
     ] = "",
     runs: options.Runs = None,
     tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Certificate and its chain, PEM.")] = "",
@@ -51,7 +51,7 @@ def dashboard(
 
     options.log_as("dashboard", log_format, log_level)
     if runs is not None and not runs.is_dir():
-        raise ConfigError(f"--runs {runs}: there is no such folder; name one that has folders of `prorl eval`", key="runs")
+        raise ConfigError(f"--runs {runs}: there is no such folder; name one with folders of `prorl eval`", key="runs")
     topology = load_topology(config)
     keys = keys or (Path(topology.security.keys) if topology.security.keys else None)
     if service is not None and connect is None:

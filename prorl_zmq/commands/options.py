@@ -72,7 +72,9 @@ Address = Annotated[
 ]
 Runs = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Where the folders of `prorl eval` are that the dashboard compares. [default: none]"),
+    typer.Option(
+        metavar="DIR", help="The folder with those of `prorl eval` that the dashboard compares."
+    ),
 ]
 
 LogFormatOption = Annotated[

@@ -1,7 +1,7 @@
 """`Dashboard`: the page's part of a gateway. It owns the watcher and its connections to all brokers of the service.
 
-Nothing is asked of a broker until somebody looks. The connections have the gateway's own key: where brokers ask for one,
-it has to be an operator's (in a service's folder, `keys/operator` is).
+Nothing is asked of a broker until somebody looks. The connections have the gateway's own key: where brokers ask for
+one, it has to be an operator's (in a service's folder, `keys/operator` is).
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ...errors import ConfigError, NotAllowed
 from ...watching.overview import Overview
 from ...wire.messages.backends import DrainBackend
@@ -26,6 +24,8 @@ from .run_list import Rollouts, RunFigures, RunList, Runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import msgspec
 
     from ...security.rights import Sender
     from ...watching.watcher import Watcher

@@ -1,7 +1,7 @@
 """`JobView`: what an ended job brought, in words: its result, and its transcript as `prorl view` has it.
 
-A job's tokens are read by the tokenizer that its backend names. If that cannot be had here, the transcript has token ids
-only, and `problem` says why.
+A job's tokens are read by the tokenizer that its backend names. If that cannot be had here, the transcript has token
+ids only, and `problem` says why.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ...errors import ProrlError
 from ...evaluation.transcript import TextReader, Transcript, make_transcript
 from ...inference.chat_loading import chat_format
-from ...wire.messages.jobs import Result
+from ...wire.messages.jobs import Result  # noqa: TC001 - msgspec reads annotations at run time
 from ..bodies import Body
 
 if TYPE_CHECKING:

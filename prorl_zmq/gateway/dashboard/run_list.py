@@ -12,16 +12,15 @@ import msgspec
 
 from ...errors import ConfigError
 from ...evaluation.collection import open_collection
-from ...evaluation.plan import Plan
+from ...evaluation.plan import Plan  # noqa: TC001 - msgspec reads annotations at run time
 from ...evaluation.run_folder import PLAN, RESULTS, SUMMARY, read_plan, read_samples
 from ...evaluation.summary import Counting, PassRow, Summary, default_ks, seconds_of, summarise
+from ...wire.messages.jobs import Outcome  # noqa: TC001
 from ..bodies import Body
 from .job_views import JobView
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from ...wire.messages.jobs import Outcome
 
 RUNS_LIMIT = 1000
 KEPT = 32

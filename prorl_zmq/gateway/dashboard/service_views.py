@@ -42,9 +42,7 @@ class ServiceViews:
         return await _first([known] if known is not None else self._clients.values(), question)
 
 
-async def _first(
-    clients: Iterable[AsyncRolloutClient], question: Callable[[AsyncRolloutClient], Awaitable[T]]
-) -> T:
+async def _first(clients: Iterable[AsyncRolloutClient], question: Callable[[AsyncRolloutClient], Awaitable[T]]) -> T:
     """Ask several brokers; return what the one that knows says, or raise the best reason why none does."""
 
     async def one(client: AsyncRolloutClient) -> T | ProrlError:

@@ -1,8 +1,8 @@
 """`/v1/watch`: server-sent events with what changes at a service, for one viewer each.
 
 The first events have all rows, the newest jobs first, so that a page has something to show at once; each later one has
-what has changed. A viewer that reads slowly gets fewer, merged ones (see `Watcher`). A stream ends with the gateway, with
-its connection, or when its key was revoked.
+what has changed. A viewer that reads slowly gets fewer, merged ones (see `Watcher`). A stream ends with the gateway,
+with its connection, or when its key was revoked.
 """
 
 from __future__ import annotations

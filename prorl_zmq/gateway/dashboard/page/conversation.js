@@ -7,7 +7,7 @@ const SHOWN_LETTERS = 6_000;
 const PIECE_LETTERS = 20_000;
 
 export function conversation(transcript) {
-  if (!transcript.turns?.length) return h("p", { class: "quiet" }, "It ended before its first token.");
+  if (!transcript.turns.length) return h("p", { class: "quiet" }, "It ended before its first token.");
   let turn = 0;
   return h("ol", { class: "turns" }, transcript.turns.map((each) => {
     if (each.role === "assistant") turn += 1;

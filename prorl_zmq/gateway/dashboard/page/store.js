@@ -1,5 +1,6 @@
 // What the page knows of the service: the overview, and a row per job, kept up to date by the stream.
 
+import { overviewOf } from "./shapes.js";
 import { Stream } from "./stream.js";
 
 // As `JobRow` has them.
@@ -42,7 +43,7 @@ class Store {
 
   take({ overview, rows, reset }) {
     if (reset) this.rows.clear();
-    if (overview) this.overview = overview;
+    if (overview) this.overview = overviewOf(overview);
     for (const fields of rows ?? []) {
       const row = Object.fromEntries(FIELDS.map((name, index) => [name, fields[index]]));
       row.state = stateOf(row);

@@ -9,7 +9,7 @@ const LEVELS = [0.9, 0.5, 0.1, 0.01];
 const WAYS = { logprob: "probability", mask: "mask", version: "weight version" };
 
 export function tokenMap(transcript) {
-  const total = transcript.token_ids?.length ?? 0;
+  const total = transcript.token_ids.length;
   if (!total) return null;
   const versions = [...new Set(transcript.versions)].filter((version) => version >= 0).sort((one, other) => one - other);
   const pages = Math.ceil(total / PAGE);

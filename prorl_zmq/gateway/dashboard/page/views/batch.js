@@ -3,6 +3,7 @@
 import { ApiError, get, part } from "../api.js";
 import { badge, card, figure, h, link, redraw } from "../dom.js";
 import { count, reward, seconds, words } from "../format.js";
+import { batchOf } from "../shapes.js";
 import { store } from "../store.js";
 import { kept } from "./batches.js";
 
@@ -18,7 +19,7 @@ export function batch({ path: [id] }) {
   async function look() {
     asking = true;
     try {
-      seen = await get(`/v1/batches/${part(id)}/view`);
+      seen = batchOf(await get(`/v1/batches/${part(id)}/view`));
       problem = "";
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
@@ -47,7 +48,7 @@ function content({ status, report, current_version: version, waits_for: waitsFor
       figure("groups kept", kept(status), `${count(report.dropped_groups)} not kept, ${count(report.given_up_groups)} given up`),
       figure("rollouts", count(report.completed), `${count(report.launched)} started, ${count(report.failed)} failed`),
       figure("carried over", count(report.adopted), `jobs taken from earlier batches`),
-      figure("reward of kept", report.kept.reward.count ? report.kept.reward.mean.toFixed(3) : "–", `weights are at version ${version}`),
+      figure("reward of kept", report.keptReward.count ? report.keptReward.mean.toFixed(3) : "–", `weights are at version ${version}`),
       figure("not used", count(wasted.reduce((sum, [, number]) => sum + number, 0)), wasted.map(([why, number]) => `${number} ${words(why)}`).join(", "))),
     card("Groups", null, legend(), groups.length ? h("div", { class: "groups" }, groups.map(group)) : h("p", { class: "quiet" }, "None is under way."),
       leftOut ? h("p", { class: "quiet small" }, `${count(leftOut)} more are not shown.`) : null),

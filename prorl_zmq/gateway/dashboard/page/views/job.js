@@ -4,6 +4,7 @@ import { ApiError, get, part, send } from "../api.js";
 import { badge, card, figure, h, link, redraw, table } from "../dom.js";
 import { clock, count, NOTHING, reward, seconds, words } from "../format.js";
 import { session } from "../session.js";
+import { traceOf, viewOf } from "../shapes.js";
 import { store } from "../store.js";
 import { conversation, longText } from "../conversation.js";
 import { timeline } from "../timeline.js";
@@ -26,10 +27,10 @@ export function job({ path: [id] }) {
   async function look() {
     asking = true;
     try {
-      trace = await get(`/v1/jobs/${part(id)}/trace`);
+      trace = traceOf(await get(`/v1/jobs/${part(id)}/trace`));
       problem = "";
       if (trace.outcome && !view) {
-        view = await get(`/v1/jobs/${part(trace.job_id)}/view`);
+        view = viewOf(await get(`/v1/jobs/${part(trace.job_id)}/view`));
         redraw(body, rollout(view));
       }
     } catch (error) {
@@ -96,22 +97,22 @@ export function job({ path: [id] }) {
 export function rollout({ result, transcript, problem }) {
   return [
     card("Conversation", null, problem ? h("p", { class: "note" }, problem) : null, conversation(transcript)),
-    transcript.token_ids?.length ? card("Tokens", null, tokenMap(transcript)) : null,
+    transcript.token_ids.length ? card("Tokens", null, tokenMap(transcript)) : null,
     notes(result),
     measures(result),
   ];
 }
 
 function notes(result) {
-  const entries = Object.entries(result.notes ?? {});
+  const entries = Object.entries(result.notes);
   return entries.length ? card("Notes", null, entries.map(([name, text]) =>
     h("details", { open: text.length < 4000 }, h("summary", null, words(name)), longText(text)))) : null;
 }
 
 function measures(result) {
   const columns = [["name"], ["value", "number"]];
-  const timings = Object.entries(result.timings ?? {}).map(([name, value]) => [name, seconds(value)]);
-  const metrics = Object.entries(result.metrics ?? {}).map(([name, value]) => [words(name), value == null ? NOTHING : Number.isInteger(value) ? count(value) : value.toPrecision(4)]);
+  const timings = Object.entries(result.timings).map(([name, value]) => [name, seconds(value)]);
+  const metrics = Object.entries(result.metrics).map(([name, value]) => [words(name), value == null ? NOTHING : Number.isInteger(value) ? count(value) : value.toPrecision(4)]);
   return h("div", { class: "columns" }, card("Seconds", null, table("Seconds", columns, timings)),
     card("Measures", null, table("Measures", columns, metrics)));
 }

@@ -3,6 +3,7 @@
 import { ApiError, get, part } from "../api.js";
 import { badge, card, h, link, redraw, table } from "../dom.js";
 import { count, reward, seconds, words } from "../format.js";
+import { viewOf } from "../shapes.js";
 import { rollout } from "./job.js";
 
 export function run({ path: [name, problem, jobId] }) {
@@ -18,7 +19,7 @@ export function run({ path: [name, problem, jobId] }) {
       redraw(list, card("Rollouts", null, table("Rollouts", columns, rollouts.map((row) => [
         link(`#/runs/${part(name)}/${part(problem)}/${part(row.job_id)}`, { "aria-current": row.job_id === current ? "true" : null }, row.job_id),
         badge(row.outcome, words(row.outcome)), row.code, reward(row.reward), count(row.turns), count(row.tokens), seconds(row.seconds)]))));
-      if (current) redraw(opened, rollout(await get(`/v1/runs/view?run=${part(name)}&job_id=${part(current)}`)));
+      if (current) redraw(opened, rollout(viewOf(await get(`/v1/runs/view?run=${part(name)}&job_id=${part(current)}`))));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       redraw(opened, h("p", { class: "note bad", role: "alert" }, error.message));
