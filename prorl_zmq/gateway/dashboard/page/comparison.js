@@ -30,7 +30,7 @@ function head(runs) {
 
 function passes(runs) {
   const ks = [...new Set(runs.flatMap(({ summary }) => summary.passes.map((row) => row.k)))].sort((one, other) => one - other);
-  return card("pass@k with 95 % intervals", null, h("div", { class: "intervals" }, ks.map((k) => h("div", { class: "of-k" },
+  return card("pass@k with 95 % intervals, from 0 to 100 %", null, h("div", { class: "intervals" }, ks.map((k) => h("div", { class: "of-k" },
     h("h3", null, `pass@${k}`),
     runs.map(({ run, summary }, index) => {
       const estimate = summary.passes.find((row) => row.k === k)?.estimate;

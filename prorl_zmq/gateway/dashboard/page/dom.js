@@ -29,9 +29,11 @@ export function redraw(element, ...children) {
   const marked = document.getSelection();
   if (marked && !marked.isCollapsed && element.contains(marked.anchorNode)) return;
   const focused = element.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+  const opened = new Set([...element.querySelectorAll("details[open][data-key]")].map((each) => each.dataset.key));
   const scrolled = [...element.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
   element.replaceChildren(...nodes(children));
   element.querySelectorAll(".scroll").forEach((each, index) => { each.scrollLeft = scrolled[index] ?? 0; });
+  for (const each of element.querySelectorAll("details[data-key]")) each.open ||= opened.has(each.dataset.key);
   if (focused) element.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
 }
 

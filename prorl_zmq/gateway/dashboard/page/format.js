@@ -45,11 +45,12 @@ export function seconds(value) {
   return hours < 48 ? `${hours} h ${pad(minutes % 60)} m` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
-export function bytes(value) {
-  if (!value) return NOTHING;
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  const power = Math.min(units.length - 1, Math.floor(Math.log2(value) / 10));
-  return `${(value / 1024 ** power).toFixed(power ? 1 : 0)} ${units[power]}`;
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+export function bytesOf(part, whole) {
+  const power = Math.min(UNITS.length - 1, Math.floor(Math.log2(whole) / 10));
+  const written = (value) => (value / 1024 ** power).toPrecision(3).replace(/\.0+$/, "");
+  return `${written(part)} of ${written(whole)} ${UNITS[power]}`;
 }
 
 export function clock(unixSeconds) {

@@ -49,7 +49,7 @@ function show() {
 
 function update() {
   showNav();
-  state.className = `state is-${store.state}`;
+  state.className = `is-${store.state}`;
   const text = STATES[store.state];
   if (state.textContent !== text) state.textContent = text;
   state.title = store.why;

@@ -29,7 +29,7 @@ export function timeline(trace, steps) {
   return h("div", { class: "timeline" },
     h("div", { class: "lanes", role: "img", "aria-label": `Time line of ${seconds(end)}; the table below has its times` },
       axis(end), lanes, restarts.length ? lane("restarts", restarts) : null),
-    legend(steps.length > 0), stays(trace));
+    legend(steps.length > 0), losses(trace), stays(trace));
 }
 
 function lane(name, bars) {
@@ -73,14 +73,20 @@ function legend(hasSteps) {
     parts.map(([kind, name]) => h("span", null, h("i", { class: `block ${kind}` }), name)));
 }
 
+function losses(trace) {
+  const spans = trace.spans.filter((span) => span.error);
+  return spans.length ? h("ul", { class: "losses" }, spans.map((span) => h("li", null, h("b", null, `attempt ${span.attempt}, ${span.phase.toUpperCase()}: `),
+    badge("failed", words(span.error.code)), " ", span.error.message))) : null;
+}
+
 function stays(trace) {
   const rows = trace.spans.map((span) => [
     span.attempt, span.place === "queued" ? `queue of ${span.phase.toUpperCase()}` : span.phase.toUpperCase(),
     seconds(span.start_s), seconds((span.end_s ?? trace.age_s) - span.start_s), span.node || NOTHING,
     span.stage_id || NOTHING, span.backends.join(", ") || NOTHING,
-    span.error ? [badge("failed", words(span.error.code)), " ", span.error.message] : span.end_s == null ? "now" : "",
+    span.error ? words(span.error.code) : span.end_s == null ? "now" : "",
   ]);
   const columns = [["attempt", "number"], ["stay"], ["from", "number"], ["for", "number"], ["node"], ["stage process"],
-    ["backend"], ["ended by", "text long"]];
-  return h("details", { open: trace.spans.some((span) => span.error) }, h("summary", null, "Times as a table"), table("Times of the job", columns, rows));
+    ["backend"], ["ended by"]];
+  return h("details", { "data-key": "stays" }, h("summary", null, "Times as a table"), table("Times of the job", columns, rows));
 }

@@ -50,17 +50,20 @@ function content({ status, report, current_version: version, waits_for: waitsFor
       figure("carried over", count(report.adopted), `jobs taken from earlier batches`),
       figure("reward of kept", report.keptReward.count ? report.keptReward.mean.toFixed(3) : "–", `weights are at version ${version}`),
       figure("not used", count(wasted.reduce((sum, [, number]) => sum + number, 0)), wasted.map(([why, number]) => `${number} ${words(why)}`).join(", "))),
-    card("Groups", null, legend(), groups.length ? h("div", { class: "groups" }, groups.map(group)) : h("p", { class: "quiet" }, "None is under way."),
-      leftOut ? h("p", { class: "quiet small" }, `${count(leftOut)} more are not shown.`) : null),
+    card("Groups under way", null, legend(), rows(groups.filter((each) => each[2] === "under_way"))),
+    card("Kept, and not acknowledged by its client", null, rows(groups.filter((each) => each[2] !== "under_way"))),
+    leftOut ? h("p", { class: "quiet small" }, `${count(leftOut)} more groups are not shown.`) : null,
   ];
 }
+
+const rows = (groups) => (groups.length ? h("div", { class: "groups" }, groups.map(group)) : h("p", { class: "quiet" }, "None."));
 
 function group([id, prompt, state, carriedOver, failed, cells]) {
   const rewards = cells.map((cell) => cell[2]).filter((each) => each != null);
   const mean = rewards.length ? rewards.reduce((sum, each) => sum + each, 0) / rewards.length : null;
   return h("div", { class: `group is-${state.replace("_", "-")}` },
     h("div", { class: "group-name" }, link(`#/jobs?q=${part(`group:${id}`)}`, { title: id }, prompt || id),
-      h("span", { class: "quiet small" }, [words(state), carriedOver ? "carried over" : "", failed ? `${failed} replaced` : "", mean == null ? "" : `mean ${reward(mean)}`].filter(Boolean).join(" · "))),
+      h("span", { class: "quiet small" }, [state === "given" ? "given" : "", mean == null ? "" : `mean ${reward(mean)}`, carriedOver ? "carried" : "", failed ? `${failed} replaced` : ""].filter(Boolean).join(" · "))),
     h("div", { class: "cells" }, cells.map(cell)));
 }
 

@@ -55,7 +55,8 @@ export function job({ path: [id] }) {
     const state = trace.outcome ?? store.rows.get(trace.job_id)?.state ?? "open";
     const mayCancel = !trace.outcome && session.may("cancel");
     return [
-      h("p", { class: "path" }, link("#/jobs", null, "Jobs"), " / ", h("code", null, trace.job_id)),
+      h("p", { class: "path" }, link("#/jobs", null, "Jobs"), " / ", h("code", null, trace.job_id),
+        trace.group_id ? [" of group ", link(`#/jobs?q=${part(`group:${trace.group_id}`)}`, null, h("code", null, trace.group_id))] : null),
       h("div", { class: "title" }, h("h1", null, trace.task || "Job"), badge(state, words(state)),
         mayCancel ? h("button", { type: "button", class: "danger", "data-key": "cancel", onclick: cancel }, "Cancel this job") : null),
       h("div", { class: "figures" },
@@ -65,8 +66,6 @@ export function job({ path: [id] }) {
         figure("tokens", count(trace.tokens || null), result?.metrics.generated_tokens != null ? `${count(result.metrics.generated_tokens)} generated` : ""),
         figure("attempt", trace.spans.at(-1)?.attempt ?? 1, result?.backend ? `backend ${result.backend}` : "")),
       trace.error ? h("div", { class: "note bad" }, h("b", null, words(trace.error.code)), longText(trace.error.message)) : null,
-      trace.group_id ? h("p", { class: "quiet small" }, "Group ",
-        link(`#/jobs?q=${part(`group:${trace.group_id}`)}`, null, h("code", null, trace.group_id))) : null,
     ];
   }
 

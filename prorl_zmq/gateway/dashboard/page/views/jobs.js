@@ -14,7 +14,7 @@ const COLUMNS = [
   { name: "task", title: "Task", kind: "text", cell: (row) => row.task, by: (row) => row.task },
   { name: "code", title: "Error", kind: "text wide", cell: (row) => row.code, by: (row) => row.code },
   { name: "reward", title: "Reward", kind: "number", cell: (row) => reward(row.reward), by: (row) => row.reward ?? -Infinity },
-  { name: "age", title: "Duration", kind: "number", cell: (row) => seconds(ageOf(row)), by: ageOf },
+  { name: "age", title: "Duration", kind: "number age", cell: (row) => seconds(ageOf(row)), by: ageOf },
   { name: "turns", title: "Turns", kind: "number wide", cell: (row) => count(row.turns || null), by: (row) => row.turns },
   { name: "tokens", title: "Tokens", kind: "number wide", cell: (row) => count(row.tokens || null), by: (row) => row.tokens },
   { name: "attempt", title: "Attempt", kind: "number wider", cell: (row) => row.attempt, by: (row) => row.attempt },

@@ -1,7 +1,7 @@
 // The nodes: slots of each stage, sandboxes (jobs that are held there), memory, and when each was heard last.
 
 import { badge, bar, card, h, redraw, table } from "../dom.js";
-import { bytes, count, NOTHING, seconds } from "../format.js";
+import { bytesOf, count, NOTHING, seconds } from "../format.js";
 import { store } from "../store.js";
 
 const PHASES = ["init", "run", "eval"];
@@ -39,7 +39,7 @@ function slots(used, whole, phase) {
 
 function room(free, whole) {
   if (!whole) return NOTHING;
-  const label = `${bytes(whole - free)} of ${bytes(whole)}`;
+  const label = bytesOf(whole - free, whole);
   return h("span", { class: "meter" }, bar([[whole - free, "part-main"]], whole, label), h("span", null, label));
 }
 

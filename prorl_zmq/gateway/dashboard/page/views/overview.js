@@ -81,7 +81,7 @@ function latestFailures() {
   const failed = [];
   for (const row of store.rows.values()) if (row.outcome && row.outcome !== "completed" && row.outcome !== "cancelled") failed.push(row);
   failed.sort((one, other) => other.ended_at - one.ended_at);
-  const columns = [["ended", "number"], ["job", "id"], ["outcome"], ["error"], ["task"], ["node"]];
+  const columns = [["ended", ""], ["job", "id"], ["outcome"], ["error"], ["task"], ["node"]];
   return card("Latest failures", null, table("Latest failures", columns, failed.slice(0, LATEST).map((row) => [clock(row.ended_at),
     link(`#/jobs/${encodeURIComponent(row.job_id)}`, null, row.job_id), badge(row.outcome, words(row.outcome)), row.code, row.task, row.node]), "None that is known."));
 }

@@ -18,7 +18,7 @@ export function runs({ query }) {
   async function load() {
     try {
       known = await get("/v1/runs");
-      if (!chosen.length) chosen = known.runs.slice(0, 2).map((run) => run.run);
+      if (!chosen.length) chosen = known.runs.slice(0, 2).map((run) => run.run).reverse();
       draw();
       await compare();
     } catch (error) {
