@@ -34,6 +34,7 @@ with atheris.instrument_imports(include=["prorl_zmq"]):
     from prorl_zmq.brokers.rollout.jobs import Jobs
     from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
     from prorl_zmq.brokers.rollout.quota import Quota
+    from prorl_zmq.brokers.rollout.recent_results import RecentResults
     from prorl_zmq.brokers.rollout.result_store import ResultStore
     from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
     from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
@@ -117,7 +118,7 @@ class Door:
         )
         self._writes = WriteAhead(MemoryJournal(), table, results, history, lambda _: None)
         quota = Quota(SMALL.max_jobs, SMALL.max_held_bytes, 1.0)
-        self._jobs = Jobs(table, results, history, quota, self._writes, KeptBlocks(SMALL.lease_s))
+        self._jobs = Jobs(table, results, history, quota, self._writes, KeptBlocks(SMALL.lease_s), RecentResults(2**20))
         catalog = TaskCatalog()
         catalog.add((TASK,))
         place = {"stage_id": "i", "role": Phase.INIT, "node": "n", "slots": 4, "endpoint": "e"}

@@ -94,6 +94,8 @@ class RolloutBrokerSettings(Section, frozen=True):
     """Largest size of that file and of the segments beside it, in which trajectories are until they are collected."""
     journal_sync: bool = False
     """Wait for the disk at each commit, so that a power loss loses nothing either."""
+    keep_collected_bytes: Annotated[int, Meta(ge=0)] = 64 * 2**20
+    """Memory for what was collected last, so that it can still be looked at; 0: nothing."""
     keep: Keep = "broker"
     """Where trajectories are until they are collected. `broker`: in the journal, so that the loss of a node loses none.
     `node`: on the node's own disk, and clients fetch them there; if they are lost with it, their jobs run again. Only

@@ -221,7 +221,7 @@ class PhaseRunner:
         backend = await self._assigned()
         settings = backend.chat if self._harness is not None else msgspec.structs.replace(backend.chat, parser_url="")
         chat = await chat_format(settings)
-        self._episode, self._conversing = Episode(), time.monotonic()
+        self._episode, self._conversing = Episode(began=self._started), time.monotonic()
         if self._harness is not None:
             if self._sandbox is None:
                 raise SandboxFailed("a harness needs the job's sandbox, and there is none")
@@ -356,6 +356,7 @@ class PhaseRunner:
             "metrics": {key: float(value) for key, value in metrics.items()},
             "notes": notes_of(episode.notes | (evaluation.notes if evaluation is not None else {})),
             "timings": {self.command.phase.value: time.monotonic() - self._started, **episode.timings},
+            "steps": tuple(episode.steps),
             "tokens": trajectory.tokens,
             "turns": trajectory.turns if trajectory.tokens else 0,
             "segments": trajectory.segments,
@@ -428,7 +429,7 @@ def readable(failed: PhaseFailed) -> PhaseFailed:
     except MalformedMessage as problem:
         log.error("the record of a failed %s is left out: %s", failed.phase, problem.message)  # noqa: TRY400
         bare = {"metrics": {}, "timings": {}, "stop_reason": "", "tokens": 0, "turns": 0, "segments": (), "notes": {}}
-        failed = msgspec.structs.replace(failed, **bare, logprobs_mode="")
+        failed = msgspec.structs.replace(failed, **bare, steps=(), logprobs_mode="")
     return failed
 
 

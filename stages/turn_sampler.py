@@ -13,6 +13,7 @@ import numpy as np
 from ..errors import EngineFailed
 from ..inference.engine import Generation
 from ..wire.messages.engines import VersionSpan
+from ..wire.messages.jobs import STEPS_LIMIT, Step
 from .stop_texts import cut_at
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ..inference.engine import Generator
     from ..wire.messages.jobs import Sampling
 
+STEP_S = 0.001
+"""Shorter steps are not told one by one."""
 EMPTY_ABORTS = 8
 """How often new weights may come before a turn's first token; beyond it, the engine just takes no work."""
 
@@ -35,10 +38,16 @@ class Record:
     metrics: Counter[str] = field(default_factory=Counter)
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds."""
+    steps: list[Step] = field(default_factory=list)
+    """What the timings are the sums of, but for what took no time."""
+    began: float = field(default_factory=time.monotonic)
 
     def spent(self, what: str, since: float) -> None:
-        """Add the time since `since` (monotonic clock) to a timing."""
-        self.timings[what] = self.timings.get(what, 0.0) + time.monotonic() - since
+        """Add the time since `since` (monotonic clock) to a timing, and to the steps."""
+        seconds = time.monotonic() - since
+        self.timings[what] = self.timings.get(what, 0.0) + seconds
+        if seconds >= STEP_S and len(self.steps) < STEPS_LIMIT:
+            self.steps.append(Step(what, self.metrics["turns"], max(0.0, since - self.began), seconds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from ..rollout.job_frame import read_job
 from .batch_notes import WEIGHTS, notes_of, prompt_note, read_notes
 from .batch_records import CancelJobs, Discard, Launch, StartJobs
 from .batch_sampler import BatchSampler
+from .batch_view import batch_view
 from .group_filters import keep_policy
 from .prompt import Prompt
 from .rollout_group import Rollout
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from ...wire.messages.batches import BatchOptions, BatchStatus
     from ...wire.messages.jobs import Job
+    from ...wire.messages.watching import BatchView, ViewBatch
     from ..journal.records import Finished, JobState
     from ..rollout.jobs import Jobs
     from ..rollout.task_catalog import TaskCatalog
@@ -209,6 +211,18 @@ class BatchRunner:
 
     def statuses(self) -> tuple[BatchStatus, ...]:
         return tuple(self.status(batch) for batch in self._batches.batches.values())
+
+    def view(self, request: ViewBatch, now: float) -> BatchView:
+        """Show a batch of any session.
+
+        Raises:
+            UnknownBatch: there is none of that id.
+        """
+        batch = self._batches.batch(request.batch_id)
+        status, version = self.status(batch), self._sampler.version
+        return batch_view(
+            request.request_id, batch, status, version, lambda job_id: self._jobs.table.worked_s(job_id, now)
+        )
 
     # What happens -----------------------------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ from ...wire.messages.front_door import (
     Welcome,
 )
 from ...wire.messages.nodes import ListNodes
+from ...wire.messages.watching import WatchingRequest
 from ...wire.sockets import split_envelope
 from ..batches.request_handler import BatchRequest, BatchRequestHandler
 from ..journal.records import SUBMISSIONS, Submission, job_digest
@@ -54,6 +55,7 @@ from ..request_routing import FRONT_DOOR, convert_request
 from .job_frame import read_job
 from .job_record import JobStatus
 from .node_list import list_nodes
+from .watch_requests import WatchRequestHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -110,6 +112,7 @@ class FrontDoor:
         """By session and client."""
         self._batches = batches
         self._batch_requests = BatchRequestHandler(batches, jobs, self._answer, look_again)
+        self._watch_requests = WatchRequestHandler(jobs, batches)
         self._started_at = started_at
 
     def handle(self, frames: list[bytes], now: float, sender: Sender = ANYBODY) -> None:
@@ -163,6 +166,9 @@ class FrontDoor:
             return
         if rest and not isinstance(request, Submit):
             raise MalformedMessage(f"{len(rest)} unexpected frames behind the header")
+        if isinstance(request, WatchingRequest):
+            self._answer(envelope, *self._watch_requests.answer(request, now))
+            return
         match request:
             case Collect():
                 dropped = self._jobs.acknowledge(request.session, request.acknowledge)
@@ -236,7 +242,8 @@ class FrontDoor:
         """Return the digest of the job of that id, if there is one; of another session's, one that fits no job."""
         table = self._jobs.table
         if job_id in table:
-            return job_digest(table.packed(job_id)) if table.holder(job_id) == session else b""
+            record = table.record(job_id)
+            return job_digest(record.packed) if record.holder == session else b""
         ended = self._jobs.results.get(job_id)
         if ended is None:
             return None
@@ -309,7 +316,7 @@ class FrontDoor:
     def _holder(self, job_id: str) -> str:
         """Return the session of a job that was not collected yet; empty: there is none."""
         if job_id in self._jobs.table:
-            return self._jobs.table.holder(job_id)
+            return self._jobs.table.record(job_id).holder
         ended = self._jobs.results.get(job_id)
         return ended.holder if ended is not None else ""
 

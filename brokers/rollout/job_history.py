@@ -9,20 +9,31 @@ ended ones the newest are kept, bounded in number and bytes. A history that grow
 from __future__ import annotations
 
 from collections import OrderedDict
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 import msgspec
 
 from ...errors import ErrorInfo, UnknownJob
-from ...wire.messages.base import Attempt  # noqa: TC001 - msgspec reads the annotations at run time
 from ...wire.messages.front_door import JobTrace, Span
-from ...wire.messages.jobs import Outcome, Phase
+from ...wire.messages.jobs import Phase
 from .actions import End, Queued, Start
+from .history_items import (
+    READ_BYTES,
+    AssignedItem,
+    CollectedItem,
+    EndedItem,
+    HeldItem,
+    Item,
+    LeftOutItem,
+    QueuedItem,
+    TakenUpItem,
+    read_items,
+)
+from .job_changes import JobChanges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from .actions import Action
 
@@ -32,8 +43,6 @@ ENDED_LIMIT_BYTES = 16 * 2**20
 """How much memory those may take, about."""
 JOB_LIMIT_BYTES = 8192
 """Longest history of one job; its middle goes."""
-READ_BYTES = 1024
-"""First buffer of an unpacker; `msgpack` would take a new megabyte for each history."""
 MESSAGE_LIMIT = 300
 """Most characters of an error's message in a history."""
 NAME_LIMIT = 128
@@ -41,55 +50,6 @@ ENTRY_BYTES = 300
 """What an ended job's history takes beside its bytes: its id, and its place in the table."""
 MATCHES = 4
 """Most ids that an ambiguous request is answered with."""
-
-
-class _Item(msgspec.Struct, frozen=True, array_like=True):
-    at: float
-
-
-class _Queued(_Item, frozen=True, tag=0):
-    attempt: Attempt
-    phase: Phase
-    code: str = ""
-    """Of the error that ended the attempt before."""
-    message: str = ""
-
-
-class _Held(_Item, frozen=True, tag=1):
-    attempt: Attempt
-    phase: Phase
-    stage_id: str
-    node: str
-
-
-class _Assigned(_Item, frozen=True, tag=2):
-    attempt: Attempt
-    backend: str
-
-
-class _Ended(_Item, frozen=True, tag=3):
-    task: str
-    group_id: str
-    outcome: Outcome
-    reward: float | None
-    stop_reason: str
-    tokens: int
-    turns: int
-    backend: str
-    code: str = ""
-    message: str = ""
-
-
-class _Collected(_Item, frozen=True, tag=4):
-    pass
-
-
-class _TakenUp(_Item, frozen=True, tag=5):
-    """The broker was restarted."""
-
-
-class _LeftOut(_Item, frozen=True, tag=6):
-    items: int
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -104,6 +64,7 @@ class JobHistory:
         self._live: dict[str, bytes] = {}
         self._ended: OrderedDict[str, bytes] = OrderedDict()
         self._ended_bytes = 0
+        self.changes = JobChanges()
         self._backends: dict[str, tuple[int, str]] = {}
         """What was last noted of jobs in RUN, since each report says it again."""
 
@@ -116,12 +77,14 @@ class JobHistory:
 
     def restore(self, job_id: str, packed: bytes, at: float) -> None:
         """Take up what the journal kept of a job that has not ended, and note that the broker was restarted."""
-        self._live[job_id] = _undamaged(packed, at) + _encode(_TakenUp(at))
+        self._live[job_id] = _undamaged(packed, at) + _encode(TakenUpItem(at))
+        self.changes.note(job_id)
 
     def restore_ended(self, job_id: str, packed: bytes) -> None:
         """Take up what the journal kept of a job that has ended, if that can be read."""
         if packed := _undamaged(packed, None):
             self._live[job_id] = packed
+            self.changes.note(job_id)
             self._end(job_id)
 
     # Events -----------------------------------------------------------------------------------------------------------
@@ -131,14 +94,14 @@ class JobHistory:
         match action:
             case Queued():
                 code, message = _error(action.error)
-                self._add(action.job_id, _Queued(at, action.attempt, action.phase, code, message))
+                self._add(action.job_id, QueuedItem(at, action.attempt, action.phase, code, message))
             case Start():
                 command = action.command
-                self._add(command.job_id, _Held(at, command.attempt, command.phase, action.stage_id, node))
+                self._add(command.job_id, HeldItem(at, command.attempt, command.phase, action.stage_id, node))
             case End():
                 result = action.finished.result
                 code, message = _error(result.error)
-                ended = _Ended(
+                ended = EndedItem(
                     at,
                     result.task,
                     result.group_id,
@@ -158,16 +121,16 @@ class JobHistory:
         """Note the backend of an attempt's RUN; said again, it changes nothing."""
         if job_id in self._live and self._backends.get(job_id) != (attempt, backend):
             self._backends[job_id] = (attempt, backend)
-            self._add(job_id, _Assigned(at, attempt, backend[:NAME_LIMIT]))
+            self._add(job_id, AssignedItem(at, attempt, backend[:NAME_LIMIT]))
 
     def collected(self, job_ids: Iterable[str], at: float) -> None:
-        added = _encode(_Collected(at))
+        added = _encode(CollectedItem(at))
         for job_id in job_ids:
             if job_id in self._ended:
                 self._ended[job_id] += added
                 self._ended_bytes += len(added)
 
-    def _add(self, job_id: str, item: _Item) -> None:
+    def _add(self, job_id: str, item: Item) -> None:
         before = self._live.get(job_id)
         if before is None:
             self._forget(job_id)  # the id of an ended job may come again
@@ -176,6 +139,7 @@ class JobHistory:
             self._live[job_id] = before + _encode(item)
         else:
             self._live[job_id] = _without_middle(before) + _encode(item)
+        self.changes.note(job_id)
 
     def _end(self, job_id: str) -> None:
         self._forget(job_id)
@@ -184,7 +148,9 @@ class JobHistory:
         self._ended[job_id] = packed
         self._ended_bytes += len(packed) + ENTRY_BYTES
         while len(self._ended) > self._ended_limit or self._ended_bytes > self._ended_limit_bytes:
-            self._forget(next(iter(self._ended)))
+            oldest = next(iter(self._ended))
+            self._forget(oldest)
+            self.changes.forget(oldest)
 
     def _forget(self, job_id: str) -> None:
         packed = self._ended.pop(job_id, None)
@@ -216,7 +182,7 @@ class JobHistory:
 
     def trace(self, request_id: str, job_id: str, at: float) -> JobTrace:
         """Tell what a known job went through until now."""
-        items = list(_items(self.packed(job_id))) or [_LeftOut(at, 1)]
+        items = list(read_items(self.packed(job_id))) or [LeftOutItem(at, 1)]
         return _trace(request_id, job_id, items, at)
 
 
@@ -257,14 +223,14 @@ def _trace(request_id: str, job_id: str, items: list[Any], at: float) -> JobTrac
     for item in items:
         now_s = story.seconds(item.at)
         match item:
-            case _Queued():
+            case QueuedItem():
                 story.enter(now_s, _info(item), phase=item.phase, place="queued", attempt=item.attempt)
-            case _Held():
+            case HeldItem():
                 where = {"stage_id": item.stage_id, "node": item.node}
                 story.enter(now_s, None, phase=item.phase, place="held", attempt=item.attempt, **where)
-            case _Assigned():
+            case AssignedItem():
                 story.assign(item.backend, item.attempt)
-            case _Ended():
+            case EndedItem():
                 error = _info(item)
                 if item.backend:
                     story.assign(item.backend)
@@ -272,11 +238,11 @@ def _trace(request_id: str, job_id: str, items: list[Any], at: float) -> JobTrac
                 names = ("task", "group_id", "outcome", "reward", "stop_reason", "tokens", "turns")
                 told |= {name: getattr(item, name) for name in names}
                 told |= {"error": error, "ended_s": now_s}
-            case _Collected():
+            case CollectedItem():
                 told["collected_s"] = now_s
-            case _TakenUp():
+            case TakenUpItem():
                 restarts.append(now_s)
-            case _LeftOut():
+            case LeftOutItem():
                 left_out = item.items
                 story.leave(now_s)
     return JobTrace(
@@ -291,16 +257,6 @@ def _trace(request_id: str, job_id: str, items: list[Any], at: float) -> JobTrac
     )
 
 
-def _items(packed: bytes) -> Iterator[Any]:
-    kinds = _Queued | _Held | _Assigned | _Ended | _Collected | _TakenUp | _LeftOut
-    unpacker = msgpack.Unpacker(read_size=READ_BYTES, max_buffer_size=0, unicode_errors="replace")
-    unpacker.feed(packed)
-    with suppress(ValueError, TypeError, msgpack.UnpackException):  # of a damaged journal, as below
-        for item in unpacker:
-            with suppress(msgspec.ValidationError):
-                yield msgspec.convert(item, kinds)
-
-
 def _undamaged(packed: bytes, at: float | None) -> bytes:
     """Return a history unchanged, or up to where it cannot be read, with a mark of that time behind it."""
     unpacker = msgpack.Unpacker(read_size=READ_BYTES, max_buffer_size=0)
@@ -311,24 +267,24 @@ def _undamaged(packed: bytes, at: float | None) -> bytes:
             unpacker.skip()
             whole = unpacker.tell()
     except (ValueError, msgpack.UnpackException):
-        return packed[:whole] + (_encode(_LeftOut(at, 1)) if at is not None else b"")
+        return packed[:whole] + (_encode(LeftOutItem(at, 1)) if at is not None else b"")
     return packed
 
 
 def _without_middle(packed: bytes) -> bytes:
     """Keep the first and the last items of a history, a quarter of the limit each."""
-    items = list(_items(packed))
+    items = list(read_items(packed))
     sizes = [len(_encode(item)) for item in items]
     head, tail = 0, len(items)
-    while head < tail and not isinstance(items[head], _LeftOut) and sum(sizes[: head + 1]) <= JOB_LIMIT_BYTES // 4:
+    while head < tail and not isinstance(items[head], LeftOutItem) and sum(sizes[: head + 1]) <= JOB_LIMIT_BYTES // 4:
         head += 1
     while head < tail and sum(sizes[tail - 1 :]) <= JOB_LIMIT_BYTES // 4:
         tail -= 1
     gone = items[head:tail]
     if not gone:  # most of it cannot be read
         return b"".join(map(_encode, items))
-    left_out = sum(item.items if isinstance(item, _LeftOut) else 1 for item in gone)
-    kept = [*items[:head], _LeftOut(gone[-1].at, left_out), *items[tail:]]
+    left_out = sum(item.items if isinstance(item, LeftOutItem) else 1 for item in gone)
+    kept = [*items[:head], LeftOutItem(gone[-1].at, left_out), *items[tail:]]
     return b"".join(map(_encode, kept))
 
 
@@ -336,5 +292,5 @@ def _error(error: ErrorInfo | None) -> tuple[str, str]:
     return ("", "") if error is None else (error.code[:NAME_LIMIT], error.message[:MESSAGE_LIMIT])
 
 
-def _info(item: _Queued | _Ended) -> ErrorInfo | None:
+def _info(item: QueuedItem | EndedItem) -> ErrorInfo | None:
     return ErrorInfo(item.code, item.message) if item.code else None

@@ -172,6 +172,7 @@ class JobRecord:
             backend=run.backend if run is not None else "",
             metrics=self.metrics,
             timings=self.timings,
+            steps=run.steps if run is not None else (),
             notes={name: note for event in (run, last) if event is not None for name, note in event.notes.items()},
             tokens=run.tokens if run is not None else 0,
             turns=run.turns if run is not None else 0,

@@ -94,11 +94,9 @@ class JobTable:
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._records
 
-    def packed(self, job_id: str) -> bytes:
-        return self._records[job_id].packed
-
-    def holder(self, job_id: str) -> str:
-        return self._records[job_id].holder
+    def record(self, job_id: str) -> JobRecord:
+        """Return what is known of a job, to look at."""
+        return self._records[job_id]
 
     def kept(self, job_id: str) -> BlockHandle | None:
         run = self._records[job_id].run if job_id in self._records else None

@@ -6,6 +6,7 @@
     quota      what each session may hold
     writes     what waits for the journal; nothing is sent before it is written
     blocks     the trajectories' blocks that nodes keep
+    recent     what was collected last, to look at
 
 Requests, stage events and time change the table; the actions that follow are appended to `queue`. The broker performs
 them in order until the queue is empty (`action_queue`). Performing an action may append more, and calls nothing back.
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .job_table import JobTable
     from .kept_blocks import KeptBlocks
     from .quota import Quota
+    from .recent_results import RecentResult, RecentResults
     from .result_store import ResultStore
 
 
@@ -55,6 +57,7 @@ class Jobs:
         quota: Quota,
         writes: WriteAhead,
         blocks: KeptBlocks,
+        recent: RecentResults,
     ) -> None:
         self.table = table
         self.results = results
@@ -62,6 +65,7 @@ class Jobs:
         self.quota = quota
         self.writes = writes
         self.blocks = blocks
+        self.recent = recent
         self.queue: deque[Action | BatchAction] = deque()
         table.queues.may_start = quota.may_start
 
@@ -120,13 +124,13 @@ class Jobs:
         self.queue.extend(self.table.cancel(job_id, now))
         return True
 
-    def acknowledge(self, session: str, job_ids: Sequence[str]) -> list[Finished]:
-        """Drop results that their client has; return them, so that the caller decides when to free their memory."""
+    def acknowledge(self, session: str, job_ids: Sequence[str]) -> list[RecentResult]:
+        """Drop results that their client has; return what is forgotten, so that the caller decides when to free it."""
         dropped = self.results.acknowledge(session, job_ids)
-        if dropped:
-            self.writes.acknowledge(dropped)
-            self._collected(dropped)
-        return dropped
+        if not dropped:
+            return []
+        self.writes.acknowledge(dropped)
+        return self._collected(dropped)
 
     def discard(self, holder: str, job_ids: Sequence[str]) -> None:
         """Drop results that no client will fetch, including those that are not in the journal yet."""
@@ -157,8 +161,9 @@ class Jobs:
             log.error("%s", error, extra=of_job(result.job_id, result.attempt))  # noqa: TRY400 - it says it all
             return lost_result(result.job_id, result.task), []
 
-    def _collected(self, dropped: Sequence[Finished]) -> None:
+    def _collected(self, dropped: Sequence[Finished]) -> list[RecentResult]:
         self.quota.collected(dropped)
         for finished in dropped:
             self.blocks.release(finished.result.job_id)
         self.history.collected([finished.result.job_id for finished in dropped], time.time())
+        return self.recent.keep(dropped)

@@ -23,6 +23,8 @@ FIXED_BYTES = 1024
 """More than what a packed result takes without its maps and its error."""
 ITEM_BYTES = 16
 """More than what a number, or the head of a text, takes."""
+STEP_ITEMS = 4
+"""Its numbers and its array: the bound on bytes so is one on a header's arrays, too (`codec.CONTAINER_LIMIT`)."""
 REDELIVER_S = 30.0
 """How long a client may hold a result that it has not acknowledged."""
 
@@ -158,8 +160,10 @@ def size_bound(result: Result) -> int:
         texts += [result.kept.node, result.kept.endpoint, result.kept.socket]  # the rest is in `FIXED_BYTES`
     if result.error is not None:
         texts += [result.error.message, *result.error.fields, *map(str, result.error.fields.values())]
+    texts += [step.name for step in result.steps]
     characters = sum(len(text) if text.isascii() else 4 * len(text) for text in texts)
-    return FIXED_BYTES + ITEM_BYTES * (len(texts) + len(result.segments)) + characters
+    items = len(texts) + len(result.segments) + STEP_ITEMS * len(result.steps)
+    return FIXED_BYTES + ITEM_BYTES * items + characters
 
 
 def _in_memory(finished: Finished | None) -> int:

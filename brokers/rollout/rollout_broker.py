@@ -65,6 +65,7 @@ from .job_table import JobTable
 from .jobs import Jobs
 from .kept_blocks import KeptBlocks
 from .quota import Quota
+from .recent_results import RecentResults
 from .result_store import ResultStore
 from .stage_connections import StageConnections
 from .task_catalog import TaskCatalog
@@ -429,7 +430,8 @@ def _make_jobs(settings: RolloutBrokerSettings, journal: Journal, act: Any) -> J
     table, results, history = JobTable(settings.lease_s, settings.ready_limit, quiet_s), ResultStore(), JobHistory()
     quota = Quota(settings.max_jobs, settings.max_held_bytes, settings.max_session_share)
     blocks = KeptBlocks(settings.lease_s)
-    return Jobs(table, results, history, quota, WriteAhead(journal, table, results, history, act), blocks)
+    recent = RecentResults(settings.keep_collected_bytes)
+    return Jobs(table, results, history, quota, WriteAhead(journal, table, results, history, act), blocks, recent)
 
 
 def _restore(jobs: Jobs, state: JobState, at: float) -> None:

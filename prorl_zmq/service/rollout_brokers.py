@@ -54,13 +54,7 @@ class RolloutBrokers:
     @classmethod
     def of_folder(cls, path: Path, timeout_s: float, keys: Path | None = None) -> Self:
         """Return those of a service's folder, each found again when it has moved."""
-        folder = ServiceFolder.open(path)
-        return cls(
-            {
-                name: AsyncRolloutClient(service=path, session=folder.session_of(name), timeout_s=timeout_s, keys=keys)
-                for name in folder.rollout_brokers
-            }
-        )
+        return cls(clients_of(path, timeout_s, keys))
 
     def __enter__(self) -> Self:
         return self
@@ -110,6 +104,15 @@ class RolloutBrokers:
         told = dict(zip(clients, await asyncio.gather(*map(one, clients.values())), strict=True))
         problems = {name: answer for name, answer in told.items() if isinstance(answer, ProrlError)}
         return Answers({name: answer for name, answer in told.items() if not isinstance(answer, ProrlError)}, problems)
+
+
+def clients_of(path: Path, timeout_s: float, keys: Path | None = None) -> dict[str, AsyncRolloutClient]:
+    """Return a client of each rollout broker of a service's folder, by name."""
+    folder = ServiceFolder.open(path)
+    return {
+        name: AsyncRolloutClient(service=path, session=folder.session_of(name), timeout_s=timeout_s, keys=keys)
+        for name in folder.rollout_brokers
+    }
 
 
 def summed(statuses: Iterable[ServiceStatus]) -> ServiceStatus:

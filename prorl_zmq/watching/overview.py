@@ -51,3 +51,5 @@ class Update(Part, frozen=True):
     """Jobs as they are now, in no order; each once."""
     reset: bool
     """Forget all rows that you have: `changed` has all."""
+    forgotten: tuple[str, ...] = ()
+    """Jobs whose rows to forget: there are too many."""

@@ -1,46 +1,192 @@
-"""`Watcher`: keeps what all brokers of a service say up to date, for any number of viewers, while there are any."""
+"""`Watcher`: keeps what all brokers of a service say up to date, for any number of viewers, while there are any.
+
+Each rollout broker is asked once a second for its status, its nodes and the jobs that have changed, and the backend
+broker for its backends, so what a broker has to do does not depend on how many look. A broker that does not answer, or
+was restarted, is asked again: the others' part goes on, and viewers are told what is wrong. A viewer that is slow gets
+what has changed in the meantime as one update. Nothing is asked while nobody looks.
+
+Owns no connection: the clients are the caller's. All of it runs on the caller's event loop.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from ..errors import ProrlError
+from ..service.node_rows import losses, node_rows
+from ..service.rollout_brokers import summed
+from ..wire.messages.backends import ListBackends
+from ..wire.messages.base import new_id
+from ..wire.messages.watching import ROWS_LIMIT
+from .ended_counts import EndedCounts
+from .job_mirror import JobMirror
+from .overview import Overview, Update
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
     from ..client.asynchronous.client import AsyncRolloutClient
-    from .overview import Update
+    from ..wire.messages.backends import BackendList
+    from ..wire.messages.front_door import ServiceStatus
+    from ..wire.messages.nodes import NodeList
+    from ..wire.messages.watching import JobRow
+    from .job_mirror import Answered
 
 INTERVAL_S = 1.0
+ANSWER_S = 3.0
+"""A broker that takes longer counts as away."""
+JOBS_LIMIT = 50_000
+"""Jobs that are known at one time."""
+FORGOTTEN_LIMIT = 10_000
+"""Of more rows that a viewer is to forget it is sent all rows anew."""
+BACKEND_BROKER = "backend broker"
 
 
 class Watcher:
     """Asks all rollout brokers and the backend broker of a service, while somebody looks.
 
     Args:
-        clients: of its rollout brokers, by name; closing them is the caller's.
-        interval_s: how often brokers are asked, and a viewer gets an update at the most.
+        clients: of its rollout brokers, by name, at least one; closing them is the caller's.
+        interval_s: how often brokers are asked; a viewer gets no more updates.
     """
 
     def __init__(self, clients: Mapping[str, AsyncRolloutClient], interval_s: float = INTERVAL_S) -> None:
-        raise NotImplementedError
-
-    async def __aenter__(self) -> Self:
-        raise NotImplementedError
-
-    async def __aexit__(self, *_: object) -> None:
-        raise NotImplementedError
+        self._clients = clients
+        self._interval_s = interval_s
+        self._mirrors = {name: JobMirror(JOBS_LIMIT // len(clients)) for name in clients}
+        self._statuses: dict[str, ServiceStatus] = {}
+        self._nodes: dict[str, NodeList] = {}
+        self._backends: BackendList | None = None
+        self._problems: dict[str, str] = {}
+        self._ended = EndedCounts()
+        self._views: set[_View] = set()
+        self._tasks: list[asyncio.Task[None]] = []
 
     def broker_of(self, job_id: str) -> str:
-        """Return the name of the rollout broker that told of a job last; empty: none did."""
-        raise NotImplementedError
+        """Return the name of the rollout broker that has told of a job; empty: none has."""
+        return next((name for name, mirror in self._mirrors.items() if job_id in mirror.rows), "")
 
-    def viewer(self) -> AbstractAsyncContextManager[AsyncIterator[Update]]:
+    @asynccontextmanager
+    async def viewer(self) -> AsyncIterator[AsyncIterator[Update]]:
         """Look: `async with watcher.viewer() as updates: async for update in updates`; the first one has all rows."""
-        raise NotImplementedError
+        view = _View()
+        self._views.add(view)
+        if len(self._views) == 1:
+            self._start()
+        updates = self._updates(view)
+        try:
+            yield updates
+        finally:
+            await updates.aclose()
+            self._views.discard(view)
+            if not self._views:
+                await self._stop()
+
+    async def _updates(self, view: _View) -> AsyncGenerator[Update, None]:
+        while True:
+            await view.news.wait()
+            for task in self._tasks:
+                if task.done():
+                    task.result()  # a fault of ours: its viewers have to know
+            view.news.clear()
+            yield view.take(self._overview(), self._mirrors.values())
+            await asyncio.sleep(self._interval_s)
+
+    def _overview(self) -> Overview:
+        at = time.time()
+        return Overview(
+            at=at,
+            status=summed(self._statuses.values()) if self._statuses else None,
+            brokers=dict(self._statuses),
+            backends=self._backends,
+            nodes=tuple(node_rows(self._nodes)),
+            lost_nodes=tuple(losses(self._nodes.values())),
+            ended_per_s=self._ended.per_s(at),
+            ended=self._ended.told(at),
+            problems=dict(self._problems),
+        )
+
+    # Asking -----------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._ended.begin()
+        asking = dict.fromkeys(self._clients, self._ask_broker) | {BACKEND_BROKER: self._ask_backend_broker}
+        self._tasks = [asyncio.create_task(self._follow(name, ask)) for name, ask in asking.items()]
+        for task in self._tasks:
+            task.add_done_callback(lambda _: self._tell())
+
+    async def _stop(self) -> None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, name: str, ask: Callable[[str], Awaitable[None]]) -> None:
+        while True:
+            next_at = time.monotonic() + self._interval_s
+            try:
+                await ask(name)
+            except ProrlError as error:
+                self._problems[name] = error.message
+                self._forget(name)
+            else:
+                self._problems.pop(name, None)
+            self._tell()
+            await asyncio.sleep(max(0.0, next_at - time.monotonic()))
+
+    async def _ask_broker(self, name: str) -> None:
+        client, mirror = self._clients[name], self._mirrors[name]
+        status = await client.status(timeout_s=ANSWER_S)
+        self._nodes[name] = await client.nodes(timeout_s=ANSWER_S)
+        self._statuses[name] = status
+        self._ended.add(name, status, time.time())
+        for question in (mirror.news, mirror.gap):
+            if (asked := question()) is not None:
+                answer = await client.views.changes(*asked, ROWS_LIMIT, timeout_s=ANSWER_S)
+                self._tell(mirror.take(asked, answer))
+
+    async def _ask_backend_broker(self, _name: str) -> None:
+        """Ask by the client of a rollout broker that answers, for it says where the backend broker is."""
+        name = next(iter(self._statuses or self._clients))
+        self._backends = await self._clients[name].backends.ask(ListBackends(new_id()), ANSWER_S)
+
+    def _forget(self, name: str) -> None:
+        """Tell no more of how a broker was that does not answer; its jobs stay."""
+        if name == BACKEND_BROKER:
+            self._backends = None
+        self._statuses.pop(name, None)
+        self._nodes.pop(name, None)
+
+    def _tell(self, answered: Answered | None = None) -> None:
+        for view in self._views:
+            view.note(answered)
 
 
-def clients_of(folder: Path, timeout_s: float, keys: Path | None = None) -> dict[str, AsyncRolloutClient]:
-    """Return a client for each rollout broker of a service's folder, by name."""
-    raise NotImplementedError
+class _View:
+    """What one viewer has not been told."""
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+        self._changed: dict[str, JobRow] = {}
+        self._forgotten: set[str] = set()
+        self._reset = True
+
+    def note(self, answered: Answered | None) -> None:
+        self.news.set()
+        if answered is None or self._reset:
+            return
+        self._changed.update((row.job_id, row) for row in answered.changed)
+        for job_id in answered.forgotten:
+            self._changed.pop(job_id, None)
+            self._forgotten.add(job_id)
+        if answered.reset or len(self._forgotten) > FORGOTTEN_LIMIT:
+            self._reset = True
+
+    def take(self, overview: Overview, mirrors: Iterable[JobMirror]) -> Update:
+        rows = (row for mirror in mirrors for row in mirror.rows.values()) if self._reset else self._changed.values()
+        update = Update(overview, tuple(rows), self._reset, tuple(self._forgotten) if not self._reset else ())
+        self._changed, self._forgotten, self._reset = {}, set(), False
+        return update

@@ -36,7 +36,8 @@ class AsyncViews:
     async def peek(self, job_id: str, *, timeout_s: float | None = None) -> tuple[Result, Trajectory | None]:
         """Return what an ended job brought, whoever's it is; it stays where it is.
 
-        There is no trajectory where its node keeps the block (`keep = "node"`); `kept` of the result says where.
+        There is no trajectory where the broker does not have the block: its node does (`kept` of the result says
+        where), or only the client that has collected it.
 
         Raises:
             UnknownJob: the job has not ended, or it is long ago that its client had the result.
@@ -44,7 +45,7 @@ class AsyncViews:
         check_job_ids((job_id,))
         frames = await self._service.ask_frames(Peek(new_id(), job_id), self._service.until(timeout_s))
         reply: Peeked = read_reply(frames)
-        if reply.result.kept is not None:
+        if reply.result.tokens and not reply.has_block:
             return reply.result, None
         return reply.result, read_trajectory(reply.result, iter(frames[1:]))
 

@@ -183,7 +183,7 @@ class BlockHandle(Part, frozen=True, kw_only=True):
 
 
 STEPS_LIMIT = 512
-"""Most steps of one job; `timings` has the others too."""
+"""Most steps of one job."""
 
 
 class Step(Part, frozen=True, array_like=True):
@@ -192,9 +192,9 @@ class Step(Part, frozen=True, array_like=True):
     name: MeasureName
     """As in `Result.timings`: `engine`, `chat`, `tool.bash`, …"""
     turn: Annotated[int, Meta(ge=0)]
-    """Turns of the policy that had begun before it ended: 0 is the first prompt."""
+    """The turn of the policy that it was, or followed; 0: none had begun."""
     start_s: Annotated[float, Meta(ge=0)]
-    """Seconds after the conversation began, which is soon after RUN did."""
+    """Seconds after RUN began, on the clock of its node."""
     seconds: Annotated[float, Meta(ge=0)]
 
 
@@ -221,7 +221,8 @@ class Result(Part, frozen=True, kw_only=True):
     timings: dict[MeasureName, float] = {}
     """Seconds per phase (`init`, `run`, `eval`), queue (`init_queue`, …), tool (`tool.bash`), and in the `engine`."""
     steps: Steps = ()
-    """What RUN did one after the other, or beside each other; the first ones, if there were many."""
+    """What RUN's time was spent on, in the order of the ends; of very many the first. Those under a millisecond are in
+    `timings` only."""
     notes: dict[MeasureName, str] = {}
     """What EVAL wrote down for people: a judge's verdict, a report of tests, a patch."""
     tokens: Annotated[int, Meta(ge=0)] = 0

@@ -88,9 +88,11 @@ class Peek(Request, frozen=True):
 
 
 class Peeked(Reply, frozen=True):
-    """Answer to `Peek`. Further frame: the trajectory's block, if `tokens` is not 0 and its node does not keep it."""
+    """Answer to `Peek`. Further frame: the trajectory's block, if it is there."""
 
     result: Result
+    has_block: bool = False
+    """False: there are no tokens, or the block is elsewhere: with its node, if `kept`, else only its client has it."""
 
 
 class ViewBatch(Request, frozen=True):

@@ -22,6 +22,7 @@ from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.jobs import Jobs
 from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
 from prorl_zmq.brokers.rollout.quota import Quota
+from prorl_zmq.brokers.rollout.recent_results import RecentResults
 from prorl_zmq.brokers.rollout.result_store import REDELIVER_S, ResultStore
 from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
 from prorl_zmq.config import RolloutBrokerSettings
@@ -76,7 +77,9 @@ class Door:
         self.senders: dict[str, Sender] = {}
         """What has become of keys."""
         self.replies: dict[bytes, list[list[bytes]]] = {}
-        self.jobs = Jobs(self.table, self.results, self.history, self.quota, self.writes, KeptBlocks(10.0))
+        self.jobs = Jobs(
+            self.table, self.results, self.history, self.quota, self.writes, KeptBlocks(10.0), RecentResults(2**20)
+        )
         self.batches = BatchRunner(self.jobs, self.catalog, settings.job_limit_bytes)
         self.door = FrontDoor(
             settings,

@@ -12,6 +12,7 @@ from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.jobs import Jobs
 from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
 from prorl_zmq.brokers.rollout.quota import Quota
+from prorl_zmq.brokers.rollout.recent_results import RecentResults
 from prorl_zmq.brokers.rollout.result_store import ResultStore
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.jobs import BlockHandle, Job, Outcome, Result
@@ -28,7 +29,7 @@ def made() -> tuple[Jobs, Finished]:
     table, results, history = JobTable(10.0, 10, 1.0), ResultStore(), JobHistory()
     quota = Quota(2, LIMIT_BYTES, 1.0)
     writes = WriteAhead(MemoryJournal(), table, results, history, lambda _: None)
-    jobs = Jobs(table, results, history, quota, writes, KeptBlocks(10.0))
+    jobs = Jobs(table, results, history, quota, writes, KeptBlocks(10.0), RecentResults(2**20))
     result = Result(job_id="a", task="math", outcome=Outcome.COMPLETED, tokens=1, kept=HANDLE)
     finished = Finished("s", result, None, sequence=1, packed=PACKED)
     results.put(finished)

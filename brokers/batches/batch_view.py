@@ -1,0 +1,91 @@
+"""A batch from near: each of its groups, each of their rollouts, and what it waits for now. Pure.
+
+Of groups that it no longer has (acknowledged, dropped, given up) the report counts how many there were.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...wire.messages.watching import CELLS_LIMIT, BatchView, GroupRow, RolloutCell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...wire.messages.batches import BatchStatus
+    from .batch_records import BatchRecord
+    from .rollout_group import RolloutGroup
+
+OLDEST = 3
+"""Jobs that are named as those that a batch waits for."""
+
+
+def batch_view(
+    request_id: str, batch: BatchRecord, status: BatchStatus, version: int, worked_s: Callable[[str], float]
+) -> BatchView:
+    """Return what a watcher is shown; `version` is that of the current weights."""
+    groups = [*sorted(batch.groups.values(), key=lambda group: group.number), *batch.ready.values()]
+    shown = groups[: CELLS_LIMIT // batch.options.group_size]
+    rows = tuple(_row(group, batch, version, worked_s) for group in shown)
+    return BatchView(
+        request_id,
+        status=status,
+        report=batch.stats.report(),
+        current_version=version,
+        waits_for=_waits_for(batch, status, rows),
+        groups=rows,
+        left_out=len(groups) - len(shown),
+    )
+
+
+def _row(group: RolloutGroup, batch: BatchRecord, version: int, worked_s: Callable[[str], float]) -> GroupRow:
+    jobs = {place: job_id for job_id, place in group.running.items()}
+    is_kept = group.group_id in batch.ready
+
+    def cell(place: int) -> RolloutCell:
+        if (rollout := group.rollouts.get(place)) is not None:
+            behind = version - rollout.version
+            return RolloutCell("in", rollout.job_id, rollout.reward, behind, rollout.seconds)
+        if (job_id := jobs.get(place)) is not None:
+            started_with = group.started_with.get(job_id)
+            behind = version - started_with if started_with is not None else None
+            return RolloutCell("running", job_id, staleness=behind, seconds=worked_s(job_id))
+        return RolloutCell("missing")
+
+    return GroupRow(
+        group.group_id,
+        group.prompt.job.job_id,
+        ("given" if group.given_to else "kept") if is_kept else "under_way",
+        carried_over=not group.group_id.startswith(f"{batch.key}."),
+        failed=group.failures.total(),
+        cells=tuple(cell(place) for place in range(group.size)),
+    )
+
+
+def _waits_for(batch: BatchRecord, status: BatchStatus, rows: tuple[GroupRow, ...]) -> str:
+    if status.problem:
+        return status.problem
+    if batch.state != "open":
+        waiting = len(batch.ready)
+        return (
+            f"its client, which has not acknowledged {waiting} groups" if waiting else "its client, which may close it"
+        )
+    under_way = [row for row in rows if row.state == "under_way"]
+    running = sorted((cell for row in under_way for cell in row.cells if cell.state == "running"), key=_seconds)
+    missing = sum(cell.state == "missing" for row in under_way for cell in row.cells)
+    if not running and not missing and not batch.prompts:
+        return "prompts from its client"
+    wanted = batch.options.target_groups - status.kept
+    parts = []
+    if running:
+        named = ", ".join(f"{cell.job_id} ({cell.seconds:.0f} s)" for cell in running[:OLDEST])
+        parts.append(f"{len(running)} rollouts that run or are queued, the longest {named}")
+    if missing or batch.prompts:
+        parts.append(f"slots for {missing} further rollouts of its groups and for {len(batch.prompts)} prompts")
+    elif not batch.stream_ended and len(under_way) < wanted:
+        parts.append("further prompts from its client")
+    return f"{wanted} groups to be kept: " + "; ".join(parts)
+
+
+def _seconds(cell: RolloutCell) -> float:
+    return -cell.seconds
