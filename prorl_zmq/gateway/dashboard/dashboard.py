@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ...client.asynchronous.client import AsyncRolloutClient
+from ...service.rollout_brokers import clients_of
 from ...service.service_folder import ServiceFolder
-from ...watching.watcher import Watcher, clients_of
+from ...watching.watcher import Watcher
 from .dashboard_api import DashboardApi
 from .job_views import JobViews
 from .run_list import RunList
@@ -36,16 +37,16 @@ class Dashboard:
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         try:
-            async with self._watcher:
-                yield
-                self.streams.end()
+            yield
         finally:
+            self.streams.end()
             for client in self._clients.values():
                 await client.close()
 
 
 def _clients(options: GatewayOptions) -> dict[str, AsyncRolloutClient]:
     if options.service is not None:
-        return clients_of(options.service, options.timeout_s, ServiceFolder.open(options.service).keys("operator"))
+        operator = ServiceFolder.open(options.service).keys("operator")
+        return clients_of(options.service, options.timeout_s, operator)
     keys = options.keys if options.keyring() is not None else None
     return {"rollout broker": AsyncRolloutClient(options.front_door, timeout_s=options.timeout_s, keys=keys)}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ...security.rights import Sender
     from ...watching.watcher import Watcher
-    from ...wire.messages.base import Request
+    from ...wire.messages.base import Message
     from ..endpoint import Call
     from .service_views import ServiceViews
 
@@ -141,7 +141,7 @@ class DashboardApi:
             return error_response(error, 404)
 
 
-def _may(sender: Sender, request: Request | DrainBackend) -> bool:
+def _may(sender: Sender, request: Message) -> bool:
     try:
         sender.check(request)
     except NotAllowed:

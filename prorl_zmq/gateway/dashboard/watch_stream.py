@@ -31,8 +31,9 @@ HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-
 
 
 class _Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    overview: msgspec.Raw
+    overview: Overview | None = None
     rows: Sequence[JobRow] = ()
+    forgotten: Sequence[str] = ()
     reset: bool = False
 
 
@@ -40,8 +41,6 @@ class WatchStreams:
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
         self._open: set[asyncio.Task[None]] = set()
-        self._encoded: tuple[Overview | None, msgspec.Raw] = (None, msgspec.Raw())
-        """The last overview, encoded once for all viewers."""
 
     async def answer(
         self, request: web.Request, sender: Sender, look_again: Callable[[web.Request], Sender]
@@ -74,13 +73,8 @@ class WatchStreams:
         async with self._watcher.viewer() as updates:
             async for update in updates:
                 rows = sorted(update.changed, key=lambda row: row.accepted_at, reverse=True)
-                overview = self._encode(update.overview)
-                for start in range(0, max(len(rows), 1), ROWS_PER_EVENT):
-                    reset = update.reset and start == 0
-                    event = _Event(overview, rows[start : start + ROWS_PER_EVENT], reset)
+                events = [_Event(update.overview, rows[:ROWS_PER_EVENT], update.forgotten, update.reset)]
+                rest = range(ROWS_PER_EVENT, len(rows), ROWS_PER_EVENT)
+                events += [_Event(rows=rows[start : start + ROWS_PER_EVENT]) for start in rest]
+                for event in events:
                     await response.write(b"data:" + msgspec.json.encode(event) + b"\n\n")
-
-    def _encode(self, overview: Overview) -> msgspec.Raw:
-        if self._encoded[0] is not overview:
-            self._encoded = overview, msgspec.Raw(msgspec.json.encode(overview))
-        return self._encoded[1]

@@ -6,8 +6,6 @@ import { Stream } from "./stream.js";
 // As `JobRow` has them.
 const FIELDS = ["job_id", "task", "group_id", "phase", "place", "attempt", "accepted_at", "entered_at", "node", "stage_id",
   "backend", "ended_at", "outcome", "code", "reward", "tokens", "turns"];
-const ROWS_LIMIT = 50_000;
-const SPARE_ROWS = 5_000;
 
 class Store {
   overview = null;
@@ -41,8 +39,9 @@ class Store {
     return () => this.#listeners.delete(listener);
   }
 
-  take({ overview, rows, reset }) {
+  take({ overview, rows, forgotten, reset }) {
     if (reset) this.rows.clear();
+    for (const id of forgotten ?? []) this.rows.delete(id);
     if (overview) this.overview = overviewOf(overview);
     for (const fields of rows ?? []) {
       const row = Object.fromEntries(FIELDS.map((name, index) => [name, fields[index]]));
@@ -50,15 +49,8 @@ class Store {
       row.text = [row.job_id, row.task, row.group_id, row.state, row.code, row.node, row.backend].join(" ").toLowerCase();
       this.rows.set(row.job_id, row);
     }
-    if (this.rows.size > ROWS_LIMIT + SPARE_ROWS) this.#forget();
-    if (reset || rows?.length) this.change += 1;
+    if (reset || rows?.length || forgotten?.length) this.change += 1;
     this.#tell();
-  }
-
-  // The oldest that have ended go.
-  #forget() {
-    const ended = [...this.rows.values()].filter((row) => row.ended_at).sort((one, other) => one.ended_at - other.ended_at);
-    for (const row of ended.slice(0, this.rows.size - ROWS_LIMIT)) this.rows.delete(row.job_id);
   }
 
   // Views draw once per frame, however many events came.
