@@ -44,8 +44,7 @@ def _row(group: RolloutGroup, batch: BatchRecord, version: int, worked_s: Callab
 
     def cell(place: int) -> RolloutCell:
         if (rollout := group.rollouts.get(place)) is not None:
-            behind = version - rollout.version
-            return RolloutCell("in", rollout.job_id, rollout.reward, behind, rollout.seconds)
+            return RolloutCell("in", rollout.job_id, rollout.reward, version - rollout.version, rollout.seconds)
         if (job_id := jobs.get(place)) is not None:
             started_with = group.started_with.get(job_id)
             behind = version - started_with if started_with is not None else None
@@ -67,25 +66,19 @@ def _waits_for(batch: BatchRecord, status: BatchStatus, rows: tuple[GroupRow, ..
         return status.problem
     if batch.state != "open":
         waiting = len(batch.ready)
-        return (
-            f"its client, which has not acknowledged {waiting} groups" if waiting else "its client, which may close it"
-        )
-    under_way = [row for row in rows if row.state == "under_way"]
-    running = sorted((cell for row in under_way for cell in row.cells if cell.state == "running"), key=_seconds)
-    missing = sum(cell.state == "missing" for row in under_way for cell in row.cells)
-    if not running and not missing and not batch.prompts:
-        return "prompts from its client"
-    wanted = batch.options.target_groups - status.kept
+        return f"its client, which has not acknowledged {waiting} groups" if waiting else "its client, to close it"
+    cells = [cell for row in rows if row.state == "under_way" for cell in row.cells]
+    running = sorted((cell for cell in cells if cell.state == "running"), key=lambda cell: -cell.seconds)
+    missing = sum(cell.state == "missing" for cell in cells)
     parts = []
     if running:
         named = ", ".join(f"{cell.job_id} ({cell.seconds:.0f} s)" for cell in running[:OLDEST])
         parts.append(f"{len(running)} rollouts that run or are queued, the longest {named}")
-    if missing or batch.prompts:
-        parts.append(f"slots for {missing} further rollouts of its groups and for {len(batch.prompts)} prompts")
-    elif not batch.stream_ended and len(under_way) < wanted:
-        parts.append("further prompts from its client")
-    return f"{wanted} groups to be kept: " + "; ".join(parts)
-
-
-def _seconds(cell: RolloutCell) -> float:
-    return -cell.seconds
+    if missing:
+        parts.append(f"slots for {missing} more rollouts of its groups")
+    if batch.prompts:
+        parts.append(f"slots for {len(batch.prompts)} prompts")
+    if not missing and not batch.prompts and not batch.stream_ended:
+        parts.append("prompts from its client")
+    wanted = batch.options.target_groups - status.kept
+    return f"{wanted} more groups to be kept: {'; '.join(parts)}"

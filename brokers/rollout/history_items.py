@@ -78,7 +78,7 @@ def read_items(packed: bytes) -> Iterator[HistoryItem]:
     """Yield a history's items, the oldest first."""
     for content in unpacked(packed):
         with suppress(msgspec.ValidationError):
-            yield msgspec.convert(content, HistoryItem)  # type: ignore[misc]
+            yield msgspec.convert(content, HistoryItem)
 
 
 def unpacked(packed: bytes) -> list[Any]:

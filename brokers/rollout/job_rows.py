@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 T = TypeVar("T", bound=Item)
+U = TypeVar("U", bound=Item)
 
 
 def job_row(job_id: str, packed: bytes, task: str, group_id: str) -> JobRow | None:
@@ -61,12 +62,12 @@ def job_row(job_id: str, packed: bytes, task: str, group_id: str) -> JobRow | No
     )
 
 
-def _first(items: Iterable[Any], *kinds: type[T]) -> T | None:
-    """Return the first item of these kinds that can be read."""
-    kind_of = {kind.__struct_config__.tag: kind for kind in kinds}
+def _first(items: Iterable[Any], kind: type[T], other: type[U] | None = None) -> T | U | None:
+    """Return the first item of a kind, or of two, that can be read."""
+    kind_of: dict[Any, type[T | U]] = {one.__struct_config__.tag: one for one in (kind, other) if one is not None}
     for item in items:
-        kind = kind_of.get(item[0]) if isinstance(item, list) and item and isinstance(item[0], int) else None
-        if kind is not None:
+        found = kind_of.get(item[0]) if isinstance(item, list) and item and isinstance(item[0], int) else None
+        if found is not None:
             with suppress(msgspec.ValidationError):
-                return msgspec.convert(item, kind)
+                return msgspec.convert(item, found)
     return None

@@ -26,7 +26,7 @@ from prorl_zmq.wire.messages.jobs import Outcome, Phase, Result
 from prorl_zmq.wire.messages.stages import StartPhase
 from prorl_zmq.wire.messages.watching import JobRow, Watch
 
-ENDED_LIMIT = 4
+ENDED_LIMIT = 2
 JOBS = [f"job-{number}" for number in range(12)]
 
 
@@ -49,9 +49,7 @@ class Broker:
 
     def happen(self, what: str, job_id: str) -> None:
         self.at += 1.0
-        if what == "restart":
-            self.begin()
-        elif job_id not in self.live:
+        if job_id not in self.live:
             self.live.add(job_id)
             self.history.note(Queued(job_id, 1, Phase.INIT, None), self.at)
         elif what == "start":
@@ -89,13 +87,17 @@ class Viewer(NamedTuple):
 
 EVENTS = st.tuples(st.sampled_from(["start", "assign", "end", "end"]), st.sampled_from(JOBS))
 ASKED = st.tuples(st.just("ask"), st.sampled_from(["news", "gap"]))
-STEPS = st.lists(st.one_of(EVENTS, EVENTS, EVENTS, ASKED, st.just(("restart", ""))), max_size=80)
+STEPS = st.lists(st.one_of(*[EVENTS] * 8, ASKED, ASKED), min_size=30, max_size=100)
 
 
-@given(STEPS, st.integers(1, 5))
-def test_whoever_asks_in_any_rhythm_ends_with_the_rows_of_the_history(steps: list[tuple[str, str]], limit: int) -> None:
+@given(STEPS, st.integers(1, 5), st.one_of(st.none(), st.integers(0, 99)))
+def test_whoever_asks_in_any_rhythm_ends_with_the_rows_of_the_history(
+    steps: list[tuple[str, str]], limit: int, restart_at: int | None
+) -> None:
     broker, mirror, viewer = Broker(), JobMirror(1000), Viewer({})
-    for what, which in steps:
+    for number, (what, which) in enumerate(steps):
+        if number == restart_at:
+            broker.begin()
         if what != "ask":
             broker.happen(what, which)
         elif (question := mirror.news() if which == "news" else mirror.gap()) is not None:

@@ -10,8 +10,8 @@ from prorl_zmq.brokers.rollout.result_store import REDELIVER_S, ResultStore, siz
 from prorl_zmq.client.requests import CollectState
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.front_door import Collected
-from prorl_zmq.wire.messages.jobs import Outcome, Result
+from prorl_zmq.wire.messages.front_door import Collected, FrontDoorReply
+from prorl_zmq.wire.messages.jobs import STEPS_LIMIT, Outcome, Result, Step
 
 
 def finished(job_id: str, session: str = "s") -> Finished:
@@ -70,7 +70,10 @@ NUMBERS = st.dictionaries(st.text(max_size=128), st.floats(allow_nan=False), max
 TEXTS = st.dictionaries(st.text(max_size=20), st.text(max_size=200), max_size=8)
 
 
-@given(NUMBERS, NUMBERS, TEXTS, st.text(), st.text(), TEXTS, st.lists(st.integers(1, 2**31 - 1), max_size=50))
+STEPS = st.lists(st.builds(Step, st.text(max_size=128), st.integers(0, 2**31), st.floats(0), st.floats(0)), max_size=50)
+
+
+@given(NUMBERS, NUMBERS, TEXTS, st.text(), st.text(), TEXTS, st.lists(st.integers(1, 2**31 - 1), max_size=50), STEPS)
 def test_a_packed_result_is_no_larger_than_its_bound(
     metrics: dict[str, float],
     timings: dict[str, float],
@@ -79,6 +82,7 @@ def test_a_packed_result_is_no_larger_than_its_bound(
     message: str,
     fields: dict[str, str],
     segments: list[int],
+    steps: list[Step],
 ) -> None:
     result = Result(
         job_id="x" * 64,
@@ -92,6 +96,7 @@ def test_a_packed_result_is_no_larger_than_its_bound(
         timings=timings,
         notes=notes,
         segments=tuple(segments),
+        steps=tuple(steps),
     )
     assert len(codec.encode(result)) <= size_bound(result)
 
@@ -105,6 +110,17 @@ def test_what_one_header_cannot_hold_comes_in_the_next_reply() -> None:
     limit = 2 * result_store.size_bound(result)
     assert ids(store.take("s", "client", 10, 0.0, limit_bytes=limit)) == ["a", "b"]
     assert ids(store.take("s", "client", 10, 0.0, limit_bytes=1)) == ["a"]
+
+
+def test_a_reply_of_results_with_many_steps_has_no_more_arrays_than_a_header_may_have() -> None:
+    steps = tuple(Step("", 1, 0.0, 0.0) for _ in range(STEPS_LIMIT))
+    store = ResultStore()
+    for number in range(1000):
+        result = Result(job_id=f"j{number}", task="math", outcome=Outcome.COMPLETED, steps=steps)
+        store.put(Finished("s", result, None))
+    given = tuple(one.result for one in store.take("s", "client", 1024, 0.0))
+    assert len(given) > 10
+    assert codec.decode(codec.encode(Collected("r", given)), FrontDoorReply).results == given
 
 
 def test_what_is_acknowledged_is_gone() -> None:
