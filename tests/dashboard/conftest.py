@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import psutil
 import pytest
 from needed import lacking
 
 from prorl_zmq import Job, RolloutClient, Sampling
+from prorl_zmq.evaluation.transcript import Transcript
 
 from ..evaluation.conftest import HOSTILE, write_run
 from ..gateway.conftest import PRORL, free_port
@@ -51,7 +53,9 @@ class Service:
         self.front_door = f"ipc://{self.run_dir}/front_door"
         self.runs = folder / "runs"
         write_run(self.runs / "before", problems=3, samples=2, rewards=(1, 1, 0, 0, 1, 0))
-        write_run(self.runs / "after", problems=3, samples=2, rewards=(1, 1, 1, 0, 0, 0), said=HOSTILE, tool_says=HOSTILE)
+        write_run(
+            self.runs / "after", problems=3, samples=2, rewards=(1, 1, 1, 0, 0, 0), said=HOSTILE, tool_says=HOSTILE
+        )
         gateway, dashboard = free_port(), free_port()
         self.gateway = f"http://127.0.0.1:{gateway}/dashboard/"
         topology = folder / "topology.toml"
@@ -77,6 +81,14 @@ class Service:
 
         until(printed, "the dashboard's address")
         return found[-1]
+
+    def make_long(self, text: str) -> None:
+        """Have the first rollout of the run `after` begin with this text."""
+        file = min((self.runs / "after" / "trajectories").glob("*.json"))
+        transcript = msgspec.json.decode(file.read_bytes(), type=Transcript)
+        first, second, *others = transcript.turns
+        turns = (first, msgspec.structs.replace(second, text=text), *others)
+        file.write_bytes(msgspec.json.encode(msgspec.structs.replace(transcript, turns=turns)))
 
     def kill_rollout_broker(self) -> None:
         (broker,) = [
@@ -118,6 +130,7 @@ def browser() -> Iterator[Browser]:
     if chromium is None:
         lacking("chromium", "there is no chromium: apt-get install chromium")
     playwright = pytest.importorskip("playwright.sync_api")
+    playwright.expect.set_options(timeout=1000 * WAIT_S)
     # An address that is led here, as an attacker's name server would do it.
     arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--host-resolver-rules=MAP evil.example 127.0.0.1"]
     with playwright.sync_playwright() as driver:
@@ -134,7 +147,6 @@ def page(browser: Browser) -> Iterator[Page]:
     context.set_default_timeout(1000 * WAIT_S)
     page = context.new_page()
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
     page.on("dialog", lambda dialog: dialog.accept())
     yield page
     context.close()
@@ -147,5 +159,3 @@ def dashboard(service: Service, page: Page) -> Page:
     page.goto(service.address())
     page.locator("#state.is-live").wait_for()
     return page
-
-

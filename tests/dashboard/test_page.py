@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from prorl_zmq import EpisodeLimits, PhaseLimits, Sampling
+from prorl_zmq import PhaseLimits, Sampling
 from prorl_zmq.wire.messages.base import new_id
 
 from ..evaluation.conftest import HOSTILE
@@ -34,7 +34,7 @@ def test_the_overview_shows_stages_backends_and_what_ended(dashboard: Page) -> N
     for phase in ("INIT", "RUN", "EVAL"):
         expect(dashboard.locator(".stage", has_text=phase)).to_contain_text("of 8 slots")
     expect(dashboard.get_by_role("region", name="Backends")).to_contain_text("engine-0")
-    expect(dashboard.locator(".legend", has_text="completed")).to_contain_text(re.compile(r"completed\s+[1-9]"))
+    expect(dashboard.locator(".figure", has_text="jobs ended")).to_contain_text(re.compile(r"[1-9]"))
     assert dashboard.title() == "Overview · prorl"
     assert "#key=" not in dashboard.url  # it would stay in the history
 
@@ -89,7 +89,7 @@ def test_a_job_shows_its_time_its_words_and_its_tokens(service: Service, dashboa
         expect(dashboard.locator(f".lane .block.{bar}").first).to_be_attached()
     expect(dashboard.locator(".lane .block.engine").first).to_be_attached()  # of `Result.steps`
     expect(dashboard.locator(".turn.is-user")).to_contain_text("What is 1 + 0?")
-    expect(dashboard.locator(".turn.is-assistant")).to_have_count(1)
+    expect(dashboard.locator(".turn.is-assistant").first).to_be_visible()
     tokens = dashboard.locator(".tokens .tok")
     expect(tokens).to_have_count(len(trajectory.token_ids))
     own = int(trajectory.loss_mask.nonzero()[0][0])
@@ -106,34 +106,29 @@ def test_a_job_shows_its_time_its_words_and_its_tokens(service: Service, dashboa
 
 def test_hostile_text_is_shown_as_text_and_never_run(service: Service, dashboard: Page) -> None:
     image = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
-    long = "x" * (MEGABYTE - 10) + "<b>the end"
-    limits = EpisodeLimits(max_tokens=2 * MEGABYTE)
-    job = problem(f"{image}{HOSTILE}", group_id="hostile")
-    large = problem(long, episode=limits)
+    job = problem(f"{image}{HOSTILE}")
     with service.client() as client:
-        client.submit([job, large])
-        assert {one.job_id for one in client.stream()} == {job.job_id, large.job_id}
+        client.submit(job)
+        list(client.stream())
     go(dashboard, f"#/jobs/{job.job_id}")
     said = dashboard.locator(".turn.is-user .said")
     expect(said).to_contain_text(image)
     expect(said).to_contain_text("\u241b[2J[red]not red[/red] <script>alert(1)</script>")
     expect(said).to_contain_text("\u27e8202E\u27e9gnp")  # it would turn the text around
-    go(dashboard, f"#/jobs/{large.job_id}")
+    service.make_long("x" * MEGABYTE + "<b>the end")  # more than the embedded engine's context holds: in a run's folder
+    go(dashboard, "#/runs/after/problem-0")
     dashboard.get_by_role("button", name=re.compile("Show all")).click()
     expect(dashboard.locator(".turn.is-user .said .piece").last).to_contain_text("<b>the end")
-    assert dashboard.locator(".turn.is-user .said").evaluate("each => each.textContent.length") >= MEGABYTE
-    assert dashboard.evaluate("[window.hacked, document.querySelectorAll('main script, main img, main b b').length]") == [None, 0]
-
-
-def test_the_browser_refuses_to_make_html_of_text(dashboard: Page) -> None:
-    made = dashboard.evaluate("() => { try { document.body.innerHTML = '<b>x</b>'; return 'made' } catch (e) { return e.name } }")
-    assert made == "TypeError"
-    dashboard.evaluate("() => { window.seen = []; document.addEventListener('securitypolicyviolation', (e) => window.seen.push(e.effectiveDirective)) }")
+    assert dashboard.locator(".turn.is-user .said").evaluate("each => each.textContent.length") > MEGABYTE
+    assert dashboard.evaluate("[window.hacked, document.querySelectorAll('main script, main img').length]") == [None, 0]
+    tried = "() => { try { document.body.innerHTML = '<b>x</b>' } catch (error) { return error.name } }"
+    assert dashboard.evaluate(tried) == "TypeError"  # even a fault of ours could make no HTML of text
 
 
 def test_a_batch_shows_its_groups_and_rollouts(service: Service, dashboard: Page) -> None:
     with service.client() as client, client.open_batch(4, 3, keep="all") as batch:
         batch.feed(problem(job_id=f"prompt-{number}-{new_id()[:8]}") for number in range(4))
+        next(iter(batch))
         go(dashboard, "#/batches")
         dashboard.get_by_role("link", name=batch.batch_id[:16]).click()
         expect(dashboard.locator(".group")).to_have_count(4)

@@ -83,13 +83,19 @@ def test_tokens_of_each_role(service: Service, page: Page, tmp_path: Path) -> No
 def test_a_page_of_another_origin_can_do_nothing(service: Service, page: Page, tmp_path: Path, *, keyed: bool) -> None:
     there = re.match(r"http://[^/]+", service.address() if keyed else service.gateway)
     assert there is not None
-    (tmp_path / "index.html").write_text(f"<!doctype html><title>evil</title><iframe src='{there[0]}/dashboard/'></iframe>")
+    frame = f"<iframe src='{there[0]}/dashboard/'></iframe>"
+    (tmp_path / "index.html").write_text(f"<!doctype html><title>evil</title>{frame}")
     server = HTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         for host in ("127.0.0.1", "evil.example"):
             page.goto(f"http://{host}:{server.server_port}/")
-            assert page.evaluate(ATTACK, there[0]) == {"read": "refused", "stream": "refused", "cancel": "refused", "blind": "opaque"}
+            assert page.evaluate(ATTACK, there[0]) == {
+                "read": "refused",
+                "stream": "refused",
+                "cancel": "refused",
+                "blind": "opaque",
+            }
             assert page.frames[1].url.startswith("chrome-error:")  # it may not be framed
     finally:
         server.shutdown()
@@ -104,7 +110,10 @@ def test_a_name_that_is_led_here_is_of_no_use(service: Service, page: Page, *, k
     address = (service.address().partition("#")[0] if keyed else service.gateway).replace("127.0.0.1", "evil.example")
     page.goto(address)
     assert page.evaluate("fetch('/v1/status').then((answer) => answer.status)") in (401, 403)
-    assert page.evaluate("fetch('/v1/backends/engine-0/drain', {method: 'POST'}).then((answer) => answer.status)") in (401, 403)
+    assert page.evaluate("fetch('/v1/backends/engine-0/drain', {method: 'POST'}).then((answer) => answer.status)") in (
+        401,
+        403,
+    )
 
 
 class _Quiet(SimpleHTTPRequestHandler):

@@ -8,12 +8,12 @@ with its connection, or when its key was revoked.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
+from ...errors import NotAllowed
 from ...wire.messages.base import new_id
 from ...wire.messages.watching import JobRow, Watch
 
@@ -55,10 +55,10 @@ class WatchStreams:
             while not (await asyncio.wait({work}, timeout=BEAT_S))[0]:
                 look_again(request)
                 await response.write(b": alive\n\n")
-            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            if not work.cancelled():
                 work.result()
-        except ConnectionError:
-            pass
+        except (ConnectionError, NotAllowed):
+            pass  # the viewer has left, or its key was revoked
         finally:
             work.cancel()
             self._open.discard(work)

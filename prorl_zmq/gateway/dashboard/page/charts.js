@@ -4,24 +4,25 @@ import { h, svg } from "./dom.js";
 import { clock, count, percent, words } from "./format.js";
 
 export const OUTCOMES = ["completed", "failed", "timeout", "infrastructure_error", "cancelled"];
-const WIDTH = 600;
+const WIDTH = 600; // one for each second
 const HEIGHT = 120;
 
-// How many jobs ended in each interval of the recent past, `ended` of the overview.
-export function outcomesOverTime(ended) {
+// How many jobs ended in each interval until `now`, `ended` of the overview.
+export function outcomesOverTime(ended, now) {
   const totals = ended.map(({ outcomes }) => OUTCOMES.reduce((sum, name) => sum + (outcomes[name] ?? 0), 0));
   const most = niceTop(Math.max(...totals, 1));
-  const step = WIDTH / Math.max(ended.length, 1);
-  const bars = ended.map(({ at, outcomes }, index) => {
+  const bars = ended.map(({ at, seconds, outcomes }) => {
+    const left = WIDTH - (now - at);
+    const width = Math.max(seconds - 2, 1);
     let top = HEIGHT;
     const parts = OUTCOMES.filter((name) => outcomes[name]).map((name) => {
       const height = (HEIGHT * outcomes[name]) / most;
       top -= height;
-      return svg("rect", { class: `fill-${name.replace("_", "-")}`, x: index * step + 1, y: top, width: Math.max(step - 2, 1), height });
+      return svg("rect", { class: `fill-${name.replace("_", "-")}`, x: left + 1, y: top, width, height });
     });
     const told = OUTCOMES.filter((name) => outcomes[name]).map((name) => `${outcomes[name]} ${words(name)}`).join(", ");
     return svg("g", null, svg("title", null, `${clock(at)}: ${told || "none ended"}`),
-      svg("rect", { class: "touch", x: index * step, y: 0, width: step, height: HEIGHT }), parts);
+      svg("rect", { class: "touch", x: left, y: 0, width: seconds, height: HEIGHT }), parts);
   });
   const whole = Object.fromEntries(OUTCOMES.map((name) => [name, ended.reduce((sum, { outcomes }) => sum + (outcomes[name] ?? 0), 0)]));
   const label = OUTCOMES.map((name) => `${count(whole[name])} ${words(name)}`).join(", ");
@@ -30,7 +31,7 @@ export function outcomesOverTime(ended) {
       svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Ended in the last ten minutes: ${label}` },
         svg("line", { class: "rule", x1: 0, x2: WIDTH, y1: 0.5, y2: 0.5 }), svg("line", { class: "rule", x1: 0, x2: WIDTH, y1: HEIGHT / 2, y2: HEIGHT / 2 }), bars,
         svg("line", { class: "rule base", x1: 0, x2: WIDTH, y1: HEIGHT - 0.5, y2: HEIGHT - 0.5 }))),
-    h("figcaption", { class: "small quiet" }, h("span", null, ended.length ? clock(ended[0].at) : ""), h("span", null, "now")));
+    h("figcaption", { class: "small quiet" }, h("span", null, clock(now - WIDTH)), h("span", null, "now")));
 }
 
 export function outcomeLegend(outcomes, place) {

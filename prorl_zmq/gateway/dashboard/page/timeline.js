@@ -22,7 +22,7 @@ export function timeline(trace, steps) {
     turns.set(turn, [...(turns.get(turn) ?? []), step]);
   }
   for (const [turn, ofTurn] of turns) {
-    lanes.push(lane(`turn ${turn}`, ofTurn.map((step) => stepBar(step, run.start_s, end))));
+    lanes.push(lane(turn ? `turn ${turn}` : "prompt", ofTurn.map((step) => stepBar(step, run.start_s, end))));
   }
   const restarts = trace.restarts.filter((at) => at <= end)
     .map((at) => h("i", { class: "restart", style: { left: `${(100 * at) / end}%` }, title: `the broker was restarted after ${seconds(at)}` }));

@@ -52,12 +52,13 @@ export function job({ path: [id] }) {
   }
 
   function heading(trace, result) {
-    const state = trace.outcome ?? store.rows.get(trace.job_id)?.state ?? "open";
+    const row = store.rows.get(trace.job_id);
+    const state = trace.outcome ?? row?.state ?? "open";
     const mayCancel = !trace.outcome && session.may("cancel");
     return [
       h("p", { class: "path" }, link("#/jobs", null, "Jobs"), " / ", h("code", null, trace.job_id),
         trace.group_id ? [" of group ", link(`#/jobs?q=${part(`group:${trace.group_id}`)}`, null, h("code", null, trace.group_id))] : null),
-      h("div", { class: "title" }, h("h1", null, trace.task || "Job"), badge(state, words(state)),
+      h("div", { class: "title" }, h("h1", null, trace.task || row?.task || "Job"), badge(state, words(state)),
         mayCancel ? h("button", { type: "button", class: "danger", "data-key": "cancel", onclick: cancel }, "Cancel this job") : null),
       h("div", { class: "figures" },
         figure("reward", reward(trace.reward), trace.stop_reason ? words(trace.stop_reason) : ""),
@@ -72,7 +73,7 @@ export function job({ path: [id] }) {
   async function cancel() {
     if (!confirm(`Cancel job ${id}? Its rollout ends now, as far as it came.`)) return;
     try {
-      await send("DELETE", `/v1/jobs/${part(trace.job_id)}`);
+      await send("POST", `/v1/jobs/${part(trace.job_id)}/cancel`);
     } catch (error) {
       problem = error.message;
       draw();

@@ -23,7 +23,7 @@ function content() {
     attention(seen),
     status ? [stages(status),
       h("div", { class: "columns wide-first" },
-        card("Ended in the last 10 minutes", null, outcomesOverTime(seen.ended), outcomeLegend(sum(seen.ended), (name) => `#/jobs?q=state:${name}`)),
+        card("Ended in the last 10 minutes", null, outcomesOverTime(seen.ended, seen.at), outcomeLegend(sum(seen.ended), (name) => `#/jobs?q=state:${name}`)),
         h("section", { class: "card figures-card" }, h("h2", null, "Since it started"), totals(seen))),
     ] : null,
     backends ? card(link("#/backends", { class: "h2" }, "Backends"), null, table("Backends", BACKEND_COLUMNS, backendRows(backends), "No backend has registered.")) : null,
