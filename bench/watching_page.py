@@ -57,7 +57,7 @@ def page_rows(quick: bool) -> list[Row]:
         with RolloutClient(service.front_door, timeout_s=120) as client:
             client.submit(Job(task="nothing", instance={}) for _ in range(jobs))
             assert sum(1 for _ in client.stream(timeout_s=60)) == jobs
-        with _dashboard(service) as address, _browser() as page:
+        with _dashboard(service) as address, chromium() as page:
             page.add_init_script(WATCH_ROWS)
             page.goto(address)
             _wait_for_rows(page, jobs)
@@ -116,15 +116,20 @@ def _dashboard(service: BenchService) -> Iterator[str]:
 
 
 @contextmanager
-def _browser() -> Iterator[Page]:
-    chromium = shutil.which("chromium")
+def chromium() -> Iterator[Page]:
+    """Open a page in this machine's browser.
+
+    Raises:
+        Incomplete: it has none, or no driver for it.
+    """
+    program = shutil.which("chromium")
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
         raise Incomplete("the page needs playwright: install the extra [test]", []) from None
-    if chromium is None:
+    if program is None:
         raise Incomplete("the page needs a browser: apt-get install chromium", [])
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield browser.new_page()
         browser.close()

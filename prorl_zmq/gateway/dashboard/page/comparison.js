@@ -35,7 +35,7 @@ function passes(runs) {
     runs.map(({ run, summary }, index) => {
       const estimate = summary.passes.find((row) => row.k === k)?.estimate;
       return h("div", { class: "of-run" }, h("span", { class: "run-name", title: run }, run), interval(estimate, kindOf(index)),
-        h("span", { class: "number" }, h("b", null, percent(estimate?.value)), estimate ? h("span", { class: "quiet small" }, ` ${percent(estimate.low)} – ${percent(estimate.high)}`) : null));
+        h("span", null, h("b", null, percent(estimate?.value)), estimate ? h("span", { class: "quiet small" }, `  ${percent(estimate.low)} – ${percent(estimate.high)}`) : null));
     })))));
 }
 

@@ -16,9 +16,15 @@ export function conversation(transcript) {
       h("header", null, h("b", null, each.role), h("span", { class: "quiet small" },
         each.role === "assistant" ? `turn ${turn}, ${tokens}` : tokens)),
       each.text == null ? h("p", { class: "quiet" }, "No tokenizer was there to read it: see its token ids below.")
-        : longText(each.text),
+        : longText(withoutCalls(each)),
       (each.calls ?? []).map(call));
   }));
+}
+
+// Calls have cards of their own; as the policy wrote them they are among the tokens.
+function withoutCalls({ text, calls }) {
+  const at = calls?.length ? text.indexOf("<tool_call>", text.indexOf("</think>") + 1) : -1;
+  return at < 0 ? text : text.slice(0, at);
 }
 
 function call({ name, arguments: given }) {
@@ -34,16 +40,19 @@ function call({ name, arguments: given }) {
 
 // A text, of which a long one is shown by its beginning until the reader wants all of it.
 export function longText(text) {
-  const pre = h("pre", { class: "said", dir: "auto" }, text.slice(0, SHOWN_LETTERS));
+  const pre = h("pre", { class: "said", dir: "auto" }, marked(text.slice(0, SHOWN_LETTERS)));
   if (text.length <= SHOWN_LETTERS) return pre;
   const more = h("button", { type: "button", class: "more", onclick: () => {
     const pieces = [];
     // Pieces out of view cost the browser nothing.
     for (let at = 0; at < text.length; at += PIECE_LETTERS) {
-      pieces.push(h("span", { class: "piece" }, text.slice(at, at + PIECE_LETTERS)));
+      pieces.push(h("span", { class: "piece" }, marked(text.slice(at, at + PIECE_LETTERS))));
     }
     pre.replaceChildren(...pieces);
     more.remove();
   } }, `Show all ${count(text.length)} letters`);
   return [pre, more];
 }
+
+const MARK = /(<\|[^|>\s]{1,40}\|>(?:(?:system|user|assistant|tool)\n)?)/;
+const marked = (text) => text.split(MARK).map((part, index) => (index % 2 ? h("span", { class: "mark" }, part) : part));

@@ -60,7 +60,7 @@ export function clock(unixSeconds) {
 }
 
 export const words = (name) => name.replaceAll("_", " ");
-export const shortId = (id) => (id.length > 18 ? `${id.slice(0, 16)}…` : id);
+export const shortId = (id) => (id.length > 18 ? `${id.slice(0, 6)}…${id.slice(-10)}` : id);
 
 function pad(number) {
   return String(number).padStart(2, "0");

@@ -11,16 +11,16 @@ const STATES = ["open", "queued", "init", "run", "eval", "ended", "completed", "
 const COLUMNS = [
   { name: "job_id", title: "Job", kind: "id", cell: (row) => shortId(row.job_id), by: (row) => row.job_id },
   { name: "state", title: "State", kind: "state", cell: (row) => badge(row.state, words(row.state)), by: (row) => row.state },
-  { name: "task", title: "Task", kind: "text", cell: (row) => row.task, by: (row) => row.task },
+  { name: "task", title: "Task", kind: "text wide", cell: (row) => row.task, by: (row) => row.task },
   { name: "code", title: "Error", kind: "text wide", cell: (row) => row.code, by: (row) => row.code },
   { name: "reward", title: "Reward", kind: "number", cell: (row) => reward(row.reward), by: (row) => row.reward ?? -Infinity },
   { name: "age", title: "Duration", kind: "number age", cell: (row) => seconds(ageOf(row)), by: ageOf },
-  { name: "turns", title: "Turns", kind: "number wide", cell: (row) => count(row.turns || null), by: (row) => row.turns },
+  { name: "turns", title: "Turns", kind: "number wide turns", cell: (row) => count(row.turns || null), by: (row) => row.turns },
   { name: "tokens", title: "Tokens", kind: "number wide", cell: (row) => count(row.tokens || null), by: (row) => row.tokens },
-  { name: "attempt", title: "Attempt", kind: "number wider", cell: (row) => row.attempt, by: (row) => row.attempt },
+  { name: "attempt", title: "Attempt", kind: "number widest", cell: (row) => row.attempt, by: (row) => row.attempt },
   { name: "node", title: "Node", kind: "text wide", cell: (row) => row.node || NOTHING, by: (row) => row.node },
   { name: "backend", title: "Backend", kind: "text wide", cell: (row) => row.backend || NOTHING, by: (row) => row.backend },
-  { name: "accepted_at", title: "Accepted", kind: "number wider", cell: (row) => clock(row.accepted_at), by: (row) => row.accepted_at },
+  { name: "accepted_at", title: "Accepted", kind: "number wider accepted", cell: (row) => clock(row.accepted_at), by: (row) => row.accepted_at },
 ];
 const CHOICES = ["task", "code", "node", "backend"];
 const AGES_EVERY_MS = 1000;

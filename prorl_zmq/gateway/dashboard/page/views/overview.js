@@ -24,7 +24,7 @@ function content() {
     status ? [stages(status),
       h("div", { class: "columns wide-first" },
         card("Ended in the last 10 minutes", null, outcomesOverTime(seen.ended, seen.at), outcomeLegend(sum(seen.ended), (name) => `#/jobs?q=state:${name}`)),
-        h("section", { class: "card figures-card" }, h("h2", null, "Since it started"), totals(seen))),
+        h("section", { class: "card figures-card" }, h("h2", null, "In all"), totals(seen))),
     ] : null,
     backends ? card(link("#/backends", { class: "h2" }, "Backends"), null, table("Backends", BACKEND_COLUMNS, backendRows(backends), "No backend has registered.")) : null,
     status ? card(link("#/batches", { class: "h2" }, "Open batches"), null, table("Open batches", BATCH_COLUMNS, batchRows(status.batches), "No batch is open.")) : null,
@@ -70,7 +70,7 @@ function stages(status) {
 function totals({ status, ended_per_s: rateNow, brokers }) {
   const all = OUTCOMES.reduce((total, name) => total + (status.outcomes[name] ?? 0), 0);
   return h("div", { class: "figures" },
-    figure("throughput", `${rate(rateNow)} /s`, "over 30 s"),
+    figure("throughput", `${rate(rateNow)} /s`, "of the last 30 s"),
     figure("jobs ended", compact(all), `${percent(all ? (status.outcomes.completed ?? 0) / all : null, 0)} completed`),
     figure("uncollected", compact(status.uncollected), "results"),
     figure("redelivered", compact(status.redelivered), "phases"),
