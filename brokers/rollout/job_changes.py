@@ -27,9 +27,10 @@ class JobChanges:
         """Names what the numbers count."""
         self.until = 0
         """The number of the newest change."""
+        self.forgotten_until = 0
+        """The number of the newest change of a job that is forgotten."""
         self._numbers: OrderedDict[str, int] = OrderedDict()
         """By job, the newest last."""
-        self._forgotten_until = 0
 
     def note(self, job_id: str) -> None:
         self.until += 1
@@ -37,11 +38,7 @@ class JobChanges:
         self._numbers.move_to_end(job_id)
 
     def forget(self, job_id: str) -> None:
-        self._forgotten_until = max(self._forgotten_until, self._numbers.pop(job_id, 0))
-
-    def missed(self, since: int) -> bool:
-        """Return whether a job is forgotten that has changed after that; who has asked for nothing misses nothing."""
-        return 0 < since < self._forgotten_until
+        self.forgotten_until = max(self.forgotten_until, self._numbers.pop(job_id, 0))
 
     def between(self, since: int, before: int, limit: int) -> Changed:
         """Return the newest jobs whose number is after `since` and, unless that is 0, before `before`."""

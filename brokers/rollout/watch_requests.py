@@ -51,7 +51,7 @@ class WatchRequestHandler:
             until=changes.until,
             first=changed.first,
             more=changed.more,
-            missed=changes.missed(since),
+            forgotten_until=changes.forgotten_until,
             jobs=tuple(row for row in rows if row is not None),
         )
 

@@ -36,6 +36,7 @@ from . import (
     service,
     stage,
     tasks,
+    top,
     view,
 )
 
@@ -88,6 +89,7 @@ prorl.command("gateway")(gateway.gateway)
 prorl.command("dashboard")(dashboard.dashboard)
 prorl.command("submit")(jobs.submit)
 prorl.command("status")(jobs.status)
+prorl.command("top")(top.top)
 prorl.command("cancel")(jobs.cancel)
 prorl.command("job")(job.job)
 prorl.command("eval")(evaluate.evaluate)

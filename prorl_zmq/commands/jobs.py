@@ -254,7 +254,7 @@ def batch_table(batches: tuple[BatchStatus, ...]) -> Table:
         groups = (batch.kept, batch.target_groups, batch.group_size, batch.dropped, batch.given_up, batch.under_way)
         numbers = (*groups, batch.in_flight, batch.failed, batch.prompts)
         state = f"{batch.state}: {batch.problem}" if batch.problem else batch.state
-        table.add_row(batch.batch_id[:12], batch.session[:12], state, *map(str, numbers))
+        table.add_row(batch.batch_id[:12], batch.session[:12], Text(one_line(state)), *map(str, numbers))
     return table
 
 

@@ -19,7 +19,7 @@ from ..client.asynchronous.client import AsyncRolloutClient
 from ..client.blocking.client import RolloutClient
 from ..config import SecuritySettings, ServerApi, ServiceSettings, Topology, default_front_door, load_topology
 from ..errors import ConfigError
-from ..service.rollout_brokers import RolloutBrokers
+from ..service.rollout_brokers import RolloutBrokers, clients_of
 from ..system.logs import LogFormat, LogLevel, start_logging
 from ..wire.messages.backends import ToolCallFormatName
 
@@ -210,11 +210,17 @@ def all_brokers(
     connect: Connect = None, config: Config = None, keys: Keys = None, service: Service = None
 ) -> RolloutBrokers:
     """Return the rollout brokers of a command that asks all of them something."""
+    return RolloutBrokers(broker_clients(connect, config, keys, service))
+
+
+def broker_clients(
+    connect: str | None, config: Path | None, keys: Path | None = None, service: Path | None = None
+) -> dict[str, AsyncRolloutClient]:
+    """Return a client of each rollout broker that a command asks, by the broker's name."""
     if service is not None and connect is None:
-        return RolloutBrokers.of_folder(service, QUICK_S, keys)
+        return clients_of(service, QUICK_S, keys)
     door = front_door_of(connect, config)
-    client = AsyncRolloutClient(door, keys=_keys_of(config, keys), timeout_s=QUICK_S)
-    return RolloutBrokers({door: client})
+    return {door: AsyncRolloutClient(door, keys=_keys_of(config, keys), timeout_s=QUICK_S)}
 
 
 def taking(make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -51,11 +51,6 @@ class RolloutBrokers:
         self._clients = clients
         self._runner = asyncio.Runner()
 
-    @classmethod
-    def of_folder(cls, path: Path, timeout_s: float, keys: Path | None = None) -> Self:
-        """Return those of a service's folder, each found again when it has moved."""
-        return cls(clients_of(path, timeout_s, keys))
-
     def __enter__(self) -> Self:
         return self
 
@@ -107,7 +102,7 @@ class RolloutBrokers:
 
 
 def clients_of(path: Path, timeout_s: float, keys: Path | None = None) -> dict[str, AsyncRolloutClient]:
-    """Return a client of each rollout broker of a service's folder, by name."""
+    """Return a client of each rollout broker of a service's folder, by name, which finds it again when it has moved."""
     folder = ServiceFolder.open(path)
     return {
         name: AsyncRolloutClient(service=path, session=folder.session_of(name), timeout_s=timeout_s, keys=keys)

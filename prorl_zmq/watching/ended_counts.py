@@ -44,10 +44,9 @@ class EndedCounts:
     def told(self, at: float) -> tuple[EndedJobs, ...]:
         """Return the intervals of the last ten minutes, the oldest first."""
         recent = [one for one in self._intervals if one[0] > at - INTERVAL_S * INTERVALS]
-        ends = [*(start for start, _ in recent[1:]), at][: len(recent)]
         return tuple(
-            EndedJobs(start, min(max(0.0, end - start), INTERVAL_S), {key: n for key, n in counts.items() if n})
-            for (start, counts), end in zip(recent, ends, strict=True)
+            EndedJobs(start, min(max(0.0, at - start), INTERVAL_S), {key: n for key, n in counts.items() if n})
+            for start, counts in recent
         )
 
     def per_s(self, at: float) -> float:

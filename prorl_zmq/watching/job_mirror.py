@@ -38,6 +38,8 @@ class JobMirror:
         self._limit = limit
         self._broker_id = ""
         self._until = 0
+        self._sure = 0
+        """Of jobs that are known, all changes until this one are."""
         self._gap: tuple[int, int] | None = None
         """Changes between these numbers are not known."""
 
@@ -50,23 +52,23 @@ class JobMirror:
     def take(self, question: Question, answer: Watched) -> Answered:
         """Take up the answer to a question."""
         restarted = answer.broker_id != self._broker_id
-        reset = restarted or answer.missed
+        reset = restarted or answer.forgotten_until > self._sure
+        knew_all = self._sure == self._until
         if restarted:
             self.rows = {}
             self._broker_id = answer.broker_id
-        elif answer.missed:  # of jobs that had not ended, it is not known which of them have
+            self._gap = (0, answer.first) if answer.more else None
+        elif reset:  # of jobs that had not ended, it is not known which of them have
             self.rows = {job_id: row for job_id, row in self.rows.items() if row.place == "ended"}
-        if reset:
-            first = answer.first if restarted or not question.before else answer.until + 1
-            self._until = answer.until
-            self._gap = (0, first) if answer.more or answer.missed else None
+            self._gap = (0, answer.until + 1)
         elif question.before:
             self._gap = (question.since, answer.first) if answer.more else None
-        else:
+        elif answer.more:
+            self._gap = (self._gap[0] if self._gap is not None else question.since, answer.first)
+        if reset or not question.before:
             self._until = answer.until
-            if answer.more:
-                since = self._gap[0] if self._gap is not None else question.since
-                self._gap = (since, answer.first)
+        if reset or self._gap is None or (knew_all and not answer.more):
+            self._sure = self._until
         self.rows.update((row.job_id, row) for row in answer.jobs)
         return Answered(answer.jobs, self._cut(), reset)
 

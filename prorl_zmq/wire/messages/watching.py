@@ -74,9 +74,9 @@ class Watched(Reply, frozen=True, kw_only=True):
     """The number of the oldest change in this reply; of none, `until` + 1."""
     more: bool
     """There are further ones between `since` and `first`."""
-    missed: bool = False
-    """Jobs that have changed after `since` are forgotten: which of the jobs that had not ended are among them is not
-    known, so ask for all again."""
+    forgotten_until: int = 0
+    """The number of the newest change of a job that is forgotten. Who does not know all changes until then may have
+    rows of jobs that have ended since, and must ask for all again."""
     jobs: tuple[JobRow, ...] = ()
     """The newest first."""
 

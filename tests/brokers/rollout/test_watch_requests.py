@@ -45,7 +45,7 @@ def test_a_watcher_is_told_of_each_job_once_as_it_is_now_and_then_only_what_is_n
         ("b", "math", "", "queued"),
         ("a", "math", "g", "queued"),
     ]
-    assert (first.more, first.missed) == (False, False)
+    assert (first.more, first.forgotten_until) == (False, 0)
     assert watch(door, first).jobs == ()
     join(door, slots=1)
     (row,) = watch(door, first).jobs
