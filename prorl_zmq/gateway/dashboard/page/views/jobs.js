@@ -15,7 +15,7 @@ const COLUMNS = [
   { name: "code", title: "Error", kind: "text wide", cell: (row) => row.code, by: (row) => row.code },
   { name: "reward", title: "Reward", kind: "number", cell: (row) => reward(row.reward), by: (row) => row.reward ?? -Infinity },
   { name: "age", title: "Duration", kind: "number age", cell: (row) => seconds(ageOf(row)), by: ageOf },
-  { name: "turns", title: "Turns", kind: "number wide turns", cell: (row) => count(row.turns || null), by: (row) => row.turns },
+  { name: "turns", title: "Turns", kind: "number wide few", cell: (row) => count(row.turns || null), by: (row) => row.turns },
   { name: "tokens", title: "Tokens", kind: "number wide", cell: (row) => count(row.tokens || null), by: (row) => row.tokens },
   { name: "attempt", title: "Attempt", kind: "number widest", cell: (row) => row.attempt, by: (row) => row.attempt },
   { name: "node", title: "Node", kind: "text wide", cell: (row) => row.node || NOTHING, by: (row) => row.node },
