@@ -9,9 +9,9 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
 
-from harness import Incomplete, Row
 from service import BenchService, free_port
 
 from prorl_zmq import Job, RolloutClient
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page
 
-PAINT_S, FILTER_S, CHANGE_S = 1.0, 0.2, 2.0
-"""The targets."""
 WAIT_MS = 60_000.0
 ROWS = ".virtual tbody tr[aria-rowindex]"
 WATCH_ROWS = """
@@ -46,13 +44,25 @@ FILTER = """
 """
 
 
-def page_rows(quick: bool) -> list[Row]:
-    """Measure the page.
+class PageFigures(NamedTuple):
+    """Seconds, one for each try."""
 
-    Raises:
-        Incomplete: this machine has no browser, or no driver for it.
-    """
-    jobs, repeats = (2_000, 3) if quick else (10_000, 10)
+    paints: list[float]
+    """From the start of the page's loading until the table shows its first rows."""
+    filters: list[float]
+    """From a letter in the search until the rows that it leaves are drawn."""
+    changes: list[float]
+    """From the end of a job, as its client hears of it, until the page shows it."""
+
+
+def lacks() -> str:
+    """Say what this machine lacks to look at the page, and what to do about it; empty: nothing."""
+    if shutil.which("chromium") is None:
+        return "the page needs a browser: apt-get install chromium"
+    return "" if find_spec("playwright") is not None else "the page needs playwright: install the extra [test]"
+
+
+def measure_page(jobs: int, repeats: int) -> PageFigures:
     with BenchService([("init", 64), ("run", 64), ("eval", 64)]) as service:
         with RolloutClient(service.front_door, timeout_s=120) as client:
             client.submit(Job(task="nothing", instance={}) for _ in range(jobs))
@@ -68,15 +78,7 @@ def page_rows(quick: bool) -> list[Row]:
             filters = [page.evaluate(FILTER, text) / 1e3 for _ in range(repeats) for text in searches]
             page.evaluate(FILTER, "")
             changes = [_change(service.front_door, page) for _ in range(repeats)]
-    return [
-        _row(f"{jobs:,} jobs: first paint of the table", max(paints), PAINT_S),
-        _row(f"{jobs:,} jobs: a filter is typed until it is drawn", max(filters), FILTER_S),
-        _row(f"{jobs:,} jobs: a job has ended until the page shows it", max(changes), CHANGE_S),
-    ]
-
-
-def _row(name: str, seconds: float, target_s: float) -> Row:
-    return Row(f"{name}, the worst", seconds, "s", target=f"under {target_s:g} s", holds=seconds < target_s)
+    return PageFigures(paints, filters, changes)
 
 
 def _first_rows(page: Page) -> float:
@@ -117,18 +119,10 @@ def _dashboard(service: BenchService) -> Iterator[str]:
 
 @contextmanager
 def chromium() -> Iterator[Page]:
-    """Open a page in this machine's browser.
+    """Open a page in this machine's browser."""
+    from playwright.sync_api import sync_playwright
 
-    Raises:
-        Incomplete: it has none, or no driver for it.
-    """
     program = shutil.which("chromium")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        raise Incomplete("the page needs playwright: install the extra [test]", []) from None
-    if program is None:
-        raise Incomplete("the page needs a browser: apt-get install chromium", [])
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield browser.new_page()

@@ -1,4 +1,4 @@
-"""`PageToken`: the one token of a dashboard without a key folder. Other users of a machine reach its ports too.
+"""`PageToken`: the token of a dashboard whose key folder lets in none. Other users of a machine reach its ports too.
 
 It is made once and lies in the run folder, which is this user's alone, so the page's address stays the same when the
 process is started again. Who has it may do all that who reaches the brokers' sockets may.

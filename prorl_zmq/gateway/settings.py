@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..config import GatewaySettings
 
-ROLES = (*BROKER, KeyRole.TRAINER)
+ROLES = (*BROKER, KeyRole.TRAINER, KeyRole.OPERATOR)
 """Keys that a gateway may have of its own, where the front door is reached over TCP."""
 
 
@@ -39,7 +39,7 @@ class GatewayOptions:
     timeout_s: float = 10.0
     """How long the service may take to answer."""
     program: Literal["gateway", "dashboard"] = "gateway"
-    """`dashboard`: without keys it still asks for a token of its own, and prints it."""
+    """`dashboard`: where `keys` lets in no bearer token, it asks for one of its own, and prints it."""
     service: Path | None = None
     """The service's folder: the dashboard shows all rollout brokers that it names."""
     runs: Path | None = None
@@ -79,7 +79,8 @@ class GatewayOptions:
         Raises:
             ConfigError: the gateway could be reached from other machines by anybody.
         """
-        if self.keys is None and self.program == "dashboard":
+        listed = BearerList(KeyFolder(self.keys) if self.keys is not None else None)
+        if self.program == "dashboard" and not len(listed):
             return PageToken(self.run_dir / f"{self.own_name}.token")
         if self.keys is None and not (self.insecure or is_loopback_host(self.host)):
             raise ConfigError(
@@ -88,7 +89,7 @@ class GatewayOptions:
                 "trusted",
                 key="keys",
             )
-        return BearerList(KeyFolder(self.keys) if self.keys is not None else None)
+        return listed
 
     def keyring(self) -> Keyring | None:
         """Return the gateway's own key, if it has one; over ipc none is needed."""

@@ -16,7 +16,7 @@ from ..evaluation.conftest import HOSTILE
 from .conftest import MEGABYTE, problem, until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
     from .conftest import Service
 
@@ -28,6 +28,11 @@ SEEN_S = 2.0
 
 def go(page: Page, place: str) -> None:
     page.evaluate("place => { location.hash = place }", place)
+
+
+def row_of(page: Page, job_id: str) -> Locator:
+    """A job's row in the table."""
+    return page.locator("tbody tr", has=page.locator(f"a[href$='/{job_id}']"))
 
 
 def test_the_overview_shows_stages_backends_and_what_ended(dashboard: Page) -> None:
@@ -46,8 +51,7 @@ def test_a_change_is_shown_within_two_seconds(service: Service, dashboard: Page)
         client.submit(job)
         (trajectory,) = client.stream()
         ended = time.monotonic()
-        row = dashboard.locator("tbody tr", has_text=job.job_id[:16])
-        expect(row).to_contain_text(str(trajectory.outcome), timeout=1000 * SEEN_S)
+        expect(row_of(dashboard, job.job_id)).to_contain_text(str(trajectory.outcome), timeout=1000 * SEEN_S)
         assert time.monotonic() - ended < SEEN_S
 
 
@@ -130,7 +134,7 @@ def test_a_batch_shows_its_groups_and_rollouts(service: Service, dashboard: Page
         batch.feed(problem(job_id=f"prompt-{number}-{new_id()[:8]}") for number in range(4))
         next(iter(batch))
         go(dashboard, "#/batches")
-        dashboard.get_by_role("link", name=batch.batch_id[:16]).click()
+        dashboard.locator(f"a[href$='/{batch.batch_id}']").click()
         expect(dashboard.locator(".group")).to_have_count(4)
         expect(dashboard.locator(".group .cell.in")).to_have_count(12)
         expect(dashboard.locator(".figure", has_text="groups kept")).to_contain_text("4 of 4")
@@ -194,13 +198,13 @@ def test_the_page_outlives_a_restart_of_the_broker(service: Service, dashboard: 
     with service.client() as client:
         client.submit(before := problem())
         list(client.stream())
-        expect(dashboard.locator("tbody tr", has_text=before.job_id[:16])).to_be_visible()
+        expect(row_of(dashboard, before.job_id)).to_be_visible()
         started_s = client.status().uptime_s
         service.kill_rollout_broker()
         until(lambda: client.status().uptime_s < started_s, "the broker's next life")
         client.submit(after := problem())
         list(client.stream())
-    expect(dashboard.locator("tbody tr", has_text=after.job_id[:16])).to_contain_text("completed")
+    expect(row_of(dashboard, after.job_id)).to_contain_text("completed")
     expect(dashboard.locator("#state")).to_have_text("live")
 
 

@@ -27,8 +27,10 @@ pytestmark = pytest.mark.xdist_group("dashboard")
 ATTACK = """
 async (there) => {
   const ask = async (path, options) => {
-    try { const answer = await fetch(there + path, options); return answer.type === 'opaque' ? 'opaque' : answer.status; }
-    catch { return 'refused'; }
+    try {
+      const answer = await fetch(there + path, options);
+      return answer.type === 'opaque' ? 'opaque' : answer.status;
+    } catch { return 'refused'; }
   };
   return {
     read: await ask('/v1/status'),
