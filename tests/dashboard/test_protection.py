@@ -81,6 +81,18 @@ def test_tokens_of_each_role(service: Service, page: Page, tmp_path: Path) -> No
                 expect(page.locator("main")).to_contain_text("use a key of role operator")
 
 
+def test_at_a_gateway_without_keys_its_own_page_needs_none(service: Service, page: Page) -> None:
+    page.goto(f"{service.gateway}#/backends")
+    expect(page.locator("#state")).to_have_text("live")
+    expect(page.get_by_role("button", name="Forget key")).to_be_hidden()
+    row = page.locator("tr", has_text="engine-0")
+    row.get_by_role("button", name="Drain").click()  # a browser sends the page's origin with it
+    expect(row).to_contain_text("draining")
+    with service.client() as client:
+        (status,) = client.backends.list()
+        client.backends.add(status.backend)
+
+
 @pytest.mark.parametrize("keyed", [True, False])
 def test_a_page_of_another_origin_can_do_nothing(service: Service, page: Page, tmp_path: Path, *, keyed: bool) -> None:
     there = re.match(r"http://[^/]+", service.address() if keyed else service.gateway)

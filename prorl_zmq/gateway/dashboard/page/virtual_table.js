@@ -40,6 +40,10 @@ export class VirtualTable {
       const isSorted = this.columns[index].name === sort;
       head.setAttribute("aria-sort", isSorted ? (descending ? "descending" : "ascending") : "none");
     });
+    this.redraw();
+  }
+
+  redraw() {
     this.#drawn = "";
     this.#draw();
   }
@@ -88,8 +92,7 @@ export class VirtualTable {
     const room = this.element.clientHeight - 2 * ROW_PX;
     if (top < this.element.scrollTop) this.element.scrollTop = top;
     else if (top > this.element.scrollTop + room) this.element.scrollTop = top - room;
-    this.#drawn = "";
-    this.#draw();
+    this.redraw();
     this.#focused()?.focus({ preventScroll: true });
   }
 }

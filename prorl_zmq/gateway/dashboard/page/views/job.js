@@ -23,6 +23,7 @@ export function job({ path: [id] }) {
   let asking = false;
   let lookAt = 0;
   let seen = null;
+  let isOver = false; // nothing more will come
 
   async function look() {
     asking = true;
@@ -30,12 +31,14 @@ export function job({ path: [id] }) {
       trace = traceOf(await get(`/v1/jobs/${part(id)}/trace`));
       problem = "";
       if (trace.outcome && !view) {
+        isOver = true;
         view = viewOf(await get(`/v1/jobs/${part(trace.job_id)}/view`));
         redraw(body, rollout(view));
       }
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       problem = error.message;
+      isOver &&= error.status === 404; // its client has had it
     }
     asking = false;
     lookAt = Date.now() + AGAIN_MS;
@@ -86,7 +89,7 @@ export function job({ path: [id] }) {
     const row = store.rows.get(trace?.job_id ?? id);
     const moved = row !== seen;
     seen = row;
-    if (!asking && Date.now() >= lookAt && (moved || !trace || !trace.outcome || !view)) look();
+    if (!asking && Date.now() >= lookAt && (moved || !isOver)) look();
   }
 
   look();

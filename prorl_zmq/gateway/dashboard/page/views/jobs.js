@@ -87,6 +87,11 @@ export function jobs(context) {
     filtered();
   }
 
-  const timer = setInterval(() => { if (!document.hidden) filtered(); }, AGES_EVERY_MS);
+  // Durations grow by themselves.
+  const timer = setInterval(() => {
+    if (document.hidden) return;
+    if (sort === "age" || /(longer|shorter):/.test(query)) filtered();
+    else table.redraw();
+  }, AGES_EVERY_MS);
   return { element, title: "Jobs", update, close: () => { clearInterval(timer); table.close(); }, search };
 }
