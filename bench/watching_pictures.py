@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,12 +30,16 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page
 
+    from prorl_zmq import Group
+
 OUT = Path(__file__).parent.parent / "docs" / "dashboard"
 PRORL = (sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl")
 ENGINE = (sys.executable, str(Path(__file__).with_name("watching_engine.py")))
 SIZES = {"wide": (1280, 800), "narrow": (390, 800)}
 TOPOLOGY = """
 backends = []
+[service]
+node = "gpu-1"
 [dashboard]
 bind = "127.0.0.1:{port}"
 runs = "{runs}"
@@ -121,19 +126,26 @@ def main() -> None:
         long = {"instruction": "Count: " + "1 " * 40_000, "check": "false"}  # the engine's context cannot hold it
         client.submit(Job(task="shell", instance=long, job_id=f"too-long-{number}") for number in range(4))
         opened = list(client.stream(timeout_s=120))
-        batch = stack.enter_context(client.open_batch(24, 8, batch_id="step-201"))
-        batch.feed(prompts(200, "question"))
-        groups = iter(batch)
-        for _ in range(6):
-            next(groups)
         best = max(opened, key=lambda each: (each.reward or 0.0, len(each.turns), each.job_id))
+        batch = stack.enter_context(client.open_batch(64, 8, batch_id="step-201"))
+        batch.feed(prompts(400, "question"))
+        training = threading.Thread(target=train, args=(iter(batch),))
+        training.start()
+        time.sleep(10)
         shoot(page, best.job_id)
+        training.join()
+
+
+def train(groups: Iterator[Group]) -> None:
+    """Take groups at the pace of a trainer, while pictures are drawn."""
+    for _ in zip(range(24), groups, strict=False):
+        time.sleep(2)
 
 
 def shoot(page: Page, job_id: str) -> None:
     views = {
         "overview": "#/",
-        "jobs": "#/jobs",
+        "jobs": "#/jobs?sort=state",
         "job": f"#/jobs/{job_id}",
         "batch": "#/batches/step-201",
         "runs": "#/runs?run=step-0&run=step-200",

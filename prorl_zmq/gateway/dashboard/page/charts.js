@@ -20,23 +20,60 @@ export function outcomesOverTime(ended, now) {
       top -= height;
       return svg("rect", { class: `fill-${name.replace("_", "-")}`, x: left + 1, y: top, width, height });
     });
-    const told = OUTCOMES.filter((name) => outcomes[name]).map((name) => `${outcomes[name]} ${words(name)}`).join(", ");
-    return svg("g", null, svg("title", null, `${clock(at)}: ${told || "none ended"}`),
-      svg("rect", { class: "touch", x: left, y: 0, width: seconds, height: HEIGHT }), parts);
+    const told = OUTCOMES.filter((name) => outcomes[name])
+      .map((name) => `${outcomes[name]} ${words(name)}`)
+      .join(", ");
+    return svg(
+      "g",
+      null,
+      svg("title", null, `${clock(at)}: ${told || "none ended"}`),
+      svg("rect", { class: "touch", x: left, y: 0, width: seconds, height: HEIGHT }),
+      parts,
+    );
   });
-  const whole = Object.fromEntries(OUTCOMES.map((name) => [name, ended.reduce((sum, { outcomes }) => sum + (outcomes[name] ?? 0), 0)]));
+  const whole = Object.fromEntries(
+    OUTCOMES.map((name) => [name, ended.reduce((sum, { outcomes }) => sum + (outcomes[name] ?? 0), 0)]),
+  );
   const label = OUTCOMES.map((name) => `${count(whole[name])} ${words(name)}`).join(", ");
-  return h("figure", { class: "over-time" },
-    h("div", { class: "plot" }, h("span", { class: "top-value small quiet" }, count(most)),
-      svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Ended in the last ten minutes: ${label}` },
-        svg("line", { class: "rule", x1: 0, x2: WIDTH, y1: 0.5, y2: 0.5 }), svg("line", { class: "rule", x1: 0, x2: WIDTH, y1: HEIGHT / 2, y2: HEIGHT / 2 }), bars,
-        svg("line", { class: "rule base", x1: 0, x2: WIDTH, y1: HEIGHT - 0.5, y2: HEIGHT - 0.5 }))),
-    h("figcaption", { class: "small quiet" }, h("span", null, clock(now - WIDTH)), h("span", null, "now")));
+  return h(
+    "figure",
+    { class: "over-time" },
+    h(
+      "div",
+      { class: "plot" },
+      h("span", { class: "top-value small quiet" }, count(most)),
+      svg(
+        "svg",
+        {
+          viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+          preserveAspectRatio: "none",
+          role: "img",
+          "aria-label": `Ended in the last ten minutes: ${label}`,
+        },
+        svg("line", { class: "rule", x1: 0, x2: WIDTH, y1: 0.5, y2: 0.5 }),
+        svg("line", { class: "rule", x1: 0, x2: WIDTH, y1: HEIGHT / 2, y2: HEIGHT / 2 }),
+        bars,
+        svg("line", { class: "rule base", x1: 0, x2: WIDTH, y1: HEIGHT - 0.5, y2: HEIGHT - 0.5 }),
+      ),
+    ),
+    h("figcaption", { class: "small quiet" }, h("span", null, clock(now - WIDTH)), h("span", null, "now")),
+  );
 }
 
 export function outcomeLegend(outcomes, place) {
-  return h("p", { class: "legend" }, OUTCOMES.map((name) => h("a", { href: place(name), "data-key": `legend ${name}` },
-    h("i", { class: `dot is-${name.replace("_", "-")}` }), `${words(name)} `, h("b", null, count(outcomes[name] ?? 0)))));
+  return h(
+    "p",
+    { class: "legend" },
+    OUTCOMES.map((name) =>
+      h(
+        "a",
+        { href: place(name), "data-key": `legend ${name}` },
+        h("i", { class: `dot is-${name.replace("_", "-")}` }),
+        `${words(name)} `,
+        h("b", null, count(outcomes[name] ?? 0)),
+      ),
+    ),
+  );
 }
 
 // An estimate with its interval, between 0 and 1.
@@ -44,9 +81,12 @@ export function interval(estimate, kind) {
   if (!estimate) return h("span", { class: "quiet" }, "–");
   const { value, low, high } = estimate;
   const label = `${percent(value)}, 95 % interval ${percent(low)} to ${percent(high)}`;
-  return h("span", { class: "interval", role: "img", "aria-label": label, title: label },
+  return h(
+    "span",
+    { class: "interval", role: "img", "aria-label": label, title: label },
     h("i", { class: `reach ${kind}`, style: { left: `${100 * low}%`, width: `${100 * (high - low)}%` } }),
-    h("i", { class: `value ${kind}`, style: { left: `${100 * value}%` } }));
+    h("i", { class: `value ${kind}`, style: { left: `${100 * value}%` } }),
+  );
 }
 
 function niceTop(most) {

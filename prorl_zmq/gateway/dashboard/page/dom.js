@@ -20,7 +20,9 @@ function fill(element, attributes, children) {
 }
 
 function nodes(children) {
-  return children.flat(Infinity).filter((child) => child != null && child !== false)
+  return children
+    .flat(Infinity)
+    .filter((child) => child != null && child !== false)
     .map((child) => (child instanceof Node ? child : document.createTextNode(visible(child))));
 }
 
@@ -32,7 +34,9 @@ export function redraw(element, ...children) {
   const opened = new Set([...element.querySelectorAll("details[open][data-key]")].map((each) => each.dataset.key));
   const scrolled = [...element.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
   element.replaceChildren(...nodes(children));
-  element.querySelectorAll(".scroll").forEach((each, index) => { each.scrollLeft = scrolled[index] ?? 0; });
+  element.querySelectorAll(".scroll").forEach((each, index) => {
+    each.scrollLeft = scrolled[index] ?? 0;
+  });
   for (const each of element.querySelectorAll("details[data-key]")) each.open ||= opened.has(each.dataset.key);
   if (focused) element.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
 }
@@ -49,12 +53,35 @@ export function card(title, attributes, ...children) {
 // A plain table: columns are [title, class]; rows are lists of cells, which are texts or nodes.
 export function table(caption, columns, rows, empty = "None.") {
   if (!rows.length) return h("p", { class: "quiet" }, empty);
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption, "data-key": `table ${caption}` },
-    h("table", null,
+  return h(
+    "div",
+    { class: "scroll", tabindex: 0, role: "region", "aria-label": caption, "data-key": `table ${caption}` },
+    h(
+      "table",
+      null,
       h("caption", { class: "hidden" }, caption),
-      h("thead", null, h("tr", null, columns.map(([title, kind]) => h("th", { scope: "col", class: kind }, title)))),
-      h("tbody", null, rows.map((cells) => h("tr", null,
-        cells.map((cell, index) => h("td", { class: columns[index][1] }, cell)))))));
+      h(
+        "thead",
+        null,
+        h(
+          "tr",
+          null,
+          columns.map(([title, kind]) => h("th", { scope: "col", class: kind }, title)),
+        ),
+      ),
+      h(
+        "tbody",
+        null,
+        rows.map((cells) =>
+          h(
+            "tr",
+            null,
+            cells.map((cell, index) => h("td", { class: columns[index][1] }, cell)),
+          ),
+        ),
+      ),
+    ),
+  );
 }
 
 export function badge(state, text = state) {
@@ -63,12 +90,21 @@ export function badge(state, text = state) {
 
 // A bar of parts [value, class, title] of a whole.
 export function bar(parts, whole, label) {
-  return h("span", { class: "bar", role: "img", "aria-label": label, title: label },
-    parts.filter(([value]) => value > 0)
-      .map(([value, kind]) => h("span", { class: kind, style: { width: `${(100 * value) / Math.max(whole, 1)}%` } })));
+  return h(
+    "span",
+    { class: "bar", role: "img", "aria-label": label, title: label },
+    parts
+      .filter(([value]) => value > 0)
+      .map(([value, kind]) => h("span", { class: kind, style: { width: `${(100 * value) / Math.max(whole, 1)}%` } })),
+  );
 }
 
 export function figure(label, value, below, attributes) {
-  return h("div", { class: "figure", ...attributes }, h("span", { class: "quiet" }, label), h("b", null, value),
-    h("span", { class: "quiet small" }, below ?? "\u00a0"));
+  return h(
+    "div",
+    { class: "figure", ...attributes },
+    h("span", { class: "quiet" }, label),
+    h("b", null, value),
+    h("span", { class: "quiet small" }, below ?? "\u00a0"),
+  );
 }

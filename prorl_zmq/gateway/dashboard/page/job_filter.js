@@ -9,7 +9,12 @@ export const HELP = "Words, or task: state: code: node: backend: group: job: lon
 
 // Returns a function that says whether a row passes; `ageOf(row)` is a job's duration in seconds.
 export function filterOf(query, ageOf) {
-  const checks = query.trim().toLowerCase().split(/\s+/).filter(Boolean).map((word) => checkOf(word, ageOf));
+  const checks = query
+    .trim()
+    .toLowerCase()
+    .split(/\s+/)
+    .filter(Boolean)
+    .map((word) => checkOf(word, ageOf));
   return (row) => checks.every((check) => check(row));
 }
 
@@ -29,11 +34,17 @@ function checkOf(word, ageOf) {
 
 // The query with one place set, or taken out of it.
 export function withPlace(query, place, wanted) {
-  const words = query.trim().split(/\s+/).filter((word) => word && !word.startsWith(`${place}:`));
+  const words = query
+    .trim()
+    .split(/\s+/)
+    .filter((word) => word && !word.startsWith(`${place}:`));
   return [...words, ...(wanted ? [`${place}:${wanted}`] : [])].join(" ");
 }
 
 export function placeOf(query, place) {
-  const word = query.trim().split(/\s+/).find((each) => each.startsWith(`${place}:`));
+  const word = query
+    .trim()
+    .split(/\s+/)
+    .find((each) => each.startsWith(`${place}:`));
   return word ? word.slice(place.length + 1) : "";
 }

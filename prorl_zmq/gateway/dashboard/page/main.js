@@ -17,8 +17,14 @@ import { overview } from "./views/overview.js";
 import { run } from "./views/run.js";
 import { runs } from "./views/runs.js";
 
-const VIEWS = [["", "Overview", overview], ["jobs", "Jobs", jobs, job], ["batches", "Batches", batches, batch],
-  ["nodes", "Nodes", nodes], ["backends", "Backends", backends], ["runs", "Runs", runs, run]];
+const VIEWS = [
+  ["", "Overview", overview],
+  ["jobs", "Jobs", jobs, job],
+  ["batches", "Batches", batches, batch],
+  ["nodes", "Nodes", nodes],
+  ["backends", "Backends", backends],
+  ["runs", "Runs", runs, run],
+];
 const STATES = { live: "live", lost: "reconnecting", refused: "not allowed" };
 
 const main = document.getElementById("main");
@@ -34,7 +40,10 @@ function address() {
 }
 
 function show() {
-  const { parts: [name, ...path], query } = address();
+  const {
+    parts: [name, ...path],
+    query,
+  } = address();
   view?.close();
   const [, , list, one] = VIEWS.find(([each]) => each === name) ?? VIEWS[0];
   view = (path.length && one ? one : list)({ path, query });
@@ -58,23 +67,35 @@ function update() {
 
 function showNav() {
   const current = address().parts[0];
-  const counts = { jobs: store.rows.size, batches: store.overview?.status?.batches.length,
-    nodes: store.overview?.nodes.length, backends: store.overview?.backends?.backends.length };
+  const counts = {
+    jobs: store.rows.size,
+    batches: store.overview?.status?.batches.length,
+    nodes: store.overview?.nodes.length,
+    backends: store.overview?.backends?.backends.length,
+  };
   const drawn = JSON.stringify([current, counts]);
   if (drawn === drawnNav) return;
   drawnNav = drawn;
   const focused = document.activeElement?.getAttribute("href");
-  nav.replaceChildren(...VIEWS.map(([name, title], index) => link(`#/${name}`,
-    { "aria-current": name === current ? "page" : null, title: `${title} (key ${index + 1})` },
-    title, counts[name] ? h("span", { class: "count" }, compact(counts[name])) : null)));
-  if (focused && !document.contains(document.activeElement?.closest?.("nav"))) nav.querySelector(`[href="${CSS.escape(focused)}"]`)?.focus();
+  nav.replaceChildren(
+    ...VIEWS.map(([name, title], index) =>
+      link(
+        `#/${name}`,
+        { "aria-current": name === current ? "page" : null, title: `${title} (key ${index + 1})` },
+        title,
+        counts[name] ? h("span", { class: "count" }, compact(counts[name])) : null,
+      ),
+    ),
+  );
+  if (focused && !document.contains(document.activeElement?.closest?.("nav")))
+    nav.querySelector(`[href="${CSS.escape(focused)}"]`)?.focus();
 }
 
 function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Escape" && event.target.matches?.("input[type=search]")) return event.target.blur();
   if (event.target.matches?.("input, select, textarea")) return;
-  if (event.key === "/" ) {
+  if (event.key === "/") {
     event.preventDefault();
     if (view.search) view.search.focus();
     else {
@@ -111,14 +132,27 @@ function askForKey(message) {
   nav.hidden = leave.hidden = true;
   state.textContent = "";
   main.className = "key";
-  main.replaceChildren(keyForm(key() ? message : "", (given) => { setKey(given); begin(); }));
+  main.replaceChildren(
+    keyForm(key() ? message : "", (given) => {
+      setKey(given);
+      begin();
+    }),
+  );
   main.querySelector("input").focus();
 }
 
 startTheme(document.getElementById("theme"));
-leave.addEventListener("click", () => { setKey(""); begin(); });
-document.addEventListener("keyrefused", () => { if (view) begin(); });
-document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
+leave.addEventListener("click", () => {
+  setKey("");
+  begin();
+});
+document.addEventListener("keyrefused", () => {
+  if (view) begin();
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
 window.addEventListener("hashchange", () => (location.hash.startsWith("#key=") ? begin() : view && show()));
 window.addEventListener("keydown", pressed);
 store.subscribe(update);

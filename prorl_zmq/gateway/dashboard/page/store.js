@@ -4,8 +4,25 @@ import { overviewOf } from "./shapes.js";
 import { Stream } from "./stream.js";
 
 // As `JobRow` has them.
-const FIELDS = ["job_id", "task", "group_id", "phase", "place", "attempt", "accepted_at", "entered_at", "node", "stage_id",
-  "backend", "ended_at", "outcome", "code", "reward", "tokens", "turns"];
+const FIELDS = [
+  "job_id",
+  "task",
+  "group_id",
+  "phase",
+  "place",
+  "attempt",
+  "accepted_at",
+  "entered_at",
+  "node",
+  "stage_id",
+  "backend",
+  "ended_at",
+  "outcome",
+  "code",
+  "reward",
+  "tokens",
+  "turns",
+];
 
 class Store {
   overview = null;
@@ -25,12 +42,16 @@ class Store {
 
   start() {
     this.stop();
-    this.#stream = new Stream("/v1/watch", (event) => this.take(event), (state, why) => {
-      if (state === this.state && why === this.why) return;
-      this.state = state;
-      this.why = why;
-      this.#tell();
-    });
+    this.#stream = new Stream(
+      "/v1/watch",
+      (event) => this.take(event),
+      (state, why) => {
+        if (state === this.state && why === this.why) return;
+        this.state = state;
+        this.why = why;
+        this.#tell();
+      },
+    );
   }
 
   // Returns what ends the subscription.
@@ -46,7 +67,9 @@ class Store {
     for (const fields of rows ?? []) {
       const row = Object.fromEntries(FIELDS.map((name, index) => [name, fields[index]]));
       row.state = stateOf(row);
-      row.text = [row.job_id, row.task, row.group_id, row.state, row.code, row.node, row.backend].join(" ").toLowerCase();
+      row.text = [row.job_id, row.task, row.group_id, row.state, row.code, row.node, row.backend]
+        .join(" ")
+        .toLowerCase();
       this.rows.set(row.job_id, row);
     }
     if (reset || rows?.length || forgotten?.length) this.change += 1;

@@ -27,7 +27,9 @@ export class Stream {
     let wait = 500;
     while (!this.#stopped) {
       try {
-        await this.#read(() => { wait = 500; });
+        await this.#read(() => {
+          wait = 500;
+        });
         this.onState("lost", "The connection ended.");
       } catch (error) {
         if (this.#stopped) return;
@@ -40,7 +42,7 @@ export class Stream {
   }
 
   async #read(heard) {
-    const controller = this.#controller = new AbortController();
+    const controller = (this.#controller = new AbortController());
     const watch = () => setTimeout(() => controller.abort(), SILENT_MS);
     let timer = watch();
     try {
@@ -67,7 +69,11 @@ export class Stream {
   }
 
   #event(text) {
-    const data = text.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5)).join("\n");
+    const data = text
+      .split("\n")
+      .filter((line) => line.startsWith("data:"))
+      .map((line) => line.slice(5))
+      .join("\n");
     this.onState("live", "");
     if (data) this.onEvent(JSON.parse(data));
   }

@@ -13,7 +13,10 @@ export function timeline(trace, steps) {
   const attempts = [...new Set(trace.spans.map((span) => span.attempt))];
   const lanes = attempts.map((attempt) => {
     const spans = trace.spans.filter((span) => span.attempt === attempt);
-    return lane(`attempt ${attempt}`, spans.map((span) => phaseBar(span, trace, end)));
+    return lane(
+      `attempt ${attempt}`,
+      spans.map((span) => phaseBar(span, trace, end)),
+    );
   });
   const run = trace.spans.findLast((span) => span.phase === "run" && span.place === "held");
   const turns = new Map();
@@ -22,14 +25,36 @@ export function timeline(trace, steps) {
     turns.set(turn, [...(turns.get(turn) ?? []), step]);
   }
   for (const [turn, ofTurn] of turns) {
-    lanes.push(lane(turn ? `turn ${turn}` : "prompt", ofTurn.map((step) => stepBar(step, run.start_s, end))));
+    lanes.push(
+      lane(
+        turn ? `turn ${turn}` : "prompt",
+        ofTurn.map((step) => stepBar(step, run.start_s, end)),
+      ),
+    );
   }
-  const restarts = trace.restarts.filter((at) => at <= end)
-    .map((at) => h("i", { class: "restart", style: { left: `${(100 * at) / end}%` }, title: `the broker was restarted after ${seconds(at)}` }));
-  return h("div", { class: "timeline" },
-    h("div", { class: "lanes", role: "img", "aria-label": `Time line of ${seconds(end)}; the table below has its times` },
-      axis(end), lanes, restarts.length ? lane("restarts", restarts) : null),
-    legend(steps.length > 0), losses(trace), stays(trace));
+  const restarts = trace.restarts
+    .filter((at) => at <= end)
+    .map((at) =>
+      h("i", {
+        class: "restart",
+        style: { left: `${(100 * at) / end}%` },
+        title: `the broker was restarted after ${seconds(at)}`,
+      }),
+    );
+  return h(
+    "div",
+    { class: "timeline" },
+    h(
+      "div",
+      { class: "lanes", role: "img", "aria-label": `Time line of ${seconds(end)}; the table below has its times` },
+      axis(end),
+      lanes,
+      restarts.length ? lane("restarts", restarts) : null,
+    ),
+    legend(steps.length > 0),
+    losses(trace),
+    stays(trace),
+  );
 }
 
 function lane(name, bars) {
@@ -49,8 +74,11 @@ function axis(end) {
 
 function block(kind, start, length, end, title, text) {
   const width = (100 * length) / end;
-  return h("span", { class: `block ${kind}`, title,
-    style: { left: `${(100 * start) / end}%`, width: `max(2px, ${width}%)` } }, width > 7 ? text : null);
+  return h(
+    "span",
+    { class: `block ${kind}`, title, style: { left: `${(100 * start) / end}%`, width: `max(2px, ${width}%)` } },
+    width > 7 ? text : null,
+  );
 }
 
 function phaseBar(span, trace, end) {
@@ -58,35 +86,93 @@ function phaseBar(span, trace, end) {
   const name = span.place === "queued" ? `queue of ${span.phase}` : span.phase;
   const kind = `${span.place === "queued" ? "queue" : span.phase}${span.error ? " bad" : ""}${span.end_s == null ? " open" : ""}`;
   const text = span.place === "queued" ? "queue" : span.phase.toUpperCase();
-  return block(kind, span.start_s, length, end, `${name}: ${seconds(length)}${span.node ? ` on ${span.node}` : ""}`, text);
+  return block(
+    kind,
+    span.start_s,
+    length,
+    end,
+    `${name}: ${seconds(length)}${span.node ? ` on ${span.node}` : ""}`,
+    text,
+  );
 }
 
 function stepBar([name, turn, start, length], runStart, end) {
-  return block(toolOf(name), runStart + start, length, end, `turn ${turn}, ${name}: ${seconds(length)}`,
-    name.replace("tool.", ""));
+  return block(
+    toolOf(name),
+    runStart + start,
+    length,
+    end,
+    `turn ${turn}, ${name}: ${seconds(length)}`,
+    name.replace("tool.", ""),
+  );
 }
 
 function legend(hasSteps) {
-  const parts = [["queue", "queue"], ["init", "INIT"], ["run", "RUN"], ["eval", "EVAL"],
-    ...(hasSteps ? [["engine", "engine"], ["tool", "tool"], ["other", "other steps"]] : [])];
-  return h("p", { class: "legend", "aria-hidden": "true" },
-    parts.map(([kind, name]) => h("span", null, h("i", { class: `block ${kind}` }), name)));
+  const parts = [
+    ["queue", "queue"],
+    ["init", "INIT"],
+    ["run", "RUN"],
+    ["eval", "EVAL"],
+    ...(hasSteps
+      ? [
+          ["engine", "engine"],
+          ["tool", "tool"],
+          ["other", "other steps"],
+        ]
+      : []),
+  ];
+  return h(
+    "p",
+    { class: "legend", "aria-hidden": "true" },
+    parts.map(([kind, name]) => h("span", null, h("i", { class: `block ${kind}` }), name)),
+  );
 }
 
 function losses(trace) {
   const spans = trace.spans.filter((span) => span.error);
-  return spans.length ? h("ul", { class: "losses" }, spans.map((span) => h("li", null, h("b", null, `attempt ${span.attempt}, ${span.phase.toUpperCase()}: `),
-    badge("failed", words(span.error.code)), " ", span.error.message))) : null;
+  return spans.length
+    ? h(
+        "ul",
+        { class: "losses" },
+        spans.map((span) =>
+          h(
+            "li",
+            null,
+            h("b", null, `attempt ${span.attempt}, ${span.phase.toUpperCase()}: `),
+            badge("failed", words(span.error.code)),
+            " ",
+            span.error.message,
+          ),
+        ),
+      )
+    : null;
 }
 
 function stays(trace) {
   const rows = trace.spans.map((span) => [
-    span.attempt, span.place === "queued" ? `queue of ${span.phase.toUpperCase()}` : span.phase.toUpperCase(),
-    seconds(span.start_s), seconds((span.end_s ?? trace.age_s) - span.start_s), span.node || NOTHING,
-    span.stage_id || NOTHING, span.backends.join(", ") || NOTHING,
+    span.attempt,
+    span.place === "queued" ? `queue of ${span.phase.toUpperCase()}` : span.phase.toUpperCase(),
+    seconds(span.start_s),
+    seconds((span.end_s ?? trace.age_s) - span.start_s),
+    span.node || NOTHING,
+    span.stage_id || NOTHING,
+    span.backends.join(", ") || NOTHING,
     span.error ? words(span.error.code) : span.end_s == null ? "now" : "",
   ]);
-  const columns = [["attempt", "number"], ["stay"], ["from", "number"], ["for", "number"], ["node"], ["stage process"],
-    ["backend"], ["ended by"]];
-  return h("details", { "data-key": "stays" }, h("summary", null, "Times as a table"), table("Times of the job", columns, rows));
+  const columns = [
+    ["attempt", "number"],
+    ["stay"],
+    ["from", "number"],
+    ["for", "number"],
+    ["node"],
+    ["stage process"],
+    ["backend"],
+    ["ended by"],
+  ];
+  return h(
+    "details",
+    { "data-key": "stays" },
+    h("summary", null, "Times as a table"),
+    table("Times of the job", columns, rows),
+  );
 }

@@ -11,22 +11,58 @@ const WAYS = { logprob: "probability", mask: "mask", version: "weight version" }
 export function tokenMap(transcript) {
   const total = transcript.token_ids.length;
   if (!total) return null;
-  const versions = [...new Set(transcript.versions)].filter((version) => version >= 0).sort((one, other) => one - other);
+  const versions = [...new Set(transcript.versions)]
+    .filter((version) => version >= 0)
+    .sort((one, other) => one - other);
   const pages = Math.ceil(total / PAGE);
   let page = 0;
   let way = "logprob";
   const place = h("span", { class: "small quiet" });
   const told = h("p", { class: "told", role: "status" });
   const legend = h("p", { class: "legend" });
-  const tokens = h("div", { class: "tokens", dir: "auto", role: "group", "aria-label": "Tokens",
-    onpointerover: (event) => tell(event.target.dataset?.at), onfocusin: (event) => tell(event.target.dataset?.at), onkeydown: move });
+  const tokens = h("div", {
+    class: "tokens",
+    dir: "auto",
+    role: "group",
+    "aria-label": "Tokens",
+    onpointerover: (event) => tell(event.target.dataset?.at),
+    onfocusin: (event) => tell(event.target.dataset?.at),
+    onkeydown: move,
+  });
 
-  const ways = h("span", { class: "switch", role: "radiogroup", "aria-label": "Colour tokens by" },
-    Object.entries(WAYS).map(([name, title]) => h("label", null,
-      h("input", { type: "radio", name: "way", value: name, checked: name === way, onchange: () => { way = name; draw(); } }), title)));
-  const turn = (step) => () => { page = Math.max(0, Math.min(pages - 1, page + step)); draw(); };
-  const paging = pages > 1 ? [h("button", { type: "button", onclick: turn(-1), "aria-label": "Earlier tokens" }, "‹"), place,
-    h("button", { type: "button", onclick: turn(1), "aria-label": "Later tokens" }, "›")] : [place];
+  const ways = h(
+    "span",
+    { class: "switch", role: "radiogroup", "aria-label": "Colour tokens by" },
+    Object.entries(WAYS).map(([name, title]) =>
+      h(
+        "label",
+        null,
+        h("input", {
+          type: "radio",
+          name: "way",
+          value: name,
+          checked: name === way,
+          onchange: () => {
+            way = name;
+            draw();
+          },
+        }),
+        title,
+      ),
+    ),
+  );
+  const turn = (step) => () => {
+    page = Math.max(0, Math.min(pages - 1, page + step));
+    draw();
+  };
+  const paging =
+    pages > 1
+      ? [
+          h("button", { type: "button", onclick: turn(-1), "aria-label": "Earlier tokens" }, "‹"),
+          place,
+          h("button", { type: "button", onclick: turn(1), "aria-label": "Later tokens" }, "›"),
+        ]
+      : [place];
 
   function draw() {
     const first = page * PAGE;
@@ -34,7 +70,13 @@ export function tokenMap(transcript) {
     const spans = [];
     for (let at = first; at < last; at += 1) {
       const text = transcript.tokens ? transcript.tokens[at] : `${transcript.token_ids[at]} `;
-      spans.push(h("span", { class: kindOf(at), "data-at": at, tabindex: at === first ? 0 : -1 }, text.replaceAll("\n", "⏎\n") || "·"));
+      spans.push(
+        h(
+          "span",
+          { class: kindOf(at), "data-at": at, tabindex: at === first ? 0 : -1 },
+          text.replaceAll("\n", "⏎\n") || "·",
+        ),
+      );
     }
     tokens.replaceChildren(...spans);
     place.textContent = `${count(first + 1)}–${count(last)} of ${count(total)}`;
@@ -53,7 +95,8 @@ export function tokenMap(transcript) {
   function legendOf() {
     const given = ["tok given", "not the policy's"];
     if (way === "mask") return [["tok own", "the policy's: trained on"], given];
-    if (way === "version") return [...versions.slice(0, 6).map((version, index) => [`tok version-${index}`, `version ${version}`]), given];
+    if (way === "version")
+      return [...versions.slice(0, 6).map((version, index) => [`tok version-${index}`, `version ${version}`]), given];
     const names = LEVELS.map((level, index) => [`tok level-${index}`, `≥ ${level}`]);
     return [...names, [`tok level-${LEVELS.length}`, `< ${LEVELS.at(-1)}`], given];
   }
@@ -62,11 +105,20 @@ export function tokenMap(transcript) {
     if (at === undefined) return;
     const logprob = transcript.logprobs[at];
     const isOwn = transcript.mask[at] === 1;
-    const known = [["token", at], ["id", transcript.token_ids[at]],
-      ["text", transcript.tokens ? JSON.stringify(transcript.tokens[at]) : NOTHING], ["by", isOwn ? "the policy" : "others"],
-      ["log-prob", logprob == null ? NOTHING : logprob.toFixed(4)], ["probability", logprob == null ? NOTHING : Math.exp(logprob).toPrecision(3)],
-      ["version", isOwn ? transcript.versions[at] : NOTHING]];
-    told.replaceChildren(...known.map(([name, value]) => h("span", null, h("span", { class: "quiet" }, `${name} `), h("code", null, value))));
+    const known = [
+      ["token", at],
+      ["id", transcript.token_ids[at]],
+      ["text", transcript.tokens ? JSON.stringify(transcript.tokens[at]) : NOTHING],
+      ["by", isOwn ? "the policy" : "others"],
+      ["log-prob", logprob == null ? NOTHING : logprob.toFixed(4)],
+      ["probability", logprob == null ? NOTHING : Math.exp(logprob).toPrecision(3)],
+      ["version", isOwn ? transcript.versions[at] : NOTHING],
+    ];
+    told.replaceChildren(
+      ...known.map(([name, value]) =>
+        h("span", null, h("span", { class: "quiet" }, `${name} `), h("code", null, value)),
+      ),
+    );
   }
 
   function move(event) {

@@ -15,10 +15,20 @@ export class VirtualTable {
   constructor(caption, columns, place, onSort) {
     this.columns = columns;
     this.place = place;
-    this.heads = columns.map((column) => h("th", { scope: "col", class: column.kind },
-      h("button", { type: "button", onclick: () => onSort(column.name) }, column.title)));
+    this.heads = columns.map((column) =>
+      h(
+        "th",
+        { scope: "col", class: column.kind },
+        h("button", { type: "button", onclick: () => onSort(column.name) }, column.title),
+      ),
+    );
     this.body = h("tbody", { onkeydown: (event) => this.#key(event) });
-    this.table = h("table", { class: "virtual", "aria-label": caption }, h("thead", null, h("tr", null, this.heads)), this.body);
+    this.table = h(
+      "table",
+      { class: "virtual", "aria-label": caption },
+      h("thead", null, h("tr", null, this.heads)),
+      this.body,
+    );
     this.element = h("div", { class: "virtual-scroll", onscroll: () => this.#draw() }, this.table);
     this.#resized = new ResizeObserver(() => this.#draw());
     this.#resized.observe(this.element);
@@ -71,10 +81,16 @@ export class VirtualTable {
       const inside = at === 0 ? h("a", { href: this.place(row), tabindex, "data-index": index }, content) : content;
       return h("td", { class: column.kind }, inside);
     });
-    return h("tr", {
-      "aria-rowindex": index + 2,
-      onclick: (event) => { if (!event.target.closest("a")) location.hash = this.place(row); },
-    }, cells);
+    return h(
+      "tr",
+      {
+        "aria-rowindex": index + 2,
+        onclick: (event) => {
+          if (!event.target.closest("a")) location.hash = this.place(row);
+        },
+      },
+      cells,
+    );
   }
 
   #focused() {

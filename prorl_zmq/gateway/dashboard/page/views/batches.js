@@ -4,17 +4,40 @@ import { badge, bar, card, h, link, redraw, table } from "../dom.js";
 import { count, shortId } from "../format.js";
 import { store } from "../store.js";
 
-export const BATCH_COLUMNS = [["batch", "id"], ["session"], ["state"], ["groups kept", "meter"], ["under way", "number"], ["jobs in flight", "number"],
-  ["prompts waiting", "number"], ["dropped", "number"], ["failed jobs", "number"]];
+export const BATCH_COLUMNS = [
+  ["batch", "id"],
+  ["session"],
+  ["state"],
+  ["groups kept", "meter"],
+  ["under way", "number"],
+  ["jobs in flight", "number"],
+  ["prompts waiting", "number"],
+  ["dropped", "number"],
+  ["failed jobs", "number"],
+];
 
 export function batchRows(list) {
-  return list.map((batch) => [link(`#/batches/${encodeURIComponent(batch.batch_id)}`, null, shortId(batch.batch_id)), shortId(batch.session), badge(batch.state), kept(batch),
-    count(batch.under_way), count(batch.in_flight), count(batch.prompts), count(batch.dropped), count(batch.failed)]);
+  return list.map((batch) => [
+    link(`#/batches/${encodeURIComponent(batch.batch_id)}`, null, shortId(batch.batch_id)),
+    shortId(batch.session),
+    badge(batch.state),
+    kept(batch),
+    count(batch.under_way),
+    count(batch.in_flight),
+    count(batch.prompts),
+    count(batch.dropped),
+    count(batch.failed),
+  ]);
 }
 
 export function kept(batch) {
   const label = `${count(batch.kept)} of ${count(batch.target_groups)}`;
-  return h("span", { class: "meter" }, bar([[Math.min(batch.kept, batch.target_groups), "part-good"]], batch.target_groups, `${label} groups`), h("span", null, label));
+  return h(
+    "span",
+    { class: "meter" },
+    bar([[Math.min(batch.kept, batch.target_groups), "part-good"]], batch.target_groups, `${label} groups`),
+    h("span", null, label),
+  );
 }
 
 export function batches() {

@@ -46,8 +46,11 @@ export function job({ path: [id] }) {
   }
 
   function draw() {
-    redraw(head, trace ? heading(trace, view?.result) : h("h1", null, "Job ", h("code", null, id)),
-      problem ? h("p", { class: "note warn", role: "alert" }, problem) : null);
+    redraw(
+      head,
+      trace ? heading(trace, view?.result) : h("h1", null, "Job ", h("code", null, id)),
+      problem ? h("p", { class: "note warn", role: "alert" }, problem) : null,
+    );
     redraw(time, trace ? card("Time", null, timeline(trace, view?.result.steps ?? [])) : null);
     if (trace && !view && !trace.outcome) {
       redraw(body, h("p", { class: "note" }, "Its conversation, tokens and notes are here once it has ended."));
@@ -59,17 +62,49 @@ export function job({ path: [id] }) {
     const state = trace.outcome ?? row?.state ?? "open";
     const mayCancel = !trace.outcome && session.may("cancel");
     return [
-      h("p", { class: "path" }, link("#/jobs", null, "Jobs"), " / ", h("code", null, trace.job_id),
-        trace.group_id ? [" of group ", link(`#/jobs?q=${part(`group:${trace.group_id}`)}`, null, h("code", null, trace.group_id))] : null),
-      h("div", { class: "title" }, h("h1", null, trace.task || row?.task || "Job"), badge(state, words(state)),
-        mayCancel ? h("button", { type: "button", class: "danger", "data-key": "cancel", onclick: cancel }, "Cancel this job") : null),
-      h("div", { class: "figures" },
+      h(
+        "p",
+        { class: "path" },
+        link("#/jobs", null, "Jobs"),
+        " / ",
+        h("code", null, trace.job_id),
+        trace.group_id
+          ? [" of group ", link(`#/jobs?q=${part(`group:${trace.group_id}`)}`, null, h("code", null, trace.group_id))]
+          : null,
+      ),
+      h(
+        "div",
+        { class: "title" },
+        h("h1", null, trace.task || row?.task || "Job"),
+        badge(state, words(state)),
+        mayCancel
+          ? h("button", { type: "button", class: "danger", "data-key": "cancel", onclick: cancel }, "Cancel this job")
+          : null,
+      ),
+      h(
+        "div",
+        { class: "figures" },
         figure("reward", reward(trace.reward), trace.stop_reason ? words(trace.stop_reason) : ""),
-        figure(trace.outcome ? "took" : "so far", seconds(trace.ended_s ?? trace.age_s), `accepted ${clock(trace.accepted_at)}`),
-        figure("turns", count(trace.turns || null), result ? `${count(result.metrics.tool_calls ?? 0)} tool calls` : ""),
-        figure("tokens", count(trace.tokens || null), result?.metrics.generated_tokens != null ? `${count(result.metrics.generated_tokens)} generated` : ""),
-        figure("attempt", trace.spans.at(-1)?.attempt ?? 1, result?.backend ? `backend ${result.backend}` : "")),
-      trace.error ? h("div", { class: "note bad" }, h("b", null, words(trace.error.code)), longText(trace.error.message)) : null,
+        figure(
+          trace.outcome ? "took" : "so far",
+          seconds(trace.ended_s ?? trace.age_s),
+          `accepted ${clock(trace.accepted_at)}`,
+        ),
+        figure(
+          "turns",
+          count(trace.turns || null),
+          result ? `${count(result.metrics.tool_calls ?? 0)} tool calls` : "",
+        ),
+        figure(
+          "tokens",
+          count(trace.tokens || null),
+          result?.metrics.generated_tokens != null ? `${count(result.metrics.generated_tokens)} generated` : "",
+        ),
+        figure("attempt", trace.spans.at(-1)?.attempt ?? 1, result?.backend ? `backend ${result.backend}` : ""),
+      ),
+      trace.error
+        ? h("div", { class: "note bad" }, h("b", null, words(trace.error.code)), longText(trace.error.message))
+        : null,
     ];
   }
 
@@ -108,14 +143,28 @@ export function rollout({ result, transcript, problem }) {
 
 function notes(result) {
   const entries = Object.entries(result.notes);
-  return entries.length ? card("Notes", null, entries.map(([name, text]) =>
-    h("details", { open: text.length < 4000 }, h("summary", null, words(name)), longText(text)))) : null;
+  return entries.length
+    ? card(
+        "Notes",
+        null,
+        entries.map(([name, text]) =>
+          h("details", { open: text.length < 4000 }, h("summary", null, words(name)), longText(text)),
+        ),
+      )
+    : null;
 }
 
 function measures(result) {
   const columns = [["name"], ["value", "number"]];
   const timings = Object.entries(result.timings).map(([name, value]) => [name, seconds(value)]);
-  const metrics = Object.entries(result.metrics).map(([name, value]) => [words(name), value == null ? NOTHING : Number.isInteger(value) ? count(value) : value.toPrecision(4)]);
-  return h("div", { class: "columns" }, card("Seconds", null, table("Seconds", columns, timings)),
-    card("Measures", null, table("Measures", columns, metrics)));
+  const metrics = Object.entries(result.metrics).map(([name, value]) => [
+    words(name),
+    value == null ? NOTHING : Number.isInteger(value) ? count(value) : value.toPrecision(4),
+  ]);
+  return h(
+    "div",
+    { class: "columns" },
+    card("Seconds", null, table("Seconds", columns, timings)),
+    card("Measures", null, table("Measures", columns, metrics)),
+  );
 }

@@ -6,21 +6,68 @@ import { filterOf, HELP, placeOf, withPlace } from "../job_filter.js";
 import { ageOf, store } from "../store.js";
 import { VirtualTable } from "../virtual_table.js";
 
-const STATES = ["open", "queued", "init", "run", "eval", "ended", "completed", "failed", "timeout",
-  "infrastructure_error", "cancelled"];
+const STATES = [
+  "open",
+  "queued",
+  "init",
+  "run",
+  "eval",
+  "ended",
+  "completed",
+  "failed",
+  "timeout",
+  "infrastructure_error",
+  "cancelled",
+];
 const COLUMNS = [
   { name: "job_id", title: "Job", kind: "id", cell: (row) => shortId(row.job_id), by: (row) => row.job_id },
-  { name: "state", title: "State", kind: "state", cell: (row) => badge(row.state, words(row.state)), by: (row) => row.state },
-  { name: "task", title: "Task", kind: "text wide", cell: (row) => row.task, by: (row) => row.task },
+  {
+    name: "state",
+    title: "State",
+    kind: "state",
+    cell: (row) => badge(row.state, words(row.state)),
+    by: (row) => row.state,
+  },
+  { name: "task", title: "Task", kind: "text wide short", cell: (row) => row.task, by: (row) => row.task },
   { name: "code", title: "Error", kind: "text wide", cell: (row) => row.code, by: (row) => row.code },
-  { name: "reward", title: "Reward", kind: "number", cell: (row) => reward(row.reward), by: (row) => row.reward ?? -Infinity },
+  {
+    name: "reward",
+    title: "Reward",
+    kind: "number",
+    cell: (row) => reward(row.reward),
+    by: (row) => row.reward ?? -Infinity,
+  },
   { name: "age", title: "Duration", kind: "number age", cell: (row) => seconds(ageOf(row)), by: ageOf },
-  { name: "turns", title: "Turns", kind: "number wide few", cell: (row) => count(row.turns || null), by: (row) => row.turns },
-  { name: "tokens", title: "Tokens", kind: "number wide", cell: (row) => count(row.tokens || null), by: (row) => row.tokens },
+  {
+    name: "turns",
+    title: "Turns",
+    kind: "number wide few",
+    cell: (row) => count(row.turns || null),
+    by: (row) => row.turns,
+  },
+  {
+    name: "tokens",
+    title: "Tokens",
+    kind: "number wide",
+    cell: (row) => count(row.tokens || null),
+    by: (row) => row.tokens,
+  },
   { name: "attempt", title: "Attempt", kind: "number widest", cell: (row) => row.attempt, by: (row) => row.attempt },
   { name: "node", title: "Node", kind: "text wide", cell: (row) => row.node || NOTHING, by: (row) => row.node },
-  { name: "backend", title: "Backend", kind: "text wide", cell: (row) => row.backend || NOTHING, by: (row) => row.backend },
-  { name: "accepted_at", title: "Accepted", kind: "number wider accepted", cell: (row) => clock(row.accepted_at), by: (row) => row.accepted_at },
+  {
+    name: "backend",
+    title: "Backend",
+    kind: "text wide",
+    cell: (row) => row.backend || NOTHING,
+    by: (row) => row.backend,
+  },
+  {
+    name: "accepted_at",
+    title: "Accepted",
+    kind: "number wider accepted",
+    cell: (row) => clock(row.accepted_at),
+    by: (row) => row.accepted_at,
+  },
 ];
 const CHOICES = ["task", "code", "node", "backend"];
 const AGES_EVERY_MS = 1000;
@@ -31,16 +78,42 @@ export function jobs(context) {
   let descending = context.query.get("up") === null;
   let change = -1;
 
-  const search = h("input", { type: "search", id: "search", value: query, placeholder: "Search jobs  ( / )", title: HELP,
-    "aria-label": "Search jobs", "aria-describedby": "search-help", autocomplete: "off", spellcheck: "false",
-    oninput: () => { query = search.value; filtered(); } });
-  const choices = new Map(["state", ...CHOICES].map((place) => [place, h("select", { "aria-label": place,
-    onchange: (event) => { search.value = query = withPlace(query, place, event.target.value); filtered(); } })]));
+  const search = h("input", {
+    type: "search",
+    id: "search",
+    value: query,
+    placeholder: "Search jobs  ( / )",
+    title: HELP,
+    "aria-label": "Search jobs",
+    "aria-describedby": "search-help",
+    autocomplete: "off",
+    spellcheck: "false",
+    oninput: () => {
+      query = search.value;
+      filtered();
+    },
+  });
+  const choices = new Map(
+    ["state", ...CHOICES].map((place) => [
+      place,
+      h("select", {
+        "aria-label": place,
+        onchange: (event) => {
+          search.value = query = withPlace(query, place, event.target.value);
+          filtered();
+        },
+      }),
+    ]),
+  );
   const shown = h("p", { class: "quiet small", role: "status" });
   const table = new VirtualTable("Jobs", COLUMNS, (row) => `#/jobs/${encodeURIComponent(row.job_id)}`, sortBy);
-  const element = h("div", { class: "jobs" },
+  const element = h(
+    "div",
+    { class: "jobs" },
     h("div", { class: "tools" }, h("h1", null, "Jobs"), search, [...choices.values()], shown),
-    h("p", { id: "search-help", class: "hidden" }, HELP), table.element);
+    h("p", { id: "search-help", class: "hidden" }, HELP),
+    table.element,
+  );
 
   function sortBy(name) {
     descending = sort === name ? !descending : true;
@@ -55,7 +128,11 @@ export function jobs(context) {
     for (const row of store.rows.values()) if (passes(row)) found.push([by(row), row]);
     found.sort(([one], [other]) => (one < other ? -1 : one > other ? 1 : 0));
     if (descending) found.reverse();
-    table.show(found.map(([, row]) => row), sort, descending);
+    table.show(
+      found.map(([, row]) => row),
+      sort,
+      descending,
+    );
     shown.textContent = `${count(found.length)} of ${count(store.rows.size)}`;
     for (const [place, select] of choices) select.value = placeOf(query, place);
     const place = new URLSearchParams({ ...(query && { q: query }), sort, ...(!descending && { up: "" }) });
@@ -93,5 +170,14 @@ export function jobs(context) {
     if (sort === "age" || /(longer|shorter):/.test(query)) filtered();
     else table.redraw();
   }, AGES_EVERY_MS);
-  return { element, title: "Jobs", update, close: () => { clearInterval(timer); table.close(); }, search };
+  return {
+    element,
+    title: "Jobs",
+    update,
+    close: () => {
+      clearInterval(timer);
+      table.close();
+    },
+    search,
+  };
 }

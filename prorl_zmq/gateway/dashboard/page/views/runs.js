@@ -18,7 +18,11 @@ export function runs({ query }) {
   async function load() {
     try {
       known = await get("/v1/runs");
-      if (!chosen.length) chosen = known.runs.slice(0, 2).map((run) => run.run).reverse();
+      if (!chosen.length)
+        chosen = known.runs
+          .slice(0, 2)
+          .map((run) => run.run)
+          .reverse();
       draw();
       await compare();
     } catch (error) {
@@ -33,7 +37,8 @@ export function runs({ query }) {
     } catch (error) {
       return fail(error);
     }
-    if (wanted.join("\n") === chosen.join("\n")) redraw(side, wanted.length ? comparison(wanted.map((run) => figures.get(run))) : null);
+    if (wanted.join("\n") === chosen.join("\n"))
+      redraw(side, wanted.length ? comparison(wanted.map((run) => figures.get(run))) : null);
   }
 
   function fail(error) {
@@ -50,18 +55,52 @@ export function runs({ query }) {
 
   function draw() {
     if (!known.folder) {
-      redraw(list, h("p", { class: "note" }, "No folder of runs was named: prorl dashboard --runs DIR, or runs = \"DIR\" below [dashboard] of the topology."));
+      redraw(
+        list,
+        h(
+          "p",
+          { class: "note" },
+          'No folder of runs was named: prorl dashboard --runs DIR, or runs = "DIR" below [dashboard] of the topology.',
+        ),
+      );
       return;
     }
-    const columns = [["", ""], ["run", "id"], ["data"], ["pass@1", "number"], ["rollouts", "number"], ["samples", "number"], ["changed", "number"]];
+    const columns = [
+      ["", ""],
+      ["run", "id"],
+      ["data"],
+      ["pass@1", "number"],
+      ["rollouts", "number"],
+      ["samples", "number"],
+      ["changed", "number"],
+    ];
     const rows = known.runs.map((run) => [
-      h("input", { type: "checkbox", "aria-label": `Compare ${run.run}`, "data-key": `choose ${run.run}`, checked: chosen.includes(run.run), onchange: (event) => choose(run.run, event.target.checked) }),
-      run.run, run.plan.file.split("/").at(-1), percent(run.passes.find((row) => row.k === 1)?.estimate?.value), run.passes.length ? `${count(run.ended)} of ${count(run.plan.problems * run.plan.settings.samples)}` : "no summary yet",
-      count(run.plan.settings.samples), clock(run.changed_at)]);
-    redraw(list, card("Evaluations", { class: "run-list" }, table("Evaluations", columns, rows, `No folder of prorl eval is in ${known.folder}.`)));
+      h("input", {
+        type: "checkbox",
+        "aria-label": `Compare ${run.run}`,
+        "data-key": `choose ${run.run}`,
+        checked: chosen.includes(run.run),
+        onchange: (event) => choose(run.run, event.target.checked),
+      }),
+      run.run,
+      run.plan.file.split("/").at(-1),
+      percent(run.passes.find((row) => row.k === 1)?.estimate?.value),
+      run.passes.length
+        ? `${count(run.ended)} of ${count(run.plan.problems * run.plan.settings.samples)}`
+        : "no summary yet",
+      count(run.plan.settings.samples),
+      clock(run.changed_at),
+    ]);
+    redraw(
+      list,
+      card(
+        "Evaluations",
+        { class: "run-list" },
+        table("Evaluations", columns, rows, `No folder of prorl eval is in ${known.folder}.`),
+      ),
+    );
   }
 
   load();
   return { element, title: "Runs", close() {}, update() {} };
 }
-
