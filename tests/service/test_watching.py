@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from contextlib import asynccontextmanager, contextmanager
+import tempfile
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,21 +18,18 @@ from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.commands.top_app import HEADERS, Top, _cells
 from prorl_zmq.errors import RequestTimeout, UnknownBatch, UnknownJob
 from prorl_zmq.watching import watcher as watcher_module
-from prorl_zmq.watching.watcher import Watcher
+from prorl_zmq.watching.watcher import BACKEND_BROKER, Watcher
 from prorl_zmq.wire.messages.jobs import Outcome, Phase
 from prorl_zmq.wire.messages.watching import JobRow
 
-from .conftest import scripted, until
+from .conftest import SETTINGS, TestService, scripted, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
 
     from textual.pilot import Pilot
 
     from prorl_zmq.watching.overview import Update
-
-    from .conftest import TestService
 
 WAIT_S = 40.0
 BROKER = "rollout"
@@ -187,6 +186,49 @@ def test_an_open_batch_is_seen_from_near(service: TestService, tmp_path: Path) -
             (tmp_path / "mark.go").touch()
         with pytest.raises(UnknownBatch):
             operator.views.batch("batch")
+
+
+def test_a_broker_that_is_away_holds_up_no_other(empty_service: TestService) -> None:
+    """Two brokers of one service, one of which ends."""
+    folder = tempfile.TemporaryDirectory(prefix="prorl-t-")
+    other = TestService(Path(folder.name), SETTINGS)
+
+    async def watch() -> None:
+        doors = {"a": empty_service.front_door, "b": other.front_door}
+        async with AsyncExitStack() as stack:
+            clients = {
+                name: await stack.enter_async_context(AsyncRolloutClient(door, timeout_s=2.0))
+                for name, door in doors.items()
+            }
+            watcher = Watcher(clients, interval_s=0.1)
+            updates = await stack.enter_async_context(watcher.viewer())
+            page = Page(updates)
+            update = await page.until(lambda update: len(update.overview.brokers) == 2)
+            assert update.overview.status is not None
+            assert set(update.overview.problems) <= {BACKEND_BROKER}
+            empty_service.stop_broker("rollout")
+            empty_service.start_backend_broker()
+            update = await page.until(
+                lambda update: update.overview.backends is not None and "a" in update.overview.problems
+            )
+            assert (set(update.overview.brokers), set(update.overview.problems)) == ({"b"}, {"a"})
+            empty_service.stop_broker("backend")
+            update = await page.until(lambda update: BACKEND_BROKER in update.overview.problems)
+            assert (update.overview.backends, set(update.overview.brokers)) == (None, {"b"})
+
+    try:
+        other.topology = msgspec.structs.replace(
+            other.topology,
+            backend_broker=msgspec.structs.replace(
+                other.topology.backend_broker, endpoint=empty_service.backend_broker
+            ),
+        )
+        empty_service.start_rollout_broker()
+        other.start_rollout_broker()
+        asyncio.run(watch())
+    finally:
+        other.close()
+        folder.cleanup()
 
 
 async def shown(pilot: Pilot[None], condition: Callable[[], object]) -> None:

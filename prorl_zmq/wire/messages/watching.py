@@ -28,7 +28,7 @@ class JobRow(Part, frozen=True, array_like=True):
     job_id: str
     task: str
     group_id: str
-    """Empty also for a job that waits in INIT since the broker was restarted."""
+    """Empty too for a queued job that a restarted broker has not read again yet."""
     phase: Phase
     """Of a job that has ended, the last one."""
     place: Literal["queued", "held", "ended"]

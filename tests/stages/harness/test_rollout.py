@@ -269,6 +269,9 @@ def test_calls_beside_each_other_take_the_engines_time_once(sandboxes: Sandboxes
     episode = lead(sandboxes, policy, job(["bash", "-c", STORM], episode=EpisodeLimits(max_turns=100)))
     assert len(policy.said) == 12
     assert episode.timings["engine"] == pytest.approx(policy.busy_s(), abs=0.3)
+    steps = [step for step in episode.steps if step.name == "engine"]
+    assert len(steps) == episode.metrics["turns"]  # each call by itself, also where calls overlap
+    assert sum(step.seconds for step in steps) >= episode.timings["engine"] - 0.01
 
 
 @only_process
