@@ -110,7 +110,7 @@ class Service:
             process.wait(20)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
         service = Service(Path(folder))
@@ -124,7 +124,7 @@ def service() -> Iterator[Service]:
             service.process.wait(40)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")  # its driver keeps an event loop running, which asyncio.run() elsewhere would meet
 def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium")
     if chromium is None:
