@@ -72,9 +72,7 @@ Address = Annotated[
 ]
 Runs = Annotated[
     Path | None,
-    typer.Option(
-        metavar="DIR", help="The folder with those of `prorl eval` that the dashboard compares."
-    ),
+    typer.Option(metavar="DIR", help="The folder with those of `prorl eval` that the dashboard compares."),
 ]
 
 LogFormatOption = Annotated[

@@ -117,7 +117,9 @@ class Gateway:
             await site.start()
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise EndpointInUse(f"{options.settings.bind} is in use; name another with --bind", endpoint=options.settings.bind) from None
+                raise EndpointInUse(
+                    f"{options.settings.bind} is in use; name another with --bind", endpoint=options.settings.bind
+                ) from None
             raise InvalidEndpoint(
                 f"{options.settings.bind} cannot be bound: {error.strerror}", endpoint=options.settings.bind
             ) from None
