@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from ..metrics.catalog import PROCESS_PAUSED, UNREAD_ROUNDS
+from ..metrics.reporter import MetricsReporter
 from ..system.memory import give_memory_back
 from ..system.pauses import RunningClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 BATCH = 256
 """Messages taken from one socket before the other gets its turn."""
@@ -45,6 +48,18 @@ class Loop:
         self.has_read_all = True
         """No socket had messages left when the last round had drained it: nobody is silent whose word may lie there."""
         self.clock = RunningClock()
+        self._unread_rounds = 0
+        self._reporter: MetricsReporter | None = None
+
+    def report_metrics(self, run_dir: Path, process: str, set_gauges: Callable[[], None]) -> None:
+        """Report once a second, while this runs, what the process counts (see `MetricsReporter`)."""
+
+        def set_all() -> None:
+            set_gauges()
+            UNREAD_ROUNDS.total(self._unread_rounds, process)
+            PROCESS_PAUSED.total(self.clock.lost_s, process)
+
+        self._reporter = MetricsReporter(run_dir, process, set_all)
 
     def register(self, zmq_socket: zmq.Socket[bytes], drain: Callable[[], None]) -> None:
         """Call `drain` whenever the socket has messages; it may leave some for the next round."""
@@ -80,7 +95,7 @@ class Loop:
                 wait_ms = math.ceil(min(wait_s, MAX_WAIT_S) * 1000)
                 self.clock.waits(wait_ms / 1000)
                 ready = dict(self._poller.poll(wait_ms))
-                self.clock.now()
+                now = self.clock.now()
                 self.has_read_all = True
                 for zmq_socket, drain in tuple(self._drains.values()):
                     if id(zmq_socket) in self._drains and zmq_socket in ready:
@@ -90,7 +105,10 @@ class Loop:
                 for file, drain in tuple(self._files.items()):
                     if file in ready:
                         drain()
+                self._unread_rounds += not self.has_read_all
                 wait_s = housekeep()
+                if self._reporter is not None:
+                    self._reporter.report_if_due(now)
         finally:
             if restore is not None:
                 restore()
@@ -109,6 +127,8 @@ class Loop:
         self._stopped = False
 
     def close(self) -> None:
+        if self._reporter is not None:
+            self._reporter.close()
         self._stopped = True
         self.context.destroy(linger=0)
         self._wake_receiver.close()

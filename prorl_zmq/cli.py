@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 NEEDED = (
     *("typer", "rich", "uvloop", "ptyprocess", "aiohttp", "jinja2", "spython", "matplotlib", "plotext"),
+    "prometheus_client",
     *("threadpoolctl", "math_verify", "transformers", "safetensors"),
 )
 """What the commands import, from the server extra."""

@@ -275,6 +275,15 @@ class DashboardSettings(Section, frozen=True):
     """The folder whose `prorl eval` folders it compares; empty: none."""
 
 
+class MetricsSettings(Section, frozen=True):
+    """`[metrics]`: where Prometheus finds what a machine's processes count. A gateway has the same at `/metrics`."""
+
+    bind: str = ""
+    """HOST:PORT, on every node; empty: there is none. Beyond loopback it wants TLS and keys, as a gateway does."""
+    tls_cert: str = ""
+    tls_key: str = ""
+
+
 class Topology(Section, frozen=True):
     """A whole topology file."""
 
@@ -291,6 +300,7 @@ class Topology(Section, frozen=True):
     sandbox: SandboxSettings = SandboxSettings()
     gateway: GatewaySettings = GatewaySettings()
     dashboard: DashboardSettings = DashboardSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
     @property
     def run_dir(self) -> Path:

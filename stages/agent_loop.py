@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..data.trajectory import TrajectoryBuilder
 from ..errors import InvalidJob
 from ..inference.tool_calls.call import MalformedCall, ToolCall
+from ..metrics.catalog import TOOL_SECONDS
+from ..system.traces import span
 from ..tools.tool import ToolArgumentsInvalid
 from .turn_sampler import Record, TurnSampler, version_per_token
 
@@ -105,28 +107,29 @@ class AgentLoop:
         conversation = self.chat.conversation(messages, [tool.schema() for tool in self._tools.values()])
         new = sum(len(message.content) for message in messages)
         for turn in range(self.limits.max_turns):
-            started = time.monotonic()
-            # Megabytes take seconds, in which this process would be silent.
-            prompt = await asyncio.to_thread(conversation.prompt) if new > LONG_TEXT else conversation.prompt()
-            room = self._add(prompt)
-            self.episode.spent("chat", started)
-            if room.tokens < 1:
-                if not turn:
-                    raise self._no_room(prompt, room)
-                return room.limit
-            generation = await self._sampler.sample(self._trajectory.prompt(), room.tokens, turn, self._append)
-            started = time.monotonic()
-            said = conversation.add_turn(generation.token_ids)
-            self.episode.last_text = said.text
-            self.episode.spent("chat", started)
-            stop_reason = self._stop_reason(generation, room, said)
-            if stop_reason is not None:
-                return stop_reason
-            results = await self._results(said)
-            if results is None:
-                return StopReason.FINISHED
-            conversation.add_tool_results(results)
-            new = sum(map(len, results))
+            with span("turn", {"prorl.turn": turn}):
+                started = time.monotonic()
+                # Megabytes take seconds, in which this process would be silent.
+                prompt = await asyncio.to_thread(conversation.prompt) if new > LONG_TEXT else conversation.prompt()
+                room = self._add(prompt)
+                self.episode.spent("chat", started)
+                if room.tokens < 1:
+                    if not turn:
+                        raise self._no_room(prompt, room)
+                    return room.limit
+                generation = await self._sampler.sample(self._trajectory.prompt(), room.tokens, turn, self._append)
+                started = time.monotonic()
+                said = conversation.add_turn(generation.token_ids)
+                self.episode.last_text = said.text
+                self.episode.spent("chat", started)
+                stop_reason = self._stop_reason(generation, room, said)
+                if stop_reason is not None:
+                    return stop_reason
+                results = await self._results(said)
+                if results is None:
+                    return StopReason.FINISHED
+                conversation.add_tool_results(results)
+                new = sum(map(len, results))
         return StopReason.MAX_TURNS
 
     def _add(self, prompt: Prompt) -> _Budget:
@@ -190,12 +193,16 @@ class AgentLoop:
             return f"There is no tool {call.name!r}. The tools are: {', '.join(self._tools) or 'none'}."
         started = time.monotonic()
         try:
-            text = await tool(call.arguments, self.limits.tool_call_s)
+            with span(
+                f"execute_tool {call.name}", {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": call.name}
+            ):
+                text = await tool(call.arguments, self.limits.tool_call_s)
         except ToolArgumentsInvalid as error:
             self.episode.metrics["invalid_tool_arguments"] += 1
             return str(error)
         finally:
             self.episode.spent(f"tool.{call.name}", started)
+            TOOL_SECONDS.observe(time.monotonic() - started, call.name)
         if tool.ends_episode:
             self.episode.final_message = text
         return text

@@ -1,7 +1,7 @@
 """A stage process's connection to the backend broker: assignments for its jobs, on asyncio.
 
 The assignments last while `keep_alive` is called; the broker releases those of a process that has died. A restarted
-broker learns of them from the next `keep_alive`. Requests without an answer are resent.
+broker asks for them at the next `keep_alive`. Requests without an answer are resent.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from ..errors import Closed, InternalError, MalformedMessage, NoBackend, from_info
 from ..security.request_socket import RequestSocket
@@ -21,13 +19,13 @@ from ..wire.messages.backends import (
     Assigned,
     BackendRefused,
     GenerationFailed,
-    HeldAssignment,
-    OwnerAlive,
+    NameAll,
     Release,
     WaitLonger,
 )
 from ..wire.messages.base import new_id
 from ..wire.sockets import CONTROL_FRAME_BYTES
+from .held_assignments import HeldAssignments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +65,7 @@ class BackendClient:
         self._node = node
         self._wait_longer: dict[str, Callable[[], None]] = {}
         """For each request without a reply: what a `WaitLonger` does."""
-        self._held: dict[str, HeldAssignment] = {}
+        self._held = HeldAssignments(owner)
 
     def connect(self, endpoint: str) -> None:
         """Connect to where the broker is now, if that is another place; requests without an answer are resent there."""
@@ -82,7 +80,7 @@ class BackendClient:
 
         A job that is `leaving` its backend gets another one; the same, when it may be tried, if it is alone.
         """
-        self._held[job.job_id] = HeldAssignment(attempt)
+        self._held.wait(job.job_id, attempt)
         request = Assign(
             new_id(),
             owner=self._owner,
@@ -98,8 +96,7 @@ class BackendClient:
             raise from_info(reply.error)
         if not isinstance(reply, Assigned):
             raise InternalError(f"the backend broker answered an assignment with {type(reply).__name__}")
-        if self._held.get(job.job_id) == HeldAssignment(attempt):  # it may have been released while it waited
-            self._held[job.job_id] = HeldAssignment(attempt, reply.backend.backend_id)
+        self._held.assigned(job.job_id, attempt, reply.backend.backend_id)
         return reply.backend
 
     def report_failure(self, job_id: str, backend: Backend, problem: str) -> None:
@@ -108,22 +105,19 @@ class BackendClient:
 
     def note_served(self, job_id: str, attempt: int) -> None:
         """Count a generation that the job's backend has served; the next message tells the broker."""
-        held = self._held.get(job_id)
-        if held is not None and held.attempt == attempt:
-            self._held[job_id] = msgspec.structs.replace(held, served=held.served + 1)
+        self._held.note_served(job_id, attempt)
 
     def release(self, job_id: str, attempt: int) -> None:
         """End the job's assignment, or stop waiting for it; that of a newer attempt stays."""
-        held = self._held.get(job_id)
-        if held is not None and held.attempt <= attempt:
-            del self._held[job_id]
+        held = self._held.release(job_id, attempt)
+        if held is not None:
             self._send(Release(new_id(), job_id, attempt, held.served))
 
     def backends(self) -> dict[str, str]:
-        return {job_id: held.backend_id for job_id, held in self._held.items() if held.backend_id}
+        return self._held.backends()
 
     def keep_alive(self) -> None:
-        self._send(OwnerAlive(new_id(), self._owner, dict(self._held)))
+        self._send(self._held.report())
 
     def close(self) -> None:
         """Close the socket; what waits for an answer is cancelled."""
@@ -162,7 +156,8 @@ class BackendClient:
             reply: AnyBackendReply = codec.convert(content, AnyBackendReply)
         except MalformedMessage:
             return True  # the request is sent again
-        if not isinstance(reply, WaitLonger):
-            return False
-        self._wait_longer[reply.request_id]()
-        return True
+        if isinstance(reply, NameAll):
+            self._send(self._held.report(full=True))
+        if isinstance(reply, WaitLonger) and (wait_longer := self._wait_longer.get(reply.request_id)) is not None:
+            wait_longer()
+        return isinstance(reply, NameAll | WaitLonger)

@@ -34,7 +34,9 @@ from ..errors import (
     shortened,
 )
 from ..inference.chat_loading import chat_format
+from ..metrics.catalog import GENERATE_SECONDS
 from ..system.open_files import wait_for_descriptors
+from ..system.traces import span
 from ..tools.processes import to_the_end
 from ..tools.sandbox.specification import SandboxSpec
 from ..wire import codec
@@ -173,16 +175,16 @@ class PhaseRunner:
                 finally:
                     self.backends.release(self.job.job_id, self.command.attempt)
             case Phase.EVAL:
-                evaluation = await self.handler.eval(
-                    EvalPhase(
-                        self.job,
-                        instance,
-                        self.command.phase_data,
-                        self._sandbox,
-                        self._create_fresh_sandbox,
-                        self.graders.call,
-                    )
+                grading = EvalPhase(
+                    self.job,
+                    instance,
+                    self.command.phase_data,
+                    self._sandbox,
+                    self._create_fresh_sandbox,
+                    self.graders.call,
                 )
+                with span("grade", {"prorl.task": self.job.task}):
+                    evaluation = await self.handler.eval(grading)
                 return self._done({}, self.handler.final_result(self.job, evaluation))
 
     async def _create_sandbox(self, spec: SandboxSpec) -> Sandbox:
@@ -191,11 +193,13 @@ class PhaseRunner:
                 spec = self._harness.prepared(spec)
             # Brokers that share the node may have jobs of the same id.
             name = f"{self.job.job_id}.{self.command.attempt}-{new_id()[:8]}"
-            self._sandbox = await self.sandboxes.create(name, spec)
+            with span("create sandbox"):
+                self._sandbox = await self.sandboxes.create(name, spec)
         return self._sandbox
 
     async def _create_fresh_sandbox(self, spec: SandboxSpec) -> Sandbox:
-        self._fresh.append(await self.sandboxes.create(f"{self.job.job_id}.eval-{new_id()[:8]}", spec))
+        with span("create sandbox"):
+            self._fresh.append(await self.sandboxes.create(f"{self.job.job_id}.eval-{new_id()[:8]}", spec))
         return self._fresh[-1]
 
     async def _assigned(self) -> Backend:
@@ -211,7 +215,8 @@ class PhaseRunner:
                     timer.reschedule(None)
 
             try:
-                self._backend = await self.backends.assign(self.job, self.command.attempt, pause)
+                with span("assign backend"):
+                    self._backend = await self.backends.assign(self.job, self.command.attempt, pause)
             finally:
                 if paused and deadline is not None and not timer.expired():
                     timer.reschedule(deadline + loop.time() - paused)  # the start of a backend is no time of the job's
@@ -253,6 +258,7 @@ class PhaseRunner:
         job, limit_s = self.job, self.job.episode.generation_s
         give_up: float | None = None
         while True:
+            began = time.monotonic()
             try:
                 done = await self.engines.generate(
                     backend, job.job_id, token_ids, sampling, stop_token_ids, timeout_s=limit_s
@@ -276,6 +282,7 @@ class PhaseRunner:
                 self._backend = backend = other
             else:
                 self.backends.note_served(job.job_id, self.command.attempt)
+                GENERATE_SECONDS.observe(time.monotonic() - began, backend.backend_id)
                 return done
 
     def _report(self, error: EngineFailed) -> None:

@@ -29,6 +29,8 @@ import zmq
 
 from ..errors import MalformedMessage, ProrlError, from_info
 from ..inference.client import EngineClient
+from ..metrics.catalog import PROCESS_PAUSED
+from ..metrics.reporter import MetricsReporter
 from ..security.keyring import WORKER, Keyring
 from ..security.peer_connection import PeerConnection
 from ..security.rights import Listener
@@ -38,6 +40,7 @@ from ..system.memory import give_memory_back
 from ..system.node_name import place_of
 from ..system.pauses import PauseWatch
 from ..system.processes import stop_signals
+from ..system.traces import current
 from ..tools.sandbox.sandboxes import Sandboxes
 from ..tools.sandbox.sweeping import sweep_abandoned
 from ..wire import codec
@@ -62,6 +65,7 @@ from ..wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, MAX_FRAME_BYTES
 from .backend_client import BackendClient
 from .event_outbox import EventOutbox
 from .grading.grader_pool import GraderPool
+from .phase_metrics import count_phase
 from .phase_runner import PhaseRunner
 from .sandbox_handoff import SandboxHandoff
 
@@ -132,6 +136,7 @@ class StageProcess:
     def __init__(self, options: StageOptions, handlers: dict[str, AgentHandler[Any]]) -> None:
         self.stage_id = f"{options.role}-{new_id()[:12]}"
         self._options = options
+        self._process = f"stage_{options.role}"
         self._handlers = handlers
         self._tasks = tuple(handler.describe() for handler in handlers.values())
         self._sandboxes = Sandboxes(
@@ -167,6 +172,8 @@ class StageProcess:
                 self._in_background(asyncio.to_thread(sweep_abandoned, self._sandboxes.root))
                 reporting = asyncio.create_task(self._report_forever())
                 pauses = PauseWatch(self._note_pause)
+                metrics = MetricsReporter(self._options.run_dir, self._process)
+                counting = asyncio.create_task(metrics.report_forever())
                 try:
                     done, _ = await asyncio.wait((self._stopping, reporting), return_when=asyncio.FIRST_COMPLETED)
                     for each in done:
@@ -175,11 +182,14 @@ class StageProcess:
                     pauses.close()
                     reporting.cancel()
                     await self._leave()
+                    counting.cancel()
+                    metrics.close()
         finally:
             context.destroy(linger=1000)
 
     def _note_pause(self, pause_s: float) -> None:
         log.warning("this process did not run for %.1f s, which is no time of its jobs", pause_s)
+        PROCESS_PAUSED.add(self._process, amount=pause_s)
         for running in self._running.values():
             running.runner.add_time(pause_s)
 
@@ -377,12 +387,14 @@ class StageProcess:
         with about_job(command.job_id, command.attempt, command.phase):
             log.debug("%s began", command.phase)
             try:
-                event, block = await running.runner.run()
+                with current(command.traceparent):
+                    event, block = await running.runner.run()
             finally:  # reports must not renew the lease of a phase that has ended, however it ended
                 is_wanted = self._running.get(command.job_id) is running
                 if is_wanted:
                     del self._running[command.job_id]
             log.debug("%s %s", command.phase, "is done" if isinstance(event, PhaseDone) else "failed")
+        count_phase(running.runner.job.task, event)
         if is_wanted:
             data = None if block is None else block.data
             event = msgspec.structs.replace(event, origin=command.origin)

@@ -10,6 +10,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from vllm_server import VllmServer
 
+from prorl_zmq.metrics.catalog import METRICS
+from prorl_zmq.metrics.metric import Metric
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -36,6 +39,16 @@ def logging_kept() -> Iterator[None]:
     root.setLevel(levels[0])
     package.setLevel(levels[1])
     sys.excepthook = hook
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process counts metrics, from nothing."""
+    monkeypatch.setattr(Metric, "counting", True)
+    yield
+    for metric in METRICS.values():
+        for _, labels, _ in tuple(metric.rows()):
+            metric.delivered(labels)
 
 
 @pytest.fixture(scope="session")

@@ -24,18 +24,20 @@ LINES_LIMIT = 500
 GENERATED = "# Generated"
 """How the first line of a generated file begins."""
 
-BASE = {"errors", "system", "wire", "config", "security", "data", "service_folder"}
+BASE = {"errors", "system", "wire", "config", "security", "data", "service_folder", "metrics"}
 """What every process may have."""
 MAY_IMPORT = {
     "errors": set(),
     "system": {"errors"},
     "wire": {"errors", "system"},
+    "metrics": {"errors", "wire"},
     "config": {"errors", "system", "wire"},
     "security": {"errors", "system", "wire", "config"},
     "data": {"errors", "wire"},
     "service_folder": {"errors", "system", "wire", "config", "security"},
     "client": BASE,
     "integrations": BASE | {"client", "weights_publisher"},
+    "trackers": BASE,
     "inference": BASE,
     "tasks": {"errors", "wire"},
     "brokers": BASE,
@@ -46,15 +48,15 @@ MAY_IMPORT = {
     "service": BASE | {"client", "tools", "inference"},
     "watching": BASE | {"client", "service"},
     "cluster": BASE | {"client", "service"},
-    "evaluation": BASE | {"client", "service", "inference", "tasks", "stages", "tools"},
+    "evaluation": BASE | {"client", "service", "inference", "tasks", "stages", "tools", "trackers"},
     "gateway": BASE
     | {"client", "service", "inference", "tasks", "stages", "tools", "evaluation", "integrations"}
     | {"watching"},
-    "demo": BASE | {"client", "service", "inference"},
+    "demo": BASE | {"client", "service", "inference", "trackers"},
     "weights_publisher": BASE | {"client", "inference"},
     "examples": BASE
     | {"client", "service", "inference", "tools", "stages", "demo", "commands", "cli"}
-    | {"integrations", "prorl_zmq"},
+    | {"integrations", "prorl_zmq", "trackers"},
 }
 """Rooms, and the rooms that their files may import; commands, which bring all together, are not listed."""
 ALL_TOGETHER = {"commands", "cli", "prorl_zmq"}

@@ -42,6 +42,7 @@ from prorl_zmq.cluster.cluster_file import ClusterFile, load_cluster_file
 from prorl_zmq.config import Topology, load_topology
 
 from .inference.http.conftest import FakeServer, Speech
+from .trackers import readback
 
 sys.path.append(str(Path(__file__).parent / "tasks"))
 from swe_rows import SWE_BENCH
@@ -175,7 +176,11 @@ HARNESS = (
     "prorl eval swe-mini.jsonl --harness pi --url http://gpu-7:8000 --max-tokens 8192 --context 131072 --max-turns 100",
 )
 """In this order."""
-EVALUATION = ("prorl eval data.jsonl --samples 4 --k 1,4 --out run", "prorl view run")
+EVALUATION = (
+    "prorl eval data.jsonl --samples 4 --k 1,4 --out run",
+    "prorl view run",
+    "prorl eval data.jsonl --samples 4 --out run --log tensorboard",
+)
 """In this order."""
 QUICK_COMMANDS = {
     "prorl doctor": (0, 1),
@@ -316,6 +321,21 @@ def test_batch_example(folder: Path, environment: dict[str, str]) -> None:
     assert re.match(r"met \[\(4,\), \(4,\)\] \(8, \d+\)", met)
     assert "kept_groups=2" in report
     assert re.match(r"\['attention_mask', .* 8 8$", made)
+
+
+def test_tracker_example(folder: Path, environment: dict[str, str]) -> None:
+    (example,) = [block for block in blocks("python") if "open_tracker(" in block]
+    place = folder / "trackers"
+    place.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", example], cwd=place, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{{'tensorboard': '{place}/trackers/tensorboard/first'}}\n"
+    assert done.stderr == ""
+    points, tables = readback.tensorboard(place / "trackers", "first")
+    assert points["batch/kept_groups"] == [(0, 4.0), (1, 4.0)]
+    assert points["rollouts/completed"] == [(0, 16.0), (1, 16.0)]
+    assert len(tables) == 2
 
 
 def test_asyncio_batch_example(folder: Path, environment: dict[str, str]) -> None:

@@ -25,6 +25,7 @@ from ...wire.messages.backends import AnyBackendRequest, BackendRefused, KeyList
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, send, split_envelope
 from ..loop import Loop
 from ..request_routing import BACKEND_BROKER, convert_request
+from .backend_gauges import set_gauges
 from .engine_connections import EngineConnections
 from .request_handler import BackendRequestHandler
 from .weight_requests import Answer
@@ -49,6 +50,7 @@ class BackendBroker:
     """The broker, bound and ready to `run`; what its journal holds is restored."""
 
     def __init__(self, topology: Topology, journal: BackendJournal | None = None) -> None:
+        self._run_dir = topology.run_dir
         keyring = Keyring.load(topology.security.keys, BROKER)
         self._loop = Loop()
         self._authenticator = ZapAuthenticator(self._loop.context, keyring, insecure=topology.service.insecure)
@@ -75,6 +77,7 @@ class BackendBroker:
             raise
 
     def run(self) -> None:
+        self._loop.report_metrics(self._run_dir, "backend_broker", lambda: set_gauges(self._handler))
         self._loop.register(self._router, self._drain)
         self._authenticator.register(self._loop.register)
         try:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from ...errors import DuplicateBackend, UnknownBackend
-from ...wire.messages.backends import BackendStatus
-from .backend_member import Assignment, Member
+from ...wire.messages.backends import BackendStatus, assignment_digest
+from .backend_member import Assignment, Member, Owned
 from .backend_ranking import BackendRanking
 from .group_memory import GroupMemory
 
@@ -57,7 +57,7 @@ class BackendHeap:
         self._ranking = BackendRanking()
         self._groups = GroupMemory()
         self._assignments: dict[str, Assignment] = {}
-        self._owned: dict[str, set[str]] = {}
+        self._owned: dict[str, Owned] = {}
         self.wanted_version = 0
         """Backends of older weights take no jobs; for reading."""
         self._begun: int | None = None
@@ -241,13 +241,17 @@ class BackendHeap:
         return True
 
     def keep_only(self, owner: str, jobs: Mapping[str, HeldAssignment]) -> None:
-        for job_id in tuple(self._owned.get(owner, ())):
+        for job_id in tuple(self._owned[owner].jobs) if owner in self._owned else ():
             named = jobs.get(job_id)
             if named is None or named.attempt != self._assignments[job_id].attempt:
                 self._release(job_id)
 
     def drop_owner(self, owner: str) -> None:
         self.keep_only(owner, {})
+
+    def digest(self, owner: str) -> int:
+        """Return the digest of what an owner has, as in `OwnerAlive`."""
+        return self._owned[owner].digest if owner in self._owned else 0
 
     def owners(self) -> Iterable[str]:
         return self._owned.keys()
@@ -320,8 +324,9 @@ class BackendHeap:
         self._assignments[job_id] = held
         owned = self._owned.get(held.owner)
         if owned is None:
-            owned = self._owned[held.owner] = set()
-        owned.add(job_id)
+            owned = self._owned[held.owner] = Owned()
+        owned.jobs.add(job_id)
+        owned.digest += assignment_digest(job_id, held.attempt, held.backend_id)
         member = self._members[held.backend_id]
         member.jobs.add(job_id)
         self._rank(member)
@@ -329,8 +334,9 @@ class BackendHeap:
     def _release(self, job_id: str) -> None:
         held = self._assignments.pop(job_id)
         owned = self._owned[held.owner]
-        owned.discard(job_id)
-        if not owned:
+        owned.jobs.discard(job_id)
+        owned.digest -= assignment_digest(job_id, held.attempt, held.backend_id)
+        if not owned.jobs:
             del self._owned[held.owner]
         member = self._members[held.backend_id]
         member.jobs.discard(job_id)

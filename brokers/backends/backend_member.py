@@ -1,4 +1,4 @@
-"""`Member`: one backend in the heap, and the state that follows from what is known of it; `Assignment`: what a job has.
+"""`Member`: a backend in the heap, and the state that follows from what is known of it; what jobs and owners have.
 
 Records without rules, but for the order in which one trouble hides another; the heap changes them.
 """
@@ -57,6 +57,15 @@ class Member:
     @property
     def has_room(self) -> bool:
         return len(self.jobs) < self.backend.max_in_flight
+
+
+@dataclass(slots=True)
+class Owned:
+    """The assignments of one owner."""
+
+    jobs: set[str] = field(default_factory=set)
+    digest: int = 0
+    """As in `OwnerAlive`."""
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...errors import NoBackend, ProrlError
+from ...metrics.catalog import BACKEND_ASSIGNED, BACKEND_FAILURES
 from ...system.logs import of_job
 from ...wire.messages.backends import (
     AddBackend,
@@ -34,6 +35,7 @@ from ...wire.messages.backends import (
     GenerationFailed,
     ListBackends,
     LoadWeights,
+    NameAll,
     OwnerAlive,
     Release,
     RemoveBackend,
@@ -78,6 +80,11 @@ class BackendRequestHandler:
         self._lease_s = lease_s
         self._waiting: dict[str, _Waiting] = {}
         self._owners: dict[str, float] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait for a backend."""
+        return len(self._waiting)
 
     def handle(self, envelope: Sequence[Frame], request: AnyBackendRequest, now: float) -> list[Answer]:
         self._starts.look(now)
@@ -160,7 +167,7 @@ class BackendRequestHandler:
                 self._note_served(request.job_id, request.attempt, request.served, now)
                 self.heap.release(request.job_id, request.attempt)
             case OwnerAlive():
-                self._owner_alive(request, now)
+                return self._owner_alive(request, now)
             case BackendAlive():
                 self._registry.host_alive(request, now)
             case AddBackend():
@@ -182,7 +189,7 @@ class BackendRequestHandler:
                 self._starts.report(request, now)
             case ListBackends():
                 backends = tuple(self._described(status, now) for status in self.heap.status())
-                return BackendList(request.request_id, backends, len(self._waiting), tuple(self._starts))
+                return BackendList(request.request_id, backends, self.waiting, tuple(self._starts))
         return Done(request.request_id)
 
     def _described(self, status: BackendStatus, now: float) -> BackendStatus:
@@ -199,6 +206,7 @@ class BackendRequestHandler:
         backend_id = failed.backend_id
         if backend_id not in self.heap or failed.life not in ("", self.heap.member(backend_id).backend.life):
             return
+        BACKEND_FAILURES.add(backend_id)
         if backend_id not in self._probation:
             fields = of_job(failed.job_id, backend=backend_id)
             log.warning("backend %s is on probation: %s", backend_id, failed.problem, extra=fields)
@@ -221,12 +229,16 @@ class BackendRequestHandler:
 
     # Owners and their jobs --------------------------------------------------------------------------------------------
 
-    def _owner_alive(self, alive: OwnerAlive, now: float) -> None:
+    def _owner_alive(self, alive: OwnerAlive, now: float) -> Done | NameAll:
         self._owners[alive.owner] = now
+        if alive.digest is None:
+            self.heap.keep_only(alive.owner, alive.jobs)
         for job_id, held in alive.jobs.items():
             self.heap.adopt(alive.owner, job_id, held)
             self._note_served(job_id, held.attempt, held.served, now)
-        self.heap.keep_only(alive.owner, alive.jobs)
+        if alive.digest not in (None, self.heap.digest(alive.owner)):
+            return NameAll(alive.request_id)
+        return Done(alive.request_id)
 
     def _assign(self, envelope: Sequence[Frame], request: Assign, now: float) -> Assigned | WaitLonger | None:
         self._owners[request.owner] = now
@@ -252,6 +264,7 @@ class BackendRequestHandler:
         if backend is None:
             return None
         if self.heap.holds(request.job_id) is not known:
+            BACKEND_ASSIGNED.add(backend.backend_id)
             if self.heap.is_on_probation(backend.backend_id):
                 self._probation.tried(backend.backend_id, now)
             if log.isEnabledFor(logging.DEBUG):

@@ -34,6 +34,7 @@ from ...errors import (
     UnknownBackend,
     UpdateNotBegun,
 )
+from ...metrics.catalog import WEIGHTS_REQUEST_SECONDS
 from ...wire.messages.backends import (
     TAKE_BACK_S,
     BackendRefused,
@@ -92,6 +93,7 @@ class _UnderWay:
     request: WeightsRequest
     envelope: Sequence[Frame] | None
     """None: nobody asked, a backend catches up."""
+    since: float
     until: float
     outcomes: dict[str, ProrlError | None]
     """Of each backend; None: it did its part, if it is not missing."""
@@ -138,7 +140,7 @@ class WeightRequests:
         if len(self._under_way) >= REQUESTS_LIMIT:
             raise Busy("too many requests about weights are under way", retry_after_s=1.0)
         self._prepare(request, now)
-        under_way = self._under_way[request] = _UnderWay(request, envelope, now + request.timeout_s, {})
+        under_way = self._under_way[request] = _UnderWay(request, envelope, now, now + request.timeout_s, {})
         self._ask(under_way)
         return None
 
@@ -240,7 +242,7 @@ class WeightRequests:
         if path and is_behind and not is_asked and self._update.version is None:
             log.info("backend %s is asked to load weights %d from %s", backend_id, wanted, path)
             request = LoadWeights(new_id(), path, wanted, "keep", CATCH_UP_S)
-            under_way = self._under_way[request] = _UnderWay(request, None, now + CATCH_UP_S, {})
+            under_way = self._under_way[request] = _UnderWay(request, None, now, now + CATCH_UP_S, {})
             self._ask_one(under_way, backend_id)
 
     def _caught_up(self, under_way: _UnderWay) -> None:
@@ -273,7 +275,8 @@ class WeightRequests:
                 self._conclude(under_way)
             except ProrlError as refusal:
                 error = refusal
-        request_id = request.request_id
+        request_id, kind = request.request_id, type(request).__name__
+        WEIGHTS_REQUEST_SECONDS.observe(now - under_way.since, kind, "done" if error is None else "failed")
         reply = BackendRefused(request_id, error.info()) if error is not None else Done(request_id)
         del self._under_way[request]
         self._ended[request] = reply

@@ -19,6 +19,7 @@ import zmq
 
 from ...data.trajectory import oldest_version
 from ...errors import Busy, InvalidBatch, JournalFailed, ProrlError
+from ...metrics import catalog
 from ...wire.messages.base import new_id
 from ...wire.messages.batches import BatchClosed
 from ..journal.records import holder_of
@@ -35,7 +36,7 @@ from .rollout_group import Rollout
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from ...wire.messages.batches import BatchOptions, BatchStatus
+    from ...wire.messages.batches import BatchOptions, BatchReport, BatchStatus
     from ...wire.messages.jobs import Job
     from ...wire.messages.watching import BatchView, ViewBatch
     from ..journal.records import Finished, JobState
@@ -186,6 +187,7 @@ class BatchRunner:
         status = batch.status()
         self._enqueue(self._sampler.close(batch.batch_id, now))
         reply = BatchClosed(request_id, status, batch.stats.report())  # with what was carried over, or cancelled
+        _count(reply.report)
         self._sampler.note_closed(batch.session, reply)
         return reply
 
@@ -233,6 +235,7 @@ class BatchRunner:
             self._discard(finished.session, [result.job_id])
         elif result.reward is not None and (oldest := self._oldest(finished)) is not None:
             rollout = Rollout(result.job_id, result.reward, result.tokens, oldest, _seconds(finished))
+            catalog.STALENESS.observe(max(0, self._sampler.version - oldest))
             self._enqueue(self._sampler.job_completed(rollout, now))
             if not np.isfinite(result.reward):
                 self._discard(finished.session, [result.job_id])
@@ -356,6 +359,14 @@ class _RoomByKey(dict[str, int]):
     def __missing__(self, place: str) -> int:
         self[place] = self._room(place)
         return self[place]
+
+
+def _count(report: BatchReport) -> None:
+    for fate in ("kept", "dropped", "given_up"):
+        catalog.GROUPS_ENDED.add(fate, amount=getattr(report, f"{fate}_groups"))
+    for reason, rollouts in report.wasted.items():
+        catalog.ROLLOUTS_WASTED.add(reason, amount=rollouts)
+        catalog.ROLLOUTS_WASTED_SECONDS.add(reason, amount=report.wasted_s[reason])
 
 
 def _holder(session: str) -> str:

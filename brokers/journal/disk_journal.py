@@ -131,6 +131,10 @@ class DiskJournal:
         self._segments.close()
         self._file.close()
 
+    @property
+    def size_bytes(self) -> int:
+        return self._file.size_bytes + self._segments.size_bytes
+
     def check_room(self, size_bytes: int) -> None:
         self._file.check_room(size_bytes, self._segments.wanted_bytes)
 

@@ -40,6 +40,10 @@ class Journal(Protocol):
     def journal_id(self) -> str:
         """Names this record for as long as it remembers."""
 
+    @property
+    def size_bytes(self) -> int:
+        """What it takes of the disk."""
+
     def check_room(self, size_bytes: int) -> None:
         """Raise `JournalFailed` unless there is room to begin something new of that size."""
 
@@ -86,6 +90,10 @@ class MemoryJournal:
         self._notes: dict[str, bytes] = {}
         self._submissions: deque[Submission] = deque(maxlen=SUBMISSIONS)
         self._last_sequence = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return 0
 
     def check_room(self, size_bytes: int) -> None:
         """Do nothing: there is as much as the process has."""

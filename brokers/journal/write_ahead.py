@@ -12,9 +12,11 @@ makes room, so that clients which collect results get it going again.
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from ...errors import JournalFailed
+from ...metrics.catalog import JOBS_SUBMITTED, JOURNAL_WRITE_SECONDS
 from ..rollout.actions import End, Stop
 
 if TYPE_CHECKING:
@@ -81,6 +83,10 @@ class WriteAhead:
         return self._journal.journal_id
 
     @property
+    def journal_bytes(self) -> int:
+        return self._journal.size_bytes
+
+    @property
     def retry_at(self) -> float | None:
         """When to `settle` again although nothing happens; None: no need."""
         if self.is_stuck:
@@ -144,6 +150,7 @@ class WriteAhead:
         self.settle(now, everything=True)  # an acknowledged result may have had the id of one of them
         if self._failure is not None and now < self._retry_at:
             raise self._refusal(self._failure)
+        began = time.perf_counter()
         try:
             self._journal.accept(jobs, submission, replaced)
         except JournalFailed as error:
@@ -152,6 +159,9 @@ class WriteAhead:
             self._refusing = True
             raise self._refusal(error) from error
         self._refusing = False
+        JOURNAL_WRITE_SECONDS.observe(time.perf_counter() - began)
+        for job in jobs:
+            JOBS_SUBMITTED.add(job.task)
 
     def block(self, stored: StoredBlock) -> Frame:
         return self._journal.block(stored)
@@ -190,6 +200,7 @@ class WriteAhead:
     def _write(self, now: float) -> bool:
         if self._failure is not None and now < self._retry_at:
             return False
+        began = time.perf_counter()
         try:
             if self._failure is not None:
                 self._write_what_fits()
@@ -207,6 +218,7 @@ class WriteAhead:
         self._ended.clear()
         self._acknowledged, self._acknowledged_by = [], 0.0
         self._discarded, self._notes = [], {}
+        JOURNAL_WRITE_SECONDS.observe(time.perf_counter() - began)
         self._let_go(ended)
         self._succeed()
         return True

@@ -1,10 +1,10 @@
 """The blocks of trajectories that stay on this node until their clients have them: one file each, on the node's disk.
 
-    blocks/<rollout broker>/<block id>
+    blocks/<boot>/<rollout broker>/<block id>
 
 A node ends a few jobs a second, so a file each costs little; there is no index to lose, a file is gone when it is not
-wanted, and whoever is given one block's descriptor sees no other block. The page cache has them; a node that loses
-power loses them, and their jobs run again.
+wanted, and whoever is given one block's descriptor sees no other block. The page cache has them, and no disk is waited
+for: what a machine finds after its restart may be empty or torn, so it is removed, and those jobs run again.
 
 A block whose event the broker has not noted stays, whatever the broker says of it: that was said before it knew.
 """
@@ -14,10 +14,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shutil
+import stat
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from ...system.node_name import boot_id, short_id
 from ...wire.messages.base import new_id
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ BLOCKS_LIMIT = 30_000
 """Most blocks that a node keeps for one broker: it names all of them in one report."""
 FREE_BYTES = 2**30
 """So much of the disk stays free for sandboxes."""
+OURS = re.compile(r"[0-9a-f]{32}")
+"""Block ids. A network file system has other names for files that are removed while somebody maps them."""
 
 log = logging.getLogger("prorl.node_broker")
 
@@ -36,14 +41,20 @@ class BlockStore:
     """Takes up what an earlier process of this node has left in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder / short_id(boot_id())
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for other in folder.iterdir():
+            if other != self._folder:
+                shutil.rmtree(other, ignore_errors=True)
         self._sizes: defaultdict[str, dict[str, int]] = defaultdict(dict)
         """By broker and block id."""
         self._unnoted: dict[tuple[str, int], str] = {}
         """Blocks by broker and the node's number of the event that brought them."""
-        for file in folder.glob("*/*"):
-            self._sizes[file.parent.name][file.name] = file.stat().st_size
+        for file in self._folder.glob("*/*"):
+            with contextlib.suppress(OSError):
+                state = file.lstat()
+                if OURS.fullmatch(file.name) and stat.S_ISREG(state.st_mode):
+                    self._sizes[file.parent.name][file.name] = state.st_size
 
     def keep(self, broker: str, number: int, block: memoryview) -> str | None:
         """Return the id under which a block is kept; None: there is no room, so the broker gets it.
@@ -87,6 +98,11 @@ class BlockStore:
 
     def ids(self, broker: str) -> tuple[str, ...]:
         return tuple(self._sizes[broker])
+
+    def kept(self) -> tuple[int, int]:
+        """Return how many blocks are here, and how many bytes they are."""
+        sizes = [size for blocks in self._sizes.values() for size in blocks.values()]
+        return len(sizes), sum(sizes)
 
     def open(self, block_id: str) -> int | None:
         """Return a descriptor to read a block with; None if it is not here whole."""

@@ -24,6 +24,7 @@ import zmq
 
 from ...data.trajectory import oldest_version
 from ...errors import LeaseLost, MalformedMessage, from_info
+from ...metrics import catalog
 from ...security.keyring import WORKER, Keyring
 from ...security.rights import Listener
 from ...security.zap_authenticator import ZapAuthenticator
@@ -135,6 +136,7 @@ class NodeBroker:
         insecure: bool = False,
     ) -> None:
         self._node = node
+        self._run_dir = run_dir
         self._place = place
         self._places = places
         self._read_facts = facts
@@ -150,8 +152,8 @@ class NodeBroker:
         self._waiting: list[_Waiting] = []
         self._heartbeat_s = FIRST_REPORT_S
         self._next_report = self._next_look = self._next_facts = self._loop.clock.now()
-        self._told = ""
-        """The last problem of a connection that was said."""
+        self._told: dict[str, str] = {}
+        """The last problem of the connection to each rollout broker that was said."""
         self._refused: StageRefused | None = None
         try:
             self._events = open_socket(self._loop.context, zmq.PULL)
@@ -170,6 +172,7 @@ class NodeBroker:
 
     def run(self) -> None:
         """Serve until `stop`, SIGTERM or SIGINT; raise why a rollout broker refuses this node."""
+        self._loop.report_metrics(self._run_dir, "node_broker", self._set_gauges)
         self._loop.register(self._events, self._drain_events)
         for link in self._links.values():
             self._loop.register(link.inbox, lambda link=link: self._drain_commands(link))  # type: ignore[misc]
@@ -396,8 +399,8 @@ class NodeBroker:
                 if name in self._links:
                     self._links[name].connect(place)
             for link in self._links.values():
-                if link.problem and link.problem != self._told:
-                    self._told = link.problem
+                if link.problem and link.problem != self._told.get(link.broker):
+                    self._told[link.broker] = link.problem
                     log.warning("%s", link.problem)
         if now >= self._next_facts:
             self._next_facts = now + FACTS_S
@@ -409,6 +412,15 @@ class NodeBroker:
             self._give_up_waiting(now)
             self._report(now)
         return max(0.0, self._next_report - now)
+
+    def _set_gauges(self) -> None:
+        for role in self._table.roles():
+            catalog.NODE_SLOTS.set(self._table.slots(role), role)
+            catalog.NODE_SLOTS_BUSY.set(sum(self._table.used(role).values()), role)
+        catalog.NODE_PHASES_WAITING.set(len(self._waiting))
+        blocks, size_bytes = self._blocks.kept()
+        catalog.NODE_BLOCKS.set(blocks)
+        catalog.NODE_BLOCKS_BYTES.set(size_bytes)
 
     def _hand_over(self) -> None:
         """Send the brokers the blocks that nobody has fetched, until they have them or the time is over."""

@@ -83,9 +83,8 @@ class NodeTable:
                 self._pool.expect(report.stage_id, self._held[job_id].claim)
         self._pool.heard(report, now)
         self._tasks[report.stage_id] = report.tasks
-        if report.draining and report.stage_id not in self._draining:
+        if report.draining:
             self._draining.add(report.stage_id)
-            self._pool.leave(report.stage_id)
         for job_id, attempt in named.items():
             self._confirm(report.stage_id, job_id, attempt)
 

@@ -14,15 +14,21 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ...metrics.catalog import JOBS_ENDED, QUEUE_SECONDS
+from ...metrics.metric import Metric
 from ...system.logs import of_job
 from ...wire.messages.jobs import Outcome, Phase
 from ..batches.batch_records import BatchAction
 from .actions import End, Queued, Start
 
 if TYPE_CHECKING:
+    from ...wire.messages.jobs import Result
     from ..batches.batch_runner import BatchRunner
     from .actions import Action
     from .jobs import Jobs
+
+QUEUES = tuple((f"{phase}_queue", phase.value) for phase in Phase)
+"""The timing of each phase's queue."""
 
 log = logging.getLogger("prorl.rollout_broker")
 
@@ -55,7 +61,18 @@ def _note(jobs: Jobs, action: Action, at: float) -> None:
         case End():
             jobs.quota.ended(action.finished)
             result = action.finished.result
+            if jobs.tracer is not None:
+                jobs.tracer.ended(result.job_id)
             losses.ended(result.job_id, result.outcome, result.error)
+            if Metric.counting:
+                _count(result)
+
+
+def _count(result: Result) -> None:
+    JOBS_ENDED.add(result.task, result.outcome, result.error.code if result.error is not None else "")
+    for name, phase in QUEUES:
+        if (waited_s := result.timings.get(name)) is not None:
+            QUEUE_SECONDS.observe(waited_s, phase)
 
 
 def _log_transition(action: Action) -> None:

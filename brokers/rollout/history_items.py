@@ -71,7 +71,15 @@ class LeftOutItem(Item, frozen=True, tag=6):
     items: int
 
 
-HistoryItem = QueuedItem | HeldItem | AssignedItem | EndedItem | CollectedItem | TakenUpItem | LeftOutItem
+class TracedItem(Item, frozen=True, tag=7):
+    """First of a job's items, if spans are made of it."""
+
+    traceparent: str
+    """Of the job's span."""
+    parent_span: str
+
+
+HistoryItem = QueuedItem | HeldItem | AssignedItem | EndedItem | CollectedItem | TakenUpItem | LeftOutItem | TracedItem
 
 
 def read_items(packed: bytes) -> Iterator[HistoryItem]:

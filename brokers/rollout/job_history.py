@@ -28,6 +28,7 @@ from .history_items import (
     LeftOutItem,
     QueuedItem,
     TakenUpItem,
+    TracedItem,
     read_items,
 )
 from .job_changes import JobChanges
@@ -117,6 +118,10 @@ class JobHistory:
                 self._add(result.job_id, ended)
                 self._end(result.job_id)
 
+    def traced(self, job_id: str, traceparent: str, parent_span: str, at: float) -> None:
+        """Note the trace that a new job is in, before anything else of it."""
+        self._add(job_id, TracedItem(at, traceparent, parent_span))
+
     def assigned(self, job_id: str, attempt: int, backend: str, at: float) -> None:
         """Note the backend of an attempt's RUN; said again, it changes nothing."""
         if job_id in self._live and self._backends.get(job_id) != (attempt, backend):
@@ -180,10 +185,19 @@ class JobHistory:
             )
         raise UnknownJob(message, job_id=beginning, matches=len(found))
 
+    def traceparent(self, job_id: str) -> str:
+        """Return the trace context of a known job; empty: it is not traced."""
+        first = next(read_items(self.packed(job_id)), None)
+        return first.traceparent if isinstance(first, TracedItem) else ""
+
     def trace(self, request_id: str, job_id: str, at: float) -> JobTrace:
         """Tell what a known job went through until now."""
-        items = list(read_items(self.packed(job_id))) or [LeftOutItem(at, 1)]
-        return _trace(request_id, job_id, items, at)
+        return read_history(request_id, job_id, self.packed(job_id), at)
+
+
+def read_history(request_id: str, job_id: str, packed: bytes, at: float) -> JobTrace:
+    """Tell what a job went through until `at`, as its packed history has it."""
+    return _trace(request_id, job_id, list(read_items(packed)) or [LeftOutItem(at, 1)], at)
 
 
 class _Story:
@@ -240,6 +254,8 @@ def _trace(request_id: str, job_id: str, items: list[Any], at: float) -> JobTrac
                 told |= {"error": error, "ended_s": now_s}
             case CollectedItem():
                 told["collected_s"] = now_s
+            case TracedItem():
+                told |= {"traceparent": item.traceparent, "parent_span": item.parent_span}
             case TakenUpItem():
                 restarts.append(now_s)
             case LeftOutItem():

@@ -64,6 +64,8 @@ class JobRecord:
     phase_data: dict[str, Any] = field(default_factory=dict)
     run: PhaseDone | PhaseFailed | None = None
     block: Any = None
+    avoids: str = ""
+    """The node where its last attempt failed: INIT waits for another, if there is one that serves its task."""
     metrics: dict[str, float] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     in_batch: bool = False

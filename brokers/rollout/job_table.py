@@ -7,7 +7,7 @@ A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stag
     credit for the phase         → held, Start
     PhaseDone                    stale               → next phase queued, or ended          drop; Close its sandbox
     PhaseFailed, no retry        stale               → ended                                drop
-    PhaseFailed, retry           stale               → lost                                 drop
+    PhaseFailed, retry           stale               → lost; INIT elsewhere, if it can be   drop
     lease expired                                    → lost
     its connection broke                             as if not heard of since `quiet_s` before the lease's end
     it is quiet, and refuses another connection      as if its lease had expired
@@ -193,7 +193,6 @@ class JobTable:
                 record.confirmed, record.lease_until = False, heard_at + self._lease_s
                 self._held.watch(record)
         if report.draining:
-            self.stages.leave(report.stage_id)
             self._give_up_nodes(now, in_order=True)
         self._employ(stage, now)
         return self._take_actions(now)
@@ -273,6 +272,7 @@ class JobTable:
         stage = self._give_back(failed.stage_id, SlotClaim(failed.job_id, failed.attempt))
         record = self._current(failed)
         if record is not None and failed.retry:
+            record.avoids = stage.node if stage is not None else ""
             phase = Phase.INIT if failed.sandbox_gone else RESTART_PHASE[record.phase]
             record.attempts_given_back += failed.given_back
             self._restart(record, phase, failed.error, now)
@@ -372,7 +372,7 @@ class JobTable:
             if (record := self.queues.head(requirement)) is not None
         ]
         for _, requirement, record in sorted(heads):
-            stage_id = self.stages.take(requirement, record.claim)
+            stage_id = self.stages.take(requirement, record.claim, record.avoids)
             if stage_id is not None:
                 self.queues.pop(requirement)
                 self._start(record, stage_id, now)

@@ -7,6 +7,7 @@
     writes     what waits for the journal; nothing is sent before it is written
     blocks     the trajectories' blocks that nodes keep
     recent     what was collected last, to look at
+    tracer     gives each job its place in a trace; None: there are none
 
 Requests, stage events and time change the table; the actions that follow are appended to `queue`. The broker performs
 them in order until the queue is empty (`action_queue`). Performing an action may append more, and calls nothing back.
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from .actions import Action
     from .job_history import JobHistory
     from .job_table import JobTable
+    from .job_tracer import JobTracer
     from .kept_blocks import KeptBlocks
     from .quota import Quota
     from .recent_results import RecentResult, RecentResults
@@ -58,6 +60,7 @@ class Jobs:
         writes: WriteAhead,
         blocks: KeptBlocks,
         recent: RecentResults,
+        tracer: JobTracer | None = None,
     ) -> None:
         self.table = table
         self.results = results
@@ -66,6 +69,7 @@ class Jobs:
         self.writes = writes
         self.blocks = blocks
         self.recent = recent
+        self.tracer = tracer
         self.queue: deque[Action | BatchAction] = deque()
         table.queues.may_start = quota.may_start
 
@@ -90,6 +94,7 @@ class Jobs:
         self.writes.accept(states, now, submission)
         for session, job, packed in jobs:
             self.quota.submitted(holder_of(session, in_batch=in_batch), job.job_id, len(packed))
+            self._traced(job)
             self.queue.extend(self.table.submit(session, job, packed, now, in_batch=in_batch))
 
     def run_again(self, finished: Finished, now: float) -> None:
@@ -106,7 +111,12 @@ class Jobs:
         self.quota.collected(self.results.drop(finished.holder, [job.job_id]))
         self.blocks.release(job.job_id)
         self.quota.submitted(finished.holder, job.job_id, len(packed))
+        self._traced(job)
         self.queue.extend(self.table.submit(finished.session, job, packed, now, after_attempt=finished.result.attempt))
+
+    def _traced(self, job: Job) -> None:
+        if self.tracer is not None:
+            self.tracer.accepted(job, time.time())
 
     def take_block(self, finished: Finished, block: Frame) -> None:
         """Have the block of a result here that its node kept until now."""

@@ -11,7 +11,7 @@ import heapq
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 Key = TypeVar("Key", bound=str)
 
@@ -56,3 +56,8 @@ class LeastLoaded(Generic[Key]):
                 return key
             heapq.heappop(self._heap)
         return None
+
+    def first_but(self, is_excluded: Callable[[Key], bool]) -> Key | None:
+        """As `first`, of those that are not excluded; O(n)."""
+        entry = min((entry for key, entry in self._entries.items() if not is_excluded(key)), default=None)
+        return entry[3] if entry is not None else None

@@ -6,10 +6,10 @@ import heapq
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ...wire.messages.jobs import Phase
 from ...wire.messages.nodes import NodeList, NodeState, NodeStatus
 
 if TYPE_CHECKING:
-    from ...wire.messages.jobs import Phase
     from ...wire.messages.nodes import ListNodes
     from .stage_pool import StagePool
 
@@ -34,7 +34,7 @@ def _status(node: str, stages: StagePool, now: float) -> NodeStatus:
     state = NodeState.READY
     if all(stage.lease.quiet for stage in own):
         state = NodeState.SILENT
-    elif all(stage.leaving for stage in own):
+    elif all(stage.leaving for stage in [one for one in own if one.role != Phase.EVAL] or own):  # EVAL drains last
         state = NodeState.DRAINING
     return NodeStatus(
         node=node,

@@ -59,9 +59,11 @@ from ..journal.write_ahead import WriteAhead
 from ..loop import Loop
 from .action_queue import perform_queue
 from .actions import Action, Close, Start, Stop, Unassign
+from .broker_gauges import set_gauges
 from .front_door import FrontDoor
 from .job_history import JobHistory
 from .job_table import JobTable
+from .job_tracer import JobTracer
 from .jobs import Jobs
 from .kept_blocks import KeptBlocks
 from .quota import Quota
@@ -97,6 +99,7 @@ class RolloutBroker:
     """
 
     def __init__(self, topology: Topology, journal: Journal) -> None:
+        self._run_dir = topology.run_dir
         self._settings = topology.rollout_broker
         keyring = Keyring.load(topology.security.keys, BROKER)
         self._loop = Loop()
@@ -143,6 +146,7 @@ class RolloutBroker:
 
     def run(self) -> None:
         """Serve until `stop`, SIGTERM or SIGINT; then close all sockets."""
+        self._loop.report_metrics(self._run_dir, "rollout_broker", lambda: set_gauges(self._jobs, self._batches))
         self._loop.register(self._events, self._drain_events)
         self._loop.register(self._door, self._drain_requests)
         self._loop.register(self._releases, self._drain_release_replies)
@@ -153,6 +157,8 @@ class RolloutBroker:
         finally:
             self._stages.close()
             self._loop.close()
+            if self._jobs.tracer is not None:
+                self._jobs.tracer.close()
 
     def stop(self) -> None:
         """End `run`; may be called from another thread or a signal handler."""
@@ -356,6 +362,8 @@ class RolloutBroker:
             self._watch_time(now)
         self._batches.launch(now)
         self._perform(now)
+        if self._jobs.tracer is not None:
+            self._jobs.tracer.flush()
         writes = self._jobs.writes
         writes.settle(now)
         self._requests.answer_held(writes.take_news(), now)
@@ -403,7 +411,9 @@ class RolloutBroker:
     def _send_action(self, action: Action) -> None:
         match action:
             case Start():
-                self._stages.send(action.stage_id, action.command, action.packed_job)
+                tracer = self._jobs.tracer
+                command = action.command if tracer is None else tracer.below(action.command)
+                self._stages.send(action.stage_id, command, action.packed_job)
             case Stop():
                 self._stages.send(action.stage_id, StopPhase(*action.claim))
             case Close():
@@ -431,12 +441,15 @@ def _make_jobs(settings: RolloutBrokerSettings, journal: Journal, act: Any) -> J
     quota = Quota(settings.max_jobs, settings.max_held_bytes, settings.max_session_share)
     blocks = KeptBlocks(settings.lease_s)
     recent = RecentResults(settings.keep_collected_bytes)
-    return Jobs(table, results, history, quota, WriteAhead(journal, table, results, history, act), blocks, recent)
+    writes = WriteAhead(journal, table, results, history, act)
+    return Jobs(table, results, history, quota, writes, blocks, recent, JobTracer.start(history))
 
 
 def _restore(jobs: Jobs, state: JobState, at: float) -> None:
     jobs.quota.submitted(state.holder, state.job_id, len(state.packed))
     jobs.history.restore(state.job_id, state.history, at)
+    if jobs.tracer is not None:
+        jobs.tracer.restored(state.job_id)
 
 
 def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:

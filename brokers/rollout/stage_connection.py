@@ -87,14 +87,18 @@ class StageConnection:
                 error = self._probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         except OSError:  # there is no descriptor for it
             return False
-        self._probe.close()
-        self._probe = None
+        self.end_probe()
         return error in REFUSALS
+
+    def end_probe(self) -> None:
+        """Ask no further."""
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
 
     def close(self, linger_ms: int = 0) -> None:
         """Close it; what was sent has `linger_ms` to leave."""
-        if self._probe is not None:
-            self._probe.close()
+        self.end_probe()
         self._socket.close(linger_ms)
 
 

@@ -49,6 +49,8 @@ class StageConnections:
         self._welcome = welcome
         self._connections: dict[str, StageConnection] = {}
         """By member."""
+        self._asked: dict[str, StageConnection] = {}
+        """Those from whom nothing was heard when that was last looked at."""
         self._members: dict[str, str] = {}
         """Who reports for a stage process."""
         self._places = NodePlaces()
@@ -145,8 +147,12 @@ class StageConnections:
 
     def refusing(self, members: Iterable[str]) -> list[str]:
         """Return those of some members, from whom nothing is heard, that refuse another connection: they have died."""
-        asked = [(member, self._connections.get(member)) for member in members]
-        found = [member for member, connection in asked if connection is not None and connection.is_refused()]
+        asked = {member: self._connections[member] for member in members if member in self._connections}
+        for member, connection in self._asked.items():
+            if member not in asked:
+                connection.end_probe()
+        self._asked = asked
+        found = [member for member, connection in asked.items() if connection.is_refused()]
         for member in found:
             log.warning("stage process %s is quiet, and refuses another connection", member)
         return found

@@ -168,8 +168,8 @@ class StagePool:
         """Add the process of a report, or note that it lives."""
         lease = self._leases.setdefault(report.from_member, Lease(report.from_member, now))
         stage = self._stages.get(report.stage_id)
+        tasks = frozenset(task.name for task in report.tasks)
         if stage is None:
-            tasks = frozenset(task.name for task in report.tasks)
             stage = StageProcess(report.stage_id, report.role, report.node, report.slots, tasks, lease)
             stage.claims = self._expected.pop(report.stage_id, set())
             self._stages[report.stage_id] = lease.stages[report.stage_id] = stage
@@ -178,12 +178,25 @@ class StagePool:
             self._count_slots(stage)
             self._offer_node(stage.node)
             self.losses.joined(stage.node)
+        elif not report.draining and (stage.leaving or stage.tasks != tasks):
+            self._begin_again(stage, report.slots, tasks)
         elif stage.slots != report.slots:
             stage.slots = report.slots
             self._count_slots(stage)
             self._offer_node(stage.node)
+        if report.draining:
+            self.leave(stage.stage_id)
         self.lives(stage.lease, report.number, now, report.facts)
         return stage
+
+    def _begin_again(self, stage: StageProcess, slots: int, tasks: frozenset[str]) -> None:
+        """A node's pool had no process, or other ones: it kept blocks while its process was restarted."""
+        self.leave(stage.stage_id)
+        stage.leaving, stage.slots, stage.tasks = False, slots, tasks
+        del stage.requirements
+        self._serving.update(stage.requirements)
+        self._count_slots(stage)
+        self._offer_node(stage.node)
 
     def lives(self, lease: Lease, number: int, now: float, facts: NodeFacts | None = None) -> None:
         """Note that a member has reported, and what it says of its machine if that is new."""
@@ -321,10 +334,21 @@ class StagePool:
     def role_slots(self, role: Phase) -> int:
         return self._role_slots[role]
 
-    def take(self, requirement: Requirement, claim: SlotClaim) -> str | None:
-        """Take a slot of the least loaded process that meets the requirement and has credit; None if none does."""
+    def take(self, requirement: Requirement, claim: SlotClaim, avoids: str = "") -> str | None:
+        """Take a slot of the least loaded process that meets the requirement and has credit; None if none does.
+
+        What is asked of any node is not given on the one that `avoids` names while another serves it: a node on which
+        all fails at once is idle, and would draw every retry.
+        """
         free = self._free.get(requirement)
         stage_id = free.first() if free is not None else None
+        if (
+            free is not None
+            and stage_id is not None
+            and self._stages[stage_id].node == avoids
+            and self._slots[requirement] > self._slots[requirement._replace(node=avoids)]
+        ):
+            stage_id = free.first_but(lambda key: self._stages[key].node == avoids)
         if stage_id is not None:
             stage = self._stages[stage_id]
             stage.claims.add(claim)

@@ -31,6 +31,7 @@ from ..wire.messages.batches import (
     OpenBatch,
 )
 from ..wire.messages.jobs import Job, Result
+from .current_trace import in_current_trace
 from .requests import pack_job, read_reply, read_trajectory
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class BatchProgress:
             state = self.status.state if self.status is not None else "closed"
             raise InvalidBatch(f"batch {self._batch_id} has ended ({state}); open another one", field="prompts")
         self._was_fed = True
-        self._streams.append(iter([prompts] if isinstance(prompts, Job) else prompts))
+        self._streams.append(iter(in_current_trace([prompts] if isinstance(prompts, Job) else prompts)))
         self._more_to_come = not last
         self._told_last = False
 

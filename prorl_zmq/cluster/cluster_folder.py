@@ -102,7 +102,10 @@ class ClusterFolder:
         try:
             return msgspec.json.decode((self.path / name).read_bytes(), type=kind)
         except FileNotFoundError:
-            raise ConfigError(f"{self.service} has no cluster: start one with `prorl up --slurm FILE`") from None
+            raise ConfigError(
+                f"{self.service} was not started with `prorl up --slurm FILE`: start and end each `prorl node`, and "
+                "`prorl serve`, where it is; SIGTERM or Ctrl-C drains a node, and ends it"
+            ) from None
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{self.path / name} is damaged: {error}") from error
 

@@ -11,7 +11,7 @@ import typer
 from ..config import GatewaySettings, load_topology, own_run_dir
 from ..errors import ConfigError
 from ..security.keys import VARIABLE, named_folder
-from ..service.service_folder import WAIT_S, ServiceFolder
+from ..service.service_folder import ServiceFolder
 from . import options
 
 BIND = "127.0.0.1:8787"
@@ -55,10 +55,9 @@ def dashboard(
         raise ConfigError(f"--runs {runs}: there is no such folder; name one with folders of `prorl eval`", key="runs")
     topology = load_topology(config)
     keys = keys or (Path(topology.security.keys) if topology.security.keys else None)
-    if service is not None and connect is None:
-        places = ServiceFolder.open(service)
-        places.wait_for_brokers(WAIT_S)
-        connect, keys = places.front_door("dashboard"), keys or places.keys("operator")
+    places = ServiceFolder.open(service) if service is not None and connect is None else None
+    if places is not None:
+        keys = keys or places.keys("operator")
     key_folder = named_folder(keys)
     os.environ.pop(VARIABLE, None)  # as for `prorl gateway`
     folder = run_dir if run_dir is not None else topology.run_dir
@@ -75,7 +74,7 @@ def dashboard(
         keys=key_folder,
         insecure=insecure,
         program="dashboard",
-        service=service,
+        service=places,
         runs=runs or (Path(topology.dashboard.runs) if topology.dashboard.runs else None),
     )
     uvloop.run(serve(gateway_options))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,12 +10,15 @@ import typer
 from rich.text import Text
 
 from ..errors import ConfigError
-from .options import console
+from ..system.logs import say
+from ..trackers.adapter import TRACKERS
+from .options import Log, console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..demo.training import Summary
+    from ..trackers import Tracker
 
 SOLVED = 0.8
 TrainingSandbox = Annotated[
@@ -29,20 +32,24 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Of the tasks, the sampling and the training.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, max=1000, help="Training steps. [default: 22]")] = None,
     sandbox: TrainingSandbox = "bubblewrap",
+    log: Log = None,
 ) -> None:
     """Train a small policy to use bash, through the whole service, with GRPO: one to two minutes on two cores."""
     from ..demo.display import Display, reward_curve
     from ..demo.grpo import GrpoSettings
     from ..demo.training import Demo
+    from ..trackers import open_tracker
 
     screen = console()
     begin_training(out, sandbox, screen)
     settings = GrpoSettings()
     if steps is not None:
         settings = replace(settings, steps=steps)
-    summary = Demo(out, seed, settings, sandbox, Display(settings.steps, screen)).run()
+    with open_tracker(*log or (), folder=out / TRACKERS, config={**asdict(settings), "seed": seed}) as tracker:
+        summary = Demo(out, seed, settings, sandbox, Display(settings.steps, screen), tracker).run()
     screen.print(Text.from_ansi(reward_curve(summary.rewards, settings.steps, screen.width)))
     _conclude(screen, summary, out)
+    say_where("prorl demo", tracker)
 
 
 def begin_training(out: Path, sandbox: str, screen: Console) -> None:
@@ -57,6 +64,12 @@ def begin_training(out: Path, sandbox: str, screen: Console) -> None:
     except OSError as error:
         reason = "it is not a folder" if out.exists() else error.strerror
         raise ConfigError(f"--out {out}: {reason}", key="out") from error
+
+
+def say_where(program: str, tracker: Tracker) -> None:
+    """Print where a person finds what was logged."""
+    for name, where in tracker.where.items():
+        say(program, f"logged to {name}: {where}")
 
 
 def _conclude(screen: Console, summary: Summary, out: Path) -> None:

@@ -127,6 +127,7 @@ def engine(
         max_in_flight=max_in_flight,
         insecure=insecure,
         keys=keys,
+        run_dir=folder,
     )
     if cores:
         _use_cores(_ids("--cores", cores))

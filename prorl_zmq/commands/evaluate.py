@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -18,7 +19,9 @@ from rich.text import Text
 from ..config import BackendSettings, SandboxSettings
 from ..errors import ConfigError
 from ..system.logs import one_line, say
+from ..trackers.adapter import TRACKERS
 from . import options
+from .demo import say_where
 
 if TYPE_CHECKING:
     from ..client.asynchronous.client import AsyncRolloutClient
@@ -27,7 +30,10 @@ if TYPE_CHECKING:
     from ..evaluation.run_folder import RunFolder, Sample
     from ..evaluation.service import OwnService
     from ..evaluation.summary import Counting, Summary
+    from ..evaluation.tracking import EvaluationLog
 
+LOG_CLOSE_S = 15.0
+"""How long trackers may take to end their run when the evaluation has ended."""
 SLOTS = 8
 """Rollouts at a time in each stage of this run's own service, unless an option says otherwise."""
 SHOWN_MESSAGE = 120
@@ -114,6 +120,8 @@ def evaluate(
         float | None, typer.Option(min=0, help="Of a million found in the prefix cache. [default: --price-in]")
     ] = None,
     price_out: Annotated[float | None, typer.Option(min=0, help="Of a million generated tokens.")] = None,
+    log: options.Log = None,
+    log_project: Annotated[str, typer.Option(metavar="NAME", help="The project in the trackers.")] = "prorl",
 ) -> None:
     """Evaluate a model on a data file: pass@1 and pass@k with 95 % intervals, cost, time, and failures by reason.
 
@@ -136,8 +144,10 @@ def evaluate(
     from ..evaluation.problems import check_instances, checksum, load_problems
     from ..evaluation.run_folder import RunFolder
     from ..evaluation.summary import Counting, summarise
+    from ..evaluation.tracking import EvaluationLog, run_config
     from ..stages.handler import load_handlers
     from ..stages.known_row_formats import known_row_formats
+    from ..trackers import open_tracker
 
     data_sha256 = checksum(file)
     counting = Counting(_ks(k, samples), threshold, price_in, price_cached, price_out)
@@ -203,14 +213,26 @@ def evaluate(
     def there(session: str) -> AsyncRolloutClient:
         return options.async_client_of(connect, config, keys, service, session=session)
 
-    with RunFolder(out if out is not None else Path("eval") / file.stem, plan, fresh=fresh) as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(RunFolder(out if out is not None else Path("eval") / file.stem, plan, fresh=fresh))
         _say_where_it_stands(folder)
+        tracker = stack.enter_context(
+            open_tracker(
+                *log or (),
+                project=log_project,
+                run=f"eval-{folder.plan.run_id}",
+                folder=folder.path / TRACKERS,
+                config=run_config(folder.plan),
+                close_s=LOG_CLOSE_S,
+            )
+        )
+        tracking = EvaluationLog(tracker, folder)
         done = not folder.missing()
         try:
             if not done:
                 from ..evaluation.evaluator import Evaluator
 
-                display = _Display(folder, counting)
+                display = _Display(folder, counting, tracking)
                 with display.progress:
                     done = Evaluator(folder, problems, own or there, display, start_limit).run()
         finally:
@@ -219,9 +241,11 @@ def evaluate(
                 from ..evaluation.report import write_reports
 
                 write_reports(folder, summary)
+                tracking.summed_up(summary)
                 options.console().print(summary_tables(summary))
                 _say_whats_next(folder, done=done)
         missing = len(folder.missing())
+    say_where("prorl eval", tracker)
     if not done:
         if not folder.samples:
             say("prorl eval", "stopped before a rollout had ended; the same command starts it")
@@ -233,8 +257,9 @@ def evaluate(
 class _Display:
     """Shows how an evaluation goes: a bar, and pass@1 so far."""
 
-    def __init__(self, folder: RunFolder, counting: Counting) -> None:
+    def __init__(self, folder: RunFolder, counting: Counting, tracking: EvaluationLog) -> None:
         self._folder = folder
+        self._tracking = tracking
         self._threshold = counting.threshold
         self._errors = self._counted = self._solved = 0
         columns = (TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -254,6 +279,7 @@ class _Display:
         self.progress.update(self._bar, note=self._note())
 
     def ended(self, sample: Sample) -> None:
+        self._tracking.ended(sample)
         errors, error = self._errors, sample.result.error
         self._count(sample)
         self.progress.update(self._bar, advance=1, note=self._note())

@@ -9,7 +9,7 @@ import typer
 
 from ..config import GatewaySettings, default_run_dir, own_run_dir
 from ..security.keys import VARIABLE, named_folder
-from ..service.service_folder import WAIT_S, ServiceFolder
+from ..service.service_folder import ServiceFolder
 from . import options
 
 
@@ -32,6 +32,9 @@ def gateway(
         bool, typer.Option("--no-llm-servers", help="Ignore /add_llm_server: the service has its own backends.")
     ] = False,
     runs: options.Runs = None,
+    metrics_only: Annotated[
+        bool, typer.Option("--metrics-only", help="Serve nothing but /metrics, of the processes of the run folder.")
+    ] = False,
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=0.1, max=3600, help="Seconds that the service may take to answer.")
     ] = 10.0,
@@ -51,23 +54,23 @@ def gateway(
     from ..gateway.server import serve
     from ..gateway.settings import GatewayOptions
 
-    options.log_as("gateway", log_format, log_level)
-    if service is not None and front_door is None:
-        places = ServiceFolder.open(service)
-        places.wait_for_brokers(WAIT_S)
-        front_door, keys = places.front_door(name), keys or places.keys("client")
+    options.log_as("metrics" if metrics_only else "gateway", log_format, log_level)
+    places = ServiceFolder.open(service) if service is not None and front_door is None else None
+    if places is not None:
+        keys = keys or places.keys("service")
     key_folder = named_folder(keys)
     os.environ.pop(VARIABLE, None)  # it may hold bearer tokens only, which are no keys for connections of ours
     folder = run_dir if run_dir is not None else default_run_dir()
     gateway_options = GatewayOptions(
         front_door=front_door if front_door is not None else f"ipc://{folder}/front_door",
+        service=places,
         settings=GatewaySettings(bind, tls_cert, tls_key, not no_llm_servers, tokenizer),
         run_dir=own_run_dir(folder),
         name=name,
         keys=key_folder,
         insecure=insecure,
         timeout_s=timeout_s,
-        service=service,
         runs=runs,
+        metrics_only=metrics_only,
     )
     uvloop.run(serve(gateway_options))

@@ -22,7 +22,7 @@ from ..system.node_name import allocation, short_id
 from ..wire.messages.base import Identifier
 from ..wire.messages.jobs import Phase
 from . import options
-from .service import check_sandboxes, checked_address, node_topology, supervise
+from .service import check_sandboxes, checked_address, node_topology, supervise, with_metrics
 
 DRAIN_S = 30.0
 NodeName = Annotated[Identifier, msgspec.Meta(max_length=100)]
@@ -47,6 +47,7 @@ def node(
         float, typer.Option(min=0, max=86_400, help="Seconds that jobs have to end, once told to stop; 0: none.")
     ] = DRAIN_S,
     address: options.Address = "",
+    metrics: options.Metrics = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(help="Private folder of sockets and sandboxes, of this machine. [default: per allocation]"),
@@ -70,7 +71,7 @@ def node(
         words = f"the brokers have prorl-zmq {other}, and this node has {version('prorl-zmq')}"
         say("prorl node", f"{words}: install the same version on all machines", logging.WARNING)
     own = name or (f"{socket.gethostname()}-{allocation()}" if allocation() else short_id(str(folder.path)))
-    topology = node_topology(folder, run_dir, own, log_format, log_level)
+    topology = with_metrics(node_topology(folder, run_dir, own, log_format, log_level), metrics)
     topology = replace(
         topology,
         service=replace(topology.service, node=_checked_name(name)),

@@ -144,7 +144,7 @@ def _loss(lost: LostNode) -> str:
     how = "its connection ended" if lost.died else "it fell silent"
     back = "; it is back" if lost.is_back else ""
     jobs = f"with {lost.jobs} jobs: {', '.join(went)}" if lost.jobs else "without jobs"
-    return f"{lost.node} was lost {duration(lost.ago_s)} ago ({how}) {jobs}{back}"
+    return f"{lost.node} was lost {_time(lost.ago_s)} ago ({how}) {jobs}{back}"
 
 
 def _versions(rows: list[NodeRow]) -> list[str]:

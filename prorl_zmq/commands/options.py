@@ -75,6 +75,15 @@ Runs = Annotated[
     typer.Option(metavar="DIR", help="The folder with those of `prorl eval` that the dashboard compares."),
 ]
 
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="Where Prometheus finds this machine's metrics. [default: the topology's; none]",
+    ),
+]
+
 LogFormatOption = Annotated[
     LogFormat | None, typer.Option("--log-format", help="Text for people, or JSON. [default: the topology's; text]")
 ]
@@ -141,6 +150,27 @@ ToolCalls = Annotated[
 EngineOptions = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="NAME=JSON", help="An option of the engine's kind that has no flag here."),
+]
+
+
+def _check_trackers(names: list[str] | None) -> list[str]:
+    if not names:
+        return []
+    from ..trackers.tracker import check_tracker
+
+    for name in names:
+        check_tracker(name)
+    return names
+
+
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="TRACKER",
+        callback=_check_trackers,
+        help="Log figures and sample conversations to wandb, tensorboard, trackio or mlflow; may be repeated.",
+    ),
 ]
 
 

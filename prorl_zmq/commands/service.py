@@ -89,6 +89,7 @@ def serve(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="--service: also if another one holds the folder, which then ends.")
     ] = False,
+    metrics: options.Metrics = None,
     log_dir: Annotated[Path | None, typer.Option(help="For one log file per process. [default: stderr]")] = None,
     log_format: options.LogFormatOption = None,
     log_level: options.LogLevelOption = None,
@@ -109,14 +110,13 @@ def serve(
             raise ConfigError("--service makes keys of its own; leave out --keys and --insecure", key="keys")
         folder = _folder_of(service, config)
         topology = node_topology(folder, run_dir, f"{short_id(str(folder.path))}-brokers", log_format, log_level)
-        _serve_folder(
-            folder, _with_sandbox(topology, sandbox, image), address, log_dir, bare=brokers_only, take_over=take_over
-        )
+        topology = with_metrics(_with_sandbox(topology, sandbox, image), metrics)
+        _serve_folder(folder, topology, address, log_dir, bare=brokers_only, take_over=take_over)
         return
     if address or brokers_only or take_over:
         raise ConfigError("--address, --brokers-only and --take-over go with --service DIR", key="service")
     topology = options.topology_of(config, run_dir, insecure, keys, log_format, log_level)
-    _serve_alone(_with_sandbox(topology, sandbox, image), config, log_dir)
+    _serve_alone(with_metrics(_with_sandbox(topology, sandbox, image), metrics), config, log_dir)
 
 
 def _serve_alone(topology: Topology, config: Path | None, log_dir: Path | None) -> None:
@@ -203,6 +203,13 @@ def checked_address(address: str) -> str:
 def _with_sandbox(topology: Topology, sandbox: str | None, image: str | None) -> Topology:
     named = {name: value for name, value in (("kind", sandbox), ("image", image)) if value is not None}
     return msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, **named))
+
+
+def with_metrics(topology: Topology, bind: str | None) -> Topology:
+    """Apply `--metrics`."""
+    if bind is None:
+        return topology
+    return msgspec.structs.replace(topology, metrics=msgspec.structs.replace(topology.metrics, bind=bind))
 
 
 def check_sandboxes(topology: Topology, program: str) -> None:

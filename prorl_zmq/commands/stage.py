@@ -10,6 +10,7 @@ import typer
 from ..config import SandboxSettings, Topology, default_run_dir, own_run_dir
 from ..system.logs import say
 from ..system.node_name import default_node
+from ..system.traces import tracing
 from ..wire.messages.jobs import Phase
 from .options import Image, ImageFolder, Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, Sandbox, log_as
 
@@ -72,7 +73,8 @@ def stage(
     log_as(process.stage_id, log_format, log_level)
     for warning in left_out:
         say(process.stage_id, warning, logging.WARNING)
-    uvloop.run(process.run())
+    with tracing("stage", process.stage_id):
+        uvloop.run(process.run())
 
 
 _STAGE_EVENTS = Topology().rollout_broker.stage_events.rpartition("/")[2]

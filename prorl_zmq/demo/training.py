@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ..client.blocking.client import RolloutClient
 from ..inference.base_policy import build_base_policy
 from ..inference.tokenizer import decode
+from ..trackers import rollout_values, sample_conversations
 from .display import draw_rewards
 from .grpo import Grpo, StepStats
 from .service import trainer_service
@@ -25,10 +28,13 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from ..data.trajectory import Trajectory
+    from ..trackers import Tracker
     from .display import Display
     from .grpo import GrpoSettings
     from .trainer import Step
 
+SAMPLES_EVERY = 5
+"""Steps between two tables of conversations for the trackers."""
 STALL_S = 120.0
 """Longest time without a finished job."""
 
@@ -57,11 +63,14 @@ class Demo(Trainer["list[Trajectory]", StepStats]):
     _client: RolloutClient
     _record: TextIO
 
-    def __init__(self, out: Path, seed: int, settings: GrpoSettings, sandbox: str, display: Display) -> None:
+    def __init__(
+        self, out: Path, seed: int, settings: GrpoSettings, sandbox: str, display: Display, tracker: Tracker
+    ) -> None:
         display.say("building the base policy (what a pretrained model would be)")
         super().__init__(out, Grpo(build_base_policy(), settings, seed))
         self._out = out
         self._display = display
+        self._tracker = tracker
         self._opened_s = 0.0
         self.summary = Summary(seed, sandbox)
 
@@ -114,6 +123,16 @@ class Demo(Trainer["list[Trajectory]", StepStats]):
         summary.logprob_gap = max(summary.logprob_gap, stats.logprob_gap)
         summary.outcomes = dict(Counter(summary.outcomes) + Counter(str(each.outcome) for each in step.batch))
         summary.seconds = step.pushed_s
+        if self._tracker.is_on:
+            self._log(step)
+
+    def _log(self, step: Step[list[Trajectory], StepStats]) -> None:
+        learned = {f"learn/{name}": float(value) for name, value in asdict(step.stats).items()}
+        seconds = {"seconds/step": step.pushed_s - self._opened_s}
+        self._tracker.log(rollout_values(step.batch, step.number) | learned | seconds, step.number)
+        if step.number % SAMPLES_EVERY == 0:
+            texts = sample_conversations(step.batch, lambda ids: decode(np.array(ids, np.int32)))
+            self._tracker.samples(texts, step.number)
 
 
 def _row(step: int, trajectory: Trajectory) -> dict[str, object]:

@@ -5,6 +5,7 @@
     trajectories/JOB.npz     its arrays (see `TokenArrays`); JOB.json its `Transcript`
     summary.json, report.md, report.html
     service/                 topology and logs of the evaluation's own service
+    trackers/                what `--log` keeps here
     earlier/RUN/             what `--fresh` put aside
 
 A rollout's line is written after its other files, so what has a line is whole; a last line that a kill has torn is cut
@@ -24,6 +25,7 @@ import msgspec
 import numpy as np
 
 from ..errors import ConfigError
+from ..trackers.adapter import TRACKERS
 from ..wire.messages.jobs import Outcome, Phase, Result
 from .plan import FORMAT, Plan, RolloutIndex, differences, index_of
 from .service import sweep
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 PLAN, RESULTS, TRAJECTORIES = "plan.json", "results.jsonl", "trajectories"
 SERVICE, LOCK, EARLIER = "service", "lock", "earlier"
 SUMMARY, REPORT_MD, REPORT_HTML, CHARTS = "summary.json", "report.md", "report.html", "charts"
+WRITTEN = (RESULTS, TRAJECTORIES, SUMMARY, REPORT_MD, REPORT_HTML, CHARTS, SERVICE, TRACKERS)
+"""What `--fresh` puts aside, with the plan."""
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "weight_versions", "turns")
 NO_OUTCOMES = frozenset({Outcome.INFRASTRUCTURE_ERROR, Outcome.CANCELLED})
 TASKS_FAULTS = frozenset({"handler_failed", "invalid_job", "sandbox_failed", "unknown_task"})
@@ -218,7 +222,7 @@ class RunFolder:
         folder = next(each for each in folders if not each.exists())
         folder.mkdir(parents=True)
         sweep(self.path / SERVICE)  # of an evaluation that was killed
-        for name in (RESULTS, TRAJECTORIES, SUMMARY, REPORT_MD, REPORT_HTML, CHARTS, SERVICE, PLAN):  # the plan last
+        for name in (*WRITTEN, PLAN):  # the plan last
             with contextlib.suppress(FileNotFoundError):
                 (self.path / name).rename(folder / name)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..client.batch_progress import batch_options
-from ..client.requests import pack_job, read_reply, read_trajectory
+from ..client.current_trace import in_trace
+from ..client.requests import pack_job, read_trajectory
 from ..errors import UnknownBatch
 from ..wire import codec
 from ..wire.messages.base import new_id
@@ -77,8 +78,8 @@ class BatchesApi:
     async def feed(self, call: Call) -> PromptsFed:
         """Feed prompts to a batch."""
         body: Prompts = call.body
-        limit_bytes = await self._connection.job_limit_bytes()
-        packed = [pack_job(job, limit_bytes, "prompt") for job in body.prompts]
+        limit_bytes = (await self._connection.hello(call.sender)).job_limit_bytes
+        packed = [pack_job(job, limit_bytes, "prompt") for job in in_trace(body.prompts, call.traceparent)]
         request = Feed(new_id(), session_of(call.sender), _batch_id(call), body.start, last=body.last)
         return PromptsFed(fed=(await self._connection.ask(call.sender, request, packed)).fed)
 
@@ -94,9 +95,9 @@ class BatchesApi:
             feeds=body.feeds,
             wait_s=call.query.wait_s,
         )
-        frames = await self._connection.ask_frames(call.sender, request, held_s=request.wait_s)
-        reply: GroupGiven = read_reply(frames)
-        rest = iter(frames[1:])
+        reply: GroupGiven
+        reply, frames = await self._connection.ask_held(call.sender, request)
+        rest = iter(frames)
         found = [_rollout(rest) for _ in range(reply.rollouts)]
 
         def written() -> GroupBody:

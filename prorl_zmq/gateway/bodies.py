@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import msgspec
 import numpy as np
@@ -12,7 +12,11 @@ from ..client.requests import JOBS_PER_REQUEST
 from ..data.trajectory import Trajectory
 from ..wire.messages.base import BatchIdentifier, GroupIdentifier, Identifier, JobIdentifier, new_id
 from ..wire.messages.batches import BatchOptions, BatchReport, BatchStatus
+from ..wire.messages.front_door import ServiceStatus
 from ..wire.messages.jobs import Job, Outcome, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 RESULTS_LIMIT = 64
 """Most trajectories of one answer."""
@@ -201,3 +205,14 @@ class Health(Body, frozen=True):
     """The gateway answers, and so does the service behind it."""
 
     status: str = "ok"
+
+
+class StatusBody(ServiceStatus, frozen=True, kw_only=True, tag="service_status"):
+    """What the rollout brokers say together."""
+
+    problems: tuple[str, ...] = ()
+    """A line for each broker that does not answer; its jobs are missing from the numbers."""
+
+    @classmethod
+    def of(cls, status: ServiceStatus, problems: Iterable[str]) -> Self:
+        return cls(**msgspec.structs.asdict(status), problems=tuple(problems))

@@ -1,48 +1,120 @@
-"""A gateway's connection to the service: each request is one message, made and checked in the name of who sent it.
+"""A gateway's connections to the service: each request is one message, made and checked in the name of who sent it.
 
-The gateway has no state of a session: what it is asked by HTTP it asks the brokers, and their answer is its own. So any
-gateway can answer for any other, and one that was killed loses only the requests that it held open.
+A sender's session belongs to one rollout broker, which gets its requests, also once that has moved; what is about the
+service, and an operator's questions about jobs, all get. The gateway has no state of a session: what it is asked by
+HTTP it asks the brokers, and their answer is its own. So any gateway can answer for any other, and one that was killed
+loses only the requests that it held open.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
-from ..client.requests import read_reply
+from msgspec.structs import replace
+
+from ..client.asynchronous.connection import AsyncServiceConnection
+from ..client.requests import POLL_S, read_reply
 from ..errors import NotAllowed
-from ..wire.messages.base import KeyRole
+from ..security.rights import ANYBODY
+from ..service.rollout_brokers import ask_all
+from ..wire.messages.base import KeyRole, new_id
+from ..wire.messages.front_door import Collected
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from ..client.asynchronous.connection import AsyncServiceConnection
     from ..client.requests import Received
+    from ..security.keyring import Keyring
     from ..security.rights import Sender
+    from ..service.rollout_brokers import Answers
+    from ..wire.messages.batches import GroupGiven, NextGroup
+    from ..wire.messages.front_door import Collect, Welcome
+    from .settings import GatewayOptions
+
+LOOK_S = 3.0
+"""How long the answer of several rollout brokers waits for each of them."""
 
 
 class GatewayConnection:
     """Asks the brokers what a sender may ask; each call raises what they refuse, or `RequestTimeout`."""
 
-    def __init__(self, service: AsyncServiceConnection) -> None:
-        self._service = service
+    def __init__(self, options: GatewayOptions, keyring: Keyring | None) -> None:
+        door, folder, timeout_s = options.front_door, options.service, options.timeout_s
+        self._broker_of: Callable[[str], str]
+        """Returns the rollout broker to which a session belongs."""
+        self._brokers: Mapping[str, AsyncServiceConnection]
+        if folder is None:
+            self._broker_of = lambda _session: door
+            self._brokers = {door: AsyncServiceConnection(door, keyring, timeout_s)}
+        else:
+            self._broker_of = folder.broker_of
+            self._brokers = {
+                name: AsyncServiceConnection(None, keyring, timeout_s, folder, folder.session_of(name))
+                for name in folder.rollout_brokers
+            }
+        self._look_s = timeout_s if len(self._brokers) == 1 else min(timeout_s, LOOK_S)
 
     async def ask(self, sender: Sender, request: Any, payload: Sequence[bytes] = ()) -> Any:
-        """Ask the front door, and return its reply."""
-        return read_reply(await self.ask_frames(sender, request, payload))
+        """Ask the rollout broker of the sender's session, and return its reply."""
+        return read_reply(await self._ask_frames(sender, request, payload))
 
-    async def ask_frames(
-        self, sender: Sender, request: Any, payload: Sequence[bytes] = (), held_s: float = 0.0
-    ) -> Sequence[Received]:
-        """Ask the front door, which may hold the reply for `held_s`, and return the reply's frames."""
+    async def ask_held(self, sender: Sender, request: Collect | NextGroup) -> tuple[Any, Sequence[Received]]:
+        """Ask the session's broker, which may hold the reply for `wait_s`; return it, and the frames behind it.
+
+        It is asked time after time: a request that it holds is lost when it dies, or is started elsewhere.
+        """
+        until = time.monotonic() + request.wait_s
+        while True:
+            wait_s = max(0.0, min(POLL_S, until - time.monotonic()))
+            asked_until = time.monotonic() + wait_s
+            part = replace(request, request_id=new_id(), wait_s=wait_s)
+            frames = await self._ask_frames(sender, part, held_s=wait_s)
+            reply = read_reply(frames)
+            if _has_something(reply) or not asked_until <= time.monotonic() < until:
+                return reply, frames[1:]
+
+    async def ask_all(self, sender: Sender, request: Any) -> Answers[Any]:
+        """Ask all rollout brokers."""
         sender.check(request)
-        return await self._service.ask_frames(request, self._service.until() + held_s, payload, held_s)
+        return await ask_all(self._brokers, lambda broker: broker.ask(request, broker.until(self._look_s)))
+
+    async def ask_of_job(self, sender: Sender, request: Any) -> Answers[Any]:
+        """Ask the rollout brokers that may have a job of the sender's, which is all of them for an operator."""
+        if not job_owner(sender):
+            return await self.ask_all(sender, request)
+        sender.check(request)
+        name = self._broker_of(session_of(sender))
+        return await ask_all({name: self._own(sender)}, lambda broker: broker.ask(request, broker.until()))
 
     async def ask_backend_broker(self, sender: Sender, request: Any) -> Any:
         sender.check(request)
-        return await self._service.ask_backend_broker(request, self._service.until())
+        welcomed = (broker for broker in self._brokers.values() if broker.welcome is not None)
+        broker = next(welcomed, self._own(sender))  # any knows where it is, also while ours is away
+        return await broker.ask_backend_broker(request, broker.until())
 
-    async def job_limit_bytes(self) -> int:
-        return (await self._service.hello(self._service.until())).job_limit_bytes
+    async def hello(self, sender: Sender = ANYBODY, timeout_s: float | None = None) -> Welcome:
+        """Return what the session's broker says of the service."""
+        broker = self._own(sender)
+        return await broker.hello(broker.until(timeout_s))
+
+    def close(self) -> None:
+        for broker in self._brokers.values():
+            broker.close()
+
+    async def _ask_frames(
+        self, sender: Sender, request: Any, payload: Sequence[bytes] = (), held_s: float = 0.0
+    ) -> Sequence[Received]:
+        sender.check(request)
+        broker = self._own(sender)
+        return await broker.ask_frames(request, broker.until() + held_s, payload, held_s)
+
+    def _own(self, sender: Sender) -> AsyncServiceConnection:
+        return self._brokers[self._broker_of(session_of(sender))]
+
+
+def _has_something(reply: Collected | GroupGiven) -> bool:
+    return bool(reply.results if isinstance(reply, Collected) else reply.group_id or reply.ended)
 
 
 def session_of(sender: Sender) -> str:

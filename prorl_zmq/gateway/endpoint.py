@@ -31,6 +31,8 @@ class Call:
     query: Any
     """As `Endpoint.query` says."""
     accepts_bytes: bool
+    traceparent: str
+    """The W3C trace context of the span that asks, as HTTP has it; jobs go on with that trace."""
 
 
 class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,7 +75,7 @@ async def read_call(endpoint: Endpoint, request: web.Request, sender: Sender) ->
     except msgspec.ValidationError as error:
         raise MalformedMessage(f"query parameters: {error}", field="query") from None
     accepts = endpoint.binary and "application/octet-stream" in request.headers.get("Accept", "")
-    return Call(sender, body, request.match_info, query, accepts)
+    return Call(sender, body, request.match_info, query, accepts, request.headers.get("traceparent", ""))
 
 
 def _decoded(body: bytes, kind: Any) -> Any:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..client.requests import check_job_ids, pack_job, read_reply, read_trajectory
+from ..client.current_trace import in_trace
+from ..client.requests import check_job_ids, pack_job, read_trajectory
 from ..security.rights import ANYBODY
+from ..service.rollout_brokers import fates, summed, trace_in
 from ..wire.messages.backends import BackendList, DrainBackend, ListBackends, RemoveBackend
 from ..wire.messages.base import new_id
-from ..wire.messages.front_door import Cancel, Collect, Collected, Hello, ServiceStatus, Status, Submit, Trace
+from ..wire.messages.front_door import Cancel, Collect, Collected, Hello, Status, Submit, Trace
 from ..wire.messages.jobs import Job
 from .batches_api import BatchesApi
 from .bodies import (
@@ -23,6 +25,7 @@ from .bodies import (
     Jobs,
     JobState,
     NextTrajectories,
+    StatusBody,
     Submitted,
     Trajectories,
     TrajectoryBody,
@@ -67,7 +70,7 @@ class JsonApi:
             Endpoint("GET", "/v1/backends", self.backends, BackendList),
             Endpoint("POST", "/v1/backends/{backend_id}/drain", self.drain, Health),
             Endpoint("DELETE", "/v1/backends/{backend_id}", self.remove, Health),
-            Endpoint("GET", "/v1/status", self.status, ServiceStatus),
+            Endpoint("GET", "/v1/status", self.status, StatusBody),
         )
 
     # Jobs -------------------------------------------------------------------------------------------------------------
@@ -75,8 +78,8 @@ class JsonApi:
     async def submit(self, call: Call) -> Submitted:
         """Submit a job or a list of jobs, all or none. A job that is there already under its id is not added twice."""
         jobs: tuple[Job, ...] = (call.body,) if isinstance(call.body, Job) else call.body
-        limit_bytes = await self._connection.job_limit_bytes()
-        packed = [pack_job(job, limit_bytes) for job in jobs]
+        limit_bytes = (await self._connection.hello(call.sender)).job_limit_bytes
+        packed = [pack_job(job, limit_bytes) for job in in_trace(jobs, call.traceparent)]
         accepted = await self._connection.ask(call.sender, Submit(new_id(), session_of(call.sender)), packed)
         return Submitted(job_ids=tuple(job.job_id for job in jobs), new=accepted.new)
 
@@ -92,7 +95,10 @@ class JsonApi:
     async def cancel(self, call: Call) -> CancelledBody:
         """End a job as `cancelled`; its trajectory as far as it came is then there to be fetched."""
         request = Cancel(new_id(), (_job_id(call),), job_owner(call.sender))
-        return CancelledBody(jobs=dict((await self._connection.ask(call.sender, request)).jobs))
+        answers = await self._connection.ask_of_job(call.sender, request)
+        told = fates(cancelled.jobs for cancelled in answers.found.values())
+        answers.check(every=set(told.values()) == {"unknown"})  # one that has not answered may have it
+        return CancelledBody(jobs=told)
 
     async def trajectory(self, call: Call) -> object:
         """Return an ended job's trajectory, which stays until it is acknowledged; 202 with its state while it runs.
@@ -146,14 +152,15 @@ class JsonApi:
         await self._connection.ask_backend_broker(call.sender, RemoveBackend(new_id(), call.path["backend_id"]))
         return Health()
 
-    async def status(self, call: Call) -> ServiceStatus:
-        """Describe the service: stage processes, queues, outcomes, batches."""
-        status: ServiceStatus = await self._connection.ask(call.sender, Status(new_id()))
-        return status
+    async def status(self, call: Call) -> StatusBody:
+        """Describe the service: stage processes, queues, outcomes, batches, summed up over its rollout brokers."""
+        answers = await self._connection.ask_all(call.sender, Status(new_id()))
+        answers.check()
+        return StatusBody.of(summed(answers.found.values()), answers.silent())
 
     async def health(self) -> Health:
-        """Say whether the front door answers."""
-        await self._connection.ask(ANYBODY, Hello(new_id()))
+        """Say whether some rollout broker answers."""
+        (await self._connection.ask_all(ANYBODY, Hello(new_id()))).check()
         return Health()
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -164,9 +171,8 @@ class JsonApi:
         return Collect(new_id(), session, names, max_results=max_results, wait_s=wait_s, **more)
 
     async def _collected(self, call: Call, request: Collect) -> tuple[Collected, list[tuple[Trajectory, Received]]]:
-        frames = await self._connection.ask_frames(call.sender, request, held_s=request.wait_s)
-        reply: Collected = read_reply(frames)
-        blocks = iter(frames[1:])
+        reply, frames = await self._connection.ask_held(call.sender, request)
+        blocks = iter(frames)
         found: list[tuple[Trajectory, Received]] = []
         for result in reply.results:
             block = next(blocks, b"") if result.tokens else b""
@@ -179,10 +185,8 @@ class JsonApi:
         return JobCounts(session=request.session, remaining=reply.remaining)
 
     async def _trace(self, call: Call) -> JobTrace:
-        trace: JobTrace = await self._connection.ask(
-            call.sender, Trace(new_id(), _job_id(call), job_owner(call.sender))
-        )
-        return trace
+        request = Trace(new_id(), _job_id(call), job_owner(call.sender))
+        return trace_in(await self._connection.ask_of_job(call.sender, request), request.job_id)
 
 
 def state_of(trace: JobTrace) -> JobState:

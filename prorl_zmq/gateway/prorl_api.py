@@ -22,9 +22,10 @@ import msgspec
 from aiohttp import web
 
 from ..errors import Busy, ErrorInfo, MalformedMessage, ProrlError
+from ..service.rollout_brokers import summed
 from ..stages.known_row_formats import known_row_formats
 from ..wire.messages.base import KeyRole, new_id
-from ..wire.messages.front_door import ServiceStatus, Status
+from ..wire.messages.front_door import Status
 from .connection import check_may
 from .http_errors import json_response
 from .llm_servers import SERVERS_LIMIT
@@ -121,8 +122,9 @@ class ProrlApi:
             return detail(503, "Server is not running")
         counts: dict[str, Any] = {}
         with suppress(ProrlError):
-            status: ServiceStatus = await self._connection.ask(sender, Status(new_id()))
-            counts = {f"{phase}_jobs": count for phase, count in status.running.items()}
+            answers = await self._connection.ask_all(sender, Status(new_id()))
+            answers.check()
+            counts = {f"{phase}_jobs": count for phase, count in summed(answers.found.values()).running.items()}
         servers = {"llm_servers": self._servers.status()} if self._servers is not None else {}
         pending = sum(len(tasks) for tasks in self._open[sender.name].values())
         return json_response({"status": "running", "pending_jobs": pending, **counts, **servers})

@@ -1,9 +1,9 @@
 """`prorl gateway`: an HTTP server in front of the front door.
 
-    any HTTP client  ──▶  gateway  ──▶  front door, backend broker
+    any HTTP client  ──▶  gateway  ──▶  front doors, backend broker
 
-It owns its port, its connection, and the engine hosts that `/add_llm_server` asked for; jobs and trajectories are the
-brokers'. A request of a client that left is cancelled. When the front door does not answer within `timeout_s`, a
+It owns its port, its connections, and the engine hosts that `/add_llm_server` asked for; jobs and trajectories are the
+brokers'. A request of a client that left is cancelled. When a front door does not answer within `timeout_s`, a
 request ends with 503. Any number of gateways run beside each other; their names must differ.
 """
 
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from ..client.asynchronous.client import AsyncRolloutClient
-from ..client.asynchronous.connection import AsyncServiceConnection
 from ..errors import Busy, EndpointInUse, InternalError, InvalidEndpoint, NotAllowed, ProrlError
 from ..integrations.single_jobs import SingleJobs
 from ..system.logs import say
@@ -35,6 +34,7 @@ from .http_errors import error_response, http_error_response, json_response
 from .json_api import JsonApi
 from .llm_servers import LlmServers
 from .loaded_texts import LoadedTexts
+from .metrics import RequestMetrics, answer_metrics
 from .openapi import openapi_document
 from .page_token import PageToken
 from .prorl_api import ProrlApi
@@ -68,16 +68,16 @@ class Gateway:
         self._tls = options.tls()
         self._bearers: BearerList | PageToken = options.bearers()
         self._keyring = options.keyring()
-        self._service = AsyncServiceConnection(options.front_door, self._keyring, options.timeout_s)
-        connection = GatewayConnection(self._service)
-        self._json_api = JsonApi(connection)
-        self._dashboard = Dashboard(options, LoadedTexts(connection))
+        self._connection = GatewayConnection(options, self._keyring)
+        self._json_api = JsonApi(self._connection)
+        self._dashboard = Dashboard(options, LoadedTexts(self._connection))
         self._endpoints = (*self._json_api.endpoints, *self._dashboard.endpoints)
         name = f"gateway-{options.own_name}"
         servers = LlmServers(name, self._engine_flags) if settings.use_llm_servers else None
         state = StoredState(options.run_dir / f"{name}.json")
-        self._prorl_api = ProrlApi(connection, SingleJobs(self._client), state, servers, settings.tokenizer)
+        self._prorl_api = ProrlApi(self._connection, SingleJobs(self._client), state, servers, settings.tokenizer)
         self._requests = 0
+        self._metrics = RequestMetrics(options.run_dir, "metrics" if options.metrics_only else "gateway")
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -89,22 +89,27 @@ class Gateway:
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=75
         )
         await runner.setup()
+        self._metrics.start()
         raise_open_files()
         try:
             async with self._dashboard.watching():
                 with stop_signals(self._stopping.set):
                     await self._listen(runner)
-                    self._prorl_api.resume()
+                    if not options.metrics_only:
+                        self._prorl_api.resume()
                     self._say_ready()
                     await self._stopping.wait()
         finally:
+            self._metrics.close()
             await self._prorl_api.close()
             await runner.cleanup()
-            self._service.close()
+            self._connection.close()
 
     def _say_ready(self) -> None:
         options = self._options
-        if options.program == "gateway":
+        if options.metrics_only:
+            say("prorl gateway", f"ready at {options.url}")
+        elif options.program == "gateway":
             say("prorl gateway", f"ready at {options.url}; its dashboard is at {options.url}{PLACE}")
         else:
             key = f"#key={self._bearers.token}" if isinstance(self._bearers, PageToken) else ""
@@ -125,7 +130,10 @@ class Gateway:
             ) from None
 
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[_refused])
+        app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[self._metrics.counted, _refused])
+        app.router.add_get("/metrics", self._guarded(partial(answer_metrics, self._options.run_dir)))
+        if self._options.metrics_only:
+            return app
         for endpoint in self._endpoints:
             app.router.add_route(endpoint.method, endpoint.path, self._guarded(partial(_answer, endpoint)))
         for (method, path), handler in self._prorl_api.handlers.items():
@@ -210,15 +218,18 @@ class Gateway:
         """Open the client of ProRL's jobs, whose session is this gateway's own: results of an earlier life go there."""
         options = self._options
         return AsyncRolloutClient(
-            options.front_door,
+            options.front_door if options.service is None else None,
             session=f"gateway-{options.own_name}",
             timeout_s=options.timeout_s,
             keys=options.keys if self._keyring is not None else None,
+            service=options.service.path if options.service is not None else None,
         )
 
     async def _engine_flags(self) -> list[str]:
         options = self._options
-        broker = (await self._service.hello(self._service.until(STARTING_S))).backend_broker
+        if options.service is not None:
+            return ["--service", str(options.service.path), "--run-dir", str(options.run_dir)]
+        broker = (await self._connection.hello(timeout_s=STARTING_S)).backend_broker
         keys = ["--keys", str(options.keys)] if options.keys is not None and self._keyring is not None else []
         return [
             *("--connect", broker, "--run-dir", str(options.run_dir), *keys),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..config import GatewaySettings
+    from ..service.service_folder import ServiceFolder
 
 ROLES = (*BROKER, KeyRole.TRAINER, KeyRole.OPERATOR)
 """Keys that a gateway may have of its own, where the front door is reached over TCP."""
@@ -29,9 +30,11 @@ ROLES = (*BROKER, KeyRole.TRAINER, KeyRole.OPERATOR)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions:
-    front_door: str
     settings: GatewaySettings
     run_dir: Path
+    front_door: str = ""
+    service: ServiceFolder | None = None
+    """The folder of a service, which says where its rollout brokers are; None: there is one, at `front_door`."""
     name: str = ""
     """Which gateway this is; empty: made of its host's name and its address."""
     keys: Path | None = None
@@ -40,10 +43,10 @@ class GatewayOptions:
     """How long the service may take to answer."""
     program: Literal["gateway", "dashboard"] = "gateway"
     """`dashboard`: where `keys` lets in no bearer token, it asks for one of its own, and prints it."""
-    service: Path | None = None
-    """The service's folder: the dashboard shows all rollout brokers that it names."""
     runs: Path | None = None
     """The folder of the evaluations that the dashboard shows."""
+    metrics_only: bool = False
+    """Nothing is served but `/metrics`."""
 
     @property
     def host(self) -> str:
@@ -96,7 +99,8 @@ class GatewayOptions:
         keys = self.keys
         if keys is None:
             return None
-        if self.front_door.startswith("tcp://") or keys.suffix == SECRET or any(keys.glob(f"*{SECRET}")):
+        tcp = self.service is not None or self.front_door.startswith("tcp://")
+        if tcp or keys.suffix == SECRET or any(keys.glob(f"*{SECRET}")):
             return Keyring.load(keys, ROLES)
         return None
 

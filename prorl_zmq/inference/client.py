@@ -25,6 +25,7 @@ from ..errors import Closed, EngineFailed, MalformedMessage, ProrlError, Request
 from ..security.handshake import Handshake
 from ..security.keyring import connect_to_peer
 from ..security.peer_connection import RENEW_S
+from ..system.traces import current_traceparent, span
 from ..wire import codec
 from ..wire.async_socket import AsyncSocket
 from ..wire.messages.base import new_id
@@ -101,8 +102,30 @@ class EngineClient:
                 do it.
             Closed: the client was closed.
         """
+        with span(f"chat {backend.model}", kind="client") as traced:
+            if traced is not None:
+                traced.set_attributes(_asked(backend, job_id, len(token_ids), sampling))
+            done = await self._generated(backend, job_id, token_ids, sampling, stop_token_ids, timeout_s)
+            if traced is not None:
+                traced.set_attributes(_answered(done))
+        return done
+
+    async def _generated(
+        self,
+        backend: Backend,
+        job_id: str,
+        token_ids: NDArray[np.int32],
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        timeout_s: float,
+    ) -> Generation:
         request = Generate(
-            new_id(), job_id=job_id, sampling=sampling, stop_token_ids=tuple(stop_token_ids), life=backend.life
+            new_id(),
+            job_id=job_id,
+            sampling=sampling,
+            stop_token_ids=tuple(stop_token_ids),
+            life=backend.life,
+            traceparent=current_traceparent(),
         )
         prompt = np.ascontiguousarray(token_ids, np.int32).tobytes()
         name = backend.backend_id
@@ -310,6 +333,31 @@ class _Line:
         self._retiring = None
         if self._down is not None and not self._pending:
             self._on_retire()
+
+
+def _asked(backend: Backend, job_id: str, prompt_tokens: int, sampling: Sampling) -> dict[str, Any]:
+    """Return what a span says of a request, by OpenTelemetry's conventions for generative AI."""
+    attributes: dict[str, Any] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "prorl_zmq",
+        "gen_ai.conversation.id": job_id,
+        "gen_ai.request.model": backend.model,
+        "gen_ai.request.max_tokens": sampling.max_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.usage.input_tokens": prompt_tokens,
+        "prorl.backend": backend.backend_id,
+    }
+    return attributes if sampling.seed is None else {**attributes, "gen_ai.request.seed": sampling.seed}
+
+
+def _answered(done: Generation) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        "gen_ai.usage.output_tokens": len(done.token_ids),
+        "gen_ai.usage.cache_read.input_tokens": done.cached_tokens,
+        "gen_ai.response.finish_reasons": (done.finish_reason,),
+    }
+    return {**attributes, "prorl.weight_version": done.spans[-1].weight_version} if done.spans else attributes
 
 
 def read_generation(reply: Any, frames: Sequence[bytes], max_tokens: int) -> Generation:

@@ -28,12 +28,15 @@ import uvloop
 import zmq
 
 from ..errors import ConfigError, EngineFailed, ErrorInfo, InternalError, InvalidWeights, MalformedMessage, ProrlError
+from ..metrics import catalog
+from ..metrics.reporter import MetricsReporter
 from ..security.keyring import WORKER, Keyring
 from ..security.rights import Listener
 from ..security.zap_authenticator import ZapAuthenticator
 from ..system.logs import about_job
 from ..system.memory import give_memory_back
 from ..system.processes import stop_signals
+from ..system.traces import span, tracing
 from ..wire import codec
 from ..wire.async_socket import AsyncSocket
 from ..wire.messages.backends import Backend, EngineLoad
@@ -102,6 +105,8 @@ class HostOptions:
     """Allow plaintext TCP beyond loopback."""
     keys: Path | None = None
     """The key folder; None: that of `$PRORL_KEYS`, or none."""
+    run_dir: Path | None = None
+    """Whose collector gets metrics; None: nobody."""
 
 
 class EngineHost:
@@ -145,6 +150,9 @@ class EngineHost:
         """When the last heartbeat was, and the tokens generated until then."""
         self._problem = ""
         self._closing = False
+        self._reporter: MetricsReporter | None = None
+        if options.run_dir is not None:
+            self._reporter = MetricsReporter(options.run_dir, "engine", self._set_gauges)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Register, serve until `stop` is set, and close.
@@ -152,6 +160,7 @@ class EngineHost:
         Raises:
             EngineFailed: the engine will never serve again.
         """
+        metrics = asyncio.create_task(self._reporter.report_forever()) if self._reporter is not None else None
         try:
             while not stop.is_set():
                 problem = await self._ask_health()
@@ -159,6 +168,8 @@ class EngineHost:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), self._options.heartbeat_s)
         finally:
+            if metrics is not None:
+                metrics.cancel()
             await self.close()
 
     async def close(self) -> None:
@@ -177,6 +188,12 @@ class EngineHost:
         await self._registration.close()
         self._router.close(linger_ms=200)
         self._authenticator.close()
+        if self._reporter is not None:
+            self._reporter.close()
+
+    def _set_gauges(self) -> None:
+        catalog.ENGINE_RUNNING.set(len(self._generations), self._options.backend_id)
+        catalog.ENGINE_UNWELL.set(bool(self._problem), self._options.backend_id)
 
     def _backend(self) -> Backend:
         options, engine = self._options, self._engine.description
@@ -297,20 +314,30 @@ class EngineHost:
                 update.add_done_callback(self._updating.discard)
 
     async def _generate(self, request: Generate, token_ids: NDArray[np.int32]) -> None:
-        request_id = request.request_id
+        request_id, backend_id, began = request.request_id, self._options.backend_id, time.monotonic()
+        result: str = "failed"
         try:
-            done = await self._engine.generate(token_ids, request.sampling, request.stop_token_ids, request.job_id)
+            with span("generate", kind="server", parent=request.traceparent) as traced:
+                if traced is not None:
+                    attributes = {"prorl.job.id": request.job_id, "prorl.backend": self._options.backend_id}
+                    traced.set_attributes(attributes | {"prorl.engine.running": len(self._generations)})
+                done = await self._engine.generate(token_ids, request.sampling, request.stop_token_ids, request.job_id)
             done = as_plain(done, len(token_ids))
             self._count(token_ids, done)
+            result = done.finish_reason
             header = Generated(
                 request_id, finish_reason=done.finish_reason, spans=done.spans, cached_tokens=done.cached_tokens
             )
             arrays = [done.token_ids.tobytes(), done.logprobs.tobytes()]
             self._router.send([*self._envelopes[request_id], codec.encode(header), *arrays])
         except asyncio.CancelledError:
+            result = "cancelled"
             log.debug("generation %s was aborted", request_id)
         except Exception as error:  # noqa: BLE001 - a fault of the engine is the client's to know of, not the host's end
             self._send(self._envelopes[request_id], EngineRefused(request_id, _describe(error)))
+        finally:
+            catalog.ENGINE_REQUESTS.add(backend_id, result)
+            catalog.ENGINE_SECONDS.observe(time.monotonic() - began, backend_id)
 
     def _forget(self, request_id: str, _: asyncio.Task[None]) -> None:
         del self._generations[request_id], self._envelopes[request_id]
@@ -319,9 +346,12 @@ class EngineHost:
         self._prompt_tokens += len(prompt)
         self._cached_tokens += done.cached_tokens
         self._generated_tokens += len(done.token_ids)
+        counts = {"prompt": len(prompt), "cached": done.cached_tokens, "generated": len(done.token_ids)}
+        for kind, tokens in counts.items():
+            catalog.ENGINE_TOKENS.add(self._options.backend_id, kind, amount=tokens)
 
     async def _update(self, envelope: Sequence[Frame], request: WeightRequest) -> None:
-        updates, version = self._updates, request.weight_version
+        updates, version, began = self._updates, request.weight_version, time.monotonic()
         try:
             match request:
                 case UpdateWeights():
@@ -341,6 +371,7 @@ class EngineHost:
         except Exception as error:  # noqa: BLE001 - as above
             self._send(envelope, EngineRefused(request.request_id, _describe(error)))
         else:
+            catalog.ENGINE_UPDATE_SECONDS.observe(time.monotonic() - began, self._options.backend_id)
             self._registration.announce(self._weight_version())
             self._send(envelope, self._ready(request.request_id))
 
@@ -387,7 +418,7 @@ def run_engine_host(start: Callable[[], Awaitable[Engine]], options: HostOptions
             await host.run(stop)
 
     give_memory_back()
-    with zmq.Context() as context:
+    with zmq.Context() as context, tracing("engine", options.backend_id):
         uvloop.run(main())
 
 

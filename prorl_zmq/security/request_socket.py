@@ -29,7 +29,7 @@ class RequestSocket(PeerConnection):
     """A DEALER that connects to a broker; made on a running loop.
 
     With `fail_if_refused`, `receive` raises `NotAllowed` when the other side refuses our key; else it waits on. Replies
-    of which `is_interim` is true, called with what their header says, do not end the wait.
+    of which `is_interim` is true, which is called with what the header of each says, do not end the wait.
     """
 
     def __init__(
@@ -77,8 +77,9 @@ class RequestSocket(PeerConnection):
             content = codec.unpack(frames[1])  # type: ignore[arg-type]
         except (MalformedMessage, IndexError):
             return
+        is_interim = self._is_interim(content)
         reply = self._waiting.get(codec.request_id(content))
-        if reply is not None and not reply.done() and not self._is_interim(content):
+        if reply is not None and not reply.done() and not is_interim:
             reply.set_result(frames[1:])
 
     def _refused(self) -> None:

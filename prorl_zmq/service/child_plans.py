@@ -11,12 +11,14 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from .service_folder import TOPOLOGY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..config import BackendSettings, Topology
+    from ..config import BackendSettings, GatewaySettings, MetricsSettings, Topology
     from .service_folder import ServiceFolder
 
 BROKER_RANK, ENGINE_RANK, STAGE_RANK = 0, 1, 2
@@ -32,6 +34,15 @@ class ChildPlan:
     python: str = sys.executable
     role: str = ""
     """A stage process's."""
+
+    @property
+    def process(self) -> str:
+        """What kind of process it is, as metrics name it."""
+        if self.role:
+            return f"stage_{self.role}"
+        if self.rank == ENGINE_RANK:
+            return "engine"
+        return f"{self.arguments[2]}_broker" if self.arguments[1] == "broker" else self.name
 
 
 def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
@@ -53,7 +64,7 @@ def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
     if topology.dashboard.bind:
         place = ["--connect", topology.endpoint(topology.rollout_broker.front_door), *shared]
         plans.append(_dashboard(topology, place))
-    return plans
+    return plans + _metrics(topology.metrics, shared)
 
 
 def plan_brokers(topology: Topology, folder: ServiceFolder, address: str) -> list[ChildPlan]:
@@ -81,7 +92,8 @@ def plan_node(topology: Topology, folder: ServiceFolder, address: str) -> list[C
         plans.append(ChildPlan("node-broker", ("prorl", "broker", "node", *place), BROKER_RANK))
     engine = ["--service", str(folder.path), "--bind", f"tcp://{address}:*", *keys]
     plans += _engines(topology, engine, f"{topology.node}-engine")
-    return plans + _stages(topology, ["--connect", node_stage_events(topology), *keys])
+    plans += _stages(topology, ["--connect", node_stage_events(topology), *keys])
+    return plans + _metrics(topology.metrics, ["--service", str(folder.path), *_shared(topology)])
 
 
 def node_stage_events(topology: Topology) -> str:
@@ -120,27 +132,30 @@ def _stages(topology: Topology, place: list[str]) -> list[ChildPlan]:
 
 def _gateway(topology: Topology, place: list[str]) -> ChildPlan:
     settings = topology.gateway
-    flags = {
-        "--bind": settings.bind,
-        "--tls-cert": settings.tls_cert,
-        "--tls-key": settings.tls_key,
-        "--tokenizer": settings.tokenizer,
-        "--runs": topology.dashboard.runs,
-    }
-    given = [part for flag, value in flags.items() if value for part in (flag, value)]
+    flags = _given({"--tokenizer": settings.tokenizer, "--runs": topology.dashboard.runs})
     more = [] if settings.use_llm_servers else ["--no-llm-servers"]
-    return ChildPlan("gateway", ("prorl", "gateway", *given, *more, *place), STAGE_RANK)
+    return ChildPlan("gateway", ("prorl", "gateway", *_listening(settings), *flags, *more, *place), STAGE_RANK)
+
+
+def _metrics(settings: MetricsSettings, place: list[str]) -> list[ChildPlan]:
+    """Return what serves the metrics of this run folder alone: a gateway that knows nothing else."""
+    if not settings.bind:
+        return []
+    return [ChildPlan("metrics", ("prorl", "gateway", "--metrics-only", *_listening(settings), *place), STAGE_RANK)]
 
 
 def _dashboard(topology: Topology, place: list[str]) -> ChildPlan:
-    flags = {
-        "--bind": topology.dashboard.bind,
-        "--runs": topology.dashboard.runs,
-        "--tls-cert": topology.gateway.tls_cert,
-        "--tls-key": topology.gateway.tls_key,
-    }
-    given = [part for flag, value in flags.items() if value for part in (flag, value)]
-    return ChildPlan("dashboard", ("prorl", "dashboard", *given, *place), STAGE_RANK)
+    settings = replace(topology.gateway, bind=topology.dashboard.bind)
+    flags = _given({"--runs": topology.dashboard.runs})
+    return ChildPlan("dashboard", ("prorl", "dashboard", *_listening(settings), *flags, *place), STAGE_RANK)
+
+
+def _listening(settings: GatewaySettings | MetricsSettings) -> list[str]:
+    return _given({"--bind": settings.bind, "--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key})
+
+
+def _given(flags: dict[str, str]) -> list[str]:
+    return [part for flag, value in flags.items() if value for part in (flag, value)]
 
 
 def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
@@ -160,6 +175,6 @@ def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
         "--max-in-flight": str(backends.max_in_flight),
         "--context-tokens": str(backends.context_tokens),
     }
-    given = [part for flag, value in flags.items() if value for part in (flag, value)]
+    given = _given(flags)
     given += [part for name, value in backends.options.items() for part in ("--option", f"{name}={json.dumps(value)}")]
     return [*given, *(["--", *backends.arguments] if backends.arguments else [])]

@@ -1,6 +1,7 @@
-"""`RolloutBrokers`: all rollout brokers of a service, asked together. One that does not answer holds up no other.
+"""All rollout brokers of a service, asked together, and what they say as one. One that does not answer is named.
 
 A service without a folder has one broker, and so has many a service with one: then an error is that of the service.
+`RolloutBrokers` is for commands; who has an event loop asks with `ask_all`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ..wire.messages.front_door import JobTrace
 
 T = TypeVar("T")
+Broker = TypeVar("Broker")
 FATES = ("unknown", "finished", "cancelled")
 """What a broker says of a job that is to be cancelled; a later one says more of it."""
 
@@ -34,9 +36,9 @@ class Answers(NamedTuple, Generic[T]):
     problems: dict[str, ProrlError]
     """Why others have not."""
 
-    def check(self) -> None:
-        """Raise why, if none has."""
-        if not self.found:
+    def check(self, *, every: bool = False) -> None:
+        """Raise why, if none has; or, where every one must, if one has not."""
+        if self.problems and (every or not self.found):
             raise next(iter(self.problems.values()))
 
     def silent(self) -> list[str]:
@@ -64,41 +66,45 @@ class RolloutBrokers:
     def ask(self, question: Callable[[AsyncRolloutClient], Awaitable[T]], only: str = "") -> Answers[T]:
         """Ask all at the same time, or only one, each within its client's `timeout_s`."""
         clients = {only: self._clients[only]} if only else self._clients
-        return self._runner.run(self._ask(clients, question))
+        return self._runner.run(ask_all(clients, question))
 
     def trace(self, job_id: str) -> JobTrace:
-        """Return what a job went through, from the broker that has it.
+        """Return what a job went through; see `trace_in`."""
+        return trace_in(self.ask(lambda client: client.trace(job_id)), job_id)
 
-        Raises:
-            UnknownJob: there is none, or more than one whose id begins so.
-            RequestTimeout: one that has not answered may have it.
-        """
-        answers = self.ask(lambda client: client.trace(job_id))
-        for error in answers.problems.values():
-            if isinstance(error, UnknownJob) and not error.fields.get("matches"):
-                continue
-            if isinstance(error, RequestTimeout) and answers.found:
-                continue
-            raise error
-        if len(answers.found) > 1:
-            known = ", ".join(f"{trace.job_id} ({name})" for name, trace in answers.found.items())
-            raise UnknownJob(f"several jobs begin with {job_id}: {known}", job_id=job_id, matches=len(answers.found))
-        answers.check()
-        return next(iter(answers.found.values()))
 
-    @staticmethod
-    async def _ask(
-        clients: Mapping[str, AsyncRolloutClient], question: Callable[[AsyncRolloutClient], Awaitable[T]]
-    ) -> Answers[T]:
-        async def one(client: AsyncRolloutClient) -> T | ProrlError:
-            try:
-                return await question(client)
-            except ProrlError as error:
-                return error
+async def ask_all(brokers: Mapping[str, Broker], question: Callable[[Broker], Awaitable[T]]) -> Answers[T]:
+    """Ask all at the same time; each has its own time limit."""
 
-        told = dict(zip(clients, await asyncio.gather(*map(one, clients.values())), strict=True))
-        problems = {name: answer for name, answer in told.items() if isinstance(answer, ProrlError)}
-        return Answers({name: answer for name, answer in told.items() if not isinstance(answer, ProrlError)}, problems)
+    async def one(broker: Broker) -> T | ProrlError:
+        try:
+            return await question(broker)
+        except ProrlError as error:
+            return error
+
+    told = dict(zip(brokers, await asyncio.gather(*map(one, brokers.values())), strict=True))
+    problems = {name: answer for name, answer in told.items() if isinstance(answer, ProrlError)}
+    return Answers({name: answer for name, answer in told.items() if not isinstance(answer, ProrlError)}, problems)
+
+
+def trace_in(answers: Answers[JobTrace], job_id: str) -> JobTrace:
+    """Return what a job went through, from the broker that has it.
+
+    Raises:
+        UnknownJob: there is none, or more than one whose id begins so.
+        RequestTimeout: one that has not answered may have it.
+    """
+    for error in answers.problems.values():
+        if isinstance(error, UnknownJob) and not error.fields.get("matches"):
+            continue
+        if isinstance(error, RequestTimeout) and answers.found:
+            continue
+        raise error
+    if len(answers.found) > 1:
+        known = ", ".join(f"{trace.job_id} ({name})" for name, trace in answers.found.items())
+        raise UnknownJob(f"several jobs begin with {job_id}: {known}", job_id=job_id, matches=len(answers.found))
+    answers.check()
+    return next(iter(answers.found.values()))
 
 
 def clients_of(path: Path, timeout_s: float, keys: Path | None = None) -> dict[str, AsyncRolloutClient]:

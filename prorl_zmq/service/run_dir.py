@@ -42,7 +42,8 @@ def _locked(path: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise EndpointInUse(
-                f"another service runs in {path}; stop it, or name another folder with --run-dir", endpoint=str(path)
+                f"another service or node runs in {path}; stop it, or name another folder with --run-dir",
+                endpoint=str(path),
             ) from None
         yield
 

@@ -25,7 +25,7 @@ import stat
 import time
 import tomllib
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import msgspec
 
@@ -48,8 +48,8 @@ BACKENDS = "backends"
 KEYS = {"node": KeyRole.STAGE, "client": KeyRole.TRAINER, "operator": KeyRole.OPERATOR}
 """The keys that the service lets in, each in a folder of this name."""
 FOLDERS = ("brokers", "journals", "nodes")
-BEFORE = {TOPOLOGY, "slurm"}
-"""What may be in a folder before it is made a service's."""
+BEFORE = {TOPOLOGY, "slurm", LOCK, MARKER, "keys", *FOLDERS}
+"""What may be in a folder before it is made a service's: what others put there for it, or who makes it just now."""
 LOOK_S = 0.1
 WAIT_S = 60.0
 """How long a process that is started waits for the brokers that it needs."""
@@ -73,7 +73,7 @@ class Announcement(msgspec.Struct, frozen=True):
 
 class _Marker(msgspec.Struct, frozen=True):
     schema: int
-    rollout_brokers: int
+    rollout_brokers: Annotated[int, msgspec.Meta(ge=1, le=64)]
     made_by: str
     version: str
 
@@ -92,29 +92,20 @@ class ServiceFolder:
 
         Raises:
             ConfigError: it cannot be made, is another user's, or has other things in it; or the topology is wrong.
+            EndpointInUse: another process makes it now.
         """
         path = _absolute(path)
         try:
             path.mkdir(parents=True, mode=0o700, exist_ok=True)
             _check_private(path)
-            if others := sorted({each.name for each in path.iterdir()} - BEFORE - {LOCK, "keys", *FOLDERS}):
+            if others := sorted(each.name for each in path.iterdir() if not _is_ours(each.name)):
                 raise _wrong(f"{path} has other things in it ({', '.join(others[:3])}); name an empty or new folder")
-            if topology is not None:
-                _copy_topology(topology, path / TOPOLOGY)
-            (path / TOPOLOGY).touch(0o600)
-            settings = load_topology(path / TOPOLOGY).service
-            for name in FOLDERS:
-                (path / name).mkdir(mode=0o700, exist_ok=True)
-            shutil.rmtree(path / "keys", ignore_errors=True)  # of a `create` that did not get to its end
-            (path / "keys").mkdir(mode=0o700)
-            _make_keys(path / "keys")
-            marker = {"schema": SCHEMA, "rollout_brokers": settings.rollout_brokers}
-            made = {**marker, "made_by": f"{os.getuid()}@{socket.gethostname()}", "version": version("prorl-zmq")}
-            lines = [f"{name} = {msgspec.json.encode(value).decode()}" for name, value in made.items()]
-            write_whole(path / MARKER, "# The folder of one prorl_zmq service.\n" + "\n".join(lines) + "\n")
+            with cls(path, 0).held():
+                if not cls.is_made(path):  # by another process, until we held it
+                    _make(path, topology)
         except OSError as error:
             raise _wrong(f"{path} cannot be made a service's folder: {error.strerror}") from error
-        return cls(path, settings.rollout_brokers)
+        return cls.open(path)
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -272,15 +263,16 @@ class ServiceFolder:
             EndpointInUse: another service does.
             ConfigError: the file system has no locks.
         """
-        try:
-            with held(self.path / LOCK, take_over=take_over) as lock:
-                yield lock
-        except EndpointInUse as error:
-            raise EndpointInUse(
-                f"another service runs in {self.path}: {error.message}; stop it there, or, if that machine is dead, "
-                f"`prorl serve --service {self.path} --take-over`",
-                endpoint=str(self.path),
-            ) from None
+        with contextlib.ExitStack() as stack:
+            try:
+                lock = stack.enter_context(held(self.path / LOCK, take_over=take_over))
+            except EndpointInUse as error:
+                raise EndpointInUse(
+                    f"another service runs in {self.path}: {error.message}; stop it there, or, if that machine is "
+                    f"dead, `prorl serve --service {self.path} --take-over`",
+                    endpoint=str(self.path),
+                ) from None
+            yield lock
 
 
 def note_node(folder: ServiceFolder, name: str, about: Mapping[str, object]) -> None:
@@ -292,6 +284,26 @@ def note_node(folder: ServiceFolder, name: str, about: Mapping[str, object]) -> 
 def forget_node(folder: ServiceFolder, name: str) -> None:
     with contextlib.suppress(OSError):
         (folder.path / "nodes" / f"{name}.json").unlink(missing_ok=True)
+
+
+def _is_ours(name: str) -> bool:
+    return name in BEFORE or name.startswith((f".{TOPOLOGY}.", f".{MARKER}."))  # of `write_whole`
+
+
+def _make(path: Path, topology: Path | None) -> None:
+    if topology is not None:
+        _copy_topology(topology, path / TOPOLOGY)
+    (path / TOPOLOGY).touch(0o600)
+    settings = load_topology(path / TOPOLOGY).service
+    for name in FOLDERS:
+        (path / name).mkdir(mode=0o700, exist_ok=True)
+    shutil.rmtree(path / "keys", ignore_errors=True)  # of a `create` that did not get to its end
+    (path / "keys").mkdir(mode=0o700)
+    _make_keys(path / "keys")
+    marker = {"schema": SCHEMA, "rollout_brokers": settings.rollout_brokers}
+    made = {**marker, "made_by": f"{os.getuid()}@{socket.gethostname()}", "version": version("prorl-zmq")}
+    lines = [f"{name} = {msgspec.json.encode(value).decode()}" for name, value in made.items()]
+    write_whole(path / MARKER, "# The folder of one prorl_zmq service.\n" + "\n".join(lines) + "\n")
 
 
 def _make_keys(keys: Path) -> None:

@@ -46,6 +46,7 @@ from .checks import check_python
 from .child_output import ChildOutput, reason_of
 from .child_plans import ENGINE_RANK, STAGE_RANK
 from .engine_starts import MAX_STARTS, EngineStarts
+from .metrics_inbox import MetricsInbox
 from .notify import Notifier
 from .run_dir import held_run_dir
 
@@ -135,6 +136,8 @@ class Supervisor:
         self._failure: BaseException | None = None
         """What ended a task of ours that only a stop should end."""
         self._notifier = Notifier()
+        wanted = topology.gateway.bind or topology.metrics.bind
+        self._metrics = MetricsInbox(topology.run_dir) if wanted else None
         self._environment = {**os.environ, SERVICE_VARIABLE: places.service_id}
 
     async def run(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
@@ -142,7 +145,8 @@ class Supervisor:
         raise_open_files()
         for python in {plan.python for plan in self._plans} - {sys.executable}:
             await check_python(python)
-        async with held_run_dir(self._topology.run_dir):
+        metrics = self._metrics.open() if self._metrics is not None else contextlib.nullcontext()
+        async with held_run_dir(self._topology.run_dir), metrics:
             with stop_signals(self.stop, *((signal.SIGUSR1,) if self._drain_s is not None else ())):
                 await self._serve(on_startup, on_ready)
         if self._failure is not None:
@@ -190,7 +194,7 @@ class Supervisor:
     async def _watch_loss(self, is_lost: Callable[[], bool]) -> None:
         while not await asyncio.to_thread(is_lost):  # noqa: ASYNC110 - a file has no event
             await asyncio.sleep(LOSS_S)
-        raise EndpointInUse("another `prorl serve` has taken this service's folder over; this one ends")
+        raise EndpointInUse("another `prorl serve` has taken this service's folder over, or removed it; this one ends")
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -220,6 +224,8 @@ class Supervisor:
                     return
             log.warning("%s %s, after %.1f s; restarting it in %g s", plan.name, problem, lived, pause)
             self._notifier.status(f"restarting {plan.name}, which {problem}")
+            if self._metrics is not None:
+                self._metrics.restarted(plan.process)
             await asyncio.sleep(pause)
 
     async def _run_child(self, plan: ChildPlan) -> str | None:
@@ -231,6 +237,8 @@ class Supervisor:
         except (OSError, subprocess.SubprocessError) as error:
             return f"could not be started: {error}"
         code = await child.wait()
+        if self._metrics is not None:
+            self._metrics.ended(child.pid)
         if code == USAGE_ERROR and not self._was_ready:
             self._usage_error = plan.name
             self._stopping.set()

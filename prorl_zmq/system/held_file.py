@@ -76,4 +76,4 @@ def holder(path: Path) -> str:
 
 
 def _said(path: Path) -> str:
-    return path.read_text("utf-8")[:200].strip() or "a process that does not say where it is"
+    return path.read_text("utf-8", "replace")[:200].strip() or "a process that does not say where it is"

@@ -36,8 +36,12 @@ def place_of(run_dir: Path) -> str:
     if len(folder) > FOLDER_LENGTH:
         folder = f"…{folder[1 - FOLDER_LENGTH :]}"
     host = socket.gethostname()
-    boot = BOOT_ID.read_text("ascii").strip() if BOOT_ID.exists() else ""
-    return f"{host[:HOST_LENGTH]}:{folder} ({short_id(f'{boot} {host} {_number(run_dir)}')})"
+    return f"{host[:HOST_LENGTH]}:{folder} ({short_id(f'{boot_id()} {host} {_number(run_dir)}')})"
+
+
+def boot_id() -> str:
+    """Return the name of this machine's life since its start; empty: it has none."""
+    return BOOT_ID.read_text("ascii").strip() if BOOT_ID.exists() else ""
 
 
 def _number(folder: Path) -> tuple[str, int, int]:

@@ -24,7 +24,8 @@ class RunningClock:
     """`time.monotonic` without the pauses. It is looked at often, or `waits` says how long it will not be."""
 
     def __init__(self) -> None:
-        self._lost_s = 0.0
+        self.lost_s = 0.0
+        """How long all pauses were."""
         self._due = time.monotonic()
         """When it was looked at last, or should be at the latest."""
 
@@ -32,10 +33,10 @@ class RunningClock:
         ours = time.monotonic()
         late = ours - self._due
         if late >= PAUSE_S:
-            self._lost_s += late
+            self.lost_s += late
             log.warning("this process was stopped, or busy with one thing, for %.1f s; nobody is late for that", late)
         self._due = ours
-        return ours - self._lost_s
+        return ours - self.lost_s
 
     def waits(self, seconds: float) -> None:
         """Say that this process is about to wait for at most so long."""

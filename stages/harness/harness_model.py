@@ -22,6 +22,7 @@ from ...errors import EngineFailed, InvalidJob
 from ...inference.chat import ChatMessage, PastCall
 from ...inference.tool_calls.call import ToolCall
 from ...model_proxy.calls import CallRefused, ModelReply, Problem, ReplyCall, Usage, new_turn_id
+from ...system.traces import current_traceparent, span
 from ..agent_loop import LONG_TEXT, UNLIMITED, StopReason
 from ..turn_sampler import TurnSampler
 from .call_tree import CallTree, Said
@@ -107,6 +108,8 @@ class HarnessModel:
         self._tree = CallTree(prompt)
         self._captured = CapturedTurns(self._tree)
         self._in_flight = self._waiting = self._calls = self._lines = 0
+        self._traceparent = current_traceparent()
+        """Of the phase; the calls come in tasks of the server's."""
         self._engine_s, self._busy, self._busy_since = 0.0, 0, 0.0
         """For how long any call has been at the engine, how many are, and since when."""
 
@@ -223,8 +226,9 @@ class HarnessModel:
         job, asked = self._job, call.request.max_tokens
         sampling = msgspec.structs.replace(job.sampling, stop=(*job.sampling.stop, *call.request.stop))
         sampler = TurnSampler(self._generate, self._chat, sampling, self._episode)
+        turn = span("turn", {"prorl.turn": call.turn.number}, parent=self._traceparent)
         try:
-            with self._at_the_engine(call):
+            with turn, self._at_the_engine(call):
                 generation = await sampler.sample(call.prompt, min(call.room, asked or call.room), call.turn.number)
             read = await self._read(call, generation.token_ids)
         except EngineFailed as error:

@@ -70,8 +70,8 @@ def test_a_keeper_is_known_while_it_lives(folder: ClusterFolder) -> None:
     assert other.keeper() == ""
 
 
-def test_a_folder_without_a_cluster_says_how_to_start_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="prorl up --slurm FILE"):
+def test_a_service_without_a_cluster_says_how_its_nodes_start_and_end(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"not started with `prorl up --slurm FILE`: .* SIGTERM or Ctrl-C drains"):
         ClusterFolder(tmp_path).wanted()
 
 

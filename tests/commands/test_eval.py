@@ -26,6 +26,7 @@ from prorl_zmq import RolloutClient
 from prorl_zmq.service.child import ChildService
 
 from ..inference.http.conftest import FakeServer, Speech
+from ..trackers import readback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,6 +79,25 @@ def lines(out: Path) -> list[str]:
 
 def job_ids(out: Path) -> list[str]:
     return [json.loads(line)["result"]["job_id"] for line in lines(out)]
+
+
+@pytest.mark.proof
+def test_what_continues_logs_to_the_same_run(tmp_path: Path) -> None:
+    readback.library("tensorboardX")
+    file, out = data_file(tmp_path, 3), tmp_path / "run"
+    arguments = (str(file), "--out", str(out), "--max-tokens", "8", "--sandbox", "process", "--log", "tensorboard")
+    for samples in ("1", "2"):
+        done = evaluate(*arguments, "--samples", samples, "--k", "1")
+        assert done.returncode == 0, done.stderr
+        assert f"prorl eval: logged to tensorboard: {out}/trackers/tensorboard/eval-" in done.stderr
+    (run,) = (out / "trackers" / "tensorboard").iterdir()
+    points, tables = readback.tensorboard(out / "trackers", run.name)
+    assert [step for step, _ in points["rollouts/count"]] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, _ in points["eval/pass_at_1"]] == [3, 6]
+    assert [table.count("[user]") for table in tables] == [3, 6]
+    assert "What is 2 + 1?" in tables[1]
+    assert evaluate(*arguments, "--samples", "2", "--fresh", "--log", "comet").returncode == 2
+    assert len(lines(out)) == 6  # what is wrong is said before anything is put aside
 
 
 @pytest.mark.proof

@@ -32,7 +32,7 @@ ROW = NodeRow(
     facts=FACTS,
 )
 LOST = LostNode(
-    node="h2-17_2", host="h2", died=True, ago_s=12.0, jobs=9, completed={"a": 2, "b": 3}, ended={Outcome.TIMEOUT: 1}
+    node="h2-17_2", host="h2", died=True, ago_s=8.746, jobs=9, completed={"a": 2, "b": 3}, ended={Outcome.TIMEOUT: 1}
 )
 
 
@@ -59,10 +59,10 @@ def test_slurm_has_a_column_in_the_same_table() -> None:
 def test_a_lost_node_is_told_with_where_its_jobs_went() -> None:
     lines = shown(Seen([ROW], [LOST, replace(LOST, died=False, jobs=0, is_back=True)], []), width=200)
     assert lines[-2] == (
-        "h2-17_2 was lost 12.0 s ago (its connection ended) with 9 jobs: 5 have completed (2 on a, 3 on b), "
+        "h2-17_2 was lost 8.7 s ago (its connection ended) with 9 jobs: 5 have completed (2 on a, 3 on b), "
         "1 ended as timeout, 3 go on elsewhere"
     )
-    assert lines[-1] == "h2-17_2 was lost 12.0 s ago (it fell silent) without jobs; it is back"
+    assert lines[-1] == "h2-17_2 was lost 8.7 s ago (it fell silent) without jobs; it is back"
 
 
 def test_details_and_another_version() -> None:

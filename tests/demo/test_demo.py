@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ..trackers import readback
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -18,8 +20,13 @@ PNG = b"\x89PNG\r\n"
 @pytest.mark.proof
 def test_two_steps_leave_the_picture_the_conversations_and_the_figures(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "demo", "--steps", "2", "--sandbox", "process"]
+    readback.library("tensorboardX")
     done = subprocess.run(
-        [*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False, timeout=110
+        [*command, "--out", str(tmp_path / "out"), "--log", "tensorboard"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
     )
     assert done.returncode == 0, done.stderr
     assert "what the policy runs is not isolated" in done.stdout
@@ -32,6 +39,19 @@ def test_two_steps_leave_the_picture_the_conversations_and_the_figures(tmp_path:
     assert summary["logprob_gap"] < 1e-4
     rows = [json.loads(line) for line in (tmp_path / "out" / "trajectories.jsonl").read_text().splitlines()]
     assert [row["weight_version"] for row in rows] == [0] * 40 + [1] * 40
+    (run,) = (tmp_path / "out" / "trackers" / "tensorboard").iterdir()
+    points, (table,) = readback.tensorboard(tmp_path / "out" / "trackers", run.name)
+    assert points["reward/mean"][0] == (0, pytest.approx(summary["rewards"][0]))
+    assert points["rollouts/completed"] == [(0, 40.0), (1, 40.0)]
+    assert points["staleness/mean"] == [(0, 0.0), (1, 0.0)]
+    assert {
+        "seconds/run",
+        "seconds/engine",
+        "seconds/tool.bash",
+        "seconds/step",
+        "learn/gradient_norm",
+    } <= points.keys()
+    assert table.count("Write to answer.txt") == 8
     assert (tmp_path / "out" / "reward.png").read_bytes().startswith(PNG)
 
 

@@ -16,6 +16,8 @@ from documents import TRAIN_COMMAND
 
 from prorl_zmq.examples.train_torch import __main__ as program
 
+from ..trackers import readback
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -98,7 +100,10 @@ def test_two_steps_through_the_service_a_stop_and_a_resumed_one(tmp_path: Path) 
         "2",
         "--warm-steps",
         "120",
+        "--log",
+        "tensorboard",
     ]
+    readback.library("tensorboardX")
     with subprocess.Popen([*command, *options, "--steps", "100"], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         children: list[psutil.Process] = []
@@ -135,5 +140,14 @@ def test_two_steps_through_the_service_a_stop_and_a_resumed_one(tmp_path: Path) 
     assert summary["steps"] == steps
     assert summary["overlap"]["steps"] == 1
     assert {"shell", "math"} == set(summary["tests"][-1]["reward"])
+    (logged,) = (out / "trackers" / "tensorboard").iterdir()  # a run that is resumed is the same one
+    points, tables = readback.tensorboard(out / "trackers", logged.name)
+    assert {step for step, _ in points["batch/kept_groups"]} == set(range(steps))
+    assert dict(points["batch/kept_groups"]) == {each["step"]: each["batch"]["kept_groups"] for each in records}
+    assert {"batch/launched", "batch/kept/reward/mean", "reward/mean", "staleness/most", "seconds/tool.bash"} <= set(
+        points
+    )
+    assert dict(points["learn/loss"])[steps - 1] == pytest.approx(records[-1]["stats"]["loss"], rel=1e-5)
+    assert "[assistant]" in tables[0]
     assert (out / "train_torch.png").read_bytes().startswith(PNG)
     assert [path.name for path in (out / "weights").iterdir()] == [f"{steps}.safetensors"]

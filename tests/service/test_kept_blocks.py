@@ -42,7 +42,7 @@ def shared() -> Iterator[Cluster]:
 
 
 def blocks(cluster: Cluster, node: str) -> list[Path]:
-    return list(Path(cluster.run_dir(node), "blocks").glob("*/*"))
+    return list(Path(cluster.run_dir(node), "blocks").glob("*/*/*"))
 
 
 def ended(client: RolloutClient, jobs: int) -> None:

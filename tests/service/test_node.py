@@ -24,6 +24,7 @@ import psutil
 import pytest
 
 from prorl_zmq import Job, RolloutClient
+from prorl_zmq.brokers.node.node_broker import LOOK_S
 from prorl_zmq.config import load_topology
 from prorl_zmq.errors import JobTooLarge, NotAllowed
 from prorl_zmq.security.keys import KeyFolder
@@ -445,3 +446,5 @@ def test_a_revoked_key_is_said() -> None:
         KeyFolder(made.folder / "keys" / "service").revoke("node")
         one = made.node("one", "--no-engines")
         one.wait_line("refused the key node (stage)")
+        time.sleep(3 * LOOK_S)
+        assert "".join(one.lines).count("refused the key node (stage)") == 2  # each broker's refusal once

@@ -217,7 +217,7 @@ def test_backends_come_and_go(served: Served) -> None:
 def test_second_service_in_one_run_folder_is_refused(served: Served) -> None:
     done = subprocess.run([*PRORL, "serve", *served.flags()], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
-    assert "another service runs in" in done.stderr.splitlines()[-1]
+    assert "another service or node runs in" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("broker", ["rollout", "backend"])

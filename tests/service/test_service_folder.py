@@ -109,6 +109,28 @@ def test_one_service_holds_it(folder: ServiceFolder) -> None:
     with other.held():
         pass
     assert (folder.path / LOCK).exists()
+    with folder.held():
+        (folder.path / LOCK).write_bytes(b"\xff")
+        with pytest.raises(EndpointInUse, match="another service runs"), other.held():
+            pass
+
+
+def test_what_goes_wrong_while_it_is_held_is_told_as_it_is(folder: ServiceFolder) -> None:
+    with pytest.raises(EndpointInUse) as caught, folder.held():
+        raise EndpointInUse("the run folder is in use")
+    assert caught.value.message == "the run folder is in use"
+
+
+def test_two_that_make_it_at_once_make_one(tmp_path: Path) -> None:
+    path = tmp_path / "service"
+    path.mkdir(mode=0o700)
+    with ServiceFolder(path, 1).held(), pytest.raises(EndpointInUse, match=rf"process {os.getpid()} on"):
+        ServiceFolder.create(path)
+    ServiceFolder.create(path)
+    secret = path / "keys" / "service" / "service.secret"
+    before = secret.read_bytes()
+    assert len(ServiceFolder.create(path).rollout_brokers) == 1  # it had seen no service there
+    assert secret.read_bytes() == before
 
 
 def test_a_killed_holder_leaves_it_free(folder: ServiceFolder) -> None:
@@ -151,9 +173,10 @@ def test_a_folder_that_is_unfit_is_refused(folder: ServiceFolder, tmp_path: Path
     (path / MARKER).write_text("schema = 2\nrollout_brokers = 1\nmade_by = ''\nversion = '9.9'\n")
     with pytest.raises(ConfigError, match=r"made by prorl-zmq 9\.9 in another form"):
         ServiceFolder.open(path)
-    (path / MARKER).write_text("schema = 'x'")
-    with pytest.raises(ConfigError, match="is not what prorl-zmq wrote"):
-        ServiceFolder.open(path)
+    for wrong in ("schema = 'x'", "schema = 1\nrollout_brokers = 0\nmade_by = ''\nversion = '9.9'\n"):
+        (path / MARKER).write_text(wrong)
+        with pytest.raises(ConfigError, match="is not what prorl-zmq wrote"):
+            ServiceFolder.open(path)
     for unfit in (tmp_path / "none", tmp_path):
         with pytest.raises(ConfigError, match="is no service's folder: `prorl serve --service"):
             ServiceFolder.open(unfit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
+import time
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -212,5 +213,27 @@ def test_a_job_waits_for_a_backend_that_is_starting_longer_than_it_allows(
         report("failed")
         with pytest.raises(NoBackend, match="engine x failed to start: no memory"):
             await client.assign(job("c", wait_s=0.2), 1)
+
+    run(broker, body)
+
+
+def test_a_broker_that_lost_assignments_asks_for_them_at_the_next_heartbeat(broker: Broker) -> None:
+    broker.add("x")
+
+    async def body(client: BackendClient) -> None:
+        await client.assign(job("a"), 1)
+        client.keep_alive()
+        await client.assign(job("b"), 1)  # answered after the heartbeat
+        broker.ask(RemoveBackend("remove", "x"))
+        broker.add("x")
+        assert broker.states() == {"x": ("ready", 0)}
+        client.keep_alive()
+        await asyncio.to_thread(until_it_has, 2)
+
+    def until_it_has(jobs: int) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while broker.states() != {"x": ("ready", jobs)}:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     run(broker, body)

@@ -12,12 +12,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import msgspec
 
 from ...errors import ErrorInfo, SandboxFailed, SandboxLimitExceeded, SandboxUnavailable, from_info
+from ...metrics.catalog import SANDBOX_FAILURES, SANDBOX_START_SECONDS
 from ...security.keys import named_folder
 from ...system.logs import log_settings
 from ...system.open_files import lower_open_files
@@ -121,8 +123,15 @@ class Sandboxes:
         spec = spec or SandboxSpec()
         if self._container.image_formats and (spec.image or self._image):
             spec = msgspec.structs.replace(spec, image=str(self._find(spec.image)))
-        await self._wait_for_room()
-        return await self._start(self.make_folder(name), spec)
+        began = time.monotonic()
+        try:
+            await self._wait_for_room()
+            sandbox = await self._start(self.make_folder(name), spec)
+        except Exception:
+            SANDBOX_FAILURES.add(self.kind)
+            raise
+        SANDBOX_START_SECONDS.observe(time.monotonic() - began, self.kind)
+        return sandbox
 
     async def attach(self, handle: SandboxHandle) -> Sandbox:
         """Take over a sandbox that any process of this node made; the caller closes it, or hands it on.

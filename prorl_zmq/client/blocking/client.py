@@ -36,6 +36,7 @@ from ...wire.messages.front_door import Cancel, NoteWeights, Status, Trace
 from ...wire.messages.jobs import Job
 from ...wire.messages.nodes import ListNodes, NodeList
 from ..batch_progress import BatchProgress, batch_options
+from ..current_trace import in_current_trace, submit_span
 from ..keep_alive import KeepAlive
 from ..requests import IDS_PER_REQUEST, POLL_S, UPDATE_LIMIT_S, CollectState, check_job_ids, submissions
 from .backends import Backends
@@ -133,10 +134,12 @@ class RolloutClient:
         limit_bytes = (self._service.hello(until)).job_limit_bytes
         busy_until = until if busy_s is None else min(until, time.monotonic() + busy_s)
         accepted: list[str] = []
-        for request, packed, ids in submissions(self.session, [jobs] if isinstance(jobs, Job) else jobs, limit_bytes):
+        given = in_current_trace([jobs] if isinstance(jobs, Job) else jobs)
+        for request, packed, ids in submissions(self.session, given, limit_bytes):
             begun = self._collecting.begin(ids)
             try:
-                reply = self._submit(request, packed, until, busy_until)
+                with submit_span(len(ids)):
+                    reply = self._submit(request, packed, until, busy_until)
             except ProrlError:
                 self._collecting.refused(begun)
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +12,12 @@ import numpy as np
 import torch
 import typer
 
-from ...commands.demo import TrainingSandbox, begin_training
-from ...commands.options import console
+from ...commands.demo import TrainingSandbox, begin_training, say_where
+from ...commands.options import Log, console
 from ...demo.trainer import SUMMARY, write_summary
 from ...errors import ConfigError
+from ...trackers import open_tracker
+from ...trackers.adapter import TRACKERS
 from ...wire.messages.base import new_id
 from .display import Display
 from .learner import Learner, LearnerSettings
@@ -30,6 +32,8 @@ from .training import CHECKPOINT, RunSettings, Training
 from .weights import Checkpoint, read_weights, save_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
 PICTURE = "train_torch.png"
@@ -76,6 +80,7 @@ def train(
     measure: Annotated[
         int, typer.Option(min=0, max=100, help="How many of the last steps also measure each side alone.")
     ] = DEFAULTS.measure,
+    log: Log = None,
 ) -> None:
     """Train a small transformer with GRPO and DAPO sampling through the whole service: five minutes on two cores.
 
@@ -110,9 +115,9 @@ def train(
     with Display(screen) as display:
         try:
             if resume:
-                summary = _resume(out, seed, settings, display)
+                summary = _resume(out, seed, settings, display, log or ())
             else:
-                summary = _begin(out, seed or 0, settings, warm_steps, display)
+                summary = _begin(out, seed or 0, settings, warm_steps, display, log or ())
         except KeyboardInterrupt:
             if (out / CHECKPOINT).exists():
                 display.say(f"stopped; --out {out} --resume continues from the last step that was made whole")
@@ -120,7 +125,9 @@ def train(
     _conclude(screen, summary, out)
 
 
-def _begin(out: Path, seed: int, settings: RunSettings, warm_steps: int, display: Display) -> Summary:
+def _begin(
+    out: Path, seed: int, settings: RunSettings, warm_steps: int, display: Display, log: Sequence[str]
+) -> Summary:
     began = time.monotonic()
     for left in out.glob(f"{JOURNAL}*"):
         left.unlink()  # of a run that ended before its first checkpoint
@@ -137,10 +144,10 @@ def _begin(out: Path, seed: int, settings: RunSettings, warm_steps: int, display
     learner = Learner(model, model, settings.learner, seed)
     start = Checkpoint(0, new_id(), seed, 0, learner.state())
     start.save(out / CHECKPOINT)
-    return _train(out, settings, start, learner, display, time.monotonic() - began)
+    return _train(out, settings, start, learner, display, log, time.monotonic() - began)
 
 
-def _resume(out: Path, seed: int | None, settings: RunSettings, display: Display) -> Summary:
+def _resume(out: Path, seed: int | None, settings: RunSettings, display: Display, log: Sequence[str]) -> Summary:
     start = Checkpoint.load(out / CHECKPOINT)
     if seed is not None and seed != start.seed:
         raise ConfigError(f"the run in {out} has seed {start.seed}, not {seed}; leave out --seed", key="seed")
@@ -151,16 +158,25 @@ def _resume(out: Path, seed: int | None, settings: RunSettings, display: Display
     learner = Learner(Model(), warm, settings.learner, start.seed)
     learner.load_state(start.learner)
     display.say(f"continuing after step {start.step}")
-    return _train(out, settings, start, learner, display, 0.0)
+    return _train(out, settings, start, learner, display, log, 0.0)
 
 
 def _train(
-    out: Path, settings: RunSettings, start: Checkpoint, learner: Learner, display: Display, warm_start_s: float
+    out: Path,
+    settings: RunSettings,
+    start: Checkpoint,
+    learner: Learner,
+    display: Display,
+    log: Sequence[str],
+    warm_start_s: float,
 ) -> Summary:
     history = read_steps(out, start.step)
     display.say("starting the service: two brokers, INIT, RUN and EVAL, and one engine")
-    training = Training(out, out / TOKENIZER, settings, start, learner, display)
-    training.run()
+    config = {**asdict(settings), **asdict(settings.learner)}
+    with open_tracker(*log, run=f"train_torch-{start.session}", folder=out / TRACKERS, config=config) as tracker:
+        training = Training(out, out / TOKENIZER, settings, start, learner, display, tracker)
+        training.run()
+    say_where("train_torch", tracker)
     steps = [*history, *training.steps]
     rewards = [step.batch.reward for step in steps]
     summary = Summary(

@@ -11,18 +11,22 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from ...client.blocking.client import RolloutClient
 from ...demo.trainer import Trainer
 from ...errors import RequestTimeout
+from ...trackers import batch_values, rollout_values, sample_conversations
 from .learner import Interrupted, Learner, LearnerSettings, LearnStats
 from .records import BatchRecord, Exam, StepRecord, append_step
 from .service import Processes
 from .tasks import PromptStream
 from .testing import Tester
+from .tokenizer import load_chat
 from .weights import Checkpoint
 
 if TYPE_CHECKING:
@@ -31,9 +35,13 @@ if TYPE_CHECKING:
     from ...client.blocking.batch import Batch
     from ...data.group import Group
     from ...demo.trainer import Step
+    from ...trackers import Tracker
+    from ...wire.messages.batches import BatchReport
     from .display import Display
 
 CHECKPOINT = "checkpoint.pt"
+SAMPLES_EVERY = 5
+"""Steps between two tables of conversations for the trackers."""
 POLL_S = 0.5
 """How often it looks whether all is well while it waits for a group."""
 PROMPTS_PER_GROUP = 8
@@ -62,6 +70,7 @@ class Collected(NamedTuple):
     """A batch that has ended."""
 
     groups: list[Group]
+    report: BatchReport
     record: BatchRecord
 
 
@@ -74,7 +83,14 @@ class Training(Trainer[Collected, LearnStats]):
     _batch: Batch
 
     def __init__(
-        self, out: Path, tokenizer: Path, settings: RunSettings, start: Checkpoint, learner: Learner, display: Display
+        self,
+        out: Path,
+        tokenizer: Path,
+        settings: RunSettings,
+        start: Checkpoint,
+        learner: Learner,
+        display: Display,
+        tracker: Tracker,
     ) -> None:
         super().__init__(out, learner)
         self._out = out
@@ -82,6 +98,7 @@ class Training(Trainer[Collected, LearnStats]):
         self._settings = settings
         self._start = start
         self._display = display
+        self._tracker = tracker
         self._prompts = PromptStream(start.seed, start.position)
         self._opened_s = 0.0
         self._position = start.position
@@ -160,7 +177,7 @@ class Training(Trainer[Collected, LearnStats]):
             opened_s=self._opened_s,
             met_s=met_s,
         )
-        return Collected(groups, record)
+        return Collected(groups, report, record)
 
     def _accept(self, step: int, batch: Collected) -> bool:
         self._take_tests(self._tester.collect())
@@ -205,6 +222,19 @@ class Training(Trainer[Collected, LearnStats]):
         self.steps.append(record)
         append_step(self._out, record)
         self._display.stepped(record, self._settings.steps)
+        if self._tracker.is_on:
+            self._log(step.batch, record)
+
+    def _log(self, batch: Collected, record: StepRecord) -> None:
+        rollouts = [trajectory for group in batch.groups for trajectory in group.trajectories]
+        seconds = {"step": record.step_s, "learn": record.learn_s, "wait": record.wait_s}
+        values = {f"learn/{name}": float(value) for name, value in asdict(record.stats).items()}
+        values |= {f"seconds/{name}": value for name, value in seconds.items()}
+        self._tracker.log(batch_values(batch.report) | rollout_values(rollouts, record.step) | values, record.step)
+        if record.step % SAMPLES_EVERY == 0:
+            chat = load_chat(self._tokenizer)
+            texts = sample_conversations(rollouts, lambda ids: chat.decode(np.array(ids, np.int32)))
+            self._tracker.samples(texts, record.step)
 
     def _take_tests(self, tests: list[Exam]) -> None:
         self.tests += tests

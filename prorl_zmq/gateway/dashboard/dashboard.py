@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from ...client.asynchronous.client import AsyncRolloutClient
 from ...service.rollout_brokers import clients_of
-from ...service.service_folder import ServiceFolder
 from ...watching.watcher import Watcher
 from .dashboard_api import DashboardApi
 from .job_views import JobViews
@@ -45,8 +44,9 @@ class Dashboard:
 
 
 def _clients(options: GatewayOptions) -> dict[str, AsyncRolloutClient]:
+    if options.metrics_only:
+        return {}
     if options.service is not None:
-        operator = ServiceFolder.open(options.service).keys("operator")
-        return clients_of(options.service, options.timeout_s, operator)
+        return clients_of(options.service.path, options.timeout_s, options.service.keys("operator"))
     keys = options.keys if options.keyring() is not None else None
     return {"rollout broker": AsyncRolloutClient(options.front_door, timeout_s=options.timeout_s, keys=keys)}

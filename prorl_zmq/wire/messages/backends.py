@@ -5,6 +5,7 @@ Requests about weights are answered when all engine hosts have done their part: 
 
 from __future__ import annotations
 
+import zlib
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -176,13 +177,20 @@ class HeldAssignment(Part, frozen=True, array_like=True):
 
 
 class OwnerAlive(BackendRequest, frozen=True):
-    """Keep the assignments of a stage process, and name those it still wants.
+    """Keep the assignments of a stage process, and name those it still wants, or those that have changed.
 
-    A broker that was restarted learns from it which jobs are where.
+    A broker that holds others, as one that was restarted, answers with `NameAll`, and learns which jobs are where.
     """
 
     owner: Identifier
     jobs: dict[JobIdentifier, HeldAssignment] = {}
+    digest: Annotated[int, Meta(ge=0, le=2**62)] | None = None
+    """The sum of `assignment_digest` over all that have a backend. None: `jobs` names all, also those that wait."""
+
+
+def assignment_digest(job_id: str, attempt: int, backend_id: str) -> int:
+    """Return what an assignment adds to the digest of those of its owner."""
+    return zlib.crc32(f"{job_id} {attempt} {backend_id}".encode())
 
 
 class AddBackend(BackendRequest, frozen=True):
@@ -315,6 +323,10 @@ class WaitLonger(BackendReply, frozen=True):
     """
 
 
+class NameAll(BackendReply, frozen=True):
+    """Answer to an `OwnerAlive` with another digest than that of the assignments here: name all of them."""
+
+
 class BackendList(BackendReply, frozen=True):
     """Answer to `ListBackends`."""
 
@@ -370,4 +382,4 @@ AnyBackendRequest = (
     | LoadWeights
     | ListKeys
 )
-AnyBackendReply = Assigned | WaitLonger | Done | BackendList | KeyList | BackendRefused
+AnyBackendReply = Assigned | WaitLonger | NameAll | Done | BackendList | KeyList | BackendRefused

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from ...errors import ErrorInfo
-from .base import Identifier, JobIdentifier, Message, Part, Seconds, WeightVersion
+from .base import Identifier, JobIdentifier, Message, Part, Seconds, ShortText, WeightVersion
 from .jobs import Sampling
 
 UpdateMode = Literal["keep", "drain", "abort"]
@@ -31,6 +31,8 @@ class Generate(EngineRequest, frozen=True, kw_only=True):
     """The turn ends after any of these; the one that ended it is part of the answer."""
     life: Annotated[str, Meta(max_length=64)] = ""
     """The host's life that is meant; a host that was started anew may have older weights. Empty: any."""
+    traceparent: ShortText = ""
+    """The W3C trace context of the span that asks; empty: there is none."""
 
 
 class Abort(EngineRequest, frozen=True):

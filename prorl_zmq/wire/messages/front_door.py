@@ -218,6 +218,10 @@ class JobTrace(Reply, frozen=True, kw_only=True):
     tokens: int = 0
     turns: int = 0
     error: ErrorInfo | None = None
+    traceparent: str = ""
+    """The W3C trace context of the job's span; empty: it is not traced."""
+    parent_span: str = ""
+    """The id of the span above it, 16 hexadecimal digits; empty: there is none."""
 
 
 class Refused(Reply, frozen=True):

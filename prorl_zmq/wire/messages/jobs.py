@@ -146,6 +146,9 @@ class Job(Part, frozen=True, kw_only=True):
     harness: Harness | HarnessName | None = None
     """What leads the rollout, or only its name (`codex`, `codex==0.169.0`); None: the service's agent loop. The task
     prepares and judges it either way."""
+    traceparent: str = ""
+    """The W3C trace context of the span that the job's own will be below (see `docs/traces.md`): the client fills in
+    that of the OpenTelemetry span that is current. What is malformed is ignored."""
 
 
 SandboxKind = Identifier

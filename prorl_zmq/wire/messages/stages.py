@@ -206,6 +206,8 @@ class StartPhase(Message, frozen=True, kw_only=True):
     phase_data: dict[str, Any] = {}
     origin: Identifier | Literal[""] = ""
     """From a node's broker: the rollout broker whose job it is."""
+    traceparent: ShortText = ""
+    """The W3C trace context of the phase's span; empty: the job is not traced."""
 
 
 class StopPhase(Message, frozen=True):

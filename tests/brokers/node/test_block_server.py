@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -17,6 +18,8 @@ from prorl_zmq.brokers.node.block_server import FOUND, LOST, BlockServer
 from prorl_zmq.brokers.node.block_store import BlockStore
 from prorl_zmq.client.block_fetcher import BlockFetcher
 from prorl_zmq.security.zap_authenticator import ZapAuthenticator
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.blocks import FetchBlock
 from prorl_zmq.wire.messages.jobs import BlockHandle
 
 if TYPE_CHECKING:
@@ -110,6 +113,17 @@ def test_other_names_are_answered_and_open_nothing(served: Served, block_id: byt
     with connected(served.path) as client:
         assert asked(client, block_id) == (LOST, [])
         assert asked(client, served.handle.block_id.encode())[0] == FOUND
+
+
+def test_garbage_over_tcp_fills_no_log(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.linger, client.rcvtimeo = 0, int(1000 * WAIT_S)
+        client.connect(served.handle.endpoint)
+        for frames in ([b"", b"garbage"], [b"", b""], [b"no envelope"], [b""] * 30):
+            client.send_multipart(frames)
+        client.send_multipart([b"", codec.encode(FetchBlock("request", served.handle.block_id))])
+        assert client.recv_multipart()[2] == BLOCK
+    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
 
 
 def test_one_client_too_many_is_turned_away_and_the_others_are_served(

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from prorl_zmq.brokers.node import block_store
 from prorl_zmq.brokers.node.block_store import BlockStore
+from prorl_zmq.system import node_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +21,10 @@ def kept(store: BlockStore, number: int = 1, broker: str = "rollout-0") -> str:
     return block_id
 
 
+def file_of(folder: Path, block_id: str) -> Path:
+    return next(folder.glob(f"*/*/{block_id}"))
+
+
 def test_a_block_is_kept_until_its_broker_forgets_it(tmp_path: Path) -> None:
     store = BlockStore(tmp_path)
     block_id = kept(store)
@@ -28,7 +34,7 @@ def test_a_block_is_kept_until_its_broker_forgets_it(tmp_path: Path) -> None:
     assert store.ids("rollout-0") == (block_id,)
     store.forget("rollout-0", [block_id, "unknown"])
     assert store.read(block_id) is None
-    assert not list(tmp_path.glob("*/*"))
+    assert not list(tmp_path.glob("*/*/*"))
 
 
 def test_an_event_that_comes_again_brings_no_second_block(tmp_path: Path) -> None:
@@ -46,10 +52,30 @@ def test_the_next_process_has_all_blocks(tmp_path: Path) -> None:
     assert store.read(block_id) == BLOCK
 
 
+def test_after_a_restart_of_the_machine_all_blocks_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block_id = kept(BlockStore(tmp_path))
+    os.truncate(file_of(tmp_path, block_id), 0)  # ext4, when the power goes before it has written
+    another = tmp_path.with_suffix(".boot")
+    another.write_text("another")
+    monkeypatch.setattr(node_name, "BOOT_ID", another)
+    store = BlockStore(tmp_path)
+    assert store.ids("rollout-0") == ()
+    assert not list(tmp_path.glob("*/*/*"))
+
+
+def test_files_that_are_no_blocks_are_not_reported(tmp_path: Path) -> None:
+    block_id = kept(BlockStore(tmp_path))
+    file = file_of(tmp_path, block_id)
+    file.with_name(".nfs000000000123").write_bytes(BLOCK)  # of a block that a client still mapped
+    file.with_name("0" * 32).symlink_to("/nowhere")
+    file.with_name("1" * 32).mkdir()
+    assert BlockStore(tmp_path).ids("rollout-0") == (block_id,)
+
+
 def test_a_block_that_was_cut_off_is_not_here(tmp_path: Path) -> None:
     store = BlockStore(tmp_path)
     block_id = kept(store)
-    (tmp_path / "rollout-0" / block_id).write_bytes(b"tok")
+    file_of(tmp_path, block_id).write_bytes(b"tok")
     assert store.read(block_id) is None
     assert store.open(block_id) is None
 
@@ -67,5 +93,5 @@ def test_without_room_the_broker_gets_the_block(tmp_path: Path, monkeypatch: pyt
 
 def test_where_nothing_can_be_written_the_broker_gets_the_block(tmp_path: Path) -> None:
     store = BlockStore(tmp_path / "blocks")
-    (tmp_path / "blocks" / "rollout-0").write_bytes(b"no folder")
+    (next((tmp_path / "blocks").iterdir()) / "rollout-0").write_bytes(b"no folder")
     assert store.keep("rollout-0", 1, BLOCK) is None

@@ -39,6 +39,7 @@ class Table:
         running: dict[str, int] | None = None,
         *,
         draining: bool = False,
+        tasks: tuple[str, ...] = ("math",),
     ) -> list[Action]:
         """A report of a process; its role is the first part of its name, and its slots stay as they were."""
         before = self.table.stages.get(stage_id)
@@ -48,7 +49,7 @@ class Table:
             node=node,
             slots=slots or (before.slots if before is not None else 1),
             endpoint="ipc://stage",
-            tasks=(Task("math"),),
+            tasks=tuple(map(Task, tasks)),
             running=running or {},
             draining=draining,
         )
@@ -479,6 +480,27 @@ def test_a_failure_with_retry_starts_again(phase: Phase, again: Phase) -> None:
     assert table.table.redelivered == 1
 
 
+def test_a_failed_attempt_is_repeated_on_another_node_though_the_first_is_idle() -> None:
+    """A node on which all fails at once would draw each retry, and end every job."""
+    table = Table()
+    table.stage("init-1", 1, "bad")
+    table.stage("init-2", 1, "good")
+    assert started([*table.submit("a"), *table.submit("b")]) == [("init-1", "a", 1), ("init-2", "b", 1)]
+    assert started(table.failed("init-1", "a", retry=True)) == []
+    assert started(table.submit("c")) == [], "it came later, and the other node's next slot is for the first"
+    assert started(table.done("init-2", "b")) == [("init-2", "a", 2), ("init-1", "c", 1)]
+
+
+def test_a_failed_attempt_is_repeated_on_its_node_where_no_other_serves_the_task() -> None:
+    table = Table()
+    table.stage("init-1", 1, "bad")
+    table.stage("init-2", 1, "good")
+    table.submit("a")
+    table.submit("b")
+    assert started(table.failed("init-1", "a", retry=True)) == []
+    assert started(table.stage("init-2", 1, "good", draining=True)) == [("init-1", "a", 2)]
+
+
 @RESTARTS
 def test_a_lapsed_lease_starts_again_elsewhere(phase: Phase, again: Phase) -> None:
     table = Table()
@@ -711,6 +733,27 @@ def test_what_would_wait_on_a_node_that_drains_starts_again_elsewhere_and_keeps_
     assert started(actions) == [("init-far", "a", 2)]
 
 
+@pytest.mark.parametrize("joins_empty", [True, False])
+def test_a_nodes_pool_without_a_process_serves_again_when_it_has_one(joins_empty: bool) -> None:
+    """A node with blocks of trajectories reports its RUN pool also while the RUN process is being restarted."""
+    table = Table()
+    table.stage("init-1")
+    if not joins_empty:
+        table.stage("run-1")
+    table.stage("run-1", draining=True, tasks=())
+    table.submit()
+    table.done("init-1")
+    table.tick(1.0)
+    assert table.where() == (Phase.RUN, JobStatus.QUEUED)
+    assert started(table.stage("run-1")) == [("run-1", "a", 1)]
+    table.stage("run-1", running={"a": 1}, tasks=("math", "code"))
+    table.stage("run-1", running={"a": 1}, tasks=("code",))
+    table.submit("b")
+    table.done("init-1", "b")
+    assert started(table.stage("run-1", running={"a": 1})) == []  # its only slot is taken
+    assert started(table.done("run-1", block=b"block", tokens=1, turns=0)) == [("run-1", "b", 1)]
+
+
 def test_an_init_that_ends_after_its_draining_nodes_run_process_has_left_keeps_its_jobs_attempt() -> None:
     """RUN had nothing to end there; a slow INIT goes on longer."""
     table = Table()
@@ -872,6 +915,13 @@ def test_process_that_does_not_come_back_loses_its_jobs_after_the_lease() -> Non
     late = new.stage("run-1", running={"a": 1})
     assert late == [Stop("run-1", SlotClaim("a", 1))]
     assert new.done("run-1", attempt=1) == []
+
+
+def test_process_that_drains_as_it_reports_is_not_given_what_it_did_not_have() -> None:
+    old = Table()
+    old.bring_to(Phase.EVAL, SANDBOX)
+    new = restarted(old)
+    assert started(new.stage("eval-1", draining=True)) == []
 
 
 def test_process_that_leaves_before_it_reports_gives_its_jobs_back() -> None:

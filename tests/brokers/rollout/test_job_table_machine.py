@@ -66,6 +66,8 @@ class ModelJob:
     sandbox: SandboxHandle | None = None
     run_attempt: int = 0
     """Under which RUN ended; 0: it has not."""
+    avoids: str = ""
+    """The node where it failed last."""
 
     @property
     def need(self) -> tuple[Phase, str, str | None]:
@@ -258,6 +260,8 @@ class JobTableMachine(RuleBasedStateMachine):
         self.ended_before += self.table.outcomes.total()
         self.table = self.new_table()
         self.unlooked.clear()
+        for job in self.jobs.values():
+            job.avoids = ""
         kept = self.journal.recover()
         self.table.restore(kept.unfinished, kept.last_sequence, self.now)
         assert self.table.take_changes() == []
@@ -405,7 +409,7 @@ class JobTableMachine(RuleBasedStateMachine):
     def nobody_waits_for_a_free_slot(self) -> None:
         for job in self.jobs.values():
             if job.holder is None and (job.phase != Phase.INIT or self.ready() < self.ready_limit):
-                assert job.session in self.unlooked or not self.takers(job)
+                assert job.session in self.unlooked or not self.takers(job) or self.waits_behind(job)
 
     def teardown(self) -> None:
         """Once stage processes behave, every job ends."""
@@ -465,7 +469,16 @@ class JobTableMachine(RuleBasedStateMachine):
         free = [w for w in self.workers.values() if w.serves(job.need) and len(w.holds) < w.slots and not w.quiet]
         if job.phase == Phase.INIT and job.session in self.full:
             return []
+        if not job.sandbox and any(
+            w.serves(job.need) and not w.quiet and w.node != job.avoids for w in self.workers.values()
+        ):
+            free = [w for w in free if w.node != job.avoids]
         return [w for w in free if w.role != Phase.INIT or not self.is_full(w.node, job.task)]
+
+    def waits_behind(self, job: ModelJob) -> bool:
+        """An older job waits for another node than the one that is free."""
+        older = [o for o in self.jobs.values() if o.holder is None and o.need == job.need and o.sequence < job.sequence]
+        return any(o.avoids and not self.takers(o) for o in older if o.session not in self.full | self.unlooked)
 
     def is_full(self, node: str, task: str) -> bool:
         """As many jobs of a task wait for RUN or EVAL on a node as it has slots for."""
@@ -616,6 +629,7 @@ class JobTableMachine(RuleBasedStateMachine):
         if job is not None and self.is_current(job, event):
             if isinstance(event, PhaseFailed):
                 if event.retry:
+                    job.avoids = self.workers[event.stage_id].node
                     self.lose(job)
                 else:
                     self.to_end[job.job_id] = event.outcome

@@ -16,11 +16,9 @@ LEASE_S, QUIET_S = 10.0, 2.0
 FACTS = NodeFacts(host="h")
 
 
-def report(node: str, role: Phase = Phase.RUN, slots: int = 4) -> StageReport:
-    name, task = f"{role}-{node}", (Task("math"),)
-    return StageReport(
-        stage_id=name, member=node, role=role, node=node, slots=slots, endpoint="e", tasks=task, facts=FACTS
-    )
+def report(node: str, role: Phase = Phase.RUN, slots: int = 4, *, draining: bool = False) -> StageReport:
+    name, told = f"{role}-{node}", {"tasks": (Task("math"),), "facts": FACTS, "draining": draining}
+    return StageReport(stage_id=name, member=node, role=role, node=node, slots=slots, endpoint="e", **told)
 
 
 def pool(*nodes: str) -> StagePool:
@@ -46,10 +44,11 @@ def test_a_node_is_told_with_what_it_does() -> None:
 
 def test_states_change_as_a_node_drains_falls_silent_and_is_lost() -> None:
     stages = pool("n", "m")
+    stages.heard(report("m", Phase.EVAL), 0.0)
     for role in (Phase.INIT, Phase.RUN):
         stages.leave(f"{role}-m")
     assert [node.state for node in nodes(stages, 0.0)] == ["draining", "ready"]
-    stages.heard(report("m"), 3.0)
+    stages.heard(report("m", draining=True), 3.0)
     stages.expire(3.0)
     assert [node.state for node in nodes(stages, 3.0)] == ["draining", "silent"]
     stages.expire(LEASE_S)

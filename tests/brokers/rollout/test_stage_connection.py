@@ -15,9 +15,11 @@ import pytest
 import zmq
 
 from prorl_zmq.brokers.rollout.stage_connection import StageConnection
+from prorl_zmq.brokers.rollout.stage_connections import StageConnections
+from prorl_zmq.brokers.rollout.stage_pool import StagePool
 from prorl_zmq.errors import MalformedMessage
 from prorl_zmq.wire.messages.jobs import Phase
-from prorl_zmq.wire.messages.stages import StageReport, Task
+from prorl_zmq.wire.messages.stages import StageReport, StageWelcome, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,6 +121,22 @@ def test_a_connection_takes_two_descriptors(peer: Peer) -> None:
     finally:
         for one in others:
             one.close()
+
+
+def test_who_was_quiet_and_is_heard_again_takes_no_more(peer: Peer) -> None:
+    """The connection that asked a process whether it lives goes with the question."""
+    connections = StageConnections(peer.context, None, StageWelcome(backend_broker="ipc:///none", heartbeat_s=1.0))
+    try:
+        connections.reported(report(peer.endpoint), "", 0.0, StagePool(10.0, 1.0))
+        assert peer.process.stdout is not None
+        assert peer.process.stdout.readline() == "received\n"
+        before = open_files()
+        assert connections.refusing(["run-1"]) == []
+        assert open_files() == before + 1
+        assert connections.refusing([]) == []
+        assert open_files() == before
+    finally:
+        connections.close()
 
 
 def test_a_name_is_not_looked_up(context: zmq.Context[zmq.Socket[bytes]]) -> None:

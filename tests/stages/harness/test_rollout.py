@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from captured import segments_of
+from otlp_receiver import OtlpReceiver
 from scripted_policy import CHAT, ScriptedPolicy, call
 from vllm_server import free_port
 
@@ -21,6 +22,7 @@ from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.agent_loop import Episode
 from prorl_zmq.stages.harness import harness_model, rollout
 from prorl_zmq.stages.harness.rollout import ChosenHarness
+from prorl_zmq.system.traces import current, tracing
 from prorl_zmq.wire.messages.jobs import Harness
 
 if TYPE_CHECKING:
@@ -99,6 +101,22 @@ def test_a_program_that_stops_at_the_end_is_not(sandboxes: Sandboxes) -> None:
     assert (episode.stop_reason, episode.metrics["harness_exit_code"]) == ("max_turns", 3)
     assert "refused: 400" in episode.notes["harness_output"]
     assert episode.notes["harness"] == "command"
+
+
+@only_process
+def test_each_call_of_the_model_is_a_span_below_the_phase(
+    sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with OtlpReceiver() as receiver:
+        for name, value in receiver.environment.items():
+            monkeypatch.setenv(name, value)
+        with tracing("stage", "run-1"), current(f"00-{'a' * 32}-{'b' * 16}-01"):
+            lead(sandboxes, ScriptedPolicy([BASH, "Done."]), job(agent()))
+        turns = sorted(receiver.spans, key=lambda span: span.start_ns)
+    assert [(one.name, one.parent_id, one.attributes) for one in turns] == [
+        ("turn", "b" * 16, {"prorl.turn": 0}),
+        ("turn", "b" * 16, {"prorl.turn": 1}),
+    ]
 
 
 @only_process

@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="samples of a step, per process")
     parser.add_argument("--group", type=int, default=8, help="rollouts of a prompt")
     parser.add_argument("--connect", help="the service's front door (default: that of `prorl serve`)")
+    parser.add_argument("--log", action="append", default=[], help="a tracker of TRL's, such as wandb; may be repeated")
     options = parser.parse_args()
     args = AsyncGRPOConfig(
         output_dir=options.out,
@@ -32,7 +33,7 @@ def main() -> None:
         token_budget=-1,  # by the number of samples; None would ask a vLLM server of TRL's own
         max_staleness=2,
         logging_steps=1,
-        report_to=[],
+        report_to=options.log,
     )
     connect = partial(RolloutClient, options.connect) if options.connect else RolloutClient
     data = Dataset.from_list(dataset_rows(problems(1000)))

@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8, help="rollouts of a prompt")
     parser.add_argument("--cpu", action="store_true", help="train on the CPU, in float32")
     parser.add_argument("--connect", help="the service's front door (default: that of `prorl serve`)")
+    parser.add_argument("--log", action="append", default=[], help="a tracker of TRL's, such as wandb; may be repeated")
     options = parser.parse_args()
     args = GRPOConfig(
         output_dir=options.out,
@@ -45,7 +46,7 @@ def main() -> None:
         bf16=not options.cpu,
         use_cpu=options.cpu,
         logging_steps=1,
-        report_to=[],
+        report_to=options.log,
     )
     connect = partial(RolloutClient, options.connect) if options.connect else RolloutClient
     make_job = job_maker(EpisodeLimits(max_turns=1), max_tokens=512)

@@ -1,0 +1,24 @@
+"""The gauges of the backend broker, set once a second from its list of backends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ...metrics import catalog
+
+if TYPE_CHECKING:
+    from .request_handler import BackendRequestHandler
+
+STATES = ("ready", "draining", "updating", "probation", "unwell")
+
+
+def set_gauges(handler: BackendRequestHandler) -> None:
+    backends = handler.heap.status()
+    states: Counter[str] = Counter(one.state for one in backends)
+    for state in STATES:
+        catalog.BACKENDS.set(states[state], state)
+    for one in backends:
+        catalog.BACKEND_JOBS.set(one.in_flight, one.backend.backend_id)
+        catalog.BACKEND_WEIGHT_VERSION.set(one.backend.weight_version, one.backend.backend_id)
+    catalog.BACKEND_JOBS_WAITING.set(handler.waiting)

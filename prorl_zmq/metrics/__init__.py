@@ -1,0 +1,1 @@
+"""What all processes of a service count, and how Prometheus gets it."""

@@ -1,0 +1,59 @@
+"""The assignments that a stage process holds, and what it reports of them to the backend broker. Pure.
+
+A report says which have changed, and a digest of all; a broker whose own digest is another one asks for all of them. So
+a heartbeat costs by what happens, not by what is held, and whatever was lost on its way, came late, or died with a
+broker is noticed with the next one: no assignment is given up, or kept for nobody, because a message was lost.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from ..wire.change_reports import FULL_EVERY
+from ..wire.messages.backends import HeldAssignment, OwnerAlive, assignment_digest
+from ..wire.messages.base import new_id
+
+
+class HeldAssignments:
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._held: dict[str, HeldAssignment] = {}
+        self._served: set[str] = set()
+        """Jobs whose backends have done something for them since the last report."""
+        self._full_in = 0
+
+    def wait(self, job_id: str, attempt: int) -> None:
+        """A job waits for a backend."""
+        self._held[job_id] = HeldAssignment(attempt)
+
+    def assigned(self, job_id: str, attempt: int, backend_id: str) -> None:
+        if self._held.get(job_id) == HeldAssignment(attempt):  # it may have been released while it waited
+            self._held[job_id] = HeldAssignment(attempt, backend_id)
+
+    def note_served(self, job_id: str, attempt: int) -> None:
+        """Count a generation that the job's backend has served."""
+        held = self._held.get(job_id)
+        if held is not None and held.attempt == attempt:
+            self._held[job_id] = replace(held, served=held.served + 1)
+            self._served.add(job_id)
+
+    def release(self, job_id: str, attempt: int) -> HeldAssignment | None:
+        """Forget the job's assignment and return it; that of a newer attempt stays."""
+        held = self._held.get(job_id)
+        return self._held.pop(job_id) if held is not None and held.attempt <= attempt else None
+
+    def backends(self) -> dict[str, str]:
+        return {job_id: held.backend_id for job_id, held in self._held.items() if held.backend_id}
+
+    def report(self, *, full: bool = False) -> OwnerAlive:
+        """Return the next heartbeat; everything is in it if the broker asks, and now and then."""
+        full = full or not self._full_in
+        self._full_in = FULL_EVERY if full else self._full_in - 1
+        named = self._held.keys() if full else self._served & self._held.keys()
+        self._served.clear()
+        digest = None if full else sum(map(self._digest, self._held))
+        return OwnerAlive(new_id(), self._owner, {job_id: self._held[job_id] for job_id in named}, digest)
+
+    def _digest(self, job_id: str) -> int:
+        held = self._held[job_id]
+        return assignment_digest(job_id, held.attempt, held.backend_id) if held.backend_id else 0
