@@ -30,7 +30,7 @@ class Dashboard:
         self._clients = _clients(options)
         self._watcher = Watcher(self._clients)
         self.streams = WatchStreams(self._watcher)
-        views = ServiceViews(self._clients, self._watcher)
+        views = ServiceViews(self._clients)
         self.endpoints = DashboardApi(views, self._watcher, JobViews(texts), RunList(options.runs)).endpoints
 
     @asynccontextmanager

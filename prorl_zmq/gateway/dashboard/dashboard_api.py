@@ -92,7 +92,9 @@ class DashboardApi:
         call.sender.check(Watch(new_id()))
         async with self._watcher.viewer() as updates:
             async for update in updates:
-                return update.overview
+                seen = update.overview
+                if self._views.brokers <= {*seen.brokers, *seen.problems} and (seen.backends or seen.problems):
+                    return seen  # all have answered, or it is known why not
         raise NotAllowed("the gateway is ending")
 
     async def trace(self, call: Call) -> JobTrace:

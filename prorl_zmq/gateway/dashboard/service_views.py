@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
-from ...errors import ProrlError, UnknownBatch, UnknownJob
+from ...errors import UnknownBatch, UnknownJob
+from ...service.rollout_brokers import ask_all, fates, trace_in
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Mapping
 
     from ...client.asynchronous.client import AsyncRolloutClient
     from ...data.trajectory import Trajectory
-    from ...watching.watcher import Watcher
+    from ...service.rollout_brokers import Answers
     from ...wire.messages.front_door import JobTrace
     from ...wire.messages.jobs import Result
     from ...wire.messages.watching import BatchView
@@ -21,39 +21,29 @@ T = TypeVar("T")
 
 
 class ServiceViews:
-    def __init__(self, clients: Mapping[str, AsyncRolloutClient], watcher: Watcher) -> None:
+    def __init__(self, clients: Mapping[str, AsyncRolloutClient]) -> None:
         self._clients = clients
-        self._watcher = watcher
+        self.brokers = frozenset(clients)
+        """Their names."""
 
     async def trace(self, job_id: str) -> JobTrace:
-        return await self._of_job(job_id, lambda client: client.trace(job_id))
+        return trace_in(await ask_all(self._clients, lambda client: client.trace(job_id)), job_id)
 
     async def peek(self, job_id: str) -> tuple[Result, Trajectory | None]:
-        return await self._of_job(job_id, lambda client: client.views.peek(job_id))
+        return _only(await ask_all(self._clients, lambda client: client.views.peek(job_id)))
 
     async def batch(self, batch_id: str) -> BatchView:
-        return await _first(self._clients.values(), lambda client: client.views.batch(batch_id))
+        return _only(await ask_all(self._clients, lambda client: client.views.batch(batch_id)))
 
     async def cancel(self, job_id: str) -> dict[str, str]:
-        return await self._of_job(job_id, lambda client: client.cancel(job_id))
+        answers = await ask_all(self._clients, lambda client: client.cancel(job_id))
+        told = fates(answers.found.values())
+        answers.check(every=set(told.values()) == {"unknown"})  # one that has not answered may have it
+        return told
 
-    async def _of_job(self, job_id: str, question: Callable[[AsyncRolloutClient], Awaitable[T]]) -> T:
-        known = self._clients.get(self._watcher.broker_of(job_id))
-        return await _first([known] if known is not None else self._clients.values(), question)
 
-
-async def _first(clients: Iterable[AsyncRolloutClient], question: Callable[[AsyncRolloutClient], Awaitable[T]]) -> T:
-    """Ask several brokers; return what the one that knows says, or raise the best reason why none does."""
-
-    async def one(client: AsyncRolloutClient) -> T | ProrlError:
-        try:
-            return await question(client)
-        except ProrlError as error:
-            return error
-
-    problems = []
-    for answer in await asyncio.gather(*map(one, clients)):
-        if not isinstance(answer, ProrlError):
-            return answer
-        problems.append(answer)
-    raise min(problems, key=lambda error: isinstance(error, UnknownJob | UnknownBatch))
+def _only(answers: Answers[T]) -> T:
+    """Return what the broker says that knows it, or raise the best reason why none does."""
+    if answers.found:
+        return next(iter(answers.found.values()))
+    raise min(answers.problems.values(), key=lambda error: isinstance(error, UnknownJob | UnknownBatch))
