@@ -44,6 +44,7 @@ BENCHES = (
     "fuzz",
     "slurm",
     "soak",
+    "explain",
 )
 """In the order of the pages."""
 FOLDER = Path(__file__).parent

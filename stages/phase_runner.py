@@ -85,6 +85,8 @@ AGENTS_SHARE = 0.5
 DESCRIPTORS, DESCRIPTORS_LIMIT_S = 16, 60.0
 """More than a phase takes of its process at a time; how long it waits for so many."""
 PROBE_S = 10.0
+BACKEND_WAIT_S = 0.1
+"""A shorter wait for a backend is not among the timings."""
 MOVE_LIMIT = 4
 """How often a phase goes on with another backend after one has failed its generation; then the attempt has failed."""
 
@@ -223,10 +225,14 @@ class PhaseRunner:
         return self._backend
 
     async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:
+        asked_at = time.monotonic()
         backend = await self._assigned()
+        waited_s = time.monotonic() - asked_at
         settings = backend.chat if self._harness is not None else msgspec.structs.replace(backend.chat, parser_url="")
         chat = await chat_format(settings)
         self._episode, self._conversing = Episode(began=self._started), time.monotonic()
+        if waited_s >= BACKEND_WAIT_S:
+            self._episode.timings["backend"] = waited_s
         if self._harness is not None:
             if self._sandbox is None:
                 raise SandboxFailed("a harness needs the job's sandbox, and there is none")

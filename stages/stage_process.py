@@ -183,6 +183,7 @@ class StageProcess:
                     reporting.cancel()
                     await self._leave()
                     counting.cancel()
+                    await asyncio.gather(counting, return_exceptions=True)
                     metrics.close()
         finally:
             context.destroy(linger=1000)

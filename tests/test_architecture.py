@@ -46,9 +46,10 @@ MAY_IMPORT = {
     "stages": BASE | {"tools", "tasks", "inference", "model_proxy"},
     "make_swe": {"errors", "system", "tools"},
     "service": BASE | {"client", "tools", "inference"},
-    "watching": BASE | {"client", "service"},
+    "explain": {"errors", "system", "wire"},
+    "watching": BASE | {"client", "service", "explain"},
     "cluster": BASE | {"client", "service"},
-    "evaluation": BASE | {"client", "service", "inference", "tasks", "stages", "tools", "trackers"},
+    "evaluation": BASE | {"client", "service", "inference", "tasks", "stages", "tools", "trackers", "explain"},
     "gateway": BASE
     | {"client", "service", "inference", "tasks", "stages", "tools", "evaluation", "integrations"}
     | {"watching"},

@@ -33,6 +33,7 @@ NAMES = (
     "sandbox",
     "losses",
     "soak",
+    "explain",
 )
 PROVED = ("chaos", "chaos_cluster", "hostile", "fuzz", "slurm")
 """Run by tests/chaos and tests/cluster, which look at what came out."""

@@ -187,6 +187,9 @@ QUICK_COMMANDS = {
     "prorl submit tasks.jsonl --out results": (0,),
     "prorl status --watch": (130,),
     "prorl job JOB": (2,),
+    "prorl explain results": (0,),
+    "prorl explain": (0,),
+    "prorl explain JOB": (2,),
     "prorl cancel JOB": (1,),
     "prorl init": (0,),
     "prorl image list": (0,),
@@ -227,6 +230,8 @@ def test_command(line: str, folder: Path, environment: dict[str, str]) -> None:
     )
     (place / "data.jsonl").write_text('{"problem": "What is 1 + 1?", "answer": "2"}\n')
     (place / "swe.jsonl").write_text(json.dumps(SWE_BENCH) + "\n")
+    (place / "results").mkdir()
+    (place / "results" / "results.jsonl").write_text('{"job_id": "1", "task": "math", "outcome": "completed"}\n')
     if "topology.toml" in line:
         with started("prorl init", place, environment) as init:
             assert init.wait(60) == 0

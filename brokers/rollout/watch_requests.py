@@ -69,7 +69,7 @@ class WatchRequestHandler:
             raise UnknownJob(f"job {job_id} has not ended; until then only its trace is known", job_id=job_id)
         if (finished := jobs.results.get(job_id)) is not None:
             result, blocks = jobs.delivery(finished)
-            return Peeked(request.request_id, result, has_block=bool(blocks)), blocks
+            return Peeked(request.request_id, result, has_block=bool(blocks)), () if request.only_result else blocks
         recent = jobs.recent.get(job_id)
         if recent is None:
             raise UnknownJob(
@@ -78,4 +78,4 @@ class WatchRequestHandler:
                 job_id=job_id,
             )
         blocks = [recent.block] if recent.block is not None else []
-        return Peeked(request.request_id, recent.result, has_block=bool(blocks)), blocks
+        return Peeked(request.request_id, recent.result, has_block=bool(blocks)), () if request.only_result else blocks

@@ -21,6 +21,7 @@ from . import (
     demo,
     engine,
     evaluate,
+    explain,
     gateway,
     harnesses,
     images,
@@ -92,6 +93,7 @@ prorl.command("status")(jobs.status)
 prorl.command("top")(top.top)
 prorl.command("cancel")(jobs.cancel)
 prorl.command("job")(job.job)
+prorl.command("explain")(explain.explain)
 prorl.command("eval")(evaluate.evaluate)
 prorl.command("view")(view.view)
 prorl.add_typer(tasks.commands, name="tasks")

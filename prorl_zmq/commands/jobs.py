@@ -17,6 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..client.submission import Submission
+from ..client.trace_log import TRACES, TraceLog
 from ..errors import ConfigError, ProrlError
 from ..service.rollout_brokers import RolloutBrokers, fates, summed
 from ..system.logs import one_line, say
@@ -48,8 +49,8 @@ def submit(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Write results.jsonl (over an older one; without TASKS.jsonl, behind it) and one .npz of arrays per "
-            "job there.",
+            help="Write results.jsonl and traces.jsonl (over older ones; without TASKS.jsonl, behind them) and one "
+            ".npz of arrays per job there; `prorl explain DIR` says what bounded the run.",
         ),
     ] = None,
     session: Annotated[
@@ -80,7 +81,7 @@ def submit(
     report = _Report(len(jobs), out)
     screen = console()
     try:
-        done = asyncio.run(_run(client, jobs, report))
+        done = asyncio.run(_run(client, jobs, report, out))
     finally:
         if report.finished:
             screen.print(_summary(report.finished))
@@ -121,12 +122,18 @@ class _Report:
         self.note = ", ".join(parts) or "nothing was submitted"
 
 
-async def _run(client: AsyncRolloutClient, jobs: list[Job], report: _Report) -> bool:
+async def _run(client: AsyncRolloutClient, jobs: list[Job], report: _Report, out: Path | None) -> bool:
     """Take jobs through the service; false: we were interrupted."""
     stopping = Stopping()
-    submission = Submission(client, jobs, report.add)
+    traces = TraceLog(client, out)
+
+    def take(trajectory: Trajectory) -> None:
+        report.add(trajectory)
+        traces.note(trajectory.job_id)
+
+    submission = Submission(client, jobs, take)
     with stop_signals(stopping.stop), report.progress:
-        async with client:
+        async with client, traces:
             try:
                 done = await stopping.until_stopped(submission.run())
             except ProrlError:
@@ -262,7 +269,8 @@ def _make_folder(out: Path, *, empty: bool) -> None:
     try:
         (out / "arrays").mkdir(parents=True, exist_ok=True)
         if empty:
-            (out / "results.jsonl").write_bytes(b"")
+            for name in ("results.jsonl", TRACES):
+                (out / name).write_bytes(b"")
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror}") from error
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..client.asynchronous.client import AsyncRolloutClient
 from ..client.submission import Submission
+from ..client.trace_log import TraceLog
 from ..errors import ProrlError
 from ..system.processes import stop_signals
 from ..system.stopping import Stopping
@@ -54,6 +55,7 @@ class Evaluator:
     watcher: Watcher
     start_s: float
     _readers: Readers | None = field(default=None, init=False)
+    _traces: TraceLog | None = field(default=None, init=False)
     _stopping: Stopping = field(default_factory=Stopping, init=False)
     _ending: bool = field(default=False, init=False)
     """From now on a cancelled job is one that this process has cancelled."""
@@ -83,7 +85,8 @@ class Evaluator:
         self._readers = Readers(backends, self.watcher.troubled)
         await self._readers.load()
         self.watcher.starts()
-        await self._submit(client)
+        async with TraceLog(client, self.folder.path) as self._traces:
+            await self._submit(client)
 
     async def _submit(self, client: AsyncRolloutClient) -> None:
         jobs = jobs_of(self.folder.plan, self.problems, self.folder.missing())
@@ -111,4 +114,6 @@ class Evaluator:
         if self._ending and sample.result.outcome == Outcome.CANCELLED:
             return
         self.folder.add(sample, trajectory, make_transcript(trajectory.job_id, trajectory, self._readers.of(backend)))
+        if self._traces is not None:
+            self._traces.note(sample.job_id)
         self.watcher.ended(sample)

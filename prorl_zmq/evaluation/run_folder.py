@@ -2,6 +2,7 @@
 
     plan.json                what is evaluated (see `plan`)
     results.jsonl            one `Sample` per ended rollout, in the order in which they ended
+    traces.jsonl             when each was where (see `client.trace_log`), for `prorl explain`
     trajectories/JOB.npz     its arrays (see `TokenArrays`); JOB.json its `Transcript`
     summary.json, report.md, report.html
     service/                 topology and logs of the evaluation's own service
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import msgspec
 import numpy as np
 
+from ..client.trace_log import TRACES
 from ..errors import ConfigError
 from ..trackers.adapter import TRACKERS
 from ..wire.messages.jobs import Outcome, Phase, Result
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 PLAN, RESULTS, TRAJECTORIES = "plan.json", "results.jsonl", "trajectories"
 SERVICE, LOCK, EARLIER = "service", "lock", "earlier"
 SUMMARY, REPORT_MD, REPORT_HTML, CHARTS = "summary.json", "report.md", "report.html", "charts"
-WRITTEN = (RESULTS, TRAJECTORIES, SUMMARY, REPORT_MD, REPORT_HTML, CHARTS, SERVICE, TRACKERS)
+WRITTEN = (RESULTS, TRACES, TRAJECTORIES, SUMMARY, REPORT_MD, REPORT_HTML, CHARTS, SERVICE, TRACKERS)
 """What `--fresh` puts aside, with the plan."""
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "weight_versions", "turns")
 NO_OUTCOMES = frozenset({Outcome.INFRASTRUCTURE_ERROR, Outcome.CANCELLED})

@@ -149,6 +149,11 @@ def test_killed_stopped_and_gone_on_with_it_repeats_nothing(tmp_path: Path) -> N
     assert [row["k"] for row in json.loads((out / "summary.json").read_text())["passes"]] == [2]
     assert (out / "plan.json").read_bytes() == begun
 
+    explain = [*EVAL[:-1], "explain", str(out), "--json"]
+    explained = json.loads(subprocess.run(explain, capture_output=True, text=True, check=True).stdout)
+    assert explained["rollouts"] >= PROBLEMS * SAMPLES / 3  # of the largest of three parts
+    assert "the run was continued" in explained["notes"][0]
+
     other = evaluate(*arguments, "--temperature", "0.5", "--limit", "2")
     assert other.returncode == 2
     (line,) = [line for line in other.stderr.splitlines() if "another plan" in line]

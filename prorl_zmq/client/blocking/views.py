@@ -50,6 +50,13 @@ class Views:
             return reply.result, None
         return reply.result, read_trajectory(reply.result, iter(frames[1:]))
 
+    def result(self, job_id: str, *, timeout_s: float | None = None) -> Result:
+        """Return what `peek` does, without the trajectory."""
+        check_job_ids((job_id,))
+        request = Peek(new_id(), job_id, only_result=True)
+        reply: Peeked = self._service.ask(request, self._service.until(timeout_s))
+        return reply.result
+
     def batch(self, batch_id: str, *, timeout_s: float | None = None) -> BatchView:
         """Show an open batch: its groups, their rollouts, and what it waits for.
 

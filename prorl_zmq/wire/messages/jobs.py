@@ -222,7 +222,8 @@ class Result(Part, frozen=True, kw_only=True):
     metrics: dict[MeasureName, float] = {}
     """Counts and measures of the agent loop (`turns`, `tool_calls`, …) and those of the handler."""
     timings: dict[MeasureName, float] = {}
-    """Seconds per phase (`init`, `run`, `eval`), queue (`init_queue`, …), tool (`tool.bash`), and in the `engine`."""
+    """Seconds per phase (`init`, `run`, `eval`), queue (`init_queue`, …), tool (`tool.bash`), in the `engine`, and
+    until there was a `backend`, if that took a while."""
     steps: Steps = ()
     """What RUN's time was spent on, in the order of the ends; of very many the first. Those under a millisecond are in
     `timings` only."""

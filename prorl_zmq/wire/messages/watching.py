@@ -85,6 +85,8 @@ class Peek(Request, frozen=True):
     """Show what a job brought that has ended: one that was not collected, or one of the last that were."""
 
     job_id: JobIdentifier
+    only_result: bool = False
+    """Send no block: for who looks at many jobs' times."""
 
 
 class Peeked(Reply, frozen=True):

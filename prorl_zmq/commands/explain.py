@@ -1,0 +1,214 @@
+"""`prorl explain`: what bounded a run, a batch or a job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Group
+from rich.table import Column, Table
+from rich.text import Text
+
+from ..errors import NotAllowed, UnknownJob
+from ..system.duration import duration
+from ..system.logs import one_line
+from .options import Config, Connect, Keys, Service, all_brokers, columns, console
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..explain.explanation import Explanation
+    from ..explain.one_job import JobExplanation
+    from ..explain.recording import Recording
+    from ..service.rollout_brokers import RolloutBrokers
+
+SHOWN_PARTS, SHOWN_UNFINISHED = 10, 3
+
+
+def explain(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="[BATCH|JOB|RUN]",
+            help="An open batch or a job, by its id or a beginning of it, or the folder of a run (`prorl eval`, "
+            "`prorl submit --out`). [default: what the service did last]",
+            show_default=False,
+        ),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    connect: Connect = None,
+    config: Config = None,
+    keys: Keys = None,
+    service: Service = None,
+) -> None:
+    """Say what bounded a run, a batch or a job: a stage, its slots, a task, node, engine or tool, losses, the client.
+
+    prorl explain eval/aime
+
+    prorl explain 3f2a90c1d5e7
+
+    It looks at the recorded times of each rollout, and replays them without what may have been slow: so it says how
+    long the run would have taken, and how sure that is. A running service is asked for its newest jobs; what is running
+    counts as far as it has come. With keys, it takes an operator's.
+    """
+    if what and Path(what).is_dir():
+        _explain_folder(Path(what), as_json=as_json)
+        return
+    with all_brokers(connect, config, keys, service) as brokers:
+        if not what:
+            _explain_service(brokers, as_json=as_json)
+        elif (batch_id := _batch(brokers, what)) is not None:
+            _explain_batch(brokers, batch_id, as_json=as_json)
+        else:
+            _explain_job(brokers, what, as_json=as_json)
+
+
+def _explain_folder(folder: Path, *, as_json: bool) -> None:
+    from ..evaluation.recorded_run import mean_seconds, read_recorded
+
+    recorded = read_recorded(folder)
+    if recorded.recording is not None:
+        _show(recorded.recording, "this run", recorded.notes, as_json=as_json)
+        return
+    seconds = mean_seconds(recorded.results)
+    said = (
+        f"{folder} has no traces of its rollouts (a run of an earlier version, or one that just began): what waited "
+        "for what is not known, only where the seconds of a rollout went."
+    )
+    if as_json:
+        print(json.dumps({"kind": "unknown", "sentences": [said], "mean_s": seconds}))
+        return
+    table = Table("what", *columns("mean of a rollout", justify="right"), title="seconds", title_justify="left")
+    for name, mean_s in seconds.items():
+        table.add_row(Text(one_line(name)), duration(mean_s))
+    console().print(Group(Text(one_line(said)), Text(), table))
+
+
+def _explain_service(brokers: RolloutBrokers, *, as_json: bool) -> None:
+    from ..watching.recorded_jobs import record_service
+
+    recorded = record_service(brokers)
+    if recorded.recording is None:
+        raise UnknownJob(
+            "the service knows of no job: nothing was submitted, or it was restarted and all was collected"
+        )
+    _show(recorded.recording, "the service's newest work", recorded.notes, as_json=as_json)
+
+
+def _batch(brokers: RolloutBrokers, what: str) -> str | None:
+    """Return the one open batch whose id begins so; None: there is none, so it is a job."""
+    answers = brokers.ask(lambda client: client.status())
+    answers.check()
+    found = {batch.batch_id for status in answers.found.values() for batch in status.batches}
+    beginning = sorted(batch_id for batch_id in found if batch_id.startswith(what))
+    return what if what in found else beginning[0] if len(beginning) == 1 else None
+
+
+def _explain_batch(brokers: RolloutBrokers, batch_id: str, *, as_json: bool) -> None:
+    from ..watching.recorded_jobs import record_batch
+
+    view, recorded = record_batch(brokers, batch_id)
+    waits = f"The batch waits for this now: {view.waits_for}" if view.waits_for else ""
+    if recorded.recording is None:
+        said = [f"No job of batch {batch_id} is known.", *([waits] if waits else [])]
+        print(json.dumps({"kind": "unknown", "sentences": said}) if as_json else one_line(" ".join(said)))
+        return
+    notes = (*([waits] if waits else []), *recorded.notes)
+    _show(recorded.recording, f"batch {batch_id[:12]}", notes, as_json=as_json)
+
+
+def _explain_job(brokers: RolloutBrokers, what: str, *, as_json: bool) -> None:
+    from ..explain.one_job import explain_job, with_job
+    from ..watching.recorded_jobs import record_job, record_service
+
+    try:
+        trace = brokers.trace(what)
+    except UnknownJob as error:
+        if error.fields.get("matches"):
+            raise
+        raise UnknownJob(f"{what} is no folder and no open batch, and {error.message}", job_id=what) from error
+    try:
+        recorded = record_service(brokers, lambda row: row.task == trace.task or not trace.task)
+        jobs = brokers.ask(lambda client: record_job(client, trace.job_id))
+    except NotAllowed as error:
+        raise NotAllowed(f"{error.message}; the jobs beside it are for an operator's key") from error
+    job = next(one for one in jobs.found.values() if one is not None)
+    recording = with_job(recorded.recording, job) if recorded.recording is not None else None
+    explanation = explain_job(job, recording.rollouts if recording is not None else (), recording)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(explanation)))
+    else:
+        console().print(job_layout(explanation))
+
+
+def _show(recording: Recording, of: str, notes: tuple[str, ...], *, as_json: bool) -> None:
+    from ..explain.diagnosis import diagnose
+
+    if recording.now is not None:
+        notes = (*notes, *unfinished(recording))
+    explanation = diagnose(recording, of, notes)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(explanation)))
+    else:
+        console().print(layout(explanation))
+
+
+def unfinished(recording: Recording) -> list[str]:
+    """Say where the rollouts are that have not ended: the oldest ones, and first those at work."""
+    going_on = sorted((one for one in recording.rollouts if one.ended is None), key=lambda one: one.waits is not None)
+    lines = []
+    for rollout in going_on[:SHOWN_UNFINISHED]:
+        if rollout.waits is not None:
+            phase, since = rollout.waits
+            lines.append(f"job {rollout.job_id} has waited for {phase.upper()} for {duration(rollout.seen - since)}")
+        elif rollout.works:
+            work = rollout.works[-1]
+            where = f" on node {work.node}" + (f", backend {work.backend}" if work.backend else "")
+            lines.append(f"job {rollout.job_id} is in {work.phase.upper()}{where} for {duration(work.seconds)}")
+    return lines
+
+
+def layout(explanation: Explanation) -> Group:
+    """Lay an explanation out, in 80 columns."""
+    lines = [f"Also: {one.evidence} (without that: {duration(one.without_s)})." for one in explanation.others]
+    lines += [f"{note[0].upper()}{note[1:].rstrip('.')}." for note in explanation.notes]
+    tables = _stage_table(explanation), _part_table(explanation)
+    return Group(_text(explanation.sentences), Text(), *tables, *_texts(lines))
+
+
+def _stage_table(explanation: Explanation) -> Table:
+    table = Table("stage", *columns("slots", "busy", "jobs waiting", "idle while others waited", justify="right"))
+    for row in explanation.stages:
+        numbers = (row.busy, row.waiting, row.idle_while_others_waited)
+        table.add_row(row.stage, str(row.slots), *(f"{number:.1f}" for number in numbers))
+    return table
+
+
+def _part_table(explanation: Explanation) -> Table:
+    whole, work = explanation.took_s or 1.0, sum(row.work_s for row in explanation.parts) or 1.0
+    numbers = columns("critical path", "share", "of all work", "without it", justify="right")
+    table = Table(Column("what", overflow="fold"), *numbers)
+    for row in explanation.parts[:SHOWN_PARTS]:
+        shares = f"{row.path_s / whole:.0%}", f"{row.work_s / work:.0%}"
+        table.add_row(Text(one_line(row.part)), duration(row.path_s), *shares, duration(row.without_s))
+    return table
+
+
+def job_layout(explanation: JobExplanation) -> Group:
+    """Lay the explanation of a job out, in 80 columns."""
+    table = Table(Column("what", overflow="fold"), *columns("this job", "others, median", "more", justify="right"))
+    for row in explanation.parts:
+        more = f"{row.seconds - row.usual_s:+.3f} s"
+        table.add_row(Text(one_line(row.part)), duration(row.seconds), duration(row.usual_s), more)
+    return Group(_text(explanation.sentences), Text(), table, *_texts(explanation.notes))
+
+
+def _text(sentences: Iterable[str]) -> Text:
+    return Text(one_line(" ".join(sentences)))
+
+
+def _texts(lines: Iterable[str]) -> list[Text]:
+    return [Text(one_line(line)) for line in lines]

@@ -1,0 +1,217 @@
+"""`diagnose`: what bounded a run or batch, how sure that is, and how long it would have taken without it.
+
+Structural suspects are the parts of the critical path: a stage, the engines, a tool. The others are in `suspects`. For
+each the run is replayed without it, and what is saved decides. A cross-cut (a slow node, backend or task, losses, cold
+INITs) is named before the leading part if it is a share of that, since it says more. A stage whose slots are few beside
+those of the other stages, with jobs waiting for them, is named for its slots. If nothing saves much, nothing stands
+out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..wire.messages.jobs import Outcome, Phase
+from .critical_path import critical_path
+from .explanation import Explanation, Finding, PartRow, StageRow
+from .parts import BACKEND, is_work, stage_of, work_name
+from .replay import Change, replay
+from .sentences import GAIN, SATURATED, sentences, use_sentence
+from .suspects import Kind, Suspect, suspects
+
+if TYPE_CHECKING:
+    from .critical_path import CriticalPath
+    from .recording import Recording, StageUse
+    from .rollout import Rollout, Work
+
+BESIDE = 0.5
+"""What is no cross-cut of the leading part is named before it if it saves so much of what the part would."""
+LEADING = 0.4
+"""The least share of the critical path of a part that is named for it."""
+CLOSE = 0.9
+"""Of suspects of which each saves so much of what the best one does, the most telling is named."""
+FEW_ROLLOUTS, MODEL_ERROR, RIVAL = 10, 0.25, 0.75
+"""Below so many rollouts, beyond such an error of the replay, or with another one that saves so much of what the named
+one does, an explanation is less sure."""
+UNDIVIDED = 0.2
+"""Share of rollouts of which it is not known what RUN did, beyond which an explanation is less sure."""
+NOT_COMPLETED, LACKING = 0.1, 0.8
+"""Shares of rollouts with one bad outcome, and of a stage's slots that were there for them, that are worth a note."""
+SURENESS = ("sure", "fairly sure", "not sure")
+"""With no doubt, with one, and with more."""
+SHOWN_JOBS = 8
+
+
+class _Weighed(NamedTuple):
+    suspect: Suspect
+    saves_s: float
+    """How much shorter the replay is without it."""
+
+
+def diagnose(recording: Recording, of: str, notes: tuple[str, ...] = ()) -> Explanation:
+    """Explain a run of which at least one rollout is known; `of` is what to call it in a sentence."""
+    path = critical_path(recording)
+    replayed_s = replay(recording)
+    calibration = recording.wall_s / replayed_s if replayed_s > 0 else 1.0
+
+    def weighed(suspect: Suspect) -> _Weighed:
+        return _Weighed(suspect, max(0.0, replayed_s - replay(recording, suspect.change)))
+
+    def without_s(one: _Weighed) -> float:
+        return (replayed_s - one.saves_s) * calibration
+
+    def finding(one: _Weighed) -> Finding:
+        suspect = one.suspect
+        return Finding(
+            kind=suspect.kind,
+            name=suspect.name,
+            stage=suspect.stage,
+            part=suspect.part,
+            evidence=suspect.evidence,
+            without_s=without_s(one),
+            job_ids=suspect.job_ids,
+        )
+
+    def weighed_part(part: str) -> _Weighed:
+        found = [weighed(suspect) for suspect in _structural(recording, part)]
+        return next((one for one in found if one.saves_s >= GAIN * replayed_s), found[-1])
+
+    structural = {part: weighed_part(part) for part in path.parts if is_work(part)}
+    others = [weighed(suspect) for suspect in suspects(recording)]
+    chosen = _chosen(structural, others, replayed_s, path)
+    rivals = [one for one in others if one.saves_s >= GAIN * replayed_s and one is not chosen]
+    rivals.sort(key=lambda one: -one.saves_s)
+    parts = list(structural.values())
+    doubts = _doubts(recording, calibration, chosen, [*rivals, *(parts if chosen in parts else ())])
+    named = finding(chosen) if chosen is not None else Finding(kind="nothing", name="nothing")
+    sureness = SURENESS[min(len(doubts), len(SURENESS) - 1)]
+    return Explanation(
+        of=of,
+        took_s=recording.wall_s,
+        rollouts=len(recording.rollouts),
+        finding=named,
+        sentences=sentences(recording, of, named, path, sureness, doubts),
+        sureness=sureness,
+        doubts=tuple(doubts),
+        stages=tuple(_stage_row(use) for use in recording.use.values()),
+        parts=_part_rows(recording, path, {part: without_s(one) for part, one in structural.items()}),
+        others=tuple(map(finding, rivals)),
+        critical_jobs=tuple(path.job_ids[:SHOWN_JOBS]),
+        notes=(*notes, *_notes(recording)),
+    )
+
+
+def _structural(recording: Recording, part: str) -> tuple[Suspect, ...]:
+    """Return suspects for a part of the critical path: the part itself, and before it its stage's slots, if few."""
+    stage = stage_of(part)
+    use = recording.use[Phase(stage.lower())]
+    most = max(other.slots for other in recording.use.values())
+    kind: Kind = "engine" if part in ("engine", BACKEND) else "tool" if part.startswith("tool.") else "stage"
+    name = part.removeprefix("tool.") if kind != "stage" else stage  # `engine`, or that there is none
+    itself = Suspect(kind, name, use_sentence(use), Change(partial(_without, part)), stage=stage, part=part)
+    if use.waiting_share < SATURATED or 2 * use.slots > most:
+        return (itself,)
+    more = Change(slots={use.stage: most / use.slots})
+    return Suspect("slots", stage, use_sentence(use), more, stage=stage, part=part), itself
+
+
+def _without(gone: str, _rollout: Rollout, _work: Work, part: str) -> float:
+    return 0.0 if part == gone else 1.0
+
+
+def _chosen(
+    structural: dict[str, _Weighed], others: list[_Weighed], replayed_s: float, path: CriticalPath
+) -> _Weighed | None:
+    """Return what to name; None: nothing stands out."""
+    least_s = GAIN * replayed_s
+    if replayed_s <= 0:
+        return None
+    leading = max(structural.values(), key=lambda one: path.parts[one.suspect.part], default=None)
+    if leading is not None and path.parts[leading.suspect.part] < LEADING * sum(path.parts.values()):
+        leading = None
+    rival_s = max(least_s, BESIDE * leading.saves_s) if leading is not None else least_s
+    likely = [one for one in others if one.saves_s >= (least_s if _refines(one, leading) else rival_s)]
+    if likely:
+        most_s = max(one.saves_s for one in likely)
+        return next(one for one in likely if one.saves_s >= CLOSE * most_s)  # the most telling comes first
+    return leading if leading is not None and leading.saves_s >= least_s else None
+
+
+def _refines(one: _Weighed, leading: _Weighed | None) -> bool:
+    """Return whether a suspect says which share of the leading part is too much."""
+    named = one.suspect.part or one.suspect.stage
+    return one.suspect.cross_cut and leading is not None and named in (leading.suspect.part, leading.suspect.stage)
+
+
+def _doubts(recording: Recording, calibration: float, chosen: _Weighed | None, rivals: list[_Weighed]) -> list[str]:
+    rollouts = recording.rollouts
+    doubts = []
+    if len(rollouts) < FEW_ROLLOUTS:
+        doubts.append("only one rollout is known" if len(rollouts) == 1 else f"only {len(rollouts)} rollouts are known")
+    if abs(1 - calibration) > MODEL_ERROR:
+        doubts.append(f"the replay of the recorded times takes {1 / calibration:.0%} of the real time")
+    undivided = sum(not one.divided for one in rollouts) / len(rollouts)
+    if undivided > UNDIVIDED:
+        doubts.append(f"of {undivided:.0%} of the rollouts it is not known what RUN did")
+    if any(one.left_out for one in rollouts):
+        doubts.append("some traces have lost their middle")
+    if chosen is None:
+        return doubts
+    if chosen.suspect.doubt:
+        doubts.append(chosen.suspect.doubt)
+    named = chosen.suspect.kind, chosen.suspect.name
+    others = [one for one in rivals if (one.suspect.kind, one.suspect.name) != named]
+    rival = max(others, key=lambda one: one.saves_s, default=None)
+    if rival is not None and rival.saves_s >= RIVAL * chosen.saves_s:
+        doubts.append(f"{_label(rival.suspect)} costs about as much")
+    return doubts
+
+
+def _label(suspect: Suspect) -> str:
+    return work_name(suspect.part) if suspect.kind in ("stage", "engine", "tool") else f"{suspect.kind} {suspect.name}"
+
+
+def _stage_row(use: StageUse) -> StageRow:
+    return StageRow(use.stage.upper(), use.slots, use.busy, use.waiting, use.idle_while_others_waited)
+
+
+def _part_rows(recording: Recording, path: CriticalPath, without_s: dict[str, float]) -> tuple[PartRow, ...]:
+    totals: Counter[str] = Counter()
+    for work in recording.works:
+        totals.update(work.parts)
+    rows = [
+        PartRow(work_name(part), path.parts.get(part, 0.0), totals[part], without_s.get(part, recording.wall_s))
+        for part in {*totals, *path.parts}
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.path_s, -row.work_s)))
+
+
+def _notes(recording: Recording) -> tuple[str, ...]:
+    ended = [one for one in recording.rollouts if one.outcome is not None]
+    bad = Counter((one.outcome, one.code) for one in ended if one.outcome != Outcome.COMPLETED)
+    notes = [
+        f"{count} of {len(ended)} rollouts ended as {outcome}" + (f" ({code})" if code else "")
+        for (outcome, code), count in bad.most_common(2)
+        if count >= NOT_COMPLETED * len(ended)
+    ]
+    notes += [_none(use) for use in recording.use.values() if not use.slots and use.waiting_now]
+    if len(recording.slots) <= len(Phase):  # on one node; on several, slots idle where no sandbox waits
+        notes += [_lacking(use) for use in recording.use.values() if _lacks_slots(use)]
+    return tuple(notes)
+
+
+def _lacks_slots(use: StageUse) -> bool:
+    return use.waiting_share >= SATURATED and use.busy_while_waiting < LACKING * use.slots
+
+
+def _none(use: StageUse) -> str:
+    return f"there is no slot of {use.stage.upper()}, and {use.waiting_now} jobs wait for one"
+
+
+def _lacking(use: StageUse) -> str:
+    return (
+        f"while these jobs waited for {use.stage.upper()}, they held {use.busy_while_waiting:.1f} of its {use.slots} "
+        "slots: others had the rest, or some were not there all the time"
+    )

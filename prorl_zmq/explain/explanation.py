@@ -1,0 +1,59 @@
+"""`Explanation`: what bounded a run or a batch, as a program reads it (`prorl explain --json`). Plain data."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .suspects import Kind  # noqa: TC001 - msgspec reads the annotations at run time
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What bounded it, or may have."""
+
+    kind: Kind
+    name: str
+    """Of the stage, tool, task, node, backend or error; of a straggler, its job."""
+    stage: str = ""
+    part: str = ""
+    """What of the work: a stage, `engine`, `tool.bash`, …"""
+    evidence: str = ""
+    without_s: float = 0.0
+    """How long it would have taken, replayed without it."""
+    job_ids: tuple[str, ...] = ()
+
+
+class StageRow(msgspec.Struct, frozen=True):
+    stage: str
+    slots: int
+    busy: float
+    """Slots, on average, as are the next ones."""
+    waiting: float
+    """Jobs."""
+    idle_while_others_waited: float
+
+
+class PartRow(msgspec.Struct, frozen=True):
+    part: str
+    path_s: float
+    """On the critical path."""
+    work_s: float
+    """Of all rollouts together."""
+    without_s: float
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    of: str
+    took_s: float
+    """So far, if it goes on."""
+    rollouts: int
+    finding: Finding
+    sentences: tuple[str, ...]
+    sureness: str
+    """`sure`, `fairly sure` or `not sure`."""
+    doubts: tuple[str, ...]
+    stages: tuple[StageRow, ...]
+    parts: tuple[PartRow, ...]
+    others: tuple[Finding, ...]
+    """What else costs time, the most first."""
+    critical_jobs: tuple[str, ...]
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,35 @@
+"""The parts that the seconds of rollouts are divided into: the stages, and of RUN what a result's timings name."""
+
+from __future__ import annotations
+
+from ..wire.messages.jobs import Phase
+
+OWN_CODE = "own code"
+"""What is left of RUN beside its timings: the task's code."""
+BACKEND = "backend"
+"""The wait for one, as in a result's timings."""
+CLIENT, HANDOVER = "client", "handover"
+"""Nothing was there to do until the client submitted more; the way from one process to the next."""
+WAIT = "wait for "
+"""And the stage."""
+
+
+def is_work(part: str) -> bool:
+    """Return whether a part of a critical path is work, and not the way or the wait to it."""
+    return part not in (CLIENT, HANDOVER) and not part.startswith(WAIT)
+
+
+def stage_of(part: str) -> str:
+    """Return the stage that a part belongs to."""
+    return part if part in (phase.upper() for phase in Phase) else "RUN"
+
+
+def work_name(part: str) -> str:
+    """Return what to call a part in a sentence."""
+    names = {
+        "engine": "engine time",
+        BACKEND: "the wait for a backend",
+        OWN_CODE: "RUN's own code",
+        CLIENT: "the client",
+    }
+    return names.get(part, f"tool {part.removeprefix('tool.')}" if part.startswith("tool.") else part)

@@ -1,0 +1,97 @@
+"""Who is slower than its peers, by the median of like work: nodes, backends.
+
+How likely that is by chance: as if each work of a member were above its peers' median or below it with equal chances,
+and times the members, since the slowest of them is looked at.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+from math import comb, erfc, sqrt
+from statistics import median
+from typing import Generic, NamedTuple, TypeVar
+
+Like = TypeVar("Like", bound=Hashable)
+LEAST = 3
+"""Fewest works on either side that say anything."""
+SLOWER, CLEARLY = 1.5, 0.75
+"""How many times its peers' median it takes, and which share of its works is above that."""
+CHANCE = 0.25
+"""What is likelier by chance says nothing."""
+FEW_MEMBERS = 8
+"""Of more, each is compared with all together, itself among them."""
+TINY_S = 1e-6
+MANY_THROWS = 60
+
+
+class Slow(NamedTuple, Generic[Like]):
+    """A member that is slower."""
+
+    name: str
+    ratios: dict[Like, float]
+    """How many times as long as its peers it takes for each kind of work in which it is slower."""
+    worst: Like
+    """The kind of work that costs it most seconds more."""
+    seconds: float
+    """Its median there."""
+    peers_s: float
+    works: int
+    chance: float
+    """How likely that is for one of so many members if all are alike."""
+
+    @property
+    def ratio(self) -> float:
+        return self.ratios[self.worst]
+
+
+def slower(works: Iterable[tuple[str, Like, float]]) -> list[Slow[Like]]:
+    """Return the slow ones of those whose works are given: whose, of which kind, and how long."""
+    of_kind: dict[Like, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for name, kind, seconds in works:
+        of_kind[kind][name].append(seconds)
+    found: dict[str, dict[Like, _Beside]] = defaultdict(dict)
+    for kind, members in of_kind.items():
+        everybody = sorted(seconds for own in members.values() for seconds in own)
+        for name, own in members.items():
+            few = len(members) <= FEW_MEMBERS
+            others = [s for other, each in members.items() if other != name for s in each] if few else everybody
+            beside = _beside(own, others, len(members))
+            if beside is not None:
+                found[name][kind] = beside
+    return [_slow(name, kinds) for name, kinds in sorted(found.items())]
+
+
+class _Beside(NamedTuple):
+    seconds: float
+    peers_s: float
+    works: int
+    chance: float
+
+    @property
+    def costs_s(self) -> float:
+        return (self.seconds - self.peers_s) * self.works
+
+
+def _beside(own: list[float], others: list[float], members: int) -> _Beside | None:
+    """Return how a member does beside its peers, if it is slower."""
+    if min(len(own), len(others)) < LEAST:
+        return None
+    own_s, others_s = median(own), median(others)
+    above = sum(seconds > others_s for seconds in own)
+    chance = members * _at_least(above, len(own))
+    slow = own_s >= SLOWER * others_s and above >= CLEARLY * len(own) and chance <= CHANCE
+    return _Beside(own_s, others_s, len(own), chance) if slow else None
+
+
+def _slow(name: str, kinds: dict[Like, _Beside]) -> Slow[Like]:
+    worst = max(kinds, key=lambda kind: kinds[kind].costs_s)
+    ratios = {kind: one.seconds / max(one.peers_s, TINY_S) for kind, one in kinds.items()}
+    return Slow(name, ratios, worst, *kinds[worst])
+
+
+def _at_least(heads: int, throws: int) -> float:
+    """Return how likely so many heads are, or more; of many throws, about."""
+    if throws > MANY_THROWS:
+        return erfc((heads - 0.5 - throws / 2) / sqrt(throws / 2)) / 2
+    return float(sum(comb(throws, each) for each in range(heads, throws + 1)) / 2**throws)

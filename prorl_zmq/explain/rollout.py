@@ -1,0 +1,155 @@
+"""What one rollout did, by its recorded times: when it waited, what held it for how long, and what RUN did meanwhile.
+
+Made of a job's trace, as its broker recorded it, and of its result, whose timings divide RUN. Without a result RUN is
+one undivided part. Times are seconds since 1970 by the broker's wall clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..wire.messages.jobs import Outcome, Phase
+from .parts import OWN_CODE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..wire.messages.front_door import JobTrace, Span
+    from ..wire.messages.jobs import Result, Step
+
+NO_PARTS = frozenset({*Phase, *(f"{phase}_queue" for phase in Phase)})
+"""Of a result's timings, those that are no part of RUN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One stay in a slot."""
+
+    phase: Phase
+    queued_at: float
+    began: float
+    ended: float
+    parts: Mapping[str, float]
+    """Seconds by what was done; together they are all of it."""
+    node: str = ""
+    stage_id: str = ""
+    backend: str = ""
+    lost: str = ""
+    """Why it had to be done again, as an error's code; empty: it counts."""
+    failed: bool = False
+    """It is where that error came."""
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    job_id: str
+    task: str
+    accepted: float
+    ended: float | None
+    """None: it has not."""
+    works: tuple[Work, ...]
+    waits: tuple[Phase, float] | None = None
+    """What it waits for now, and since when."""
+    outcome: Outcome | None = None
+    code: str = ""
+    """Of the error that it ended with."""
+    turns: int = 0
+    tokens: int = 0
+    """That were generated."""
+    divided: bool = False
+    """Whether it is known what RUN did."""
+    left_out: int = 0
+    """Events that its trace has lost."""
+    seen: float = 0.0
+    """When it was asked for."""
+    longest: Step | None = None
+    """The longest step of its RUN."""
+
+    @property
+    def counted(self) -> tuple[Work, ...]:
+        return tuple(work for work in self.works if not work.lost)
+
+    @property
+    def worked_s(self) -> float:
+        return sum(work.seconds for work in self.counted)
+
+    def parts(self) -> dict[str, float]:
+        """Return the seconds that count, by what was done."""
+        parts: dict[str, float] = {}
+        for work in self.counted:
+            for part, seconds in work.parts.items():
+                parts[part] = parts.get(part, 0.0) + seconds
+        return parts
+
+
+def rollout_of(trace: JobTrace, result: Result | None = None) -> Rollout:
+    """Put together what a trace and a result say of one job."""
+    now = trace.accepted_at + trace.age_s
+    works: list[Work] = []
+    waiting: Span | None = None
+    attempt = 1
+    for span in trace.spans:
+        if span.place == "queued":
+            waiting = span
+            if works and span.attempt > attempt:
+                works = _lost(works, span, trace.spans)
+        else:
+            works.append(_work(span, waiting, trace.accepted_at, now))
+            waiting, attempt = None, span.attempt
+    timings = {name: s for name, s in result.timings.items() if name not in NO_PARTS} if result is not None else {}
+    if timings:
+        works = [_divided(work, timings) if work.phase == Phase.RUN and not work.lost else work for work in works]
+    error = trace.error if trace.error is not None else result.error if result is not None else None
+    return Rollout(
+        job_id=trace.job_id,
+        task=trace.task or (result.task if result is not None else ""),
+        accepted=trace.accepted_at,
+        ended=trace.accepted_at + trace.ended_s if trace.ended_s is not None else None,
+        works=tuple(works),
+        waits=(waiting.phase, trace.accepted_at + waiting.start_s) if waiting and waiting.end_s is None else None,
+        outcome=trace.outcome,
+        code=error.code if error is not None else "",
+        turns=trace.turns,
+        tokens=int(result.metrics.get("generated_tokens", 0)) if result is not None else 0,
+        divided=bool(timings),
+        left_out=trace.left_out,
+        seen=now,
+        longest=max(result.steps, key=lambda step: step.seconds, default=None) if result is not None else None,
+    )
+
+
+def _work(span: Span, queued: Span | None, accepted: float, now: float) -> Work:
+    began = accepted + span.start_s
+    ended = max(began, accepted + span.end_s if span.end_s is not None else now)
+    return Work(
+        phase=span.phase,
+        queued_at=accepted + queued.start_s if queued is not None else began,
+        began=began,
+        ended=ended,
+        parts={span.phase.upper(): ended - began},
+        node=span.node,
+        stage_id=span.stage_id,
+        backend=span.backends[-1] if span.backends else "",
+    )
+
+
+def _lost(works: list[Work], again: Span, spans: Sequence[Span]) -> list[Work]:
+    """Mark what a job has to do again: all of it if it starts from INIT, else what it is queued for."""
+    errors = [span.error.code for span in spans if span.error is not None and span.start_s < again.start_s]
+    code = errors[-1] if errors else "lost"
+    marked = works if again.phase == Phase.INIT else [work for work in works if work.phase == again.phase]
+    lost = [replace(work, lost=work.lost or code) if work in marked else work for work in works]
+    return [*lost[:-1], replace(lost[-1], failed=True)]
+
+
+def _divided(work: Work, timings: Mapping[str, float]) -> Work:
+    """Divide a RUN by its timings; where several went at the same time, they are scaled to fit."""
+    known = sum(timings.values())
+    scale = min(1.0, work.seconds / known) if known > 0 else 0.0
+    parts = {name: seconds * scale for name, seconds in timings.items()}
+    return replace(work, parts={**parts, OWN_CODE: max(0.0, work.seconds - known * scale)})

@@ -1,0 +1,87 @@
+"""An explanation in three sentences: what bounded it, what shows that, and what would be gained without it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..system.duration import duration
+from .parts import BACKEND, is_work, stage_of, work_name
+
+if TYPE_CHECKING:
+    from .critical_path import CriticalPath
+    from .explanation import Finding
+    from .recording import Recording, StageUse
+
+
+GAIN = 0.15
+"""The least share of the time that something must cost to be named."""
+SATURATED = 0.4
+"""A stage is short of slots if jobs wait for them during so much of the time."""
+HARDLY = 0.5
+"""Fewer jobs that wait on average are hardly one."""
+
+
+def sentences(
+    recording: Recording, of: str, found: Finding, path: CriticalPath, sureness: str, doubts: list[str]
+) -> tuple[str, ...]:
+    whole = sum(path.parts.values()) or 1.0
+    took = duration(recording.wall_s) + (" so far" if recording.now is not None else "")
+    because = f", since {' and '.join(doubts)}" if doubts else ""
+    if found.kind == "nothing":
+        parts = sorted(path.parts.items(), key=lambda one: -one[1])[:3]
+        shares = ", ".join(f"{work_name(part)} {seconds / whole:.0%}" for part, seconds in parts)
+        return (
+            f"Nothing stands out in {of}, which took {took}.",
+            f"The largest shares of its critical path are {shares}.",
+            f"No node, backend, task, loss, straggler or client costs {GAIN:.0%} of it; this is {sureness}{because}.",
+        )
+    parts_of_it = path.parts if found.kind != "slots" else {found.part: _of_stage(path, found.stage)}
+    share = parts_of_it.get(found.part, 0.0) / whole
+    name = found.name
+    bounded = {
+        "stage": f"{work_name(found.part)} bounded {of}: it is {share:.0%} of the critical path of {took}",
+        "slots": f"{name} has too few slots, which bounded {of}: it is {share:.0%} of the critical path of {took}",
+        "engine": f"{_engines(found.part)} bounded {of}: it is {share:.0%} of the critical path of {took}",
+        "tool": f"The tool {name} bounded {of}: it is {share:.0%} of the critical path of {took}",
+        "task": f"The task {name} bounded {of}, which took {took}, most of all by its {work_name(found.part)}",
+        "node": f"The node {name} bounded {of}, which took {took}: its {work_name(found.part)} is slow",
+        "backend": f"The backend {name} bounded {of}, which took {took}: it is slower than its peers",
+        "losses": f"Lost work bounded {of}, which took {took}: {found.stage} failed with {name}",
+        "straggler": f"{_long(len(found.job_ids))} bounded {of}, which took {took}, by {work_name(found.part)}",
+        "cold": f"Cold INITs bounded {of}, which took {took}",
+        "client": f"The client bounded {of}, which took {took}: it submitted rollouts too slowly",
+    }[found.kind]
+    evidence = found.evidence[0].upper() + found.evidence[1:]
+    without = f"{duration(found.without_s)} instead of {duration(recording.wall_s)}"
+    remedy = {
+        "slots": "With as many slots as the largest stage",
+        "client": "With all rollouts submitted at the beginning",
+        "node": "With that node like its peers",
+        "backend": "With that backend like its peers",
+        "task": "With that task like the others",
+        "straggler": "With these like the median",
+        "losses": "Without the losses",
+        "cold": "With these like later ones",
+    }.get(found.kind, "Without any of that")
+    return (f"{bounded}.", f"{evidence}.", f"{remedy}, it would have taken {without}; this is {sureness}{because}.")
+
+
+def _engines(part: str) -> str:
+    return "That no backend was ready" if part == BACKEND else "Engine time"
+
+
+def _long(count: int) -> str:
+    return "One long rollout" if count == 1 else f"{count} long rollouts"
+
+
+def _of_stage(path: CriticalPath, stage: str) -> float:
+    return sum(seconds for part, seconds in path.parts.items() if is_work(part) and stage_of(part) == stage)
+
+
+def use_sentence(use: StageUse) -> str:
+    if use.waiting >= HARDLY:
+        return (
+            f"of {use.stage.upper()}'s {use.slots} slots {use.busy:.1f} were busy, while {use.waiting:.1f} jobs waited "
+            "for them on average"
+        )
+    return f"of {use.stage.upper()}'s {use.slots} slots {use.busy:.1f} were busy on average, and hardly a job waited"

@@ -1,0 +1,259 @@
+"""What may have bounded a run besides its stages as such: each with the change that would undo it.
+
+A slow node or backend (beside its peers), a slow task (beside the others), attempts that were lost, a few rollouts that
+last much longer than others of their task, the first INITs of a node (images that were not there yet), and a client
+that submits too slowly. Whether one of them matters is told by the replay, not here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+from ..system.duration import duration
+from ..wire.messages.jobs import Phase
+from .parts import BACKEND, stage_of, work_name
+from .peers import LEAST, Like, Slow, slower
+from .replay import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .recording import Recording
+    from .rollout import Rollout, Work
+
+Kind = Literal[
+    "stage", "slots", "engine", "tool", "task", "node", "backend", "losses", "straggler", "cold", "client", "nothing"
+]
+LONG = 3.0
+"""How many times as long as the median a straggler or a cold INIT takes."""
+FEW = 0.1
+"""Most stragglers, as a share of the rollouts."""
+BY_CHANCE = 0.05
+"""What is likelier by chance is doubted."""
+SLOWER_TASK, MOST_OF_ALL = 2.0, 0.7
+"""A task is slow that takes so many times as long as the others, and has at most this share of the rollouts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    kind: Kind
+    name: str
+    evidence: str
+    """A main clause about it."""
+    change: Change
+    stage: str = ""
+    part: str = ""
+    """What of the work."""
+    job_ids: tuple[str, ...] = ()
+    doubt: str = ""
+    """Why it may be none."""
+    cross_cut: bool = False
+    """It is a share of what stages, engines and tools take, and says more than these."""
+
+
+def suspects(recording: Recording) -> list[Suspect]:
+    finders: tuple[Callable[[Recording], Iterator[Suspect]], ...] = (
+        *(_losses, _slow_nodes, _slow_backends, _cold, _slow_tasks, _stragglers, _client),
+    )
+    return [suspect for find in finders for suspect in find(recording)]
+
+
+def _losses(recording: Recording) -> Iterator[Suspect]:
+    failures = [work for work in recording.works if work.failed]
+    if not failures:
+        return
+    (phase, code), count = Counter((work.phase, work.lost) for work in failures).most_common(1)[0]
+    node, on_node = Counter(work.node for work in failures).most_common(1)[0]
+    where = f", {on_node} times on node {node}" if node and len({work.node for work in recording.works}) > 1 else ""
+    jobs = [rollout.job_id for rollout in recording.rollouts if any(work.lost for work in rollout.works)]
+    seconds = sum(work.seconds for work in recording.works if work.lost)
+    stage = phase.upper()
+    evidence = (
+        f"{len(jobs)} of {len(recording.rollouts)} rollouts did {duration(seconds)} of work again, since {stage} "
+        f"failed {count} times with {code}{where}"
+    )
+    change = Change(lambda _rollout, work, _part: 0.0 if work.lost else 1.0)
+    yield Suspect("losses", code, evidence, change, stage=stage, job_ids=tuple(jobs), cross_cut=True)
+
+
+def _slow_nodes(recording: Recording) -> Iterator[Suspect]:
+    """Compare nodes by what is theirs: all but the engines."""
+    works = [
+        (work.node, (rollout.task, part), seconds)
+        for rollout in recording.rollouts
+        for work in rollout.counted
+        for part, seconds in work.parts.items()
+        if part not in ("engine", BACKEND) and work.node
+    ]
+    for slow in slower(works):
+        task, part = slow.worst
+        evidence = _beside_peers(f"node {slow.name}", f"{work_name(part)} of task {task}", slow)
+        change = Change(partial(_node_like_peers, slow))
+        yield Suspect(
+            "node",
+            slow.name,
+            evidence,
+            change,
+            stage=stage_of(part),
+            part=part,
+            doubt=_chance(slow),
+            cross_cut=True,
+        )
+
+
+def _slow_backends(recording: Recording) -> Iterator[Suspect]:
+    """Compare backends by the seconds of a token, or of a rollout where tokens are not known."""
+    runs = [
+        (rollout, work, work.parts["engine"])
+        for rollout in recording.rollouts
+        for work in rollout.counted
+        if work.backend and work.parts.get("engine")
+    ]
+    tokens = all(rollout.tokens for rollout, _, _ in runs)
+    works = [(work.backend, rollout.task, s / (rollout.tokens if tokens else 1)) for rollout, work, s in runs]
+    for slow in slower(works):
+        what = f"a token of task {slow.worst}" if tokens else f"a rollout of task {slow.worst}"
+        evidence = _beside_peers(f"backend {slow.name}", what, slow)
+        change = Change(partial(_backend_like_peers, slow))
+        yield Suspect(
+            "backend",
+            slow.name,
+            evidence,
+            change,
+            stage="RUN",
+            part="engine",
+            doubt=_chance(slow),
+            cross_cut=True,
+        )
+
+
+def _cold(recording: Recording) -> Iterator[Suspect]:
+    """The first INITs of a node and task, as many as it has slots, beside the later ones."""
+    works: dict[tuple[str, str], list[tuple[Rollout, Work]]] = defaultdict(list)
+    for rollout in recording.rollouts:
+        for work in rollout.counted:
+            if work.phase == Phase.INIT:
+                works[work.node, rollout.task].append((rollout, work))
+    usual_s: dict[int, float] = {}
+    nodes = set()
+    for (node, _), inits in works.items():
+        inits.sort(key=lambda one: one[1].began)
+        first = inits[: recording.slots.get((Phase.INIT, node), 1)]
+        later = [work.seconds for _, work in inits[len(first) :]]
+        if len(later) >= LEAST and median(work.seconds for _, work in first) >= LONG * (later_s := median(later)):
+            usual_s |= {id(work): later_s for _, work in first if work.seconds > later_s}
+            nodes.add(node)
+    if not usual_s:
+        return
+    cold_s = median(work.seconds for work in recording.works if id(work) in usual_s)
+    later_s = median(usual_s.values())
+    evidence = (
+        f"the first {len(usual_s)} INITs of {_nodes(nodes)} took {duration(cold_s)} each and later ones "
+        f"{duration(later_s)}, as with images that were not there yet"
+    )
+    change = Change(lambda _rollout, work, _part: usual_s[id(work)] / work.seconds if id(work) in usual_s else 1.0)
+    yield Suspect("cold", "INIT", evidence, change, stage="INIT", part="INIT", cross_cut=True)
+
+
+def _slow_tasks(recording: Recording) -> Iterator[Suspect]:
+    by_task: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in recording.rollouts:
+        if rollout.counted:
+            by_task[rollout.task].append(rollout)
+    for task, rollouts in by_task.items():
+        others = [one for name, each in by_task.items() if name != task for one in each]
+        enough = min(len(rollouts), len(others)) >= LEAST
+        if not enough or len(rollouts) > MOST_OF_ALL * len(recording.rollouts):
+            continue
+        own_s, others_s = (median(one.worked_s for one in each) for each in (rollouts, others))
+        if own_s < SLOWER_TASK * others_s or not own_s:
+            continue
+        part, part_s = _most(_part_medians(rollouts))
+        evidence = (
+            f"a rollout of task {task} took {duration(own_s)} and one of the other tasks {duration(others_s)}; "
+            f"most of it, {duration(part_s)}, was {work_name(part)}"
+        )
+        change = Change(partial(_task_like_others, task, others_s / own_s))
+        yield Suspect("task", task, evidence, change, stage=stage_of(part), part=part, cross_cut=True)
+
+
+def _stragglers(recording: Recording) -> Iterator[Suspect]:
+    by_task: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in recording.rollouts:
+        by_task[rollout.task].append(rollout)
+    usual_s = {task: median(one.worked_s for one in each) for task, each in by_task.items()}
+    long = [one for one in recording.rollouts if one.worked_s > LONG * usual_s[one.task] > 0]
+    if not long or len(long) > max(1, FEW * len(recording.rollouts)):
+        return
+    long.sort(key=lambda one: -one.worked_s)
+    longest = long[0]
+    usual = _part_medians(by_task[longest.task])
+    part, _ = _most({name: s - usual.get(name, 0.0) for name, s in longest.parts().items()})
+    evidence = (
+        f"{len(long)} of {len(recording.rollouts)} rollouts worked more than {LONG:g} times as long as the median of "
+        f"their task; the longest, {longest.job_id}, took {duration(longest.worked_s)} instead of "
+        f"{duration(usual_s[longest.task])}, most of it in {work_name(part)}{_step(longest, part)}"
+    )
+    shorter = {one.job_id: usual_s[one.task] / one.worked_s for one in long}
+    change = Change(lambda rollout, _work, _part: shorter.get(rollout.job_id, 1.0))
+    ids = tuple(one.job_id for one in long)
+    yield Suspect("straggler", longest.job_id, evidence, change, stage=stage_of(part), part=part, job_ids=ids)
+
+
+def _client(recording: Recording) -> Iterator[Suspect]:
+    span_s = max(rollout.accepted for rollout in recording.rollouts) - recording.began
+    slots = max(recording.slots_of(phase) for phase in Phase)
+    at_once = sum(rollout.worked_s for rollout in recording.rollouts) / max(recording.wall_s, 1e-9)
+    evidence = (
+        f"the rollouts were submitted over {duration(span_s)}, and {at_once:.1f} of them were at work on average, in "
+        f"stages of up to {slots} slots"
+    )
+    yield Suspect("client", "client", evidence, Change(at_once=True))
+
+
+def _node_like_peers(slow: Slow[tuple[str, str]], rollout: Rollout, work: Work, part: str) -> float:
+    return 1.0 / slow.ratios.get((rollout.task, part), 1.0) if work.node == slow.name else 1.0
+
+
+def _backend_like_peers(slow: Slow[str], rollout: Rollout, work: Work, part: str) -> float:
+    return 1.0 / slow.ratios.get(rollout.task, 1.0) if work.backend == slow.name and part == "engine" else 1.0
+
+
+def _task_like_others(task: str, factor: float, rollout: Rollout, _work: Work, _part: str) -> float:
+    return factor if rollout.task == task else 1.0
+
+
+def _beside_peers(who: str, what: str, slow: Slow[Like]) -> str:
+    return (
+        f"{who} took {duration(slow.seconds)} for {what} and its peers {duration(slow.peers_s)}, "
+        f"{slow.ratio:.1f} times as long (medians, {slow.works} works)"
+    )
+
+
+def _step(rollout: Rollout, part: str) -> str:
+    step = rollout.longest
+    if step is None or step.name != part:
+        return ""
+    return f" (the longest step in turn {step.turn}, {duration(step.seconds)})"
+
+
+def _chance(slow: Slow[Like]) -> str:
+    return f"with {slow.works} works it may be chance" if slow.chance > BY_CHANCE else ""
+
+
+def _part_medians(rollouts: list[Rollout]) -> dict[str, float]:
+    parts = [one.parts() for one in rollouts]
+    return {name: median(each.get(name, 0.0) for each in parts) for name in {name for each in parts for name in each}}
+
+
+def _most(seconds: dict[str, float]) -> tuple[str, float]:
+    return max(seconds.items(), key=lambda one: one[1])
+
+
+def _nodes(nodes: set[str]) -> str:
+    named = sorted(node for node in nodes if node)
+    return f"node {named[0]}" if len(named) == 1 else f"{len(named)} nodes" if named else "the node"

@@ -1,0 +1,141 @@
+"""Which suspect is named, of recordings made by hand. `tests/service/test_explain.py` has real runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prorl_zmq.explain.diagnosis import diagnose
+from prorl_zmq.explain.recording import Recording
+from prorl_zmq.wire.messages.jobs import Outcome, Phase
+
+from .recordings import SLOTS, USUAL, Parts, passing, recording
+
+
+def spread(count: int, parts: Parts, seed: int = 0) -> list[tuple[float, Parts]]:
+    """Return so many jobs of a log-normal length, all there at the beginning."""
+    draw = np.random.default_rng(seed)
+    return [(0.0, {part: s * float(draw.lognormal(sigma=0.3)) for part, s in parts.items()}) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "name"),
+    [
+        ("INIT", "stage", "INIT"),
+        ("EVAL", "stage", "EVAL"),
+        ("engine", "engine", "engine"),
+        ("tool.bash", "tool", "bash"),
+        ("own code", "stage", "RUN"),
+    ],
+)
+def test_a_part_that_takes_most_of_the_time(part: str, kind: str, name: str) -> None:
+    found = diagnose(recording(passing(spread(40, USUAL | {part: 1.0}))), "the run")
+    assert (found.finding.kind, found.finding.name, found.finding.part) == (kind, name, part)
+    assert found.finding.without_s < 0.7 * found.took_s
+    assert found.sureness == "sure"
+    assert len(found.sentences) == 3
+    assert found.parts[0].path_s > 0.4 * found.took_s
+
+
+def test_of_a_stage_with_few_slots_these_are_named() -> None:
+    slots = SLOTS | {(Phase.INIT, "n"): 16}
+    found = diagnose(recording(passing(spread(40, USUAL)), slots=slots), "the run")
+    assert (found.finding.kind, found.finding.name) == ("slots", "RUN")
+    assert found.sentences[0].startswith("RUN has too few slots, which bounded the run: it is")
+
+
+def test_a_slow_node_is_named_and_not_the_tool_that_is_slow_there() -> None:
+    good = passing(spread(30, USUAL | {"tool.bash": 0.5}), node="a")
+    bad = passing(spread(20, USUAL | {"tool.bash": 2.5}), node="b")
+    slots = {(phase, node): 4 for phase in Phase for node in ("a", "b")}
+    found = diagnose(recording(good, bad, slots=slots), "the run")
+    assert (found.finding.kind, found.finding.name, found.finding.part) == ("node", "b", "tool.bash")
+    assert "node b took" in found.finding.evidence
+
+
+def test_a_slow_node_that_costs_nothing_is_not() -> None:
+    """EVAL is slow on one of two nodes, and engines take the time."""
+    parts = USUAL | {"engine": 3.0, "EVAL": 0.01}
+    good, bad = passing(spread(30, parts), node="a"), passing(spread(30, parts | {"EVAL": 0.05}), node="b")
+    slots = {(phase, node): 4 for phase in Phase for node in ("a", "b")}
+    assert diagnose(recording(good, bad, slots=slots), "the run").finding.kind == "engine"
+
+
+def test_parts_that_take_as_long_as_each_other() -> None:
+    """Too few rollouts for a queue, each part a fifth: nothing is to be named."""
+    found = diagnose(recording(passing([(0.0, dict.fromkeys(USUAL, 1.0))] * 4)), "the run")
+    assert found.finding.kind == "nothing"
+    assert found.sentences[0] == "Nothing stands out in the run, which took 5.000 s."
+    assert found.doubts == ("only 4 rollouts are known",)
+    assert "fairly sure" in found.sentences[2]
+
+
+def test_a_second_part_that_costs_about_as_much_is_a_doubt() -> None:
+    found = diagnose(recording(passing(spread(40, USUAL | {"engine": 1.0, "tool.bash": 0.9}))), "the run")
+    assert found.finding.kind == "engine"
+    assert found.doubts == ("tool bash costs about as much",)
+
+
+def test_it_says_what_it_does_not_know() -> None:
+    plain = [replace(one, divided=False, left_out=1) for one in passing(spread(8, USUAL | {"EVAL": 2.0}))]
+    found = diagnose(recording(plain), "the run")
+    assert found.finding.name == "EVAL"
+    assert found.sureness == "not sure"
+    assert [doubt.split(" ")[0] for doubt in found.doubts] == ["only", "of", "some"]
+
+
+def test_rollouts_that_did_not_complete_are_noted() -> None:
+    made = passing(spread(20, USUAL))
+    late = [replace(one, outcome=Outcome.TIMEOUT, code="phase_timeout") for one in made[:5]]
+    assert diagnose(recording(late, made[5:]), "the run").notes == (
+        "5 of 20 rollouts ended as timeout (phase_timeout)",
+    )
+
+
+def test_slots_that_others_have_are_noted() -> None:
+    """The service has twelve slots of RUN, and these jobs wait although they hold four."""
+    slots = {(phase, "n"): 12 for phase in Phase}
+    found = diagnose(recording(passing(spread(40, USUAL | {"engine": 1.0})), slots=slots), "the run")
+    assert found.notes[0].startswith("while these jobs waited for RUN, they held 4.0 of its 12 slots")
+    assert "the replay of the recorded times takes" in found.doubts[0]
+
+
+def test_of_a_run_that_goes_on_it_says_so() -> None:
+    made = recording(passing(spread(30, USUAL | {"INIT": 1.0})), now=60.0)
+    assert "so far" in diagnose(made, "batch b").sentences[0]
+
+
+@pytest.mark.parametrize("now", [None, 5.0])
+def test_rollouts_that_have_done_nothing_yet(now: float | None) -> None:
+    (one,) = passing([(0.0, USUAL)])
+    waiting = replace(one, works=(), ended=None, waits=(Phase.INIT, 0.0), outcome=None)
+    found = diagnose(Recording((waiting,), {}, now), "the run")
+    assert found.finding.kind == "nothing"
+    assert found.notes == (("there is no slot of INIT, and 1 jobs wait for one",) if now else ())
+    assert [row.part for row in found.parts] == (["wait for INIT"] if now else [])
+
+
+def test_of_jobs_that_wait_and_work_the_work_is_the_critical_path() -> None:
+    """Of four slots of RUN each is held by a job that has not ended; the others wait."""
+    made = [replace(one, ended=None, outcome=None) for one in passing([(0.0, {"INIT": 0.1, "engine": 50.0})] * 4)]
+    waiting = [replace(one, job_id=f"w-{n}", works=one.works[:1], waits=(Phase.RUN, 0.1)) for n, one in enumerate(made)]
+    found = diagnose(recording(made, waiting, now=50.1), "the run")
+    assert found.finding.kind == "engine"
+    assert {row.part: row.path_s for row in found.parts}["engine time"] == pytest.approx(50.0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 5), st.dictionaries(st.sampled_from([*USUAL]), st.floats(0, 9), min_size=1)), min_size=1
+    ),
+    st.sampled_from([None, 100.0]),
+)
+def test_any_recording_can_be_explained(jobs: list[tuple[float, Parts]], now: float | None) -> None:
+    found = diagnose(recording(passing(sorted(jobs, key=lambda one: one[0])), now=now), "the run")
+    assert len(found.sentences) == 3
+    assert all(not text[0].islower() and text.endswith(".") for text in found.sentences)
+    assert found.finding.without_s >= 0
