@@ -31,6 +31,7 @@ BENCHES = (
     "inference",
     "turns",
     "gateway",
+    "watching",
     "dapo",
     "async_grpo",
     "tasks",

@@ -266,6 +266,15 @@ class GatewaySettings(Section, frozen=True):
     """The tokenizer of such servers; empty: what the client names, or the server's own model."""
 
 
+class DashboardSettings(Section, frozen=True):
+    """`[dashboard]`: the page in the browser, in a process of its own; a `[gateway]` has it at its own address too."""
+
+    bind: str = ""
+    """HOST:PORT where it listens; empty: it does not. Beyond loopback it wants `[gateway]`'s TLS, and keys."""
+    runs: str = ""
+    """The folder whose `prorl eval` folders it compares; empty: none."""
+
+
 class MetricsSettings(Section, frozen=True):
     """`[metrics]`: where Prometheus finds what a machine's processes count. A gateway has the same at `/metrics`."""
 
@@ -290,6 +299,7 @@ class Topology(Section, frozen=True):
     backends: tuple[BackendSettings, ...] = (BackendSettings(),)
     sandbox: SandboxSettings = SandboxSettings()
     gateway: GatewaySettings = GatewaySettings()
+    dashboard: DashboardSettings = DashboardSettings()
     metrics: MetricsSettings = MetricsSettings()
 
     @property

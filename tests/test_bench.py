@@ -23,6 +23,7 @@ NAMES = (
     "inference",
     "turns",
     "gateway",
+    "watching",
     "dapo",
     "scale_simulation",
     "nodes",
@@ -49,7 +50,7 @@ PEERS = {
     "fetch": ("fastapi", "httpx", "uvicorn"),
     "tools": ("swerex", "libtmux", "bashlex", "ipykernel"),
 }
-PROGRAMS = {"tools": ("tmux",)}
+PROGRAMS = {"tools": ("tmux",), "watching": ("chromium",)}
 
 
 @pytest.mark.proof

@@ -17,6 +17,7 @@ from ..system.logs import say, start_logging
 from . import (
     backends,
     cluster,
+    dashboard,
     demo,
     engine,
     evaluate,
@@ -86,6 +87,7 @@ prorl.command("down")(cluster.down)
 prorl.command("keep", hidden=True)(cluster.keep)
 prorl.command("node")(node.node)
 prorl.command("gateway")(gateway.gateway)
+prorl.command("dashboard")(dashboard.dashboard)
 prorl.command("submit")(jobs.submit)
 prorl.command("status")(jobs.status)
 prorl.command("top")(top.top)

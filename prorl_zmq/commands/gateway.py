@@ -31,6 +31,7 @@ def gateway(
     no_llm_servers: Annotated[
         bool, typer.Option("--no-llm-servers", help="Ignore /add_llm_server: the service has its own backends.")
     ] = False,
+    runs: options.Runs = None,
     metrics_only: Annotated[
         bool, typer.Option("--metrics-only", help="Serve nothing but /metrics, of the processes of the run folder.")
     ] = False,
@@ -44,7 +45,7 @@ def gateway(
     log_format: options.LogFormatOption = None,
     log_level: options.LogLevelOption = None,
 ) -> None:
-    """HTTP in front of a service: a JSON API, and the REST API of ProRL Agent, until SIGTERM.
+    """HTTP in front of a service: a JSON API, the REST API of ProRL Agent, and the dashboard, until SIGTERM.
 
     Beyond loopback it wants --tls-cert and --tls-key, and --keys with tokens that `prorl keys bearer` has made.
     """
@@ -69,6 +70,7 @@ def gateway(
         keys=key_folder,
         insecure=insecure,
         timeout_s=timeout_s,
+        runs=runs,
         metrics_only=metrics_only,
     )
     uvloop.run(serve(gateway_options))

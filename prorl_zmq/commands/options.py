@@ -70,6 +70,10 @@ Address = Annotated[
         help="This machine's address, at which other nodes reach it. [default: the one that routes to others]",
     ),
 ]
+Runs = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="The folder with those of `prorl eval` that the dashboard compares."),
+]
 
 Metrics = Annotated[
     str | None,

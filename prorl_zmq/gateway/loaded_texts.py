@@ -34,12 +34,7 @@ class LoadedTexts:
             UnknownBackend: it is gone, and the others are not of one kind.
             RequestTimeout: the backend broker did not answer.
         """
-        listed: BackendList = await self._connection.ask_backend_broker(ANYBODY, ListBackends(new_id()))
-        found = {one.backend.chat for one in listed.backends if one.backend.backend_id == backend_id}
-        found = found or {one.backend.chat for one in listed.backends}
-        if len(found) != 1:
-            raise UnknownBackend(f"the backend {backend_id} is gone, and no other can read its tokens")
-        (settings,) = found
+        settings = await self.settings_of(backend_id)
         key = settings, tuple(tool["function"]["name"] for tool in tools)
         if key not in self._loaded:
             made = await asyncio.to_thread(MessageTexts, await chat_format(settings), settings, tools)
@@ -47,3 +42,16 @@ class LoadedTexts:
                 self._loaded.clear()
             self._loaded[key] = made
         return self._loaded[key]
+
+    async def settings_of(self, backend_id: str) -> ChatSettings:
+        """Return how a backend's tokens are read; of one that is gone, how those of the others are.
+
+        Raises:
+            UnknownBackend, RequestTimeout: as `of` says.
+        """
+        listed: BackendList = await self._connection.ask_backend_broker(ANYBODY, ListBackends(new_id()))
+        found = {one.backend.chat for one in listed.backends if one.backend.backend_id == backend_id}
+        found = found or {one.backend.chat for one in listed.backends}
+        if len(found) != 1:
+            raise UnknownBackend(f"the backend {backend_id} is gone, and no other can read its tokens")
+        return found.pop()

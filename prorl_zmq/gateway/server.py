@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import socket
 from functools import partial
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -25,12 +27,16 @@ from ..system.open_files import raise_open_files
 from ..system.processes import stop_signals
 from ..wire.sockets import is_loopback_host
 from .connection import GatewayConnection
+from .dashboard.dashboard import Dashboard
+from .dashboard.page_files import PLACE, add_page
 from .endpoint import read_call
 from .http_errors import error_response, http_error_response, json_response
 from .json_api import JsonApi
 from .llm_servers import LlmServers
+from .loaded_texts import LoadedTexts
 from .metrics import RequestMetrics, answer_metrics
 from .openapi import openapi_document
+from .page_token import PageToken
 from .prorl_api import ProrlApi
 from .stored_state import StoredState
 
@@ -60,10 +66,12 @@ class Gateway:
         self._options = options
         settings = options.settings
         self._tls = options.tls()
-        self._bearers: BearerList = options.bearers()
+        self._bearers: BearerList | PageToken = options.bearers()
         self._keyring = options.keyring()
         self._connection = GatewayConnection(options, self._keyring)
         self._json_api = JsonApi(self._connection)
+        self._dashboard = Dashboard(options, LoadedTexts(self._connection))
+        self._endpoints = (*self._json_api.endpoints, *self._dashboard.endpoints)
         name = f"gateway-{options.own_name}"
         servers = LlmServers(name, self._engine_flags) if settings.use_llm_servers else None
         state = StoredState(options.run_dir / f"{name}.json")
@@ -84,17 +92,28 @@ class Gateway:
         self._metrics.start()
         raise_open_files()
         try:
-            with stop_signals(self._stopping.set):
-                await self._listen(runner)
-                if not options.metrics_only:
-                    self._prorl_api.resume()
-                say("prorl gateway", f"ready at {options.url}")
-                await self._stopping.wait()
+            async with self._dashboard.watching():
+                with stop_signals(self._stopping.set):
+                    await self._listen(runner)
+                    if not options.metrics_only:
+                        self._prorl_api.resume()
+                    self._say_ready()
+                    await self._stopping.wait()
         finally:
             self._metrics.close()
             await self._prorl_api.close()
             await runner.cleanup()
             self._connection.close()
+
+    def _say_ready(self) -> None:
+        options = self._options
+        if options.metrics_only:
+            say("prorl gateway", f"ready at {options.url}")
+        elif options.program == "gateway":
+            say("prorl gateway", f"ready at {options.url}; its dashboard is at {options.url}{PLACE}")
+        else:
+            key = f"#key={self._bearers.token}" if isinstance(self._bearers, PageToken) else ""
+            say("prorl dashboard", f"open {options.url}{PLACE}{key}")
 
     async def _listen(self, runner: web.AppRunner) -> None:
         options = self._options
@@ -103,7 +122,9 @@ class Gateway:
             await site.start()
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise EndpointInUse(f"{options.settings.bind} is in use", endpoint=options.settings.bind) from None
+                raise EndpointInUse(
+                    f"{options.settings.bind} is in use; name another with --bind", endpoint=options.settings.bind
+                ) from None
             raise InvalidEndpoint(
                 f"{options.settings.bind} cannot be bound: {error.strerror}", endpoint=options.settings.bind
             ) from None
@@ -113,11 +134,13 @@ class Gateway:
         app.router.add_get("/metrics", self._guarded(partial(answer_metrics, self._options.run_dir)))
         if self._options.metrics_only:
             return app
-        for endpoint in self._json_api.endpoints:
+        for endpoint in self._endpoints:
             app.router.add_route(endpoint.method, endpoint.path, self._guarded(partial(_answer, endpoint)))
         for (method, path), handler in self._prorl_api.handlers.items():
             app.router.add_route(method, path, self._guarded(handler))
-        document = json_response(openapi_document(self._json_api.endpoints)).body
+        app.router.add_get("/v1/watch", self._guarded(self._watch))
+        add_page(app)
+        document = json_response(openapi_document(self._endpoints)).body
         app.router.add_get("/v1/openapi.json", lambda _: _document(document))
         app.router.add_get("/healthz", self._health)
         return app
@@ -134,8 +157,11 @@ class Gateway:
                     sender = self._sender(request)
                 except NotAllowed as error:
                     return error_response(error, 401)
-                if sender.role is None and ("Origin" in request.headers or not self._is_named(request)):
-                    raise NotAllowed("a web page may not use a gateway that asks for no keys")
+                if sender.role is None and (self._is_foreign_page(request) or not self._is_named(request)):
+                    raise NotAllowed(
+                        "a web page of another origin may not use a gateway that asks for no keys; open the dashboard "
+                        "by this machine's address, not by another name"
+                    )
                 return await handler(request, sender)
             except ProrlError as error:
                 return error_response(error)
@@ -151,8 +177,30 @@ class Gateway:
 
     def _is_named(self, request: web.Request) -> bool:
         """Return whether a request was meant for this address, not for a name that was led here."""
-        host = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdecimal() else request.host
+        host = _host_of(request)
         return self._options.insecure or is_loopback_host(host) or host == self._options.host
+
+    def _is_foreign_page(self, request: web.Request) -> bool:
+        """Return whether a browser asks for another page than our own; other programs send none of these headers.
+
+        A name that an attacker has led here makes our address that page's own: only names that nobody can lead count.
+        """
+        origin = request.headers.get("Origin")
+        if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            return True
+        return origin is not None and not (
+            origin == f"{request.scheme}://{request.host}" and self._is_own_host(_host_of(request))
+        )
+
+    def _is_own_host(self, host: str) -> bool:
+        try:
+            ip_address(host.strip("[]"))
+        except ValueError:
+            return is_loopback_host(host) or host in (self._options.host, socket.gethostname(), socket.getfqdn())
+        return True
+
+    async def _watch(self, request: web.Request, sender: Sender) -> web.StreamResponse:
+        return await self._dashboard.streams.answer(request, sender, self._sender)
 
     def _sender(self, request: web.Request) -> Sender:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -187,6 +235,10 @@ class Gateway:
             *("--connect", broker, "--run-dir", str(options.run_dir), *keys),
             *(["--insecure"] if options.insecure else []),
         ]
+
+
+def _host_of(request: web.Request) -> str:
+    return request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdecimal() else request.host
 
 
 async def _answer(endpoint: Endpoint, request: web.Request, sender: Sender) -> web.StreamResponse:

@@ -6,7 +6,7 @@ import re
 import socket
 import ssl
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -16,6 +16,7 @@ from ..security.keyring import BROKER, Keyring
 from ..security.keys import SECRET, KeyFolder
 from ..wire.messages.base import JobIdentifier, KeyRole
 from ..wire.sockets import is_loopback_host
+from .page_token import PageToken
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ..config import GatewaySettings
     from ..service.service_folder import ServiceFolder
 
-ROLES = (*BROKER, KeyRole.TRAINER)
+ROLES = (*BROKER, KeyRole.TRAINER, KeyRole.OPERATOR)
 """Keys that a gateway may have of its own, where the front door is reached over TCP."""
 
 
@@ -40,6 +41,10 @@ class GatewayOptions:
     insecure: bool = False
     timeout_s: float = 10.0
     """How long the service may take to answer."""
+    program: Literal["gateway", "dashboard"] = "gateway"
+    """`dashboard`: where `keys` lets in no bearer token, it asks for one of its own, and prints it."""
+    runs: Path | None = None
+    """The folder of the evaluations that the dashboard shows."""
     metrics_only: bool = False
     """Nothing is served but `/metrics`."""
 
@@ -54,7 +59,8 @@ class GatewayOptions:
     @property
     def own_name(self) -> str:
         """Its name, by which its jobs and its state are known; no two gateways of a service may have the same."""
-        name = self.name or re.sub(r"[^\w.-]+", "_", f"{socket.gethostname()[:32]}-{self.settings.bind}")
+        kind = "" if self.program == "gateway" else f"{self.program}-"
+        name = self.name or re.sub(r"[^\w.-]+", "_", f"{kind}{socket.gethostname()[:32]}-{self.settings.bind}")
         try:
             return msgspec.convert(name, JobIdentifier)
         except msgspec.ValidationError:
@@ -70,12 +76,15 @@ class GatewayOptions:
             raise ConfigError(f"{self.settings.bind!r} is not HOST:PORT, such as 127.0.0.1:8080", key="bind")
         return host, int(port)
 
-    def bearers(self) -> BearerList:
-        """Return the list of tokens that are let in.
+    def bearers(self) -> BearerList | PageToken:
+        """Return what knows the tokens that are let in.
 
         Raises:
             ConfigError: the gateway could be reached from other machines by anybody.
         """
+        listed = BearerList(KeyFolder(self.keys) if self.keys is not None else None)
+        if self.program == "dashboard" and not len(listed):
+            return PageToken(self.run_dir / f"{self.own_name}.token")
         if self.keys is None and not (self.insecure or is_loopback_host(self.host)):
             raise ConfigError(
                 f"{self.settings.bind} can be reached from other machines, and no keys are asked for: name a folder "
@@ -83,7 +92,7 @@ class GatewayOptions:
                 "trusted",
                 key="keys",
             )
-        return BearerList(KeyFolder(self.keys) if self.keys is not None else None)
+        return listed
 
     def keyring(self) -> Keyring | None:
         """Return the gateway's own key, if it has one; over ipc none is needed."""

@@ -11,6 +11,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from .service_folder import TOPOLOGY
 
 if TYPE_CHECKING:
@@ -58,12 +60,15 @@ def plan_children(topology: Topology, config: Path | None) -> list[ChildPlan]:
     ]
     if topology.gateway.bind:
         front_door = topology.endpoint(topology.rollout_broker.front_door)
-        plans.append(_gateway(topology.gateway, ["--front-door", front_door, *shared]))
+        plans.append(_gateway(topology, ["--front-door", front_door, *shared]))
+    if topology.dashboard.bind:
+        place = ["--connect", topology.endpoint(topology.rollout_broker.front_door), *shared]
+        plans.append(_dashboard(topology, place))
     return plans + _metrics(topology.metrics, shared)
 
 
 def plan_brokers(topology: Topology, folder: ServiceFolder, address: str) -> list[ChildPlan]:
-    """List the brokers of a service with a folder, and its gateway."""
+    """List the brokers of a service with a folder, its gateway and its dashboard."""
     place = ["--service", str(folder.path), "--address", address, *_shared(topology)]
     settings = ["--config", str(folder.path / TOPOLOGY), *place]
     brokers = [ChildPlan("backend-broker", ("prorl", "broker", "backend", *settings), BROKER_RANK)]
@@ -72,7 +77,9 @@ def plan_brokers(topology: Topology, folder: ServiceFolder, address: str) -> lis
         for name in folder.rollout_brokers
     ]
     if topology.gateway.bind:
-        brokers.append(_gateway(topology.gateway, ["--service", str(folder.path), *_shared(topology)]))
+        brokers.append(_gateway(topology, ["--service", str(folder.path), *_shared(topology)]))
+    if topology.dashboard.bind:
+        brokers.append(_dashboard(topology, ["--service", str(folder.path), *_shared(topology)]))
     return brokers
 
 
@@ -123,10 +130,11 @@ def _stages(topology: Topology, place: list[str]) -> list[ChildPlan]:
     return plans
 
 
-def _gateway(settings: GatewaySettings, place: list[str]) -> ChildPlan:
-    tokenizer = ["--tokenizer", settings.tokenizer] if settings.tokenizer else []
+def _gateway(topology: Topology, place: list[str]) -> ChildPlan:
+    settings = topology.gateway
+    flags = _given({"--tokenizer": settings.tokenizer, "--runs": topology.dashboard.runs})
     more = [] if settings.use_llm_servers else ["--no-llm-servers"]
-    return ChildPlan("gateway", ("prorl", "gateway", *_listening(settings), *tokenizer, *more, *place), STAGE_RANK)
+    return ChildPlan("gateway", ("prorl", "gateway", *_listening(settings), *flags, *more, *place), STAGE_RANK)
 
 
 def _metrics(settings: MetricsSettings, place: list[str]) -> list[ChildPlan]:
@@ -136,8 +144,17 @@ def _metrics(settings: MetricsSettings, place: list[str]) -> list[ChildPlan]:
     return [ChildPlan("metrics", ("prorl", "gateway", "--metrics-only", *_listening(settings), *place), STAGE_RANK)]
 
 
+def _dashboard(topology: Topology, place: list[str]) -> ChildPlan:
+    settings = replace(topology.gateway, bind=topology.dashboard.bind)
+    flags = _given({"--runs": topology.dashboard.runs})
+    return ChildPlan("dashboard", ("prorl", "dashboard", *_listening(settings), *flags, *place), STAGE_RANK)
+
+
 def _listening(settings: GatewaySettings | MetricsSettings) -> list[str]:
-    flags = {"--bind": settings.bind, "--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key}
+    return _given({"--bind": settings.bind, "--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key})
+
+
+def _given(flags: dict[str, str]) -> list[str]:
     return [part for flag, value in flags.items() if value for part in (flag, value)]
 
 
@@ -158,6 +175,6 @@ def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
         "--max-in-flight": str(backends.max_in_flight),
         "--context-tokens": str(backends.context_tokens),
     }
-    given = [part for flag, value in flags.items() if value for part in (flag, value)]
+    given = _given(flags)
     given += [part for name, value in backends.options.items() for part in ("--option", f"{name}={json.dumps(value)}")]
     return [*given, *(["--", *backends.arguments] if backends.arguments else [])]

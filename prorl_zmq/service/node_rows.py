@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from ..wire.messages.jobs import Phase  # noqa: TC001 - msgspec reads annotations at run time
 from ..wire.messages.nodes import LostNode, NodeFacts, NodeState, NodeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ..wire.messages.jobs import Phase
     from ..wire.messages.nodes import NodeList
 
 K = TypeVar("K")

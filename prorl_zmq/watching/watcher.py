@@ -134,7 +134,10 @@ class Watcher:
                 self._forget(name)
             else:
                 self._problems.pop(name, None)
-            self._tell()
+            # One call per interval: a viewer that was called just before the rows are here would see them an interval
+            # later.
+            if name != BACKEND_BROKER or not self._statuses:
+                self._tell()
             await asyncio.sleep(max(0.0, next_at - time.monotonic()))
 
     async def _ask_broker(self, name: str) -> None:
@@ -146,7 +149,9 @@ class Watcher:
         for question in (mirror.news, mirror.gap):
             if (asked := question()) is not None:
                 answer = await client.views.changes(*asked, ROWS_LIMIT, timeout_s=ANSWER_S)
-                self._tell(mirror.take(asked, answer))
+                answered = mirror.take(asked, answer)
+                for view in self._views:
+                    view.note(answered)
 
     async def _ask_backend_broker(self, _name: str) -> None:
         """Ask by the client of a rollout broker that answers, for it says where the backend broker is."""
@@ -160,9 +165,9 @@ class Watcher:
         self._statuses.pop(name, None)
         self._nodes.pop(name, None)
 
-    def _tell(self, answered: Answered | None = None) -> None:
+    def _tell(self) -> None:
         for view in self._views:
-            view.note(answered)
+            view.news.set()
 
 
 class _View:
@@ -174,9 +179,8 @@ class _View:
         self._forgotten: set[str] = set()
         self._reset = True
 
-    def note(self, answered: Answered | None) -> None:
-        self.news.set()
-        if answered is None or self._reset:
+    def note(self, answered: Answered) -> None:
+        if self._reset:
             return
         self._changed.update((row.job_id, row) for row in answered.changed)
         for job_id in answered.forgotten:

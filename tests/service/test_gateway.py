@@ -165,6 +165,25 @@ def test_an_operator_cancels_at_whichever_broker_has_the_job(shared: Shared) -> 
     run(shared, asks)
 
 
+def test_the_dashboard_sees_both_brokers(shared: Shared) -> None:
+    async def body(http: Http) -> None:
+        _, seen = await http("operator", "GET", "/v1/overview")
+        assert (set(seen["brokers"]), seen.get("problems", {})) == ({"rollout-0", "rollout-1"}, {})
+        assert [node["node"] for node in seen["nodes"]] == ["one"]
+        for who in seen["brokers"]:
+            job = problem()
+            assert (await http(who, "POST", "/v1/jobs", job))[0] == 200
+            place = f"/v1/jobs/{job['job_id']}"
+            assert (await http(who, "GET", f"{place}/trajectory?wait_s=30"))[0] == 200
+            assert (await http("operator", "GET", f"{place}/trace"))[1]["outcome"] == "completed"
+            _, view = await http("operator", "GET", f"{place}/view")
+            assert [turn["role"] for turn in view["transcript"]["turns"]][:2] == ["system", "user"]
+            assert (await http(who, "GET", f"{place}/view"))[0] == 403  # a trainer's token looks at nothing here
+            assert (await http("operator", "POST", f"{place}/cancel"))[1] == {"jobs": {job["job_id"]: "finished"}}
+
+    run(shared, body)
+
+
 def test_a_broker_that_died_is_named_and_its_clients_follow_it_to_its_new_place(shared: Shared) -> None:
     dead = "rollout-0"
 

@@ -1,0 +1,41 @@
+"""What it costs to look at a service, and how soon those who look see what has changed."""
+
+from __future__ import annotations
+
+from harness import Incomplete, Row, main
+from watching_page import lacks, measure_page
+
+PAINT_S, FILTER_S, CHANGE_S = 1.0, 0.2, 2.0
+
+
+def page_rows(quick: bool) -> list[Row]:
+    """Measure the dashboard in a browser, with a table of many jobs.
+
+    Raises:
+        Incomplete: there is none here.
+    """
+    if problem := lacks():
+        raise Incomplete(problem, [])
+    jobs, repeats = (2_000, 3) if quick else (10_000, 10)
+    figures = measure_page(jobs, repeats)
+    table = f"the table of {jobs:,} jobs"
+    return [
+        _worst(f"{table}: its first paint", figures.paints, PAINT_S),
+        _worst(f"{table}: a search until it is drawn", figures.filters, FILTER_S),
+        _worst(f"{table}: from a job's end until it is shown", figures.changes, CHANGE_S),
+    ]
+
+
+def _worst(name: str, seconds: list[float], target_s: float) -> Row:
+    worst = max(seconds)
+    return Row(
+        f"{name}, the worst of {len(seconds)}", worst, "s", target=f"under {target_s:g} s", holds=worst < target_s
+    )
+
+
+def measure(quick: bool) -> list[Row]:
+    return page_rows(quick)
+
+
+if __name__ == "__main__":
+    main("watching", "what it costs to look at a service", measure)

@@ -1,0 +1,151 @@
+"""What the page asks for beside its stream: who its viewer is, jobs and batches from near, and finished runs.
+
+All of it looks only, but for `cancel`. The rights are those of the brokers' requests: an operator's token may look at
+everything, a trainer's at nothing here, and without keys everybody may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ...errors import ConfigError, NotAllowed
+from ...watching.overview import Overview
+from ...wire.messages.backends import DrainBackend
+from ...wire.messages.base import KeyRole, new_id
+from ...wire.messages.front_door import Cancel, JobTrace
+from ...wire.messages.watching import BatchView, Peek, ViewBatch, Watch
+from ..bodies import Body, CancelledBody
+from ..connection import check_may
+from ..endpoint import Endpoint, NoQuery
+from ..http_errors import error_response
+from .job_views import JobView, JobViews
+from .run_list import Rollouts, RunFigures, RunList, Runs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import msgspec
+
+    from ...security.rights import Sender
+    from ...watching.watcher import Watcher
+    from ...wire.messages.base import Message
+    from ..endpoint import Call
+    from .service_views import ServiceViews
+
+
+class Me(Body, frozen=True):
+    """Who asks, and what they may do."""
+
+    role: str
+    """Empty: no key is asked for, so everybody may do everything."""
+    name: str
+    may: tuple[str, ...]
+    """Of `watch`, `cancel` and `drain`."""
+
+
+class RunQuery(NoQuery, frozen=True):
+    """Which run."""
+
+    run: str
+
+
+class ProblemQuery(RunQuery, frozen=True):
+    """Which problem of it."""
+
+    problem: str
+
+
+class RolloutQuery(RunQuery, frozen=True):
+    """Which rollout of it."""
+
+    job_id: str
+
+
+class DashboardApi:
+    def __init__(self, views: ServiceViews, watcher: Watcher, job_views: JobViews, runs: RunList) -> None:
+        self._views = views
+        self._watcher = watcher
+        self._job_views = job_views
+        self._runs = runs
+        self.endpoints = (
+            Endpoint("GET", "/v1/me", self.me, Me),
+            Endpoint("GET", "/v1/overview", self.overview, Overview),
+            Endpoint("GET", "/v1/jobs/{job_id}/trace", self.trace, JobTrace),
+            Endpoint("GET", "/v1/jobs/{job_id}/view", self.job, JobView),
+            Endpoint("POST", "/v1/jobs/{job_id}/cancel", self.cancel, CancelledBody),
+            Endpoint("GET", "/v1/batches/{batch_id}/view", self.batch, BatchView),
+            Endpoint("GET", "/v1/runs", self.runs, Runs),
+            Endpoint("GET", "/v1/runs/figures", self.run, RunFigures, query=RunQuery),
+            Endpoint("GET", "/v1/runs/rollouts", self.rollouts, Rollouts, query=ProblemQuery),
+            Endpoint("GET", "/v1/runs/view", self.rollout, JobView, query=RolloutQuery),
+        )
+
+    async def me(self, call: Call) -> Me:
+        """Say who has this token, and what it may do on the dashboard."""
+        wishes = {"watch": Watch(""), "cancel": Cancel("", ()), "drain": DrainBackend("", "any")}
+        may = tuple(name for name, request in wishes.items() if _may(call.sender, request))
+        return Me(role=str(call.sender.role or ""), name=call.sender.name, may=may)
+
+    async def overview(self, call: Call) -> Overview:
+        """Describe the whole service: brokers, backends, nodes, and how many jobs ended in the last ten minutes."""
+        call.sender.check(Watch(new_id()))
+        async with self._watcher.viewer() as updates:
+            async for update in updates:
+                seen = update.overview
+                if self._views.brokers <= {*seen.brokers, *seen.problems} and (seen.backends or seen.problems):
+                    return seen  # all have answered, or it is known why not
+        raise NotAllowed("the gateway is ending")
+
+    async def trace(self, call: Call) -> JobTrace:
+        """Tell what a job went through. An operator's; the id may be shortened to a beginning that no other has."""
+        call.sender.check(Peek(new_id(), call.path["job_id"]))
+        return await self._views.trace(call.path["job_id"])
+
+    async def job(self, call: Call) -> JobView:
+        """Show what an ended job brought, as long as the service has it: its result, and what was said."""
+        call.sender.check(Peek(new_id(), call.path["job_id"]))
+        return await self._job_views.view(*await self._views.peek(call.path["job_id"]))
+
+    async def cancel(self, call: Call) -> CancelledBody:
+        """End any session's job as `cancelled`."""
+        call.sender.check(Cancel(new_id(), (call.path["job_id"],)))
+        check_may(call.sender, KeyRole.OPERATOR)
+        return CancelledBody(jobs=await self._views.cancel(call.path["job_id"]))
+
+    async def batch(self, call: Call) -> BatchView:
+        """Show an open batch: its groups, their rollouts, and what it waits for."""
+        call.sender.check(ViewBatch(new_id(), call.path["batch_id"]))
+        return await self._views.batch(call.path["batch_id"])
+
+    async def runs(self, call: Call) -> Runs:
+        """List the evaluations (`prorl eval`) in the folder that the dashboard was told of."""
+        check_may(call.sender, KeyRole.OPERATOR)
+        return await asyncio.to_thread(self._runs.rows)
+
+    async def run(self, call: Call) -> object:
+        """Return the figures of one evaluation."""
+        return await self._of_run(call, lambda: self._runs.figures(call.query.run))
+
+    async def rollouts(self, call: Call) -> object:
+        """List the rollouts of one problem of an evaluation."""
+        return await self._of_run(call, lambda: self._runs.rollouts(call.query.run, call.query.problem))
+
+    async def rollout(self, call: Call) -> object:
+        """Show one rollout of an evaluation."""
+        return await self._of_run(call, lambda: self._runs.view(call.query.run, call.query.job_id))
+
+    async def _of_run(self, call: Call, read: Callable[[], msgspec.Struct]) -> object:
+        check_may(call.sender, KeyRole.OPERATOR)
+        try:
+            return await asyncio.to_thread(read)
+        except ConfigError as error:
+            return error_response(error, 404)
+
+
+def _may(sender: Sender, request: Message) -> bool:
+    try:
+        sender.check(request)
+    except NotAllowed:
+        return False
+    return True

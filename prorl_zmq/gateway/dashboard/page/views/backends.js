@@ -1,0 +1,126 @@
+// The engines: what each does, how often it finds a prompt in its cache, and which weights it serves.
+
+import { ApiError, part, send } from "../api.js";
+import { badge, bar, card, h, redraw, table } from "../dom.js";
+import { compact, count, NOTHING, percent, rate, seconds } from "../format.js";
+import { session } from "../session.js";
+import { store } from "../store.js";
+
+export const BACKEND_COLUMNS = [
+  ["backend", "id"],
+  ["state"],
+  ["in flight", "meter"],
+  ["tokens/s", "number"],
+  ["cache hits", "number"],
+  ["version", "number"],
+  ["model", "text"],
+  ["node"],
+];
+
+export function backendRows(list) {
+  return list.backends.map((status) => {
+    const { backend, load } = status;
+    return [
+      backend.backend_id,
+      badge(status.state),
+      meter(status.in_flight, backend.max_in_flight),
+      load ? rate(load.tokens_per_s) : NOTHING,
+      load?.prompt_tokens ? percent(load.cached_tokens / load.prompt_tokens, 0) : NOTHING,
+      backend.weight_version,
+      backend.model || NOTHING,
+      backend.node,
+    ];
+  });
+}
+
+export function backends() {
+  const element = h("div");
+  let problem = "";
+  async function drain(id) {
+    if (!confirm(`Drain backend ${id}? It gets no more jobs; those that have it keep it.`)) return;
+    try {
+      await send("POST", `/v1/backends/${part(id)}/drain`);
+      problem = "";
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      problem = error.message;
+    }
+    update();
+  }
+  function update() {
+    redraw(
+      element,
+      h("h1", null, "Backends"),
+      problem ? h("p", { class: "note bad", role: "alert" }, problem) : null,
+      content(drain),
+    );
+  }
+  return { element, title: "Backends", close() {}, update };
+}
+
+function content(drain) {
+  const list = store.overview?.backends;
+  if (!list) return h("p", { class: "note" }, store.overview?.problems["backend broker"] ?? store.why);
+  const columns = [
+    ...BACKEND_COLUMNS,
+    ["assigned", "number"],
+    ["generated", "number"],
+    ["context", "number"],
+    ["", ""],
+  ];
+  const rows = backendRows(list).map((cells, index) => {
+    const { backend, assigned, load, state } = list.backends[index];
+    const button =
+      session.may("drain") && state !== "draining"
+        ? h(
+            "button",
+            { type: "button", "data-key": `drain ${backend.backend_id}`, onclick: () => drain(backend.backend_id) },
+            "Drain",
+          )
+        : "";
+    return [
+      ...cells,
+      compact(assigned),
+      load ? compact(load.generated_tokens) : NOTHING,
+      backend.context_tokens ? count(backend.context_tokens) : NOTHING,
+      button,
+    ];
+  });
+  const unwell = list.backends.filter((status) => status.problem);
+  return [
+    h("p", { class: "quiet" }, `${count(list.waiting)} jobs wait for a backend.`),
+    card("Registered", null, table("Backends", columns, rows, "No backend has registered.")),
+    unwell.length
+      ? card(
+          "Not serving",
+          null,
+          table(
+            "Not serving",
+            [["backend", "id"], ["state"], ["why", "text long"], ["next try", "number"]],
+            unwell.map((status) => [
+              status.backend.backend_id,
+              badge(status.state),
+              status.problem,
+              status.next_try_s == null ? NOTHING : seconds(status.next_try_s),
+            ]),
+          ),
+        )
+      : null,
+    list.starts.length
+      ? card(
+          "Starting",
+          null,
+          table(
+            "Starting",
+            [["engine", "id"], ["state"], ["why", "text long"]],
+            list.starts.map((start) => [start.backend_id, badge(start.state), start.problem]),
+          ),
+        )
+      : null,
+  ];
+}
+
+export function meter(used, whole) {
+  const label = `${count(used)} of ${count(whole)}`;
+  return h("span", { class: "meter" }, bar([[used, "part-main"]], whole, label), h("span", null, label));
+}

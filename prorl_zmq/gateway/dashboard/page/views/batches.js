@@ -1,0 +1,52 @@
+// The open batches: how far each is.
+
+import { badge, bar, card, h, link, redraw, table } from "../dom.js";
+import { count, shortId } from "../format.js";
+import { store } from "../store.js";
+
+export const BATCH_COLUMNS = [
+  ["batch", "id"],
+  ["session"],
+  ["state"],
+  ["groups kept", "meter"],
+  ["under way", "number"],
+  ["jobs in flight", "number"],
+  ["prompts waiting", "number"],
+  ["dropped", "number"],
+  ["failed jobs", "number"],
+];
+
+export function batchRows(list) {
+  return list.map((batch) => [
+    link(`#/batches/${encodeURIComponent(batch.batch_id)}`, null, shortId(batch.batch_id)),
+    shortId(batch.session),
+    badge(batch.state),
+    kept(batch),
+    count(batch.under_way),
+    count(batch.in_flight),
+    count(batch.prompts),
+    count(batch.dropped),
+    count(batch.failed),
+  ]);
+}
+
+export function kept(batch) {
+  const label = `${count(batch.kept)} of ${count(batch.target_groups)}`;
+  return h(
+    "span",
+    { class: "meter" },
+    bar([[Math.min(batch.kept, batch.target_groups), "part-good"]], batch.target_groups, `${label} groups`),
+    h("span", null, label),
+  );
+}
+
+export function batches() {
+  const element = h("div");
+  return { element, title: "Batches", close() {}, update: () => redraw(element, h("h1", null, "Batches"), content()) };
+}
+
+function content() {
+  const status = store.overview?.status;
+  if (!status) return h("p", { class: "note" }, store.why || "The rollout broker does not answer.");
+  return card("Open", null, table("Open batches", BATCH_COLUMNS, batchRows(status.batches), "No batch is open."));
+}

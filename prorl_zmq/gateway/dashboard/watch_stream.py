@@ -1,0 +1,80 @@
+"""`/v1/watch`: server-sent events with what changes at a service, for one viewer each.
+
+The first events have all rows, the newest jobs first, so that a page has something to show at once; each later one has
+what has changed. A viewer that reads slowly gets fewer, merged ones (see `Watcher`). A stream ends with the gateway,
+with its connection, or when its key was revoked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from ...errors import NotAllowed
+from ...wire.messages.base import new_id
+from ...wire.messages.watching import JobRow, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ...security.rights import Sender
+    from ...watching.overview import Overview
+    from ...watching.watcher import Watcher
+
+ROWS_PER_EVENT = 2000
+BEAT_S = 5.0
+"""How often a stream shows that it is alive, and its key is looked at again."""
+HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+class _Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    overview: Overview | None = None
+    rows: Sequence[JobRow] = ()
+    forgotten: Sequence[str] = ()
+    reset: bool = False
+
+
+class WatchStreams:
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def answer(
+        self, request: web.Request, sender: Sender, look_again: Callable[[web.Request], Sender]
+    ) -> web.StreamResponse:
+        """Stream until the viewer leaves; `look_again` raises once its key is no longer let in."""
+        sender.check(Watch(new_id()))
+        response = web.StreamResponse(headers=HEADERS)
+        await response.prepare(request)
+        work = asyncio.create_task(self._stream(response))
+        self._open.add(work)
+        try:
+            while not (await asyncio.wait({work}, timeout=BEAT_S))[0]:
+                look_again(request)
+                await response.write(b": alive\n\n")
+            if not work.cancelled():
+                work.result()
+        except (ConnectionError, NotAllowed):
+            pass  # the viewer has left, or its key was revoked
+        finally:
+            work.cancel()
+            self._open.discard(work)
+        return response
+
+    def end(self) -> None:
+        """End all streams, so that a gateway that is to end need not wait for them."""
+        for work in self._open:
+            work.cancel()
+
+    async def _stream(self, response: web.StreamResponse) -> None:
+        async with self._watcher.viewer() as updates:
+            async for update in updates:
+                rows = sorted(update.changed, key=lambda row: row.accepted_at, reverse=True)
+                events = [_Event(update.overview, rows[:ROWS_PER_EVENT], update.forgotten, update.reset)]
+                rest = range(ROWS_PER_EVENT, len(rows), ROWS_PER_EVENT)
+                events += [_Event(rows=rows[start : start + ROWS_PER_EVENT]) for start in rest]
+                for event in events:
+                    await response.write(b"data:" + msgspec.json.encode(event) + b"\n\n")

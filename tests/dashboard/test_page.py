@@ -1,0 +1,239 @@
+"""Each view of the dashboard in a real browser, in front of a real service."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+from prorl_zmq import PhaseLimits, Sampling
+from prorl_zmq.wire.messages.base import new_id
+
+from ..evaluation.conftest import HOSTILE
+from .conftest import MEGABYTE, problem, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+    from .conftest import Service
+
+pytestmark = pytest.mark.xdist_group("dashboard")
+VIEWS = ("", "jobs", "batches", "nodes", "backends", "runs")
+SEEN_S = 2.0
+"""How long the page may take to show a change."""
+
+
+def go(page: Page, place: str) -> None:
+    page.evaluate("place => { location.hash = place }", place)
+
+
+def row_of(page: Page, job_id: str) -> Locator:
+    """A job's row in the table."""
+    return page.locator("tbody tr", has=page.locator(f"a[href$='/{job_id}']"))
+
+
+def test_the_overview_shows_stages_backends_and_what_ended(dashboard: Page) -> None:
+    for phase in ("INIT", "RUN", "EVAL"):
+        expect(dashboard.locator(".stage", has_text=phase)).to_contain_text("of 8 slots")
+    expect(dashboard.get_by_role("region", name="Backends")).to_contain_text("engine-0")
+    expect(dashboard.locator(".figure", has_text="jobs ended")).to_contain_text(re.compile(r"[1-9]"))
+    assert dashboard.title() == "Overview · prorl"
+    assert "#key=" not in dashboard.url  # it would stay in the history
+
+
+def test_a_change_is_shown_within_two_seconds(service: Service, dashboard: Page) -> None:
+    go(dashboard, "#/jobs")
+    with service.client() as client:
+        job = problem()
+        client.submit(job)
+        (trajectory,) = client.stream()
+        ended = time.monotonic()
+        expect(row_of(dashboard, job.job_id)).to_contain_text(str(trajectory.outcome), timeout=1000 * SEEN_S)
+        assert time.monotonic() - ended < SEEN_S
+
+
+def test_jobs_are_searched_filtered_sorted_and_opened_by_keyboard(service: Service, dashboard: Page) -> None:
+    session = f"s-{new_id()[:8]}"
+    with service.client(session) as client:
+        late = problem(limits=PhaseLimits(run_s=0.001), group_id=session)
+        client.submit([late, *(problem(group_id=session) for _ in range(3))])
+        list(client.stream())
+    dashboard.keyboard.press("2")
+    expect(dashboard).to_have_title("Jobs · prorl")
+    dashboard.keyboard.press("/")
+    dashboard.keyboard.type(session)
+    expect(dashboard.get_by_role("status").filter(has_text=" of ")).to_contain_text(re.compile("^4 of "))
+    rows = dashboard.locator("tbody tr[aria-rowindex]")
+    dashboard.get_by_label("state").select_option("timeout")
+    expect(rows).to_have_count(1)
+    assert "state%3Atimeout" in dashboard.url  # the address can be sent to somebody
+    dashboard.get_by_label("state").select_option("")
+    dashboard.get_by_role("button", name="Duration").click()
+    expect(dashboard.get_by_role("columnheader", name="Duration")).to_have_attribute("aria-sort", "descending")
+    rows.first.locator("a").focus()
+    dashboard.keyboard.press("End")
+    last = dashboard.evaluate("document.activeElement.closest('tr').getAttribute('aria-rowindex')")
+    dashboard.keyboard.press("ArrowUp")
+    above = dashboard.evaluate("document.activeElement.closest('tr').getAttribute('aria-rowindex')")
+    assert (last, above) == ("5", "4")
+    dashboard.keyboard.press("Enter")
+    expect(dashboard.get_by_role("heading", name="Conversation")).to_be_visible()
+
+
+def test_a_job_shows_its_time_its_words_and_its_tokens(service: Service, dashboard: Page) -> None:
+    job = problem("What is 1 + 0?", sampling=Sampling(max_tokens=12))
+    with service.client() as client:
+        client.submit(job)
+        (trajectory,) = client.stream()
+    go(dashboard, f"#/jobs/{job.job_id}")
+    for bar in ("queue", "init", "run", "eval"):
+        expect(dashboard.locator(f".lane .block.{bar}").first).to_be_attached()
+    expect(dashboard.locator(".lane .block.engine").first).to_be_attached()  # of `Result.steps`
+    expect(dashboard.locator(".turn.is-user")).to_contain_text("What is 1 + 0?")
+    expect(dashboard.locator(".turn.is-assistant").first).to_be_visible()
+    tokens = dashboard.locator(".tokens .tok")
+    expect(tokens).to_have_count(len(trajectory.token_ids))
+    own = int(trajectory.loss_mask.nonzero()[0][0])
+    tokens.nth(own).hover()
+    told = dashboard.locator(".told")
+    expect(told).to_contain_text(f"id {trajectory.token_ids[own]}")
+    expect(told).to_contain_text(f"log-prob {trajectory.logprobs[own]:.4f}")
+    dashboard.get_by_text("weight version", exact=True).click()
+    expect(dashboard.locator(".tok.version-0")).to_have_count(1 + int(trajectory.loss_mask.sum()))  # and the legend
+    tokens.first.focus()
+    dashboard.keyboard.press("ArrowRight")
+    expect(told).to_contain_text("token 1")
+
+
+def test_hostile_text_is_shown_as_text_and_never_run(service: Service, dashboard: Page) -> None:
+    image = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
+    job = problem(f"{image}{HOSTILE}")
+    with service.client() as client:
+        client.submit(job)
+        list(client.stream())
+    go(dashboard, f"#/jobs/{job.job_id}")
+    said = dashboard.locator(".turn.is-user .said")
+    expect(said).to_contain_text(image)
+    expect(said).to_contain_text("\u241b[2J[red]not red[/red] <script>alert(1)</script>")
+    expect(said).to_contain_text("\u27e8202E\u27e9gnp")  # it would turn the text around
+    service.make_long("x" * MEGABYTE + "<b>the end")  # more than the embedded engine's context holds: in a run's folder
+    go(dashboard, "#/runs/after/problem-0")
+    dashboard.get_by_role("button", name=re.compile("Show all")).click()
+    expect(dashboard.locator(".turn.is-user .said .piece").last).to_contain_text("<b>the end")
+    assert dashboard.locator(".turn.is-user .said").evaluate("each => each.textContent.length") > MEGABYTE
+    assert dashboard.evaluate("[window.hacked, document.querySelectorAll('main script, main img').length]") == [None, 0]
+    tried = "() => { try { document.body.innerHTML = '<b>x</b>' } catch (error) { return error.name } }"
+    assert dashboard.evaluate(tried) == "TypeError"  # even a fault of ours could make no HTML of text
+
+
+def test_a_batch_shows_its_groups_and_rollouts(service: Service, dashboard: Page) -> None:
+    with service.client() as client, client.open_batch(4, 3, keep="all") as batch:
+        batch.feed(problem(job_id=f"prompt-{number}-{new_id()[:8]}") for number in range(4))
+        next(iter(batch))
+        go(dashboard, "#/batches")
+        dashboard.locator(f"a[href$='/{batch.batch_id}']").click()
+        expect(dashboard.locator(".group")).to_have_count(4)
+        expect(dashboard.locator(".group .cell.in")).to_have_count(12)
+        expect(dashboard.locator(".figure", has_text="groups kept")).to_contain_text("4 of 4")
+        dashboard.locator(".group .cell.in").first.click()
+        expect(dashboard.get_by_role("heading", name="math")).to_be_visible()
+    go(dashboard, f"#/batches/{batch.batch_id}")
+    expect(dashboard.get_by_role("alert")).to_contain_text(batch.batch_id)  # it was closed
+
+
+def test_nodes_and_backends(service: Service, dashboard: Page) -> None:
+    with service.client() as client:
+        (node,) = client.nodes().nodes
+    go(dashboard, "#/nodes")
+    expect(dashboard.get_by_role("region", name="Nodes")).to_contain_text(node.node)
+    go(dashboard, "#/backends")
+    row = dashboard.locator("tr", has_text="engine-0")
+    expect(row).to_contain_text("ready")
+    row.get_by_role("button", name="Drain").click()
+    expect(row).to_contain_text("draining")
+    with service.client() as client:
+        (status,) = client.backends.list()
+        client.backends.add(status.backend)
+    expect(row).to_contain_text("ready")
+
+
+def test_a_job_is_cancelled_by_its_button(service: Service, dashboard: Page) -> None:
+    with service.client() as client:
+        (status,) = client.backends.list()
+        client.backends.drain("engine-0")
+        try:
+            job = problem()
+            client.submit(job)
+            go(dashboard, f"#/jobs/{job.job_id}")
+            expect(dashboard.get_by_text("here once it has ended")).to_be_visible()
+            dashboard.get_by_role("button", name="Cancel this job").click()
+            expect(dashboard.locator(".title .badge")).to_have_text("cancelled")
+            (trajectory,) = client.stream()
+            assert trajectory.outcome == "cancelled"
+        finally:
+            client.backends.add(status.backend)
+
+
+def test_runs_stand_side_by_side(dashboard: Page) -> None:
+    go(dashboard, "#/runs?run=before&run=after")
+    passes = dashboard.locator(".of-k", has_text="pass@1")
+    expect(passes.locator(".of-run")).to_have_count(2)
+    expect(passes.get_by_role("img").first).to_have_attribute("aria-label", re.compile(r"50\.0 %, 95 % interval"))
+    changed = dashboard.get_by_role("region", name="Problems")
+    expect(changed.locator("tbody tr")).to_have_count(2)
+    expect(changed).to_contain_text("▼ −50 %")
+    expect(changed).to_contain_text("▲ +50 %")
+    changed.get_by_role("link", name="1 of 2").last.click()
+    expect(dashboard.locator(".turn.is-tool")).to_contain_text("<script>alert(1)</script>")
+    dashboard.get_by_role("link", name="Runs").last.click()
+    dashboard.get_by_label("Compare before").uncheck()
+    expect(dashboard.get_by_role("region", name="Failures by reason").locator("th")).to_have_count(2)
+
+
+def test_the_page_outlives_a_restart_of_the_broker(service: Service, dashboard: Page) -> None:
+    go(dashboard, "#/jobs")
+    with service.client() as client:
+        client.submit(before := problem())
+        list(client.stream())
+        expect(row_of(dashboard, before.job_id)).to_be_visible()
+        started_s = client.status().uptime_s
+        service.kill_rollout_broker()
+        until(lambda: client.status().uptime_s < started_s, "the broker's next life")
+        client.submit(after := problem())
+        list(client.stream())
+    expect(row_of(dashboard, after.job_id)).to_contain_text("completed")
+    expect(dashboard.locator("#state")).to_have_text("live")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark(dashboard: Page, scheme: str) -> None:
+    def brightness() -> int:
+        colours = dashboard.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, re.findall(r"\d+", colours)))
+
+    dashboard.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    assert (brightness() > 600) == (scheme == "light")
+    switch = dashboard.locator("#theme")
+    switch.click()
+    assert brightness() > 600
+    switch.click()
+    assert brightness() < 100
+    dashboard.reload()
+    assert brightness() < 100  # it is remembered
+
+
+def test_it_works_at_the_width_of_a_phone_and_by_keyboard(dashboard: Page) -> None:
+    dashboard.set_viewport_size({"width": 360, "height": 740})
+    for view in VIEWS:
+        go(dashboard, f"#/{view}")
+        expect(dashboard.locator("nav [aria-current=page]")).to_have_attribute("href", f"#/{view}")
+        assert dashboard.evaluate("document.documentElement.scrollWidth") <= 360, view
+    dashboard.reload()
+    dashboard.locator("#state.is-live").wait_for()
+    dashboard.keyboard.press("Tab")
+    expect(dashboard.locator(".skip")).to_be_focused()
+    dashboard.keyboard.press("Enter")
+    expect(dashboard.locator("main")).to_be_focused()

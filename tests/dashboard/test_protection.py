@@ -1,0 +1,135 @@
+"""Who sees the dashboard, and what other pages of the same browser can do with it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from functools import partial
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+
+from prorl_zmq.security.keys import KeyFolder
+from prorl_zmq.wire.messages.base import KeyRole
+
+from ..gateway.conftest import free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from playwright.sync_api import Page
+
+    from .conftest import Service
+
+pytestmark = pytest.mark.xdist_group("dashboard")
+ATTACK = """
+async (there) => {
+  const ask = async (path, options) => {
+    try {
+      const answer = await fetch(there + path, options);
+      return answer.type === 'opaque' ? 'opaque' : answer.status;
+    } catch { return 'refused'; }
+  };
+  return {
+    read: await ask('/v1/status'),
+    stream: await ask('/v1/watch'),
+    cancel: await ask('/v1/jobs/x/cancel', {method: 'POST'}),
+    blind: await ask('/v1/backends/engine-0/drain', {method: 'POST', mode: 'no-cors', body: '{}'}),
+  };
+}
+"""
+
+
+def test_a_viewer_without_the_key_sees_only_the_form(service: Service, page: Page) -> None:
+    address, _, key = service.address().partition("#key=")
+    page.goto(f"{address}#/jobs")
+    form = page.get_by_role("heading", name="This dashboard asks for a key")
+    expect(form).to_be_visible()
+    expect(page.locator("nav")).to_be_hidden()
+    assert page.locator("main").inner_text().count("\n") < 10
+    page.get_by_label("Key").fill("wrong")
+    page.get_by_role("button", name="Open").click()
+    expect(page.get_by_role("alert")).to_contain_text("prorl dashboard")
+    page.get_by_label("Key").fill(key)
+    page.get_by_role("button", name="Open").click()
+    expect(page.locator("#state")).to_have_text("live")
+    page.get_by_role("button", name="Forget key").click()
+    expect(form).to_be_visible()
+
+
+def test_tokens_of_each_role(service: Service, page: Page, tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    tokens = {role: folder.new_bearer(role, role) for role in (KeyRole.OPERATOR, KeyRole.TRAINER)}
+    bind = f"127.0.0.1:{free_port()}"
+    with service.prorl("dashboard", "--bind", bind, "--keys", str(folder.path)):
+        for role, token in tokens.items():
+            page.wait_for_timeout(100)
+            for _ in range(100):
+                try:
+                    page.goto(f"http://{bind}/dashboard/#key={token}")
+                    break
+                except Exception:  # noqa: BLE001 - it does not listen yet
+                    page.wait_for_timeout(100)
+            page.reload()
+            if role == KeyRole.OPERATOR:
+                expect(page.locator("#state")).to_have_text("live")
+                folder.revoke(role)
+                expect(page.get_by_role("heading", name="This dashboard asks for a key")).to_be_visible()
+            else:
+                expect(page.locator("main")).to_contain_text("use a key of role operator")
+
+
+def test_at_a_gateway_without_keys_its_own_page_needs_none(service: Service, page: Page) -> None:
+    page.goto(f"{service.gateway}#/backends")
+    expect(page.locator("#state")).to_have_text("live")
+    expect(page.get_by_role("button", name="Forget key")).to_be_hidden()
+    row = page.locator("tr", has_text="engine-0")
+    row.get_by_role("button", name="Drain").click()  # a browser sends the page's origin with it
+    expect(row).to_contain_text("draining")
+    with service.client() as client:
+        (status,) = client.backends.list()
+        client.backends.add(status.backend)
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_page_of_another_origin_can_do_nothing(service: Service, page: Page, tmp_path: Path, *, keyed: bool) -> None:
+    there = re.match(r"http://[^/]+", service.address() if keyed else service.gateway)
+    assert there is not None
+    frame = f"<iframe src='{there[0]}/dashboard/'></iframe>"
+    (tmp_path / "index.html").write_text(f"<!doctype html><title>evil</title>{frame}")
+    server = HTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        for host in ("127.0.0.1", "evil.example"):
+            page.goto(f"http://{host}:{server.server_port}/")
+            assert page.evaluate(ATTACK, there[0]) == {
+                "read": "refused",
+                "stream": "refused",
+                "cancel": "refused",
+                "blind": "opaque",
+            }
+            assert page.frames[1].url.startswith("chrome-error:")  # it may not be framed
+    finally:
+        server.shutdown()
+        server.server_close()
+    with service.client() as client:
+        (status,) = client.backends.list()
+        assert status.state == "ready"  # what was sent blindly did nothing
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_name_that_is_led_here_is_of_no_use(service: Service, page: Page, *, keyed: bool) -> None:
+    address = (service.address().partition("#")[0] if keyed else service.gateway).replace("127.0.0.1", "evil.example")
+    page.goto(address)
+    assert page.evaluate("fetch('/v1/status').then((answer) => answer.status)") in (401, 403)
+    assert page.evaluate("fetch('/v1/backends/engine-0/drain', {method: 'POST'}).then((answer) => answer.status)") in (
+        401,
+        403,
+    )
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass

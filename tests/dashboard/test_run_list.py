@@ -1,0 +1,53 @@
+"""Runs as the dashboard lists and compares them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from prorl_zmq.errors import ConfigError
+from prorl_zmq.evaluation.run_folder import RESULTS, read_samples
+from prorl_zmq.evaluation.summary import Counting, summarise
+from prorl_zmq.gateway.dashboard.run_list import RunList
+
+from ..evaluation.conftest import made_sample, write_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_runs_are_found_two_folders_deep_and_nothing_else_is(tmp_path: Path) -> None:
+    for name in ("one", "week/two", "week/deep/three"):
+        write_run(tmp_path / "runs" / name, problems=1, samples=1)
+    write_run(tmp_path / "outside", problems=1, samples=1)
+    (tmp_path / "runs" / "other").mkdir()
+    (tmp_path / "runs" / "damaged").mkdir()
+    (tmp_path / "runs" / "damaged" / "plan.json").write_text("{")
+    runs = RunList(tmp_path / "runs")
+    assert {row.run for row in runs.rows().runs} == {"one", "week/two"}
+    for name in ("../outside", "outside", "/etc", "other", ""):
+        with pytest.raises(ConfigError, match="no run"):
+            runs.figures(name)
+    assert [row.run for row in RunList(tmp_path / "runs" / "one").rows().runs] == ["one"]
+    assert RunList(None).rows().folder == ""
+
+
+def test_figures_are_those_of_the_newest_results(tmp_path: Path) -> None:
+    plan = write_run(tmp_path / "one", problems=2, samples=2, rewards=(0, 1, 0, 0))
+    runs = RunList(tmp_path)
+    before = runs.figures("one")
+    assert before.summary == summarise(plan, read_samples(tmp_path / "one" / RESULTS), Counting(ks=(1, 2)))
+    assert runs.figures("one") is before
+    with (tmp_path / "one" / RESULTS).open("ab") as file:  # the first rollout ran again
+        file.write(msgspec.json.encode(made_sample(plan, 0, 0, 1.0, trial=1)) + b"\n")
+    after = runs.figures("one").summary
+    assert [(row.solved, row.samples) for row in after.problems] == [(2, 2), (0, 2)]
+    assert [row.reward for row in runs.rollouts("one", "problem-0").rollouts] == [0.0, 1.0, 1.0]
+
+
+def test_the_threshold_is_that_of_the_runs_own_summary(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", problems=1, samples=1, rewards=(0.5,))
+    (tmp_path / "one" / "summary.json").write_text('{"threshold": 0.5, "passes": [], "ended": 1, "more": null}')
+    assert [row.solved for row in RunList(tmp_path).figures("one").summary.problems] == [1]
