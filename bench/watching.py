@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness import Incomplete, Row, main
+from watching_broker import VIEWERS, Cost, metrics_cost, traces_cost, viewers_cost
 from watching_page import lacks, measure_page
 
 PAINT_S, FILTER_S, CHANGE_S = 1.0, 0.2, 2.0
@@ -33,8 +34,35 @@ def _worst(name: str, seconds: list[float], target_s: float) -> Row:
     )
 
 
+def broker_rows(quick: bool) -> list[Row]:
+    """Measure what the rollout broker loses to those who look at it."""
+    count, rounds = (1_000, 2) if quick else (4_000, 12)
+    return [
+        *_broker(f"with {VIEWERS} viewers at a gateway", viewers_cost(count, rounds), 0.95),
+        *_broker("with metrics, all scraped each second", metrics_cost(count, rounds), 0.98),
+        *_broker("with a trace of each job", traces_cost(count, rounds), 0.95),
+    ]
+
+
+def _broker(name: str, cost: Cost, target: float) -> list[Row]:
+    bare = "none, by turns"
+    return [
+        Row(f"{name}: throughput", cost.jobs_per_s, "jobs/s", bare, cost.rate, f"{target:g}×", cost.rate >= target),
+        Row(f"{name}: the broker's CPU", cost.cpu_us, "µs a job", bare, cost.cpu),
+    ]
+
+
 def measure(quick: bool) -> list[Row]:
-    return page_rows(quick)
+    """Measure all.
+
+    Raises:
+        Incomplete: there is no browser here.
+    """
+    rows = broker_rows(quick)
+    try:
+        return rows + page_rows(quick)
+    except Incomplete as error:
+        raise Incomplete(str(error), rows) from None
 
 
 if __name__ == "__main__":
