@@ -144,8 +144,10 @@ class SpanExport:
         name = os.environ.get("OTEL_SERVICE_NAME") or f"prorl-{process}"
         named = {"service.name": name, "service.namespace": "prorl", "service.instance.id": instance}
         self._exporter = _CountingExporter(OTLPSpanExporter())
-        self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False, **provider_options)
-        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))  # type: ignore[arg-type]
+        resource = Resource.create(named)
+        with _no_fork_hooks():
+            self._provider = TracerProvider(resource=resource, shutdown_on_exit=False, **provider_options)
+            self._provider.add_span_processor(BatchSpanProcessor(self._exporter))  # type: ignore[arg-type]
         self._tracer: Any = self._provider.get_tracer(SCOPE)
         self._begun = 0
 
@@ -188,6 +190,17 @@ class SpanExport:
             self._exporter.shutdown()  # it tries no more
         if dropped := self._begun - self._exporter.exported:
             log.warning("%d of %d spans were dropped: the collector did not take them in time", dropped, self._begun)
+
+
+@contextmanager
+def _no_fork_hooks() -> Iterator[None]:
+    """Keep the SDK from starting its thread in each forked child: only a process of one thread can join a sandbox."""
+    register = os.register_at_fork
+    os.register_at_fork = lambda **_: None
+    try:
+        yield
+    finally:
+        os.register_at_fork = register
 
 
 def set_error(made: Any, code: str) -> None:

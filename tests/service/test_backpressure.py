@@ -42,6 +42,7 @@ TOPOLOGY = f"""
 heartbeat_s = 0.2
 max_jobs = 1000
 max_held_bytes = {HELD_BYTES}
+keep_collected_bytes = 0
 ready_limit = {READY}
 """
 DEAD_READER = """

@@ -180,6 +180,7 @@ def test_the_dashboard_sees_both_brokers(shared: Shared) -> None:
             assert [turn["role"] for turn in view["transcript"]["turns"]][:2] == ["system", "user"]
             assert (await http(who, "GET", f"{place}/view"))[0] == 403  # a trainer's token looks at nothing here
             assert (await http("operator", "POST", f"{place}/cancel"))[1] == {"jobs": {job["job_id"]: "finished"}}
+            assert (await http(who, "DELETE", f"{place}/trajectory"))[1]["remaining"] == 0
 
     run(shared, body)
 

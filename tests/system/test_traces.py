@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -127,6 +128,21 @@ def test_a_variable_that_the_sdk_cannot_use_is_a_clear_error(
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"a variable OTEL_\* of the environment is wrong"), tracing("stage", "run-1"):
         pass
+
+
+@pytest.mark.usefixtures("receiver")
+def test_a_forked_child_has_no_thread_of_the_sdk() -> None:
+    """With one, it could join no sandbox's namespaces: the kernel lets only a process of one thread do that."""
+    with tracing("stage", "run-1"):
+        ours, theirs = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(theirs, str(len(list(Path("/proc/self/task").iterdir()))).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(ours, 9) == b"1"
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_a_collector_that_never_answers_holds_no_process_up(
