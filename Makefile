@@ -109,6 +109,10 @@ $(VENV)/.train: $(SOURCES) | $(VENV)/.bench
 	$(PIP) install $(TORCH) '.[train,trl]' peft tinker
 	touch $@
 
+$(VENV)/.trackers: | $(VENV)/.bench
+	$(PIP) install wandb trackio mlflow-skinny
+	touch $@
+
 $(VLLM)/.ready: $(SOURCES) | $(VLLM)/.engine
 	rm -rf build
 	$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install '.[server]'
