@@ -58,7 +58,11 @@ ENDLESS = "/dev/zero"
 DEEP = b'{"more": ' + b"[" * 100_000
 
 
-@pytest.mark.parametrize("content", [DEEP, b'{"passes": [{"k": -5, "estimate": null, "left_out": 0}]}', ENDLESS])
+@pytest.mark.parametrize(
+    "content",
+    [DEEP, b'{"passes": [{"k": -5, "estimate": null, "left_out": 0}]}', ENDLESS],
+    ids=["deep", "k", "endless"],
+)
 def test_a_damaged_summary_counts_as_none(tmp_path: Path, content: bytes | str) -> None:
     for name in ("one", "two"):
         write_run(tmp_path / name, problems=1, samples=1)
@@ -69,7 +73,9 @@ def test_a_damaged_summary_counts_as_none(tmp_path: Path, content: bytes | str) 
 
 
 @pytest.mark.parametrize(
-    "content", [b'{"settings": {"data_sha256": "", "options": {"a": ' + b"[" * 100_000, ENDLESS, None]
+    "content",
+    [b'{"settings": {"data_sha256": "", "options": {"a": ' + b"[" * 100_000, ENDLESS, None],
+    ids=["deep", "endless", "pipe"],
 )
 def test_a_plan_that_cannot_be_read_hides_no_other_run(tmp_path: Path, content: bytes | str | None) -> None:
     for name in ("one", "two"):
@@ -78,7 +84,7 @@ def test_a_plan_that_cannot_be_read_hides_no_other_run(tmp_path: Path, content: 
     assert [row.run for row in RunList(tmp_path).rows().runs] == ["two"]
 
 
-@pytest.mark.parametrize("content", [ENDLESS, None, 2**40])
+@pytest.mark.parametrize("content", [ENDLESS, None, 2**40], ids=["endless", "pipe", "huge"])
 def test_results_that_are_endless_or_a_pipe_are_refused(tmp_path: Path, content: str | int | None) -> None:
     write_run(tmp_path / "one", problems=1, samples=1)
     put(tmp_path / "one" / RESULTS, content)
