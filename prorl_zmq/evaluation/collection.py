@@ -10,6 +10,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from dataclasses import dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +19,7 @@ import numpy as np
 from ..data.trajectory import Role, TokenArrays
 from ..errors import ConfigError
 from ..wire.messages.jobs import Result
+from .run_file import read_file
 from .run_folder import ARRAYS, PLAN, RESULTS, TRAJECTORIES, is_solved, read_lines, read_plan, read_samples
 from .transcript import Transcript, make_transcript
 
@@ -41,6 +43,8 @@ DAMAGES = (
     *(zipfile.BadZipFile, zlib.error),
 )
 """What numpy raises of a file that is no archive of arrays, or a damaged one."""
+ARRAYS_BYTES = 2**30
+"""Most bytes of the arrays of one rollout: a small archive may hold zeros without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +130,9 @@ def _sample_name(index: RolloutIndex, samples: int) -> str:
 
 def read_arrays(file: Path) -> TokenArrays:
     try:
-        # Opened here: of a file that is no archive, numpy leaves its own open.
-        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as data:
+        with np.load(BytesIO(read_file(file)), allow_pickle=False) as data:
+            if sum(one.file_size for one in data.zip.infolist()) > ARRAYS_BYTES:
+                raise ValueError(f"its arrays are larger than {ARRAYS_BYTES / 2**20:g} MiB")
             arrays = TokenArrays(**{name: data[name] for name in ARRAYS})
     except DAMAGES as error:
         raise ConfigError(f"{file} is damaged: {error}", key="folder") from error
@@ -145,7 +150,7 @@ def read_arrays(file: Path) -> TokenArrays:
 
 def _read_transcript(file: Path) -> Transcript:
     try:
-        transcript = msgspec.json.decode(file.read_bytes(), type=Transcript)
+        transcript = msgspec.json.decode(read_file(file), type=Transcript)
     except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ConfigError(f"{file} is damaged: {error}", key="folder") from error
     tokens = len(transcript.token_ids)

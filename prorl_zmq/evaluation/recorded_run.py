@@ -5,6 +5,7 @@ A folder without traces, of an earlier version, still tells how the rollouts' ti
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,7 @@ from ..errors import ConfigError
 from ..explain.recording import Recording, slots_of_status
 from ..explain.rollout import rollout_of
 from .collection import open_collection
+from .run_file import read_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,7 +75,7 @@ def _read_traces(file: Path) -> tuple[list[_Sitting], int]:
     if not file.exists():
         return [], 0
     try:
-        lines = file.read_bytes().split(b"\n")
+        lines = read_file(file, sys.maxsize).split(b"\n")
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}", key="folder") from error
     decoder = msgspec.json.Decoder(TraceLine)
@@ -81,7 +83,7 @@ def _read_traces(file: Path) -> tuple[list[_Sitting], int]:
     for line in filter(None, lines):
         try:
             read = decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeError):
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
             damaged += 1  # torn by a kill; the run went on behind it
             continue
         if read.trace is not None:

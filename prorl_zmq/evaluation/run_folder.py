@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 from itertools import chain, count, product
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -30,6 +31,7 @@ from ..errors import ConfigError
 from ..trackers.adapter import TRACKERS
 from ..wire.messages.jobs import Outcome, Phase, Result
 from .plan import FORMAT, Plan, RolloutIndex, differences, index_of
+from .run_file import read_file
 from .service import sweep
 
 if TYPE_CHECKING:
@@ -239,10 +241,10 @@ class RunFolder:
 def read_plan(folder: Path) -> Plan:
     file = folder / PLAN
     try:
-        plan = msgspec.json.decode(file.read_bytes(), type=Plan)
+        plan = msgspec.json.decode(read_file(file), type=Plan)
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}", key="out") from error
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ConfigError(f"{file} is no plan of an evaluation: {error}", key="out") from error
     if plan.format != FORMAT:
         raise ConfigError(f"{file} is of format {plan.format}; this version of prorl reads {FORMAT}", key="out")
@@ -259,13 +261,13 @@ def read_lines(file: Path, kind: type[Line]) -> list[Line]:
     decoder = msgspec.json.Decoder(kind)
     values = []
     try:
-        lines = file.read_bytes().split(b"\n")[:-1]
+        lines = read_file(file, sys.maxsize).split(b"\n")[:-1]
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}", key="out") from error
     for number, line in enumerate(lines, start=1):
         try:
             values.append(decoder.decode(line))
-        except (msgspec.MsgspecError, UnicodeError) as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise ConfigError(f"{file}, line {number}: {error}", key="out") from error
     return values
 

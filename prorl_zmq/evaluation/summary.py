@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 import numpy as np
@@ -52,7 +52,7 @@ class Counting:
 
 
 class PassRow(msgspec.Struct, frozen=True, kw_only=True):
-    k: int
+    k: Annotated[int, msgspec.Meta(ge=1)]
     estimate: Estimate | None
     """None: no problem has so many samples that count."""
     left_out: int

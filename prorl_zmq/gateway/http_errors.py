@@ -5,11 +5,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from .. import errors
 from ..errors import ErrorInfo, ProrlError
+
+if TYPE_CHECKING:
+    import logging
 
 STATUSES: dict[type[ProrlError], int] = {
     errors.MalformedMessage: 400,
@@ -57,6 +63,11 @@ def http_error_response(error: web.HTTPException) -> web.Response:
     info = ErrorInfo(HTTP_CODES.get(error.status, "http"), error.text or error.reason)
     headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
     return json_response(ErrorBody(info), error.status, headers)
+
+
+def is_for_the_log(record: logging.LogRecord) -> bool:
+    """Return whether a line of aiohttp may be written: not what is no HTTP, from anybody, perhaps with a key in it."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

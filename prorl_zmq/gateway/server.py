@@ -30,7 +30,7 @@ from .connection import GatewayConnection
 from .dashboard.dashboard import Dashboard
 from .dashboard.page_files import PLACE, add_page
 from .endpoint import read_call
-from .http_errors import error_response, http_error_response, json_response
+from .http_errors import error_response, http_error_response, is_for_the_log, json_response
 from .json_api import JsonApi
 from .llm_servers import LlmServers
 from .loaded_texts import LoadedTexts
@@ -85,6 +85,7 @@ class Gateway:
         options = self._options
         if options.keys is not None and not len(self._bearers):
             log.warning("no bearer token is let in yet: make one with `prorl keys bearer NAME --role trainer`")
+        logging.getLogger("aiohttp.server").addFilter(is_for_the_log)
         runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=75
         )
@@ -157,7 +158,7 @@ class Gateway:
                     sender = self._sender(request)
                 except NotAllowed as error:
                     return error_response(error, 401)
-                if sender.role is None and (self._is_foreign_page(request) or not self._is_named(request)):
+                if self._is_open_to(sender) and (self._is_foreign_page(request) or not self._is_named(request)):
                     raise NotAllowed(
                         "a web page of another origin may not use a gateway that asks for no keys; open the dashboard "
                         "by this machine's address, not by another name"
@@ -174,6 +175,10 @@ class Gateway:
                 self._requests -= 1
 
         return handle
+
+    def _is_open_to(self, sender: Sender) -> bool:
+        """Return whether it was let in without a key, which no page of another origin has."""
+        return sender.role is None and not isinstance(self._bearers, PageToken)
 
     def _is_named(self, request: web.Request) -> bool:
         """Return whether a request was meant for this address, not for a name that was led here."""

@@ -97,7 +97,7 @@ class MetricsInbox:
                 return
             try:
                 self._collector.take(_decode(datagram), time.monotonic())
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                 if not self._malformed:
                     log.warning("dropped malformed metrics: %s; further ones are not told", error)
                 self._malformed = True

@@ -35,8 +35,12 @@ TRACEBACK_LINES = 100
 """Most lines of one traceback: its end, where the error is."""
 HIDDEN = "[secret]"
 
-# C0 and C1 controls, line and paragraph separators, marks that reorder a line on the screen, halves of surrogate pairs.
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# C0 and C1 controls, line and paragraph separators, marks that reorder a line on the screen, what is not seen (soft
+# hyphen, fillers, spaces without width, tags), halves of surrogate pairs.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
+    "\ud800-\udfff\U000e0000-\U000e0fff]"
+)
 _MARK = "  | "
 
 _fields: ContextVar[dict[str, Any]] = ContextVar("prorl_log_fields")
@@ -176,7 +180,9 @@ def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> list[
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     short = {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}
-    return short.get(code) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+    return short.get(code) or (
+        f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    )
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -1,4 +1,7 @@
-"""`EndedCounts`: how many jobs ended when, over the last ten minutes, from what brokers have counted. Pure."""
+"""`EndedCounts`: how many jobs ended when, over the last ten minutes, from what brokers have counted. Pure.
+
+Times are the wall clock's, which people read; what it does when it is set must not look like jobs, or like none.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,21 @@ RATE_S = 30.0
 class EndedCounts:
     def __init__(self) -> None:
         self._last: dict[str, tuple[float, Mapping[Outcome, int]]] = {}
-        """When each broker had counted what."""
+        """When each broker had counted what, on a steady clock."""
         self._intervals: deque[tuple[float, Counter[Outcome]]] = deque(maxlen=INTERVALS)
 
     def begin(self) -> None:
         """Count from now on: what ended while nobody looked did so at times that are not known."""
         self._last.clear()
 
-    def add(self, broker: str, status: ServiceStatus, at: float) -> None:
+    def add(self, broker: str, status: ServiceStatus, at: float, steady_at: float) -> None:
         """Note what a broker has counted since it was started."""
-        last_at, before = self._last.get(broker, (at, status.outcomes))
-        if status.uptime_s < at - last_at:
+        last_at, before = self._last.get(broker, (steady_at, status.outcomes))
+        if status.uptime_s < steady_at - last_at:
             before = {}
-        self._last[broker] = at, status.outcomes
+        self._last[broker] = steady_at, status.outcomes
+        if self._intervals and at < self._intervals[-1][0]:
+            self._intervals.clear()  # the clock was set back
         if not self._intervals or at >= self._intervals[-1][0] + INTERVAL_S:
             self._intervals.append((at, Counter()))
         self._intervals[-1][1].update(

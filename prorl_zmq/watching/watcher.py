@@ -62,6 +62,8 @@ class Watcher:
         self._backends: BackendList | None = None
         self._problems: dict[str, str] = {}
         self._ended = EndedCounts()
+        self._told: Overview | None = None
+        """What all viewers are told until there is news: of a large service it takes milliseconds to make."""
         self._views: set[_View] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -92,7 +94,8 @@ class Watcher:
                 if task.done():
                     task.result()  # a fault of ours: its viewers have to know
             view.news.clear()
-            yield view.take(self._overview(), self._mirrors.values())
+            self._told = self._told or self._overview()
+            yield view.take(self._told, self._mirrors.values())
             await asyncio.sleep(self._interval_s)
 
     def _overview(self) -> Overview:
@@ -145,7 +148,7 @@ class Watcher:
         status = await client.status(timeout_s=ANSWER_S)
         self._nodes[name] = await client.nodes(timeout_s=ANSWER_S)
         self._statuses[name] = status
-        self._ended.add(name, status, time.time())
+        self._ended.add(name, status, time.time(), time.monotonic())
         for question in (mirror.news, mirror.gap):
             if (asked := question()) is not None:
                 answer = await client.views.changes(*asked, ROWS_LIMIT, timeout_s=ANSWER_S)
@@ -166,6 +169,7 @@ class Watcher:
         self._nodes.pop(name, None)
 
     def _tell(self) -> None:
+        self._told = None
         for view in self._views:
             view.news.set()
 

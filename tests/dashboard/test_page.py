@@ -110,7 +110,7 @@ def test_a_job_shows_its_time_its_words_and_its_tokens(service: Service, dashboa
 
 def test_hostile_text_is_shown_as_text_and_never_run(service: Service, dashboard: Page) -> None:
     image = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
-    job = problem(f"{image}{HOSTILE}")
+    job = problem(f"{image}{HOSTILE}unseen:\u200b\xad")
     with service.client() as client:
         client.submit(job)
         list(client.stream())
@@ -119,6 +119,7 @@ def test_hostile_text_is_shown_as_text_and_never_run(service: Service, dashboard
     expect(said).to_contain_text(image)
     expect(said).to_contain_text("\u241b[2J[red]not red[/red] <script>alert(1)</script>")
     expect(said).to_contain_text("\u27e8202E\u27e9gnp")  # it would turn the text around
+    expect(said).to_contain_text("unseen:\u27e8200B\u27e9\u27e800AD\u27e9")
     service.make_long("x" * MEGABYTE + "<b>the end")  # more than the embedded engine's context holds: in a run's folder
     go(dashboard, "#/runs/after/problem-0")
     dashboard.get_by_role("button", name=re.compile("Show all")).click()

@@ -7,6 +7,8 @@ import threading
 from functools import partial
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from typing import TYPE_CHECKING
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from playwright.sync_api import expect
@@ -52,6 +54,9 @@ def test_a_viewer_without_the_key_sees_only_the_form(service: Service, page: Pag
     page.get_by_label("Key").fill("wrong")
     page.get_by_role("button", name="Open").click()
     expect(page.get_by_role("alert")).to_contain_text("prorl dashboard")
+    page.get_by_label("Key").fill("пароль …")  # no header can have it
+    page.get_by_role("button", name="Open").click()
+    expect(page.get_by_role("alert")).to_contain_text("No key has such letters")
     page.get_by_label("Key").fill(key)
     page.get_by_role("button", name="Open").click()
     expect(page.locator("#state")).to_have_text("live")
@@ -128,6 +133,21 @@ def test_a_name_that_is_led_here_is_of_no_use(service: Service, page: Page, *, k
         401,
         403,
     )
+
+
+def test_who_has_the_key_may_come_by_any_name(service: Service) -> None:
+    """A dashboard on all addresses, with a certificate, is opened by its machine's name."""
+    address, _, key = service.address().partition("/dashboard/#key=")
+
+    def status(**headers: str) -> int:
+        try:
+            with urlopen(Request(f"{address}/v1/me", headers={"Host": "node-1.example", **headers})) as answer:
+                return int(answer.status)
+        except HTTPError as error:
+            return error.code
+
+    assert status(Authorization=f"Bearer {key}") == 200
+    assert status() == 401
 
 
 class _Quiet(SimpleHTTPRequestHandler):

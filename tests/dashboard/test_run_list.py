@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -51,3 +52,57 @@ def test_the_threshold_is_that_of_the_runs_own_summary(tmp_path: Path) -> None:
     write_run(tmp_path / "one", problems=1, samples=1, rewards=(0.5,))
     (tmp_path / "one" / "summary.json").write_text('{"threshold": 0.5, "passes": [], "ended": 1, "more": null}')
     assert [row.solved for row in RunList(tmp_path).figures("one").summary.problems] == [1]
+
+
+ENDLESS = "/dev/zero"
+DEEP = b'{"more": ' + b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [DEEP, b'{"passes": [{"k": -5, "estimate": null, "left_out": 0}]}', ENDLESS],
+    ids=["deep", "k", "endless"],
+)
+def test_a_damaged_summary_counts_as_none(tmp_path: Path, content: bytes | str) -> None:
+    for name in ("one", "two"):
+        write_run(tmp_path / name, problems=1, samples=1)
+    put(tmp_path / "one" / "summary.json", content)
+    runs = RunList(tmp_path)
+    assert {row.run: row.passes for row in runs.rows().runs} == {"one": (), "two": ()}
+    assert [row.k for row in runs.figures("one").summary.passes] == [1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b'{"settings": {"data_sha256": "", "options": {"a": ' + b"[" * 100_000, ENDLESS, None],
+    ids=["deep", "endless", "pipe"],
+)
+def test_a_plan_that_cannot_be_read_hides_no_other_run(tmp_path: Path, content: bytes | str | None) -> None:
+    for name in ("one", "two"):
+        write_run(tmp_path / name, problems=1, samples=1)
+    put(tmp_path / "one" / "plan.json", content)
+    assert [row.run for row in RunList(tmp_path).rows().runs] == ["two"]
+
+
+@pytest.mark.parametrize("content", [ENDLESS, None, 2**40], ids=["endless", "pipe", "huge"])
+def test_results_that_are_endless_or_a_pipe_are_refused(tmp_path: Path, content: str | int | None) -> None:
+    write_run(tmp_path / "one", problems=1, samples=1)
+    put(tmp_path / "one" / RESULTS, content)
+    for read in (lambda runs: runs.figures("one"), lambda runs: runs.rollouts("one", "problem-0")):
+        with pytest.raises(ConfigError, match=r"no regular file|larger than"):
+            read(RunList(tmp_path))
+
+
+def put(file: Path, content: bytes | str | int | None) -> None:
+    """Have a file be this content, a link to it, so many zeros, or a pipe."""
+    file.unlink(missing_ok=True)
+    match content:
+        case bytes():
+            file.write_bytes(content)
+        case str():
+            file.symlink_to(content)
+        case int():
+            file.touch()
+            os.truncate(file, content)
+        case None:
+            os.mkfifo(file)

@@ -147,3 +147,11 @@ def test_damaged_arrays_are_said(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(ConfigError, match="is damaged"):
             read_arrays(file)
+
+
+def test_a_small_archive_of_endless_zeros_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "one", problems=1, samples=1)
+    (file,) = (tmp_path / "one" / "trajectories").glob("*.npz")
+    monkeypatch.setattr("prorl_zmq.evaluation.collection.ARRAYS_BYTES", 1000)
+    with pytest.raises(ConfigError, match="its arrays are larger"):
+        read_arrays(file)

@@ -92,6 +92,22 @@ def test_a_web_page_may_not_use_a_gateway_without_keys(served: Served) -> None:
     asyncio.run(asks())
 
 
+def test_a_key_in_a_request_that_is_malformed_is_in_no_log(served: Served) -> None:
+    async def asks() -> None:
+        async with http(served.url) as client:
+            assert await client.is_up()
+        for line in (b"Authorization : Bearer the-key", b"Authorization: Bearer the-key\x01"):
+            reader, writer = await asyncio.open_connection(*served.url.removeprefix("http://").split(":"))
+            writer.write(b"GET /v1/me HTTP/1.1\r\nHost: localhost\r\n" + line + b"\r\n\r\n")
+            assert b" 400 " in await reader.readline()
+            writer.close()
+
+    asyncio.run(asks())
+    said = (served.folder / "log").read_text()
+    assert "the-key" not in said
+    assert "Error handling request" not in said
+
+
 def test_tls(served: Served, tmp_path: Path) -> None:
     authority = trustme.CA()
     made = authority.issue_cert("127.0.0.1")

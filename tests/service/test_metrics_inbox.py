@@ -74,7 +74,8 @@ def test_the_last_word_of_a_process_that_has_ended_brings_nothing_back(tmp_path:
 def test_what_is_malformed_is_said_once_and_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with MetricsInbox(tmp_path).open(), sender(tmp_path) as process:
-            for datagram in (b"", b"\xff", msgspec.msgpack.encode([1, 2, 3]), slots(3)):
+            no_text, too_deep = b"\x94\xa1\xff\x01\x01\x90", b"\x95\xa1a\x01\x01\x90" + b"\x91" * 100_000
+            for datagram in (b"", b"\xff", no_text, too_deep, msgspec.msgpack.encode([1, 2, 3]), slots(3)):
                 process.send(datagram)
             await until_told(tmp_path, 'prorl_slots{role="run"} 3.0')
 

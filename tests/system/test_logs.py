@@ -55,6 +55,7 @@ def test_whatever_is_said_a_line_stays_one_line_of_printable_characters(
 
 def test_control_characters_are_written_as_escapes() -> None:
     assert one_line(NASTY) == ("one\\ntwo\\r\\x1b[31mred\\x1b[0m\\x00\\x7f\\x9b\\u2028three\\u202eright-to-left\\ud800")
+    assert one_line("a\u200bb\u061c\xad\ufeff\U000e0041") == "a\\u200bb\\u061c\\xad\\ufeff\\U000e0041"  # not seen
     assert one_line("Grüße, 你好 → 🙂") == "Grüße, 你好 → 🙂"
 
 

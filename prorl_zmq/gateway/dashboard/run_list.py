@@ -13,6 +13,7 @@ import msgspec
 from ...errors import ConfigError
 from ...evaluation.collection import open_collection
 from ...evaluation.plan import Plan  # noqa: TC001 - msgspec reads annotations at run time
+from ...evaluation.run_file import read_file
 from ...evaluation.run_folder import PLAN, RESULTS, SUMMARY, read_plan, read_samples
 from ...evaluation.summary import Counting, PassRow, Summary, default_ks, seconds_of, summarise
 from ...wire.messages.jobs import Outcome  # noqa: TC001
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 RUNS_LIMIT = 1000
 KEPT = 32
 """Runs whose figures are kept."""
+RESULTS_BYTES = 2**30
+"""Most results of a run that are read here: the process serves others too."""
 
 
 class RunRow(Body, frozen=True):
@@ -102,7 +105,7 @@ class RunList:
                     passes=written.passes,
                     ended=written.ended,
                 )
-            except ConfigError:
+            except (ConfigError, OSError):
                 continue  # a plan of another version, or none at all
             rows.append(row)
         rows.sort(key=lambda row: row.changed_at, reverse=True)
@@ -151,6 +154,11 @@ class RunList:
         paths = self._paths()
         if run not in paths:
             raise ConfigError(f"no run {run} is below {self._folder}", key="run")
+        if _state(paths[run])[1] > RESULTS_BYTES:
+            raise ConfigError(
+                f"the results of {run} are larger than {RESULTS_BYTES / 2**30:g} GiB: see its report.html",
+                key="run",
+            )
         return paths[run]
 
     def _paths(self) -> dict[str, Path]:
@@ -176,8 +184,8 @@ def _state(path: Path) -> tuple[int, int]:
 
 def _written(path: Path) -> _Written:
     try:
-        return msgspec.json.decode((path / SUMMARY).read_bytes(), type=_Written)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(read_file(path / SUMMARY), type=_Written)
+    except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError):
         return _Written()
 
 

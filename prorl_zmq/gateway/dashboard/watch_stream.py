@@ -2,7 +2,7 @@
 
 The first events have all rows, the newest jobs first, so that a page has something to show at once; each later one has
 what has changed. A viewer that reads slowly gets fewer, merged ones (see `Watcher`). A stream ends with the gateway,
-with its connection, or when its key was revoked.
+with its connection, when its key was revoked, or when its viewer reads nothing for `READ_S`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 ROWS_PER_EVENT = 2000
 BEAT_S = 5.0
 """How often a stream shows that it is alive, and its key is looked at again."""
+READ_S = 60.0
+"""How long a viewer may take to read an event."""
 HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -49,7 +51,7 @@ class WatchStreams:
         sender.check(Watch(new_id()))
         response = web.StreamResponse(headers=HEADERS)
         await response.prepare(request)
-        work = asyncio.create_task(self._stream(response))
+        work = asyncio.create_task(self._stream(request, response))
         self._open.add(work)
         try:
             while not (await asyncio.wait({work}, timeout=BEAT_S))[0]:
@@ -69,7 +71,7 @@ class WatchStreams:
         for work in self._open:
             work.cancel()
 
-    async def _stream(self, response: web.StreamResponse) -> None:
+    async def _stream(self, request: web.Request, response: web.StreamResponse) -> None:
         async with self._watcher.viewer() as updates:
             async for update in updates:
                 rows = sorted(update.changed, key=lambda row: row.accepted_at, reverse=True)
@@ -77,4 +79,14 @@ class WatchStreams:
                 rest = range(ROWS_PER_EVENT, len(rows), ROWS_PER_EVENT)
                 events += [_Event(rows=rows[start : start + ROWS_PER_EVENT]) for start in rest]
                 for event in events:
-                    await response.write(b"data:" + msgspec.json.encode(event) + b"\n\n")
+                    await _write(request, response, b"data:" + msgspec.json.encode(event) + b"\n\n")
+
+
+async def _write(request: web.Request, response: web.StreamResponse, event: bytes) -> None:
+    try:
+        async with asyncio.timeout(READ_S):
+            await response.write(event)
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()  # what waits to be sent would hold up its end
+        raise ConnectionResetError("the viewer reads nothing") from None

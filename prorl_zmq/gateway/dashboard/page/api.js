@@ -14,7 +14,14 @@ export class ApiError extends Error {
 export const key = () => sessionStorage.getItem(KEY) ?? "";
 export const setKey = (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY));
 
+function refused(message) {
+  document.dispatchEvent(new CustomEvent("keyrefused", { detail: key() }));
+  return new ApiError(401, "not_allowed", message);
+}
+
 export async function open(path, options = {}) {
+  // A header could not even carry it.
+  if (!/^[\x20-\x7e]*$/.test(key())) throw refused("No key has such letters.");
   const headers = key() ? { Authorization: `Bearer ${key()}` } : {};
   let response;
   try {
@@ -26,7 +33,7 @@ export async function open(path, options = {}) {
   if (response.ok) return response;
   const told = await response.json().catch(() => null);
   const error = told?.error ?? { code: "http", message: response.statusText };
-  if (response.status === 401) document.dispatchEvent(new CustomEvent("keyrefused", { detail: key() }));
+  if (response.status === 401) throw refused(error.message);
   throw new ApiError(response.status, error.code, error.message);
 }
 

@@ -1,7 +1,9 @@
-// How values are written. `visible` makes every foreign text harmless to the eye: control characters, terminal escapes
-// and marks that turn the direction of writing are shown as signs, never obeyed.
+// How values are written. `visible` makes every foreign text harmless to the eye: control characters, terminal escapes,
+// marks that turn the direction of writing and what has no width are shown as signs, never obeyed. Joiners and the
+// choice of a glyph stay, since scripts and emoji need them.
 
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+const HIDDEN =
+  /(?![\u200c\u200d\ufe00-\ufe0f])[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u2028\u2029\p{Default_Ignorable_Code_Point}]/gu;
 
 export function visible(text) {
   return String(text).replace(HIDDEN, (sign) => {

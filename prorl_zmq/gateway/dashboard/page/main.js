@@ -34,9 +34,18 @@ const leave = document.getElementById("leave");
 let view = null;
 let drawnNav = "";
 
+// An address may come from anywhere: what cannot be decoded stays as it is.
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 function address() {
   const [place, query] = location.hash.replace(/^#\/?/, "").split("?");
-  return { parts: place.split("/").map(decodeURIComponent), query: new URLSearchParams(query ?? "") };
+  return { parts: place.split("/").map(decoded), query: new URLSearchParams(query ?? "") };
 }
 
 function show() {
@@ -108,7 +117,7 @@ function pressed(event) {
 async function begin() {
   const given = /^#key=(.+)$/.exec(location.hash);
   if (given) {
-    setKey(decodeURIComponent(given[1]));
+    setKey(decoded(given[1]));
     history.replaceState(null, "", "#/");
   }
   try {
