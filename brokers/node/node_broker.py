@@ -265,7 +265,7 @@ class NodeBroker:
         try:
             packed = rest[0]
             task = _task_of(packed.buffer if isinstance(packed, zmq.Frame) else packed).task
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise MalformedMessage(f"job {command.job_id} cannot be read: {error}") from error
         held = self._table.start(link.broker, command, task)
         if held is None:

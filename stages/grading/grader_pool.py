@@ -198,7 +198,7 @@ async def _ask(grader: _Grader, packed: bytes) -> Answer:
         if size > MESSAGE_LIMIT_BYTES:
             raise _Died
         return msgspec.msgpack.decode(await _received(grader.channel, size), type=Answer)
-    except (ConnectionError, msgspec.MsgspecError) as error:
+    except (ConnectionError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise _Died from error
 
 

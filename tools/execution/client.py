@@ -97,7 +97,7 @@ class ExecutionClient:
                 reply.exception()  # seen
         try:
             answer = messages.reply_of(packed, request.answer)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise InternalError(f"an execution server's reply cannot be read: {error}") from error
         if isinstance(answer, messages.Failed):
             raise from_info(answer.error)
