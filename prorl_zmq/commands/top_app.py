@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from ..watching.watcher import Watcher
     from ..wire.messages.watching import JobRow
 
-HEADERS = ("job", "task", "state", "for", "attempt", "node", "backend", "outcome", "reward", "tokens", "turns")
+HEADERS = ("job", "task", "state", "for", "attempt", "node", "backend", "outcome", "reward", "tokens", "messages")
 TABS = ("overview", "jobs", "backends", "nodes")
 SHOWN = 300
 """Jobs of the table, the last to change."""
 LAST_ENDED = 8
+SHORT_ID = 15
 ALL = "all"
 KINDS = (ALL, "under way", "ended", "not completed")
 BARS = " ▁▂▃▄▅▆▇█"
@@ -177,7 +178,8 @@ def _head(seen: Overview) -> Text:
     line = "".join(BARS[-(-count * (len(BARS) - 1) // most)] if most else BARS[0] for count in bars)
     up = duration(seen.status.uptime_s) if seen.status is not None else "?"
     batches = len(seen.status.batches) if seen.status is not None else 0
-    text = Text(f"up {up}   {len(seen.brokers)} rollout brokers   {batches} batches   {seen.ended_per_s:.1f} jobs/s")
+    brokers = "1 rollout broker" if len(seen.brokers) == 1 else f"{len(seen.brokers)} rollout brokers"
+    text = Text(f"up {up}   {brokers}   open batches: {batches}   {seen.ended_per_s:.1f} jobs/s")
     text.append(f"   ended, last 10 min: {line}" if most else "")
     for name, problem in seen.problems.items():
         text.append(f"\n{one_line(name)} does not answer: {one_line(problem)}", style="red")
@@ -187,7 +189,10 @@ def _head(seen: Overview) -> Text:
 def _job_table(rows: list[JobRow], at: float) -> Table:
     table = Table(*HEADERS, title="ended last", title_justify="left")
     for row in rows:
-        table.add_row(*_cells(row, at))
+        name, *cells = _cells(row, at)
+        if len(name) > SHORT_ID:  # the jobs of a batch differ at the end
+            name = Text(f"{name.plain[:4]}…{name.plain[5 - SHORT_ID :]}", name.style)
+        table.add_row(name, *cells)
     return table
 
 
