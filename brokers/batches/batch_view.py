@@ -66,11 +66,8 @@ def _waits_for(batch: BatchRecord, status: BatchStatus, rows: tuple[GroupRow, ..
         return status.problem
     if batch.state != "open":
         waiting = len(batch.ready)
-        return (
-            f"its client, which has not acknowledged {_number(waiting, 'group')}"
-            if waiting
-            else "its client, to close it"
-        )
+        said = f"its client, which has not acknowledged {_number(waiting, 'group')}"
+        return said if waiting else "its client, to close it"
     cells = [cell for row in rows if row.state == "under_way" for cell in row.cells]
     running = sorted((cell for cell in cells if cell.state == "running"), key=lambda cell: -cell.seconds)
     missing = sum(cell.state == "missing" for cell in cells)

@@ -56,7 +56,7 @@ export function job({ path: [id] }) {
     redraw(time, trace ? card("Time", null, timeline(trace, view?.result.steps ?? [])) : null);
     if (view || problem) return;
     const isOpen = trace && !trace.outcome;
-    const said = isOpen ? "Its conversation, tokens and notes are here once it has ended." : "Asking for it …";
+    const said = isOpen ? "Its conversation, tokens and notes are here once it has ended." : "Asking for its conversation …";
     redraw(body, h("p", { class: "note", role: "status" }, said));
   }
 

@@ -41,7 +41,7 @@ const COLUMNS = [
   {
     name: "turns",
     title: "Messages",
-    kind: "number wide",
+    kind: "number widest",
     cell: (row) => count(row.turns || null),
     by: (row) => row.turns,
   },
@@ -136,6 +136,7 @@ export function jobs(context) {
       descending,
     );
     none.hidden = found.length > 0;
+    table.element.hidden = !found.length;
     none.textContent = store.rows.size ? `No job is like that. ${HELP}.` : "No job is known yet.";
     shown.textContent = `${count(found.length)} of ${count(store.rows.size)}`;
     for (const [place, select] of choices) select.value = placeOf(query, place);
