@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..watching.watcher import Watcher
     from ..wire.messages.watching import JobRow
 
-HEADERS = ("job", "state", "task", "for", "reward", "node", "backend", "attempt", "tokens", "messages")
+HEADERS = ("job", "state", "task", "for", "reward", "error", "node", "backend", "attempt", "tokens", "messages")
 FIRST = 5
 """Columns of the jobs in the overview, which fit into 80 characters."""
 TABS = ("overview", "jobs", "backends", "nodes")
@@ -198,11 +198,11 @@ def _job_table(rows: list[JobRow], at: float) -> Table:
 
 
 def _cells(row: JobRow, at: float) -> list[Text]:
-    state = f"{row.outcome} {row.code}".rstrip() if row.outcome is not None else f"{row.phase} {row.place}"
+    state = str(row.outcome) if row.outcome is not None else f"{row.phase} {row.place}"
     passed_s = at - row.entered_at if row.ended_at is None else row.ended_at - row.accepted_at
     reward = f"{row.reward:.3g}" if row.reward is not None else ""
     first = (row.job_id, state, row.task, duration(max(0.0, passed_s)), reward)
-    others = (row.node, row.backend, str(row.attempt), str(row.tokens or ""), str(row.turns or ""))
+    others = (row.code, row.node, row.backend, str(row.attempt), str(row.tokens or ""), str(row.turns or ""))
     style = "red" if row.outcome not in (None, Outcome.COMPLETED) else ""
     return [Text(one_line(cell), style) for cell in (*first, *others)]
 
