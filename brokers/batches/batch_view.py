@@ -66,19 +66,24 @@ def _waits_for(batch: BatchRecord, status: BatchStatus, rows: tuple[GroupRow, ..
         return status.problem
     if batch.state != "open":
         waiting = len(batch.ready)
-        return f"its client, which has not acknowledged {waiting} groups" if waiting else "its client, to close it"
+        said = f"its client, which has not acknowledged {_number(waiting, 'group')}"
+        return said if waiting else "its client, to close it"
     cells = [cell for row in rows if row.state == "under_way" for cell in row.cells]
     running = sorted((cell for cell in cells if cell.state == "running"), key=lambda cell: -cell.seconds)
     missing = sum(cell.state == "missing" for cell in cells)
     parts = []
     if running:
         named = ", ".join(f"{cell.job_id} ({cell.seconds:.0f} s)" for cell in running[:OLDEST])
-        parts.append(f"{len(running)} rollouts that run or are queued, the longest {named}")
+        parts.append(f"{_number(len(running), 'rollout')} under way, the longest {named}")
     if missing:
-        parts.append(f"slots for {missing} more rollouts of its groups")
+        parts.append(f"slots for {_number(missing, 'more rollout')} of its groups")
     if batch.prompts:
-        parts.append(f"slots for {len(batch.prompts)} prompts")
+        parts.append(f"slots for {_number(len(batch.prompts), 'prompt')}")
     if not missing and not batch.prompts and not batch.stream_ended:
         parts.append("prompts from its client")
     wanted = batch.options.target_groups - status.kept
-    return f"{wanted} more groups to be kept: {'; '.join(parts)}"
+    return f"{_number(wanted, 'more group')} to be kept: {'; '.join(parts)}"
+
+
+def _number(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

@@ -77,7 +77,7 @@ def _job_span(trace: JobTrace) -> SpanRecord:
         "prorl.task": trace.task,
         "prorl.outcome": str(trace.outcome),
         "prorl.attempts": trace.spans[-1].attempt if trace.spans else 0,
-        "prorl.turns": trace.turns,
+        "prorl.messages": trace.turns,
         "prorl.tokens": trace.tokens,
         "prorl.broker_restarts": len(trace.restarts),
     }

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from ..config import GatewaySettings, load_topology, own_run_dir
-from ..errors import ConfigError
 from ..security.keys import VARIABLE, named_folder
 from ..service.service_folder import ServiceFolder
 from . import options
@@ -51,8 +50,6 @@ def dashboard(
     from ..gateway.settings import GatewayOptions
 
     options.log_as("dashboard", log_format, log_level)
-    if runs is not None and not runs.is_dir():
-        raise ConfigError(f"--runs {runs}: there is no such folder; name one with folders of `prorl eval`", key="runs")
     topology = load_topology(config)
     keys = keys or (Path(topology.security.keys) if topology.security.keys else None)
     places = ServiceFolder.open(service) if service is not None and connect is None else None

@@ -201,7 +201,7 @@ def job_layout(explanation: JobExplanation) -> Group:
     """Lay the explanation of a job out, in 80 columns."""
     table = Table(Column("what", overflow="fold"), *columns("this job", "others, median", "more", justify="right"))
     for row in explanation.parts:
-        more = f"{row.seconds - row.usual_s:+.3f} s"
+        more = f"{round(row.seconds - row.usual_s, 3) + 0.0:+.3f} s"  # not -0.000
         table.add_row(Text(one_line(row.part)), duration(row.seconds), duration(row.usual_s), more)
     return Group(_text(explanation.sentences), Text(), table, *_texts(explanation.notes))
 

@@ -24,21 +24,23 @@ from ..wire.messages.jobs import Outcome
 from .backends import backend_table, detail_table
 from .jobs import status_tables
 from .nodes import Seen, layout
+from .options import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from textual.app import ComposeResult
 
     from ..watching.overview import Overview
     from ..watching.watcher import Watcher
     from ..wire.messages.watching import JobRow
 
-HEADERS = ("job", "task", "state", "for", "attempt", "node", "backend", "outcome", "reward", "tokens", "turns")
+HEADERS = ("job", "state", "task", "for", "reward", "error", "node", "backend", "attempt", "tokens", "messages")
+FIRST = 5
+"""Columns of the jobs in the overview, which fit into 80 characters."""
 TABS = ("overview", "jobs", "backends", "nodes")
 SHOWN = 300
 """Jobs of the table, the last to change."""
 LAST_ENDED = 8
+SHORT_ID = 15
 ALL = "all"
 KINDS = (ALL, "under way", "ended", "not completed")
 BARS = " ▁▂▃▄▅▆▇█"
@@ -177,7 +179,8 @@ def _head(seen: Overview) -> Text:
     line = "".join(BARS[-(-count * (len(BARS) - 1) // most)] if most else BARS[0] for count in bars)
     up = duration(seen.status.uptime_s) if seen.status is not None else "?"
     batches = len(seen.status.batches) if seen.status is not None else 0
-    text = Text(f"up {up}   {len(seen.brokers)} rollout brokers   {batches} batches   {seen.ended_per_s:.1f} jobs/s")
+    brokers = "1 rollout broker" if len(seen.brokers) == 1 else f"{len(seen.brokers)} rollout brokers"
+    text = Text(f"up {up}   {brokers}   open batches: {batches}   {seen.ended_per_s:.1f} jobs/s")
     text.append(f"   ended, last 10 min: {line}" if most else "")
     for name, problem in seen.problems.items():
         text.append(f"\n{one_line(name)} does not answer: {one_line(problem)}", style="red")
@@ -185,21 +188,23 @@ def _head(seen: Overview) -> Text:
 
 
 def _job_table(rows: list[JobRow], at: float) -> Table:
-    table = Table(*HEADERS, title="ended last", title_justify="left")
+    table = Table(*columns(*HEADERS[:FIRST], no_wrap=True), title="ended last", title_justify="left")
     for row in rows:
-        table.add_row(*_cells(row, at))
+        name, *cells = _cells(row, at)[:FIRST]
+        if len(name) > SHORT_ID:  # the jobs of a batch differ at the end
+            name = Text(f"{name.plain[:4]}…{name.plain[5 - SHORT_ID :]}", name.style)
+        table.add_row(name, *cells)
     return table
 
 
-def _cells(row: JobRow, at: float) -> Iterable[Text]:
-    state = "ended" if row.place == "ended" else f"{row.phase} {row.place}"
-    outcome = " ".join(filter(None, (row.outcome or "", row.code)))
+def _cells(row: JobRow, at: float) -> list[Text]:
+    state = str(row.outcome) if row.outcome is not None else f"{row.phase} {row.place}"
     passed_s = at - row.entered_at if row.ended_at is None else row.ended_at - row.accepted_at
     reward = f"{row.reward:.3g}" if row.reward is not None else ""
-    numbers = (str(row.tokens or ""), str(row.turns or ""))
-    names = (row.job_id, row.task, state, duration(max(0.0, passed_s)), str(row.attempt), row.node, row.backend)
+    first = (row.job_id, state, row.task, duration(max(0.0, passed_s)), reward)
+    others = (row.code, row.node, row.backend, str(row.attempt), str(row.tokens or ""), str(row.turns or ""))
     style = "red" if row.outcome not in (None, Outcome.COMPLETED) else ""
-    return (Text(one_line(cell), style) for cell in (*names, outcome, reward, *numbers))
+    return [Text(one_line(cell), style) for cell in (*first, *others)]
 
 
 def _text(row: JobRow) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..system.duration import duration
+from ..wire.messages.jobs import Outcome
 from .parts import HANDOVER, WAIT, work_name
 from .suspects import suspects
 
@@ -130,6 +131,8 @@ def _reasons(job: Rollout, peers: list[Rollout], recording: Recording | None) ->
         where = f" on node {last.node}" if last.node else ""
         again = "once" if len(failures) == 1 else f"{len(failures)} times"
         reasons.append(f"it failed {again}, last in {last.phase.upper()}{where} with {last.lost}")
+    if job.outcome not in (None, Outcome.COMPLETED):
+        reasons.append(f"it ended as {job.outcome}" + (f" ({job.code})" if job.code else ""))
     if recording is not None:
         members = {("node", work.node) for work in job.works} | {("backend", work.backend) for work in job.works}
         reasons += [one.evidence for one in suspects(recording) if (one.kind, one.name) in members]

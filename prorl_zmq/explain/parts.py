@@ -28,6 +28,7 @@ def work_name(part: str) -> str:
     """Return what to call a part in a sentence."""
     names = {
         "engine": "engine time",
+        "chat": "chat template",
         BACKEND: "the wait for a backend",
         OWN_CODE: "RUN's own code",
         CLIENT: "the client",

@@ -109,7 +109,7 @@ class Gateway:
     def _say_ready(self) -> None:
         options = self._options
         if options.metrics_only:
-            say("prorl gateway", f"ready at {options.url}")
+            say("prorl metrics", f"ready at {options.url}/metrics")
         elif options.program == "gateway":
             say("prorl gateway", f"ready at {options.url}; its dashboard is at {options.url}{PLACE}")
         else:

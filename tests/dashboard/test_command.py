@@ -46,7 +46,6 @@ def test_without_a_service_it_says_so_and_compares_runs(page: Page, tmp_path: Pa
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--runs", "nowhere"), "there is no such folder"),
         (("--bind", "8787"), "HOST:PORT"),
         (("--bind", "0.0.0.0:PORT"), "--tls-cert"),
         (("--keys", "nowhere"), "key folder"),

@@ -70,6 +70,8 @@ def test_jobs_are_searched_filtered_sorted_and_opened_by_keyboard(service: Servi
     dashboard.get_by_label("state").select_option("timeout")
     expect(rows).to_have_count(1)
     assert "state%3Atimeout" in dashboard.url  # the address can be sent to somebody
+    dashboard.get_by_label("state").select_option("cancelled")
+    expect(dashboard.get_by_text("No job is like that.")).to_be_visible()
     dashboard.get_by_label("state").select_option("")
     dashboard.get_by_role("button", name="Duration").click()
     expect(dashboard.get_by_role("columnheader", name="Duration")).to_have_attribute("aria-sort", "descending")
@@ -106,6 +108,9 @@ def test_a_job_shows_its_time_its_words_and_its_tokens(service: Service, dashboa
     tokens.first.focus()
     dashboard.keyboard.press("ArrowRight")
     expect(told).to_contain_text("token 1")
+    dashboard.get_by_label("mask").focus()
+    dashboard.keyboard.press("2")  # a field that takes no text takes no keys
+    expect(dashboard).to_have_title("Jobs · prorl")
 
 
 def test_hostile_text_is_shown_as_text_and_never_run(service: Service, dashboard: Page) -> None:
@@ -141,8 +146,10 @@ def test_a_batch_shows_its_groups_and_rollouts(service: Service, dashboard: Page
         expect(dashboard.locator(".figure", has_text="groups kept")).to_contain_text("4 of 4")
         dashboard.locator(".group .cell.in").first.click()
         expect(dashboard.get_by_role("heading", name="math")).to_be_visible()
-    go(dashboard, f"#/batches/{batch.batch_id}")
+        go(dashboard, f"#/batches/{batch.batch_id}")
+        expect(dashboard.get_by_text("Waits now for")).to_be_visible()
     expect(dashboard.get_by_role("alert")).to_contain_text(batch.batch_id)  # it was closed
+    expect(dashboard.get_by_text("Waits now for")).to_have_count(0)
 
 
 def test_nodes_and_backends(service: Service, dashboard: Page) -> None:

@@ -33,6 +33,7 @@ def test_runs_are_found_two_folders_deep_and_nothing_else_is(tmp_path: Path) -> 
             runs.figures(name)
     assert [row.run for row in RunList(tmp_path / "runs" / "one").rows().runs] == ["one"]
     assert RunList(None).rows().folder == ""
+    assert RunList(tmp_path / "later").rows().runs == ()  # no evaluation was made yet
 
 
 def test_figures_are_those_of_the_newest_results(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prorl_zmq.explain.one_job import explain_job, with_job
-from prorl_zmq.wire.messages.jobs import Phase, Step
+from prorl_zmq.wire.messages.jobs import Outcome, Phase, Step
 
 from .recordings import USUAL, passing, recording, rollout, work
 
@@ -68,3 +68,9 @@ def test_a_job_is_counted_once() -> None:
     assert with_job(made, OTHERS[0]) is made
     (other,) = passing([(0.0, USUAL)], node="m")
     assert len(with_job(made, other).rollouts) == 5
+
+
+def test_a_job_that_failed_says_how_it_ended() -> None:
+    (job,) = passing([(0.0, USUAL)], task="t")
+    found = explain_job(replace(job, outcome=Outcome.INFRASTRUCTURE_ERROR, code="sandbox_failed"), OTHERS)
+    assert found.sentences[2] == "It ended as infrastructure_error (sandbox_failed)."

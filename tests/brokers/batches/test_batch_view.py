@@ -72,8 +72,8 @@ def test_each_place_of_a_group_says_what_fills_it() -> None:
     )
     assert (view.current_version, view.left_out, view.status.prompts) == (5, 0, 1)
     assert view.waits_for == (
-        "2 more groups to be kept: 2 rollouts that run or are queued, the longest key-b.1.2 (32 s), key-b.1.1 (31 s); "
-        "slots for 1 more rollouts of its groups; slots for 1 prompts"
+        "2 more groups to be kept: 2 rollouts under way, the longest key-b.1.2 (32 s), key-b.1.1 (31 s); "
+        "slots for 1 more rollout of its groups; slots for 1 prompt"
     )
 
 
@@ -84,13 +84,13 @@ def test_what_a_batch_waits_for() -> None:
     batch.launch(2)
     batch.complete(0.0, 1.0)
     assert [group.state for group in batch.view().groups] == ["kept"]
-    assert batch.view().waits_for == "1 more groups to be kept: slots for 1 prompts"
+    assert batch.view().waits_for == "1 more group to be kept: slots for 1 prompt"
     batch.launch(2)
     batch.complete(1.0, 1.0)  # all the same: not kept
-    assert batch.view().waits_for == "1 more groups to be kept: prompts from its client"
+    assert batch.view().waits_for == "1 more group to be kept: prompts from its client"
     batch.feed("r")
     batch.launch(2)
-    assert "2 rollouts that run or are queued" in batch.view().waits_for
+    assert "2 rollouts under way" in batch.view().waits_for
     batch.complete(0.0, 1.0)
     view = batch.view()
     assert (view.status.state, view.report.dropped_groups) == ("met", 1)

@@ -20,6 +20,7 @@ const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { maximumFractionDigits: 1, notation: "compact" });
 
 export const count = (value) => (value == null ? NOTHING : whole.format(value));
+export const number = (value, thing) => `${count(value)} ${thing}${value === 1 ? "" : "s"}`;
 export const compact = (value) => (value == null ? NOTHING : short.format(value));
 
 export function rate(value) {
@@ -57,7 +58,8 @@ export function bytesOf(part, whole) {
 
 export function clock(unixSeconds) {
   const time = new Date(1000 * unixSeconds);
-  const day = time.toDateString() === new Date().toDateString() ? "" : `${time.toISOString().slice(0, 10)} `;
+  const date = `${time.getFullYear()}-${pad(time.getMonth() + 1)}-${pad(time.getDate())}`;
+  const day = time.toDateString() === new Date().toDateString() ? "" : `${date} `;
   return `${day}${pad(time.getHours())}:${pad(time.getMinutes())}:${pad(time.getSeconds())}`;
 }
 

@@ -103,7 +103,7 @@ function showNav() {
 function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Escape" && event.target.matches?.("input[type=search]")) return event.target.blur();
-  if (event.target.matches?.("input, select, textarea")) return;
+  if (event.target.matches?.("input:not([type=radio], [type=checkbox]), select, textarea")) return;
   if (event.key === "/") {
     event.preventDefault();
     if (view.search) view.search.focus();

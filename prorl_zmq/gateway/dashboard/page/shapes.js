@@ -76,6 +76,7 @@ function backendsOf(raw) {
     backend: as("backend", each.backend),
     load: each.load ? as("load", each.load) : null,
   }));
+  list.backends.sort((one, other) => one.backend.backend_id.localeCompare(other.backend.backend_id, "en", { numeric: true }));
   list.starts = all("start", list.starts);
   return list;
 }

@@ -26,7 +26,7 @@ export function batch({ path: [id] }) {
       problem = error.message;
     }
     asking = false;
-    lookAt = Date.now() + AGAIN_MS;
+    lookAt = Date.now() + (problem ? 10 : 1) * AGAIN_MS;
     draw();
   }
 
@@ -35,7 +35,7 @@ export function batch({ path: [id] }) {
       element,
       h("p", { class: "path" }, link("#/batches", null, "Batches"), " / ", h("code", null, id)),
       problem ? h("p", { class: "note", role: "alert" }, problem) : null,
-      seen ? content(seen) : null,
+      seen ? content(seen, !problem) : null,
     );
   }
 
@@ -50,14 +50,15 @@ export function batch({ path: [id] }) {
   };
 }
 
-function content({ status, report, current_version: version, waits_for: waitsFor, groups, left_out: leftOut }) {
+function content(view, isOpen) {
+  const { status, report, current_version: version, waits_for: waitsFor, groups, left_out: leftOut } = view;
   const wasted = Object.entries(report.wasted);
   return [
-    h("div", { class: "title" }, h("h1", null, "Batch"), badge(status.state)),
+    h("div", { class: "title" }, h("h1", null, "Batch"), isOpen ? badge(status.state) : null),
     status.problem
       ? h("p", { class: "note bad" }, status.problem)
-      : waitsFor
-        ? h("p", { class: "note" }, h("b", null, "Now: "), waitsFor)
+      : waitsFor && isOpen
+        ? h("p", { class: "note" }, h("b", null, "Waits now for: "), waitsFor)
         : null,
     h(
       "div",
@@ -145,6 +146,6 @@ function legend() {
     "p",
     { class: "legend", "aria-hidden": "true" },
     kinds.map(([kind, name]) => h("span", null, h("i", { class: `cell ${kind}` }), name)),
-    h("span", null, "raised: weight versions behind"),
+    h("span", null, "¹ ² …: weight versions behind"),
   );
 }

@@ -2,7 +2,7 @@
 
 import { ApiError, get, part, send } from "../api.js";
 import { badge, card, figure, h, link, redraw, table } from "../dom.js";
-import { clock, count, NOTHING, reward, seconds, words } from "../format.js";
+import { clock, count, NOTHING, number, reward, seconds, words } from "../format.js";
 import { session } from "../session.js";
 import { traceOf, viewOf } from "../shapes.js";
 import { store } from "../store.js";
@@ -32,6 +32,7 @@ export function job({ path: [id] }) {
       problem = "";
       if (trace.outcome && !view) {
         isOver = true;
+        draw(); // a tokenizer may have to be loaded first
         view = viewOf(await get(`/v1/jobs/${part(trace.job_id)}/view`));
         redraw(body, rollout(view));
       }
@@ -42,6 +43,7 @@ export function job({ path: [id] }) {
     }
     asking = false;
     lookAt = Date.now() + AGAIN_MS;
+    if (problem && !view) redraw(body);
     draw();
   }
 
@@ -52,9 +54,10 @@ export function job({ path: [id] }) {
       problem ? h("p", { class: "note warn", role: "alert" }, problem) : null,
     );
     redraw(time, trace ? card("Time", null, timeline(trace, view?.result.steps ?? [])) : null);
-    if (trace && !view && !trace.outcome) {
-      redraw(body, h("p", { class: "note" }, "Its conversation, tokens and notes are here once it has ended."));
-    }
+    if (view || problem) return;
+    const isOpen = trace && !trace.outcome;
+    const said = isOpen ? "Its conversation, tokens and notes are here once it has ended." : "Asking for its conversation …";
+    redraw(body, h("p", { class: "note", role: "status" }, said));
   }
 
   function heading(trace, result) {
@@ -90,11 +93,7 @@ export function job({ path: [id] }) {
           seconds(trace.ended_s ?? trace.age_s),
           `accepted ${clock(trace.accepted_at)}`,
         ),
-        figure(
-          "turns",
-          count(trace.turns || null),
-          result ? `${count(result.metrics.tool_calls ?? 0)} tool calls` : "",
-        ),
+        figure("turns", count(result?.metrics.turns), result ? number(result.metrics.tool_calls ?? 0, "tool call") : ""),
         figure(
           "tokens",
           count(trace.tokens || null),
@@ -127,6 +126,7 @@ export function job({ path: [id] }) {
     if (!asking && Date.now() >= lookAt && (moved || !isOver)) look();
   }
 
+  draw();
   look();
   return { element, title: `Job ${id}`, update, close() {} };
 }

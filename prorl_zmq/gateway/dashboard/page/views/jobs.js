@@ -40,8 +40,8 @@ const COLUMNS = [
   { name: "age", title: "Duration", kind: "number age", cell: (row) => seconds(ageOf(row)), by: ageOf },
   {
     name: "turns",
-    title: "Turns",
-    kind: "number wide few",
+    title: "Messages",
+    kind: "number widest",
     cell: (row) => count(row.turns || null),
     by: (row) => row.turns,
   },
@@ -82,7 +82,7 @@ export function jobs(context) {
     type: "search",
     id: "search",
     value: query,
-    placeholder: "Search jobs  ( / )",
+    placeholder: "Words, task:math, longer:30s …  ( / )",
     title: HELP,
     "aria-label": "Search jobs",
     "aria-describedby": "search-help",
@@ -106,12 +106,14 @@ export function jobs(context) {
     ]),
   );
   const shown = h("p", { class: "quiet small", role: "status" });
+  const none = h("p", { class: "note" });
   const table = new VirtualTable("Jobs", COLUMNS, (row) => `#/jobs/${encodeURIComponent(row.job_id)}`, sortBy);
   const element = h(
     "div",
     { class: "jobs" },
     h("div", { class: "tools" }, h("h1", null, "Jobs"), search, [...choices.values()], shown),
     h("p", { id: "search-help", class: "hidden" }, HELP),
+    none,
     table.element,
   );
 
@@ -133,6 +135,9 @@ export function jobs(context) {
       sort,
       descending,
     );
+    none.hidden = found.length > 0;
+    table.element.hidden = !found.length;
+    none.textContent = store.rows.size ? `No job is like that. ${HELP}.` : "No job is known yet.";
     shown.textContent = `${count(found.length)} of ${count(store.rows.size)}`;
     for (const [place, select] of choices) select.value = placeOf(query, place);
     const place = new URLSearchParams({ ...(query && { q: query }), sort, ...(!descending && { up: "" }) });

@@ -71,7 +71,8 @@ function content() {
     h(
       "p",
       { class: "quiet small" },
-      "Memory and disk are what is used. A node whose lease ends is lost, and its jobs start again elsewhere.",
+      "Memory and disk are what is used; with the version and the host, they are known of nodes of prorl node. " +
+        "A node whose lease ends is lost, and its jobs start again elsewhere.",
     ),
   ];
 }
