@@ -41,6 +41,7 @@ def _status(node: str, stages: StagePool, now: float) -> NodeStatus:
         state=state,
         slots=dict(slots),
         busy=dict(busy),
+        lease_s=stages.lease_s,
         silent_s=max(0.0, now - max(stage.lease.heard_at for stage in own)),
         facts=next((stage.lease.facts for stage in own if stage.lease.facts is not None), None),
     )

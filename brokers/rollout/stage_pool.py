@@ -111,7 +111,7 @@ class _Node:
 
 class StagePool:
     def __init__(self, lease_s: float, quiet_s: float) -> None:
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         self._quiet_s = quiet_s
         self._stages: dict[str, StageProcess] = {}
         self._leases: dict[str, Lease] = {}
@@ -215,9 +215,9 @@ class StagePool:
         if lease is not None:
             until = now if lease.quiet else until
             lease.disconnected = True
-            lease.heard_at = min(lease.heard_at, until - self._lease_s)
+            lease.heard_at = min(lease.heard_at, until - self.lease_s)
             self._set_quiet(lease, quiet=True)
-            self._deadlines.set(member, lease.heard_at + self._lease_s)
+            self._deadlines.set(member, lease.heard_at + self.lease_s)
         return until
 
     def quiet(self) -> tuple[str, ...]:
@@ -237,13 +237,13 @@ class StagePool:
             lease = self._leases.get(member)
             if lease is None:
                 continue
-            if lease.heard_at + self._lease_s <= now:
+            if lease.heard_at + self.lease_s <= now:
                 for stage in tuple(lease.stages.values()):
                     self.remove(stage.stage_id)
                     removed.append(stage)
             elif lease.heard_at + self._quiet_s <= now:
                 self._set_quiet(lease, quiet=True)
-                self._deadlines.set(member, lease.heard_at + self._lease_s)
+                self._deadlines.set(member, lease.heard_at + self.lease_s)
             else:
                 self._deadlines.set(member, lease.heard_at + self._quiet_s)
         for stage in removed:

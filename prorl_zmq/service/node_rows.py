@@ -40,6 +40,8 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs that hold one."""
     silent_s: float | None = None
     """Since its last report; of a node that is lost, since that was noticed."""
+    lease_s: float = 0.0
+    """How long it may be silent before it is lost."""
     facts: NodeFacts = NodeFacts()
     slurm_job: str = ""
     slurm_state: str = ""
@@ -99,6 +101,7 @@ def _row(node: str, told: Mapping[str, NodeStatus]) -> NodeRow:
         used=used,
         held=sum(used.values()),
         silent_s=max(status.silent_s for status in told.values()),
+        lease_s=min(status.lease_s for status in told.values()),
         facts=facts,
     )
 

@@ -72,6 +72,8 @@ class NodeStatus(Part, frozen=True, kw_only=True):
     """Jobs that hold one."""
     silent_s: float
     """Seconds since its last report; of one that is lost, since that was noticed."""
+    lease_s: float = 0.0
+    """How long it may be silent before it is lost; 0: it is."""
     facts: NodeFacts | None = None
     """None: its stage processes report by themselves, and say nothing of the machine."""
 

@@ -37,7 +37,7 @@ def test_a_node_is_told_with_what_it_does() -> None:
     stages = pool("n")
     stages.take(Requirement(Phase.RUN, "math", None), SlotClaim("a", 1))
     (node,) = nodes(stages, 1.0)
-    assert (node.node, node.state, node.silent_s, node.facts) == ("n", "ready", 1.0, FACTS)
+    assert (node.node, node.state, node.silent_s, node.lease_s, node.facts) == ("n", "ready", 1.0, LEASE_S, FACTS)
     assert node.slots == {Phase.INIT: 4, Phase.RUN: 4}
     assert node.busy == {Phase.INIT: 0, Phase.RUN: 1}
 

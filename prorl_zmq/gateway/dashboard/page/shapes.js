@@ -30,7 +30,7 @@ const SHAPES = {
   backend: { model: "", weight_version: 0, node: "local", max_in_flight: 256, context_tokens: 0 },
   load: { running: 0, tokens_per_s: 0, prompt_tokens: 0, cached_tokens: 0, generated_tokens: 0 },
   start: { problem: "" },
-  node: { node: "", host: "", state: "", slots: {}, used: {}, held: 0, silent_s: null },
+  node: { node: "", host: "", state: "", slots: {}, used: {}, held: 0, silent_s: null, lease_s: 0 },
   facts: { version: "", memory_free_bytes: 0, memory_total_bytes: 0, disk_free_bytes: 0, disk_total_bytes: 0 },
   lost: { is_back: false, completed: {}, ended: {} },
   trace: {

@@ -15,6 +15,7 @@ const COLUMNS = [
   ["memory", "meter"],
   ["disk", "meter"],
   ["last heard", "number"],
+  ["lease", "meter"],
   ["version"],
   ["host"],
 ];
@@ -35,6 +36,7 @@ function content() {
     room(row.facts.memory_free_bytes, row.facts.memory_total_bytes),
     room(row.facts.disk_free_bytes, row.facts.disk_total_bytes),
     row.silent_s == null ? NOTHING : `${seconds(row.silent_s)} ago`,
+    lease(row.silent_s, row.lease_s),
     row.facts.version || NOTHING,
     row.host || NOTHING,
   ]);
@@ -91,6 +93,13 @@ function room(free, whole) {
   if (!whole) return NOTHING;
   const label = bytesOf(whole - free, whole);
   return h("span", { class: "meter" }, bar([[whole - free, "part-main"]], whole, label), h("span", null, label));
+}
+
+function lease(silent, whole) {
+  if (!whole || silent == null) return NOTHING;
+  const left = Math.max(0, whole - silent);
+  const label = `${seconds(left)} of ${seconds(whole)}`;
+  return h("span", { class: "meter" }, bar([[left, "part-main"]], whole, `${label} left`), h("span", null, label));
 }
 
 const total = (counts) => Object.values(counts).reduce((sum, each) => sum + each, 0);
