@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.xdist_group("dashboard")
 VIEWS = ("", "jobs", "batches", "nodes", "backends", "runs")
-"""How long the page may take to show a change."""
 
 
 def go(page: Page, place: str) -> None:
