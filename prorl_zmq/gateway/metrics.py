@@ -17,6 +17,7 @@ from ..metrics.catalog import GATEWAY_REQUEST_SECONDS, GATEWAY_REQUESTS, GATEWAY
 from ..metrics.report import OUTLET
 from ..metrics.reporter import MetricsReporter
 from ..wire.messages.front_door import Status
+from .dashboard.page_files import PLACE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,6 +72,8 @@ class RequestMetrics:
         began, status = time.monotonic(), 499  # of a client that has left
         resource = request.match_info.route.resource
         route = resource.canonical if resource is not None else "other"
+        if route.startswith(PLACE):
+            route = PLACE  # of whichever file of the page
         method = request.method if resource is not None else "other"
         self._open += 1
         try:

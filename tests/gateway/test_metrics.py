@@ -55,6 +55,13 @@ def test_requests_are_counted_by_route_and_no_client_makes_up_labels(served: Ser
 
             await until(all_counted, "the requests")
             assert await counted("prorl_gateway_request_seconds_count", route="/v1/jobs/{job_id}") >= 3
+            for name in ("icon.svg", "main.js"):
+                assert (await client.get(f"/dashboard/{name}"))[0] == 200
+
+            async def of_page() -> bool:
+                return await counted("prorl_gateway_request_seconds_count", route="/dashboard/") >= 2
+
+            await until(of_page, "the page's files")
 
     asyncio.run(main())
 
