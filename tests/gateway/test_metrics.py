@@ -56,7 +56,8 @@ def test_requests_are_counted_by_route_and_no_client_makes_up_labels(served: Ser
             await until(all_counted, "the requests")
             assert await counted("prorl_gateway_request_seconds_count", route="/v1/jobs/{job_id}") >= 3
             for name in ("icon.svg", "main.js"):
-                assert (await client.get(f"/dashboard/{name}"))[0] == 200
+                async with client.session.get(f"/dashboard/{name}") as response:
+                    assert response.status == 200
 
             async def of_page() -> bool:
                 return await counted("prorl_gateway_request_seconds_count", route="/dashboard/") >= 2
