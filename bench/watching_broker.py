@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 VIEWERS = 20
-START_S = 30.0
+START_S = 90.0
 
 
 class Cost(NamedTuple):

@@ -46,6 +46,7 @@ def main(python: str, topology: str, folder: Path) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     machines = [cluster.add_node(num_cpus=1) for _ in range(3)]
     if not topology:  # the documents' example
+        os.environ["RAY_ADDRESS"] = cluster.address
         exec(sys.stdin.read().replace("/opt/prorl/bin/python", python), {"__name__": "example"})
         return
     ray.init(address=cluster.address)
