@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 VIEWERS = 20
-START_S = 90.0
+START_S = 45.0
 
 
 class Cost(NamedTuple):
@@ -50,7 +50,7 @@ def viewers_cost(count: int, rounds: int) -> Cost:
         bare, watched = stack.enter_context(_service()), stack.enter_context(_service())
         url = f"127.0.0.1:{free_port()}"
         place = ("--front-door", watched.front_door, "--run-dir", str(watched.folder), "--bind", url)
-        stack.enter_context(_program("-m", "prorl_zmq.cli", "prorl", "gateway", *place))
+        stack.enter_context(_program("-P", "-m", "prorl_zmq.cli", "prorl", "gateway", *place))
         looking = stack.enter_context(_program(__file__, "view", f"http://{url}/v1/watch"))
         _said(looking)
         return _cost(bare, watched, count, rounds)
