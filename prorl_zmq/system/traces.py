@@ -145,7 +145,7 @@ class SpanExport:
         named = {"service.name": name, "service.namespace": "prorl", "service.instance.id": instance}
         self._exporter = _CountingExporter(OTLPSpanExporter())
         resource = Resource.create(named)
-        with _no_fork_hooks():
+        with no_fork_hooks():
             self._provider = TracerProvider(resource=resource, shutdown_on_exit=False, **provider_options)
             self._provider.add_span_processor(BatchSpanProcessor(self._exporter))  # type: ignore[arg-type]
         self._tracer: Any = self._provider.get_tracer(SCOPE)
@@ -193,8 +193,8 @@ class SpanExport:
 
 
 @contextmanager
-def _no_fork_hooks() -> Iterator[None]:
-    """Keep the SDK from starting its thread in each forked child: only a process of one thread can join a sandbox."""
+def no_fork_hooks() -> Iterator[None]:
+    """Keep the SDK from starting threads in each forked child: only a process of one thread can join a sandbox."""
     register = os.register_at_fork
     os.register_at_fork = lambda **_: None
     try:

@@ -21,6 +21,7 @@ from otlp_receiver import OtlpReceiver, of_job, tree
 
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.demo.tasks import make_jobs
+from prorl_zmq.system.traces import no_fork_hooks
 
 from .conftest import until
 from .test_serve import Served
@@ -57,7 +58,8 @@ def served(receiver: OtlpReceiver) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def tracer(receiver: OtlpReceiver) -> Iterator[trace.Tracer]:
     """A trainer's own, whose spans go to the same collector."""
-    provider = TracerProvider(shutdown_on_exit=False)
+    with no_fork_hooks():  # other tests of this process fork children that join sandboxes
+        provider = TracerProvider(shutdown_on_exit=False)
     exporter = OTLPSpanExporter(f"{receiver.environment['OTEL_EXPORTER_OTLP_ENDPOINT']}/v1/traces")
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
