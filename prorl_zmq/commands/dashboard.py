@@ -21,8 +21,8 @@ def dashboard(
         str, typer.Option(metavar="HOST:PORT", help=f"Where to listen. [default: --config's; {BIND}]")
     ] = "",
     runs: options.Runs = None,
-    tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Certificate and its chain, PEM.")] = "",
-    tls_key: Annotated[str, typer.Option(metavar="FILE", help="The certificate's private key, PEM.")] = "",
+    tls_cert: options.TlsCert = "",
+    tls_key: options.TlsKey = "",
     connect: options.Connect = None,
     config: options.Config = None,
     run_dir: options.RunDir = None,

@@ -19,8 +19,8 @@ def gateway(
         str | None,
         typer.Option(metavar="ENDPOINT", help="The service's front door. [default: that of the run folder]"),
     ] = None,
-    tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Certificate and its chain, PEM.")] = "",
-    tls_key: Annotated[str, typer.Option(metavar="FILE", help="The certificate's private key, PEM.")] = "",
+    tls_cert: options.TlsCert = "",
+    tls_key: options.TlsKey = "",
     name: Annotated[
         str, typer.Option(help="Of this gateway; no two may have the same. [default: of host and port]")
     ] = "",

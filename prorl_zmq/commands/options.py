@@ -33,6 +33,8 @@ Config = Annotated[
 RunDir = Annotated[
     Path | None, typer.Option(help="Private folder of sockets, logs and sandboxes. [default: per user, in /tmp]")
 ]
+TlsCert = Annotated[str, typer.Option(metavar="FILE", help="Certificate and its chain, PEM.")]
+TlsKey = Annotated[str, typer.Option(metavar="FILE", help="The certificate's private key, PEM.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plaintext TCP beyond loopback.")]
 Keys = Annotated[
     Path | None,

@@ -218,7 +218,7 @@ class _CountingExporter:
         self.exported = 0
         self._exporter = exporter
         self._taken = 0
-        self._failing = False
+        self._failing = self._ended = False
         self._changed = threading.Condition()
         self._words = _FirstWords()
         sdk = logging.getLogger("opentelemetry")
@@ -230,7 +230,7 @@ class _CountingExporter:
         self._note(len(spans), failing=self._failing)
         result = self._exporter.export(spans)
         failing = result.name != "SUCCESS"
-        if failing and not self._failing:
+        if failing and not (self._failing or self._ended):  # what comes too late is told as dropped
             log.warning("the collector takes no spans, and they are dropped until it does: %s", self._words.text)
         elif self._failing and not failing:
             log.warning("the collector takes spans again")
@@ -250,6 +250,7 @@ class _CountingExporter:
             self._changed.notify_all()
 
     def shutdown(self) -> None:
+        self._ended = True
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:

@@ -129,7 +129,10 @@ def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium")
     if chromium is None:
         lacking("chromium", "there is no chromium: apt-get install chromium")
-    playwright = pytest.importorskip("playwright.sync_api")
+    try:
+        from playwright import sync_api as playwright
+    except ImportError:
+        lacking("chromium", "nothing drives it: pip install playwright")
     playwright.expect.set_options(timeout=1000 * WAIT_S)
     # An address that is led here, as an attacker's name server would do it.
     arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--host-resolver-rules=MAP evil.example 127.0.0.1"]

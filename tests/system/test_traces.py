@@ -15,7 +15,7 @@ import pytest
 from otlp_receiver import OtlpReceiver, tree
 
 from prorl_zmq.errors import ConfigError, HandlerFailed
-from prorl_zmq.system.traces import current, current_traceparent, is_wanted, span, tracing
+from prorl_zmq.system.traces import SpanExport, current, current_traceparent, is_wanted, span, tracing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,6 +160,15 @@ def test_a_collector_that_never_answers_holds_no_process_up(
             ending = time.monotonic()
         assert time.monotonic() - ending < 3
         assert "3 of 3 spans were dropped" in caplog.text
+
+
+@pytest.mark.usefixtures("receiver")
+def test_an_export_that_ends_after_its_process_is_told_as_dropped_only(caplog: pytest.LogCaptureFixture) -> None:
+    export = SpanExport("stage", "run-1")
+    late = export._exporter
+    export.close()
+    assert late.export([]).name == "FAILURE"
+    assert caplog.messages == []
 
 
 def test_a_collector_that_comes_back_is_said_once_as_is_its_absence(
