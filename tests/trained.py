@@ -13,6 +13,7 @@ import letters
 import psutil
 import pytest
 import tiny_model
+from command_lines import line_of
 
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.errors import RequestTimeout
@@ -58,8 +59,8 @@ def service_of(model: Path, slots: int = 8, engine: str = 'kind = "transformers"
 def kill(service: ChildService, word: str) -> None:
     """Kill the service's process whose command line has the word; its supervisor starts it again."""
     children = psutil.Process(service.pid).children(recursive=True)
-    found = [child for child in children if word in " ".join(child.cmdline())]
-    assert found, (word, [" ".join(child.cmdline()) for child in children])
+    found = [child for child in children if word in line_of(child)]
+    assert found, (word, [line_of(child) for child in children])
     found[0].kill()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from command_lines import line_of
 from framework_python import framework_python
 from vllm_python import environment
 
@@ -96,7 +97,7 @@ class VerlRun:
     def remains(self) -> list[str]:
         """Processes of this run that are left, a while after its end."""
         _, left = psutil.wait_procs([one for one in psutil.process_iter() if self._is_ours(one)], timeout=30)
-        return [" ".join(one.cmdline()) for one in left]
+        return [line_of(one) for one in left]
 
     def _is_ours(self, process: psutil.Process) -> bool:
         with suppress(psutil.Error):

@@ -84,6 +84,8 @@ class StageConnections:
             except Busy as error:
                 self._say_full(report, error, now)
                 return False
+        if self.member_of(report.stage_id) != member:
+            self.left(report.stage_id)  # another member spoke for it
         self._members[report.stage_id] = member
         self._connections[member].stage_ids.add(report.stage_id)
         if is_new and report.protocol != PROTOCOL_VERSION:

@@ -35,7 +35,10 @@ def cpu_limit(seconds: float) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds, RESIGNAL_S)
     try:
         with contextlib.suppress(_OutOfTime):
-            yield
+            try:
+                yield
+            finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # again, where the signal came before the first one
         signal.signal(signal.SIGVTALRM, before)

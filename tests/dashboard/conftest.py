@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psutil
 import pytest
+from command_lines import words_of
 from needed import lacking
 
 from prorl_zmq import Job, RolloutClient, Sampling
@@ -94,7 +95,7 @@ class Service:
         (broker,) = [
             child
             for child in psutil.Process(self.process.pid).children(recursive=True)
-            if {"broker", "rollout"} <= set(child.cmdline())
+            if {"broker", "rollout"} <= set(words_of(child))
         ]
         broker.kill()
 

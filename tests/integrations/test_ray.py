@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from command_lines import line_of
 from documents import blocks
 from framework_python import framework_python
 from needed import usable
@@ -62,7 +63,7 @@ def remains(folder: Path) -> list[str]:
         return False
 
     _, left = psutil.wait_procs([each for each in psutil.process_iter() if of_ray(each)], timeout=30)
-    return [" ".join(each.cmdline()) for each in left]
+    return [line_of(each) for each in left]
 
 
 def test_the_demo_trains_while_a_machine_is_lost_and_all_ends_with_the_driver(folder: Path) -> None:

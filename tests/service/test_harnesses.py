@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 from beside import beside
+from command_lines import line_of
 from needed import lacking, usable
 from rootfs import root_filesystem
 
@@ -91,7 +92,7 @@ JOBS = [
 def commands(words: str) -> list[psutil.Process]:
     """The processes below this one with these words in their command lines."""
     below = psutil.Process().children(recursive=True)
-    return [each for each in below if each.is_running() and words in " ".join(each.cmdline())]
+    return [each for each in below if each.is_running() and words in line_of(each)]
 
 
 @contextmanager

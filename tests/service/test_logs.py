@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from command_lines import line_of
 
 from prorl_zmq import Job, RolloutClient
 
@@ -91,9 +92,7 @@ def test_every_line_of_a_service_is_json_and_those_of_a_job_say_so(tmp_path: Pat
                 (trajectory,) = client.stream(timeout_s=60)
             assert trajectory.outcome == "completed"
             (stage,) = [
-                child
-                for child in psutil.Process(program.process.pid).children()
-                if "--role eval" in " ".join(child.cmdline())
+                child for child in psutil.Process(program.process.pid).children() if "--role eval" in line_of(child)
             ]
             stage.kill()
             program.wait_for("was ended by a signal (Killed)")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from command_lines import words_of
 from prometheus_client.parser import text_string_to_metric_families
 from vllm_server import free_port
 
@@ -84,7 +85,7 @@ def serving(folder: Path) -> Iterator[tuple[psutil.Process, Scraped, str]]:
 
 def child(service: psutil.Process, *words: str) -> psutil.Process:
     """The child of a service whose command has these words."""
-    (found,) = [one for one in service.children() if {*words} <= {*one.cmdline()}]
+    (found,) = [one for one in service.children() if {*words} <= {*words_of(one)}]
     return found
 
 

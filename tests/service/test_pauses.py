@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 import pytest
+from command_lines import line_of
 
 from prorl_zmq import Job, RolloutClient
 
@@ -32,13 +33,6 @@ STOPPED = {
     "backend broker": ("prorl broker backend",),
     "the node": ("prorl broker rollout", "prorl broker backend", "prorl-stage", "prorl-engine", "execution"),
 }
-
-
-def words(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""
 
 
 @pytest.fixture
@@ -64,7 +58,7 @@ def test_nobody_is_late_for_another_ones_pause(served: Served, stopped: str) -> 
     with RolloutClient(served.front_door, timeout_s=60) as client:
         client.submit(msgspec.convert(job, Job) for _ in range(6))
         until(lambda: client.status().running.get("eval", 0) >= 2, "jobs in EVAL")
-        found = [one for one in served.children() if any(each in words(one) for each in STOPPED[stopped])]
+        found = [one for one in served.children() if any(each in line_of(one) for each in STOPPED[stopped])]
         assert found
         for process in found:
             with suppress(psutil.NoSuchProcess):
@@ -88,7 +82,7 @@ def test_a_stage_process_without_descriptors_waits_for_some(served: Served, role
     with RolloutClient(served.front_door, timeout_s=60) as client:
         client.submit(msgspec.convert(SHELL, Job))
         (first,) = client.stream(timeout_s=60)
-        (starved,) = (one.pid for one in served.children() if f"--role {role}" in words(one))
+        (starved,) = (one.pid for one in served.children() if f"--role {role}" in line_of(one))
         limits = resource.prlimit(starved, resource.RLIMIT_NOFILE)
         resource.prlimit(starved, resource.RLIMIT_NOFILE, (psutil.Process(starved).num_fds(), limits[1]))
         client.submit(msgspec.convert({**SHELL, "max_attempts": 1}, Job) for _ in range(4))

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+from command_lines import line_of
 
 from prorl_zmq import Backend, Job, RolloutClient
 from prorl_zmq.config import RUN_DIR_MARK, own_run_dir
@@ -79,7 +80,7 @@ class Served:
         until(lambda: any(text in line for line in self.lines), text, START_S)
 
     def child(self, words: str) -> int:
-        (child,) = [one.pid for one in self.children() if words in " ".join(one.cmdline())]
+        (child,) = [one.pid for one in self.children() if words in line_of(one)]
         return child
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:

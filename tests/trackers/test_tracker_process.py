@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+from command_lines import words_of
 from needed import lacking
 
 import prorl_zmq
@@ -49,7 +50,7 @@ def tensorboard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Callable[..
 
 def only_child() -> psutil.Process:
     living = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
-    (child,) = [each for each in living if "prorl_zmq.trackers.tracker_child" in each.cmdline()]
+    (child,) = [each for each in living if "prorl_zmq.trackers.tracker_child" in words_of(each)]
     return child
 
 

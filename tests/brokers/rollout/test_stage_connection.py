@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import zmq
 
@@ -137,6 +138,20 @@ def test_who_was_quiet_and_is_heard_again_takes_no_more(peer: Peer) -> None:
         assert open_files() == before
     finally:
         connections.close()
+
+
+def test_a_process_that_another_member_speaks_for_is_that_members(peer: Peer) -> None:
+    """The end of the one that spoke for it before concerns it no more."""
+    connections = StageConnections(peer.context, None, StageWelcome(backend_broker="ipc:///none", heartbeat_s=1.0))
+    pool = StagePool(10.0, 1.0)
+    for stage_id, member in (("run-1", "one"), ("run-2", "one"), ("run-1", "two")):
+        of_member = msgspec.structs.replace(report(peer.endpoint), stage_id=stage_id, member=member)
+        connections.reported(of_member, "", 0.0, pool)
+    assert (connections.member_of("run-1"), connections.member_of("run-2")) == ("two", "one")
+    connections.left("run-2")
+    assert "run-1" in connections
+    connections.close()
+    assert "run-1" not in connections
 
 
 def test_a_name_is_not_looked_up(context: zmq.Context[zmq.Socket[bytes]]) -> None:

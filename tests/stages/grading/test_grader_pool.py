@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from command_lines import line_of
 
 from prorl_zmq.errors import GraderFailed
 from prorl_zmq.stages.grading.grader_pool import GraderPool
@@ -202,7 +203,7 @@ def test_call_that_is_cancelled_leaves_no_process() -> None:
 def test_template_that_was_killed_is_started_again() -> None:
     async def use(pool: GraderPool) -> float:
         await pool.call(judges.pid, returns=int)
-        (template,) = [each for each in psutil.Process().children() if "grader_process" in _words(each)]
+        (template,) = [each for each in psutil.Process().children() if "grader_process" in line_of(each)]
         template.kill()
         return await pool.call(judges.equal, "1", "1")
 
@@ -247,11 +248,4 @@ def test_graders_end_with_a_process_that_is_killed() -> None:
 
 
 def _graders() -> set[psutil.Process]:
-    return {each for each in psutil.Process().children(recursive=True) if "grader_process" in _words(each)}
-
-
-def _words(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
+    return {each for each in psutil.Process().children(recursive=True) if "grader_process" in line_of(each)}
