@@ -75,12 +75,12 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
         flags += [f"-max_len={LARGEST_INPUT_BYTES}", f"-artifact_prefix={crashes}/", f"-seed={arguments.seed}"]
         script = str(Path(__file__).with_name("fuzz_target.py"))
         target = subprocess.Popen(
-            [sys.executable, script, *flags, str(corpus)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            [sys.executable, script, *flags, str(corpus)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         watch = Watch(target.pid)
         watch.start()
         try:
-            _, said = target.communicate(timeout=seconds + 120)
+            said, _ = target.communicate(timeout=seconds + 120)
         finally:
             target.kill()
             watch.stop()
