@@ -62,15 +62,20 @@ from prorl_zmq.wire.messages.front_door import (
     FrontDoorReply,
     FrontDoorRequest,
     Hello,
+    ListNodes,
     NoteWeights,
     Refused,
+    RelayBlocks,
     Status,
     Submit,
     Trace,
 )
 from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, Result, Sampling
+from prorl_zmq.wire.messages.nodes import NodeFacts
 from prorl_zmq.wire.messages.stages import (
+    BlockSent,
     EventsNoted,
+    MemberAlive,
     PhaseDone,
     PhaseFailed,
     StageCommand,
@@ -81,6 +86,7 @@ from prorl_zmq.wire.messages.stages import (
     StopPhase,
     Task,
 )
+from prorl_zmq.wire.messages.watching import Peek, ViewBatch, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -274,10 +280,16 @@ REPORT_OF_I = StageReport(
     welcomed=True,
     running={"one": 1},
 )
+REPORT_OF_NODE = msgspec.structs.replace(
+    REPORT_OF_I, member="m", number=1, kept=("one",), facts=NodeFacts(host="h", version="1", memory_total_bytes=1)
+)
 REPORT = msgspec.to_builtins(REPORT_OF_I)
 TEMPLATES: list[Any] = [
     REPORT_OF_I,
+    REPORT_OF_NODE,
+    MemberAlive(member="m", number=1, began={"i": {"one": 1}}, backends={"one": (1, "b")}),
     StageLeaving("i"),
+    *(BlockSent(stage_id="i", block_id="one", lost=lost) for lost in (False, True)),
     *(PhaseDone(**BY_STAGE, phase=phase, reward=1.0, phase_data={"a": 1}) for phase in Phase),
     *(
         PhaseFailed(**BY_STAGE, phase=phase, outcome=Outcome.FAILED, error=InternalError("x").info(), retry=retry)
@@ -289,7 +301,8 @@ TEMPLATES: list[Any] = [
     Feed("r", "s", "batch", 0),
     NextGroup("r", "s", "batch", "c", ("a.1",), feeds=True),
     CloseBatch("r", "s", "batch"),
-    *(SessionAlive("r", "s"), NoteWeights("r", 3)),
+    *(SessionAlive("r", "s"), NoteWeights("r", 3), RelayBlocks("r", "s", ("one",)), ListNodes("r")),
+    *(Watch("r", since=1), Peek("r", "one"), ViewBatch("r", "batch")),
     *(Trace("r", "one"), StartPhase(**ON_STAGE, phase=Phase.RUN), StopPhase(**ON_STAGE), EventsNoted((1,))),
     *(Assign("r", owner="o", **ON_STAGE, wait_s=1.0), Release("r", **ON_STAGE), OwnerAlive("r", "o")),
     *(AddBackend("r", Backend(backend_id="b", endpoint="ipc:///b")), BackendAlive("r", "b", 1), ListBackends("r")),
