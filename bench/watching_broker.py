@@ -21,7 +21,7 @@ import aiohttp
 import psutil
 from frontdoor import SLOTS, throughput
 from service import BenchService, free_port
-from traces_cost import ENDPOINT, collector
+from trace_collector import ENDPOINT, collector, jobs_traced
 
 from prorl_zmq.metrics.report import OUTLET
 from prorl_zmq.service.metrics_inbox import MetricsInbox
@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 
 VIEWERS = 20
 START_S = 45.0
+WARM_UP = 200
+"""Jobs before."""
+SETTLE_S = 0.5
+"""After each run of jobs, so that nothing of it is done during the next one."""
+EXPORT_S = 6.0
+"""By when the SDK has exported what it has; it waits for 5 s."""
 
 
 class Cost(NamedTuple):
@@ -65,13 +71,15 @@ def metrics_cost(count: int, rounds: int) -> Cost:
         return _cost(bare, stack.enter_context(watched), count, rounds)
 
 
-def traces_cost(count: int, rounds: int) -> Cost:
-    """Measure with a span for each queue and phase of each job, and a collector that takes them."""
+def traces_cost(count: int, rounds: int) -> tuple[Cost, float]:
+    """Measure with a span for each queue and phase of each job; give the share of jobs whose spans arrived, too."""
     with ExitStack() as stack:
         bare, endpoint = stack.enter_context(_service()), stack.enter_context(collector())
         os.environ[ENDPOINT] = endpoint
         stack.callback(os.environ.pop, ENDPOINT)
-        return _cost(bare, stack.enter_context(_service()), count, rounds)
+        cost = _cost(bare, stack.enter_context(_service()), count, rounds)
+        time.sleep(EXPORT_S)
+        return cost, jobs_traced(endpoint) / (WARM_UP + count * rounds)
 
 
 def _service() -> BenchService:
@@ -82,7 +90,7 @@ def _cost(bare: BenchService, watched: BenchService, count: int, rounds: int) ->
     rates: list[tuple[float, float]] = []
     spent = [0.0, 0.0]
     for service in (bare, watched):
-        throughput(service.front_door, 200)
+        throughput(service.front_door, WARM_UP)
     for number in range(rounds):
         found = [0.0, 0.0]
         for side in (0, 1) if number % 2 else (1, 0):
@@ -91,6 +99,7 @@ def _cost(bare: BenchService, watched: BenchService, count: int, rounds: int) ->
             before = sum(broker.cpu_times()[:2])
             found[side] = throughput(service.front_door, count)
             spent[side] += sum(broker.cpu_times()[:2]) - before
+            time.sleep(SETTLE_S)
         rates.append((found[0], found[1]))
     return Cost(
         statistics.median(with_it / without for without, with_it in rates),

@@ -44,11 +44,13 @@ class JobTracer:
     """Notes the traces of new jobs in their histories; `close` it."""
 
     def __init__(self, history: JobHistory) -> None:
-        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace import TracerProvider, sampling
 
         self._history = history
         provider = TracerProvider(shutdown_on_exit=False)
         self._sampler: Any = provider.sampler
+        self._samples_all = self._sampler is sampling.DEFAULT_ON
+        """All whose client does not say otherwise: then the sampler need not be asked."""
         self._ids: Any = provider.id_generator
         self._traced: dict[str, str] = {}
         """The trace context of each job that has not ended and is sampled."""
@@ -67,12 +69,15 @@ class JobTracer:
 
     def accepted(self, job: Job, at: float) -> None:
         """Note the trace of a job that was accepted, unless it is not sampled."""
-        context = traces.read_traceparent(job.traceparent) if job.traceparent else None
-        above = _span_of(context)
-        trace_id = above.trace_id if above.is_valid else self._ids.generate_trace_id()
-        if self._sampler.should_sample(context, trace_id, "job").decision.is_sampled():
+        context, trace_id, parent_span = None, 0, ""
+        if job.traceparent:
+            context = traces.read_traceparent(job.traceparent)
+            above = _span_of(context)
+            if above.is_valid:
+                trace_id, parent_span = above.trace_id, f"{above.span_id:016x}"
+        trace_id = trace_id or self._ids.generate_trace_id()
+        if self._is_sampled(context, trace_id):
             traceparent = traces.traceparent_of(trace_id, self._ids.generate_span_id(), sampled=True)
-            parent_span = f"{above.span_id:016x}" if above.is_valid else ""
             self._history.traced(job.job_id, traceparent, parent_span, at)
             self._traced[job.job_id] = traceparent
 
@@ -119,6 +124,11 @@ class JobTracer:
             self._process.wait()
         if self._dropped:
             log.warning("the spans of %d jobs were dropped", self._dropped)
+
+    def _is_sampled(self, context: Any, trace_id: int) -> bool:
+        if self._samples_all and context is None:
+            return True
+        return bool(self._sampler.should_sample(context, trace_id, "job").decision.is_sampled())
 
 
 def _span_of(context: Any) -> Any:
