@@ -273,6 +273,8 @@ class DashboardSettings(Section, frozen=True):
     """HOST:PORT where it listens; empty: it does not. Beyond loopback it wants `[gateway]`'s TLS, and keys."""
     runs: str = ""
     """The folder whose `prorl eval` folders it compares; empty: none."""
+    read_only: bool = False
+    """It shows everything and changes nothing, whoever asks."""
 
 
 class MetricsSettings(Section, frozen=True):

@@ -21,6 +21,9 @@ def dashboard(
         str, typer.Option(metavar="HOST:PORT", help=f"Where to listen. [default: --config's; {BIND}]")
     ] = "",
     runs: options.Runs = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Show, and change nothing: no button cancels or drains.")
+    ] = False,
     tls_cert: options.TlsCert = "",
     tls_key: options.TlsKey = "",
     connect: options.Connect = None,
@@ -72,6 +75,7 @@ def dashboard(
         insecure=insecure,
         program="dashboard",
         service=places,
+        read_only=read_only or topology.dashboard.read_only,
         runs=runs or (Path(topology.dashboard.runs) if topology.dashboard.runs else None),
     )
     uvloop.run(serve(gateway_options))

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request, Sender], Awaitable[web.StreamResponse]]
 
 BODY_LIMIT_BYTES = 64 * 2**20
+READING = ("GET", "HEAD")
 REQUESTS_LIMIT = 8192
 """Most requests at a time; further ones are answered 429."""
 STOP_S = 5.0
@@ -163,6 +164,8 @@ class Gateway:
                         "a web page of another origin may not use a gateway that asks for no keys; open the dashboard "
                         "by this machine's address, not by another name"
                     )
+                if self._options.read_only and request.method not in READING:
+                    raise NotAllowed("this dashboard was started with --read-only: it shows, and changes nothing")
                 return await handler(request, sender)
             except ProrlError as error:
                 return error_response(error)

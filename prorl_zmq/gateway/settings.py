@@ -45,6 +45,8 @@ class GatewayOptions:
     """`dashboard`: where `keys` lets in no bearer token, it asks for one of its own, and prints it."""
     runs: Path | None = None
     """The folder of the evaluations that the dashboard shows."""
+    read_only: bool = False
+    """What would change anything is refused, whoever asks."""
     metrics_only: bool = False
     """Nothing is served but `/metrics`."""
 

@@ -147,6 +147,7 @@ def _metrics(settings: MetricsSettings, place: list[str]) -> list[ChildPlan]:
 def _dashboard(topology: Topology, place: list[str]) -> ChildPlan:
     settings = replace(topology.gateway, bind=topology.dashboard.bind)
     flags = _given({"--runs": topology.dashboard.runs})
+    flags += ["--read-only"] if topology.dashboard.read_only else []
     return ChildPlan("dashboard", ("prorl", "dashboard", *_listening(settings), *flags, *place), STAGE_RANK)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from functools import partial
@@ -17,6 +18,7 @@ from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.wire.messages.base import KeyRole
 
 from ..gateway.conftest import free_port
+from .conftest import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,6 +64,49 @@ def test_a_viewer_without_the_key_sees_only_the_form(service: Service, page: Pag
     expect(page.locator("#state")).to_have_text("live")
     page.get_by_role("button", name="Forget key").click()
     expect(form).to_be_visible()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def test_one_that_only_shows_has_no_buttons_and_refuses_changes(service: Service, page: Page, tmp_path: Path) -> None:
+    """Also for who may cancel and drain elsewhere."""
+    folder = KeyFolder(tmp_path / "keys")
+    token = folder.new_bearer("lead", KeyRole.OPERATOR)
+    bind = f"127.0.0.1:{free_port()}"
+
+    def ask(method: str, path: str) -> tuple[int, bytes]:
+        request = Request(f"http://{bind}{path}", b"{}" if method == "POST" else None, method=method)
+        request.add_header("Authorization", f"Bearer {token}")
+        try:
+            with urlopen(request, timeout=20) as reply:
+                return reply.status, reply.read()
+        except HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    with service.prorl("dashboard", "--read-only", "--bind", bind, "--keys", str(folder.path)):
+        until(lambda: answers(f"http://{bind}/healthz"), "the dashboard")
+        assert json.loads(ask("GET", "/v1/me")[1])["may"] == ["watch"]
+        for method, path in (
+            ("POST", "/v1/jobs/any/cancel"),
+            ("DELETE", "/v1/jobs/any"),
+            ("POST", "/v1/jobs"),
+            ("POST", "/v1/backends/engine-0/drain"),
+            ("DELETE", "/v1/backends/engine-0"),
+            ("POST", "/clear_llm_server"),
+        ):
+            status, said = ask(method, path)
+            assert (status, b"--read-only" in said) == (403, True), (path, said)
+        page.goto(f"http://{bind}/dashboard/#key={token}")
+        page.goto(f"http://{bind}/dashboard/#/backends")
+        expect(page.locator("tr", has_text="engine-0")).to_be_visible()
+        expect(page.get_by_role("button", name="Drain")).to_have_count(0)
 
 
 def test_tokens_of_each_role(service: Service, page: Page, tmp_path: Path) -> None:

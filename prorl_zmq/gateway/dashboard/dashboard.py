@@ -31,7 +31,9 @@ class Dashboard:
         self._watcher = Watcher(self._clients)
         self.streams = WatchStreams(self._watcher)
         views = ServiceViews(self._clients)
-        self.endpoints = DashboardApi(views, self._watcher, JobViews(texts), RunList(options.runs)).endpoints
+        self.endpoints = DashboardApi(
+            views, self._watcher, JobViews(texts), RunList(options.runs), read_only=options.read_only
+        ).endpoints
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:

@@ -63,11 +63,14 @@ class RolloutQuery(RunQuery, frozen=True):
 
 
 class DashboardApi:
-    def __init__(self, views: ServiceViews, watcher: Watcher, job_views: JobViews, runs: RunList) -> None:
+    def __init__(
+        self, views: ServiceViews, watcher: Watcher, job_views: JobViews, runs: RunList, *, read_only: bool = False
+    ) -> None:
         self._views = views
         self._watcher = watcher
         self._job_views = job_views
         self._runs = runs
+        self._read_only = read_only
         self.endpoints = (
             Endpoint("GET", "/v1/me", self.me, Me),
             Endpoint("GET", "/v1/overview", self.overview, Overview),
@@ -83,7 +86,9 @@ class DashboardApi:
 
     async def me(self, call: Call) -> Me:
         """Say who has this token, and what it may do on the dashboard."""
-        wishes = {"watch": Watch(""), "cancel": Cancel("", ()), "drain": DrainBackend("", "any")}
+        wishes: dict[str, Message] = {"watch": Watch("")}
+        if not self._read_only:
+            wishes |= {"cancel": Cancel("", ()), "drain": DrainBackend("", "any")}
         may = tuple(name for name, request in wishes.items() if _may(call.sender, request))
         return Me(role=str(call.sender.role or ""), name=call.sender.name, may=may)
 
