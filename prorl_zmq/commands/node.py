@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +14,7 @@ from msgspec.structs import replace
 
 from ..config import StageSettings, Topology
 from ..errors import ConfigError
-from ..service.service_folder import ServiceFolder, forget_node, note_node
+from ..service.service_folder import ServiceFolder
 from ..system.logs import say, start_logging
 from ..system.node_name import allocation, short_id
 from ..wire.messages.base import Identifier
@@ -84,19 +82,9 @@ def node(
     if topology.stage:
         check_sandboxes(topology, "prorl node")
     plans = plan_node(topology, folder, checked_address(address))
-    about: dict[str, str | int | float] = {
-        "host": socket.gethostname(),
-        "allocation": allocation(),
-        "pid": os.getpid(),
-        "started_at": time.time(),
-    }
-    note_node(folder, topology.node, about)
     places = announced_places(folder, topology.node, of_ours=False)
-    try:
-        supervisor = Supervisor(topology, plans, places, log_dir, drain_s=drain_s)
-        supervise(supervisor, "prorl node", f"ready: {topology.node}")
-    finally:
-        forget_node(folder, topology.node)
+    supervisor = Supervisor(topology, plans, places, log_dir, drain_s=drain_s)
+    supervise(supervisor, "prorl node", f"ready: {topology.node}")
 
 
 def _stages(topology: Topology, slots: dict[str, str]) -> tuple[StageSettings, ...]:

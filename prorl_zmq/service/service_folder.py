@@ -5,7 +5,6 @@
     DIR/keys/service, node, client, operator     a key folder for each kind of process; `service` has the list of keys
     DIR/brokers/NAME.json        where a broker is bound, written by itself once it is
     DIR/journals/NAME.journal
-    DIR/nodes/NAME.json          for people; no lease is built on it
     DIR/lock                     held by `prorl serve` as long as it lives: the host and process are in it
 
 All is of mode 0700 and this user's alone: who can read it can be the service. A broker that was restarted is announced
@@ -36,7 +35,7 @@ from ..system.held_file import held
 from ..wire.messages.base import PROTOCOL_VERSION, Identifier, KeyRole, new_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from ..system.held_file import HeldFile
@@ -47,7 +46,7 @@ BACKENDS = "backends"
 """The name of the backend broker."""
 KEYS = {"node": KeyRole.STAGE, "client": KeyRole.TRAINER, "operator": KeyRole.OPERATOR}
 """The keys that the service lets in, each in a folder of this name."""
-FOLDERS = ("brokers", "journals", "nodes")
+FOLDERS = ("brokers", "journals")
 BEFORE = {TOPOLOGY, "slurm", LOCK, MARKER, "keys", *FOLDERS}
 """What may be in a folder before it is made a service's: what others put there for it, or who makes it just now."""
 LOOK_S = 0.1
@@ -273,17 +272,6 @@ class ServiceFolder:
                     endpoint=str(self.path),
                 ) from None
             yield lock
-
-
-def note_node(folder: ServiceFolder, name: str, about: Mapping[str, object]) -> None:
-    """Write down for people that a node is there."""
-    with contextlib.suppress(ConfigError):
-        write_whole(folder.path / "nodes" / f"{name}.json", msgspec.json.encode({"name": name, **about}).decode())
-
-
-def forget_node(folder: ServiceFolder, name: str) -> None:
-    with contextlib.suppress(OSError):
-        (folder.path / "nodes" / f"{name}.json").unlink(missing_ok=True)
 
 
 def _is_ours(name: str) -> bool:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from prorl_zmq.errors import ConfigError, EndpointInUse, RequestTimeout
 from prorl_zmq.security.keyring import BROKER, CLIENT, WORKER, Keyring
-from prorl_zmq.service.service_folder import BACKENDS, LOCK, MARKER, TOPOLOGY, ServiceFolder, note_node
+from prorl_zmq.service.service_folder import BACKENDS, LOCK, MARKER, TOPOLOGY, ServiceFolder
 from prorl_zmq.wire.messages.base import KeyRole
 
 if TYPE_CHECKING:
@@ -207,7 +207,6 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
                 file.write(bytes(4096))
         with pytest.raises(ConfigError, match=r"backends\.json cannot be written: No space left"):
             folder.announce("backend", BACKENDS, {"endpoint": "tcp://127.0.0.1:1"})
-        note_node(folder, "one", {})  # it is for people: a node works without
         with pytest.raises(ConfigError, match="No space left"):
             ServiceFolder.create(tmp_path / "other")
         assert [path.name for path in (folder.path / "brokers").iterdir()] == []
