@@ -92,10 +92,10 @@ def live_container(
 
 @pytest.fixture
 def survivors() -> Callable[[str], list[str]]:
-    """Give the command lines of processes with a mark in them, once they have had 5 s to go away."""
+    """Give the command lines of processes with a mark in them, once they have had 20 s to go away."""
 
     def look(mark: str) -> list[str]:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while found := running(mark):
             if time.monotonic() > deadline:
                 break
