@@ -41,6 +41,7 @@ from ..system.node_name import place_of
 from ..system.pauses import PauseWatch
 from ..system.processes import stop_signals
 from ..system.traces import current
+from ..tools.node_facts import NodeFactsReader
 from ..tools.sandbox.sandboxes import Sandboxes
 from ..tools.sandbox.sweeping import sweep_abandoned
 from ..wire import codec
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..wire.messages.jobs import SandboxKind
+    from ..wire.messages.nodes import NodeFacts
     from ..wire.messages.stages import StageEvent
     from ..wire.sockets import Frame
     from .handler import AgentHandler
@@ -159,6 +161,7 @@ class StageProcess:
         self._warned = False
         self._draining = False
         self._place = place_of(options.run_dir)
+        self._machine = NodeFactsReader(options.run_dir, options.image, options.image_folders)
 
     async def run(self) -> None:
         """Serve until stopped; raise why the process cannot start or go on, such as `VersionMismatch`."""
@@ -251,15 +254,16 @@ class StageProcess:
             log.warning("no answer from a rollout broker at %s; %s", self._options.connect, why)
         running = {job_id: running.attempt for job_id, running in self._running.items()}
         backends = self._backends.backends() if self._backends is not None else {}
-        if self._reports.is_full({self.stage_id: running}, backends) or self._backends is None:
-            self._send(self._full_report(running, backends))
+        facts = self._machine.read()
+        if self._reports.is_full({self.stage_id: running}, backends, facts) or self._backends is None:
+            self._send(self._full_report(running, backends, facts))
         else:
-            self._send(self._reports.changes({self.stage_id: running}, backends))
+            self._send(self._reports.changes({self.stage_id: running}, backends, facts))
         self._resend(self._event_outbox.due(time.monotonic()))
         if self._backends is not None and self._options.role == Phase.RUN:
             self._backends.keep_alive()
 
-    def _full_report(self, running: dict[str, int], backends: dict[str, str]) -> StageReport:
+    def _full_report(self, running: dict[str, int], backends: dict[str, str], facts: NodeFacts) -> StageReport:
         return StageReport(
             stage_id=self.stage_id,
             number=self._reports.number,
@@ -278,6 +282,7 @@ class StageProcess:
             | {job_id: one.origin for job_id, one in self._running.items() if one.origin},
             ended=self._event_outbox.ended,
             backends=backends,
+            facts=facts,
         )
 
     def _holds_nothing(self) -> bool:

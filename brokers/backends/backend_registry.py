@@ -25,7 +25,7 @@ from .backend_records import BackendRecord
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ...wire.messages.backends import AddBackend, Backend, BackendAlive
+    from ...wire.messages.backends import AddBackend, Backend, BackendAlive, BackendStatus
     from .backend_heap import BackendHeap
     from .backend_records import Fate
 
@@ -165,9 +165,13 @@ class BackendRegistry:
                 del gone[first]
                 self._changed[first] = None
 
-    def load(self, backend_id: str) -> EngineLoad | None:
-        host = self._hosts.get(backend_id)
-        return host.load if host is not None else None
+    def with_host(self, status: BackendStatus, now: float) -> BackendStatus:
+        """Return the status of a backend with what is known of its host."""
+        host = self._hosts.get(status.backend.backend_id)
+        if host is None:
+            return status
+        silent_s = max(0.0, now - host.heard)
+        return msgspec.structs.replace(status, load=host.load, silent_s=silent_s, lease_s=self._lease_s)
 
     # What outlives the process ----------------------------------------------------------------------------------------
 

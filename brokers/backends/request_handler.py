@@ -193,12 +193,10 @@ class BackendRequestHandler:
         return Done(request.request_id)
 
     def _described(self, status: BackendStatus, now: float) -> BackendStatus:
-        backend_id = status.backend.backend_id
-        return msgspec.structs.replace(
-            status,
-            load=self._registry.load(backend_id),
-            next_try_s=self._probation.next_try_s(backend_id, now) if status.state == "probation" else None,
-        )
+        status = self._registry.with_host(status, now)
+        if status.state != "probation":
+            return status
+        return msgspec.structs.replace(status, next_try_s=self._probation.next_try_s(status.backend.backend_id, now))
 
     # Probation --------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from ...security.rights import Listener
 from ...wire import codec
 from ...wire.change_reports import ChangeReports
 from ...wire.messages.jobs import Phase
-from ...wire.messages.nodes import NodeFacts
 from ...wire.messages.stages import BlockSent, StageLeaving, StageReport
 from ...wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, NOBLOCK, NODE_PING_S, open_socket, send
 from .event_numbers import EventNumbers
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from ...security.keyring import Keyring
     from ...security.zap_authenticator import ZapAuthenticator
     from ...wire.messages.jobs import BlockHandle
+    from ...wire.messages.nodes import NodeFacts
     from ...wire.messages.stages import Keep, PhaseDone, PhaseFailed, StageEvent
     from ...wire.sockets import Frame
 
@@ -67,8 +67,6 @@ class BrokerLink:
         self._beats = 0
         self._slots: dict[str, int] = {}
         """Of each pool, as they were reported last."""
-        self._facts = NodeFacts()
-        """As they were said last."""
         self.inbox = open_socket(context, zmq.PULL, JOB_FRAME_BYTES, NODE_PING_S)
         self.endpoint = authenticator.bind(self.inbox, bind, Listener.STAGE_INBOX)
         self.curve_key = authenticator.curve_key(self.endpoint)
@@ -117,19 +115,17 @@ class BrokerLink:
         slots = {pool.stage_id: pool.slots for pool in pools}
         if slots != self._slots:
             self._reports.want_full()
-        if self._reports.is_full(held, self._backends) or not self.welcomed:
+        if self._reports.is_full(held, self._backends, facts) or not self.welcomed:
             for gone in self._slots.keys() - slots.keys():
                 self.send(StageLeaving(gone))
-            self._slots, self._facts = slots, facts
+            self._slots = slots
             for pool in pools:
                 answer = {"welcomed": self.welcomed, "asks_answer": self._reports.is_unanswered}
                 self.send(replace(pool, number=self._reports.number, facts=facts, **answer))
             return
-        alive = self._reports.changes(held, self._backends)
+        alive = self._reports.changes(held, self._backends, facts)
         self._beats += 1
-        news = facts if facts.differs(self._facts) else None
-        self._facts = news or self._facts
-        self.send(replace(alive, asks_demand=self._beats % DEMAND_EVERY == 1, facts=news))
+        self.send(replace(alive, asks_demand=self._beats % DEMAND_EVERY == 1))
 
     def full(self, role: Phase, phases: dict[str, int], kept: Sequence[str] | None = None, **more: Any) -> StageReport:
         """Return the full report of a pool."""

@@ -72,8 +72,6 @@ LOCAL_QUIET_S = 2.5
 FIRST_REPORT_S = 0.5
 LOOK_S = 2.0
 """How often to look where the rollout brokers are."""
-FACTS_S = 10.0
-"""How often to look at this machine."""
 DEMAND_LOST_S = 15.0
 """A rollout broker that has not told its demand for so long gets no slots but those that it uses."""
 HAND_OVER_S = 12.0
@@ -114,7 +112,7 @@ class NodeBroker:
         bind: where rollout brokers reach the node, such as `tcp://10.0.0.7:*`.
         run_dir: the node's run folder, where kept blocks are.
         places: returns where the stage events of each rollout broker are, by name.
-        facts: returns what to say of this machine.
+        facts: returns what to say of this machine; it is asked with every heartbeat.
         keys: the key folder; None: that of `$PRORL_KEYS`, or none.
 
     Raises:
@@ -140,7 +138,6 @@ class NodeBroker:
         self._place = place
         self._places = places
         self._read_facts = facts
-        self._facts = NodeFacts()
         self._loop = Loop()
         keyring = Keyring.load(keys, WORKER)
         self._authenticator = ZapAuthenticator(self._loop.context, keyring, insecure=insecure)
@@ -151,7 +148,7 @@ class NodeBroker:
         """What stage processes have reported before that: pools that have no slots until one is welcome here."""
         self._waiting: list[_Waiting] = []
         self._heartbeat_s = FIRST_REPORT_S
-        self._next_report = self._next_look = self._next_facts = self._loop.clock.now()
+        self._next_report = self._next_look = self._loop.clock.now()
         self._told: dict[str, str] = {}
         """The last problem of the connection to each rollout broker that was said."""
         self._refused: StageRefused | None = None
@@ -402,9 +399,6 @@ class NodeBroker:
                 if link.problem and link.problem != self._told.get(link.broker):
                     self._told[link.broker] = link.problem
                     log.warning("%s", link.problem)
-        if now >= self._next_facts:
-            self._next_facts = now + FACTS_S
-            self._facts = self._read_facts()
         if now >= self._next_report:
             self._next_report = now + self._heartbeat_s
             if self._loop.has_read_all:
@@ -455,6 +449,7 @@ class NodeBroker:
         holding = {Phase.RUN} if any(self._blocks.ids(name) for name in self._links) else set()
         roles = sorted({*self._announced, *self._table.roles(), *holding})
         shares = {role: self._shares(role, now) for role in roles}
+        facts = self._read_facts()
         for link in self._links.values():
             running = self._table.running(link.broker)
             pools = [
@@ -470,7 +465,7 @@ class NodeBroker:
                 )
                 for role in roles
             ]
-            link.report(running, pools, self._facts)
+            link.report(running, pools, facts)
 
     def _shares(self, role: Phase, now: float) -> dict[str, int]:
         slots = self._table.slots(role)

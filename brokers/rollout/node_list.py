@@ -27,7 +27,7 @@ def list_nodes(request: ListNodes, stages: StagePool, now: float) -> NodeList:
 def _status(node: str, stages: StagePool, now: float) -> NodeStatus:
     slots: Counter[Phase] = Counter()
     busy: Counter[Phase] = Counter()
-    own = stages.of_node(node)
+    own = sorted(stages.of_node(node), key=lambda stage: stage.lease.heard_at, reverse=True)
     for stage in own:
         slots[stage.role] += stage.slots
         busy[stage.role] += len(stage.claims)
@@ -42,6 +42,6 @@ def _status(node: str, stages: StagePool, now: float) -> NodeStatus:
         slots=dict(slots),
         busy=dict(busy),
         lease_s=stages.lease_s,
-        silent_s=max(0.0, now - max(stage.lease.heard_at for stage in own)),
+        silent_s=max(0.0, now - own[0].lease.heard_at),
         facts=next((stage.lease.facts for stage in own if stage.lease.facts is not None), None),
     )

@@ -36,6 +36,7 @@ Seen = TypeVar("Seen")
 WATCH_S = 1.0
 """How often a watched table is redrawn."""
 NOTHING = "–"
+GIB = 2**30
 NO_BACKENDS = (
     "there are none yet; an engine of `prorl serve` comes once it is ready (its lines say what it waits for), and "
     "`prorl-engine` starts a further one"
@@ -230,7 +231,7 @@ def backend_list(client: RolloutClient) -> BackendList:
 def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart, ...] = ()) -> Table:
     """Lay out what the backends are doing, and the engines that are not ready, in 80 columns."""
     name, state = Column("backend", overflow="fold", min_width=8), Column("state", no_wrap=True)
-    numbers = columns("version", "in\nflight", "tokens/s", "cache\nhits", justify="right", no_wrap=True)
+    numbers = columns("weights", "in\nflight", "tokens/s", "cache\nhits", justify="right", no_wrap=True)
     node = Column("node", overflow="fold")
     table = Table(name, state, *numbers, node, title="backends", title_justify="left", caption_justify="left")
     for status in backends:
@@ -262,8 +263,12 @@ def _next_try(status: BackendStatus) -> str:
     return f" (tried again in {status.next_try_s:.0f} s)" if status.next_try_s > 0 else " (the next job tries it)"
 
 
-def detail_table(backends: tuple[BackendStatus, ...]) -> Table:
-    """Lay out what the backends are, in 80 columns."""
+def detail_tables(backends: tuple[BackendStatus, ...]) -> Group:
+    """Lay out what the backends are, and how their hosts do, in 80 columns."""
+    return Group(_served(backends), _hosts(backends))
+
+
+def _served(backends: tuple[BackendStatus, ...]) -> Table:
     numbers = columns("weight", "limit", "context", justify="right", no_wrap=True)
     texts = columns("model", "endpoint", overflow="fold")
     name = Column("backend", overflow="fold", min_width=8)
@@ -277,8 +282,24 @@ def detail_table(backends: tuple[BackendStatus, ...]) -> Table:
     return table
 
 
+def _hosts(backends: tuple[BackendStatus, ...]) -> Table:
+    """Lay out what is known of engine hosts; others send no heartbeats."""
+    numbers = columns("last\nheard", "lease\nleft", "memory", justify="right", no_wrap=True)
+    name = Column("backend", overflow="fold", min_width=8)
+    table = Table(name, *numbers, Column("version", overflow="fold"), title="engine hosts", title_justify="left")
+    for status in backends:
+        if status.silent_s is not None and status.load is not None:
+            left_s, memory = max(0.0, status.lease_s - status.silent_s), status.load.memory_bytes
+            used = f"{memory / GIB:.1f} GiB" if memory else NOTHING
+            cells = (f"{status.silent_s:.1f} s", f"{left_s:.1f} s", used, one_line(status.backend.version) or NOTHING)
+            table.add_row(status.backend.backend_id, *map(Text, cells))
+    return table
+
+
 def _tables(listed: BackendList, *, details: bool) -> Group:
     table = backend_table(listed.backends, listed.starts)
     if details:
-        return Group(table, detail_table(listed.backends))
-    return Group(table, "with weight, limit, context, model and endpoint: prorl backends list --details")
+        return Group(table, detail_tables(listed.backends))
+    return Group(
+        table, "with weight, limit, context, model, endpoint, memory and version: prorl backends list --details"
+    )

@@ -16,7 +16,7 @@ from ..service.node_rows import NodeRow, losses, node_rows
 from ..system.duration import duration
 from ..system.logs import one_line
 from ..wire.messages.jobs import Phase
-from .backends import NOTHING, show
+from .backends import GIB, NOTHING, show
 from .options import Config, Connect, Keys, Service, all_brokers, columns
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from ..service.rollout_brokers import RolloutBrokers
     from ..wire.messages.nodes import LostNode
-
-GIB = 2**30
 
 
 class Seen(NamedTuple):
@@ -38,7 +36,8 @@ class Seen(NamedTuple):
 
 def nodes(
     details: Annotated[
-        bool, typer.Option("--details", "-d", help="Show allocations, images, memory, disk and versions too.")
+        bool,
+        typer.Option("--details", "-d", help="Show allocations, images, sandboxes, memory, disk and versions too."),
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
@@ -103,13 +102,15 @@ def layout(seen: Seen, *, details: bool) -> Group:
 
 def _details(rows: list[NodeRow]) -> Table:
     names = columns("node", "allocation", "images", overflow="fold")
-    table = Table(*names, *columns("memory\nfree", "disk\nfree", justify="right"), "version", title="details")
+    numbers = columns("sand-\nboxes", "memory\nfree", "disk\nfree", justify="right")
+    table = Table(*names, *numbers, "version", title="details")
     table.title_justify = "left"
     for row in (row for row in rows if row.node):
         facts = row.facts
         memory = _share(facts.memory_free_bytes, facts.memory_total_bytes)
         disk = _share(facts.disk_free_bytes, facts.disk_total_bytes)
-        cells = (row.node, row.allocation, "\n".join(facts.images) or NOTHING, memory, disk, facts.version or NOTHING)
+        told = (row.node, row.allocation, "\n".join(facts.images) or NOTHING)
+        cells = (*told, str(facts.sandboxes), memory, disk, facts.version or NOTHING)
         table.add_row(*(Text("\n".join(map(one_line, cell.split("\n")))) for cell in cells))
     return table
 

@@ -313,7 +313,7 @@ def node(
     from ..brokers.node.node_broker import NodeBroker
     from ..service.broker_places import node_id
     from ..service.child_plans import node_stage_events
-    from ..service.node_facts import node_facts
+    from ..tools.node_facts import NodeFactsReader
 
     start_logging("node-broker", topology.service.log_format, topology.service.log_level)
     folder = ServiceFolder.open(service)
@@ -327,7 +327,7 @@ def node(
         bind=f"tcp://{checked_address(address)}:*",
         run_dir=run_dir,
         places=folder.stage_events,
-        facts=lambda: node_facts(topology),
+        facts=NodeFactsReader(run_dir, topology.sandbox.image, topology.sandbox.image_folders).read,
         keys=folder.keys("node"),
     ).run()
 

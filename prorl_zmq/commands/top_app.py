@@ -21,7 +21,7 @@ from ..system.duration import duration
 from ..system.logs import one_line
 from ..wire.messages.backends import BackendList
 from ..wire.messages.jobs import Outcome
-from .backends import backend_table, detail_table
+from .backends import backend_table, detail_tables
 from .jobs import status_tables
 from .nodes import Seen, layout
 from .options import columns
@@ -122,7 +122,7 @@ class Top(App[None]):
                 ended = nlargest(LAST_ENDED, (row for row in self.rows.values() if row.place == "ended"), key=_changed)
                 content = Group(*tables, *([_job_table(ended, seen.at)] if ended else []))
             case "backends":
-                content = Group(backend_table(listed.backends, listed.starts), detail_table(listed.backends))
+                content = Group(backend_table(listed.backends, listed.starts), detail_tables(listed.backends))
             case _:
                 content = layout(Seen(list(seen.nodes), list(seen.lost_nodes), []), details=True)
         self.query_one(f"#{shown}-text", Static).update(content)

@@ -18,6 +18,7 @@ import logging
 import time
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ from ..system.logs import about_job
 from ..system.memory import give_memory_back
 from ..system.processes import stop_signals
 from ..system.traces import span, tracing
+from ..system.used_memory import used_memory
 from ..wire import codec
 from ..wire.async_socket import AsyncSocket
 from ..wire.messages.backends import Backend, EngineLoad
@@ -210,6 +212,7 @@ class EngineHost:
             context_tokens=engine.context_tokens,
             logprobs_mode=engine.logprobs_mode,
             life=self._life,
+            version=version("prorl-zmq"),
         )
         try:
             checked: Backend = codec.decode(codec.encode(backend), Backend)
@@ -262,6 +265,7 @@ class EngineHost:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,
+            memory_bytes=used_memory(),
         )
 
     # Requests ---------------------------------------------------------------------------------------------------------

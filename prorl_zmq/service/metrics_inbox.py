@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import time
 from importlib.metadata import version
@@ -24,6 +23,7 @@ from ..metrics.catalog import BUILD, PROCESS_RESTARTS, SANDBOXES
 from ..metrics.collector import MetricsCollector
 from ..metrics.report import INBOX, OUTLET, MetricsReport
 from ..metrics.reporter import MetricsReporter
+from ..tools.sandbox.sandboxes import sandboxes_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -119,10 +119,5 @@ class MetricsInbox:
         """Look into their folder every now and then, in a thread: on a network file system that may take long."""
         while True:
             with contextlib.suppress(OSError):
-                self._sandboxes = await asyncio.to_thread(_folders, self._run_dir / "sandboxes")
+                self._sandboxes = await asyncio.to_thread(sandboxes_in, self._run_dir / "sandboxes")
             await asyncio.sleep(1.0)
-
-
-def _folders(root: Path) -> int:
-    with os.scandir(root) as entries:
-        return sum(not entry.name.startswith(".") for entry in entries)

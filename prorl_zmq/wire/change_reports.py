@@ -1,13 +1,15 @@
 """What a member reports to the rollout broker with its next heartbeat: everything, or what has changed. Pure.
 
 Everything is due over a new connection until the broker has answered, when it asks, and now and then. Else a heartbeat
-says which phases have begun, so that it costs by what happens, not by what is held.
+says which phases have begun, so that it costs by what happens, not by what is held, and what the machine is like if
+that has changed much.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .messages.nodes import NodeFacts
 from .messages.stages import MemberAlive
 
 if TYPE_CHECKING:
@@ -29,7 +31,8 @@ class ChangeReports:
         """The broker has not answered since the connection began: it may be another one."""
         self._running: dict[str, Phases] = {}
         self._backends: dict[str, str] = {}
-        """Both as they were last reported."""
+        self._facts = NodeFacts()
+        """All as they were last reported."""
 
     @property
     def number(self) -> int:
@@ -49,16 +52,17 @@ class ChangeReports:
         """Say everything next: something may have been lost."""
         self._full_in = 0
 
-    def is_full(self, running: Mapping[str, Phases], backends: Mapping[str, str]) -> bool:
+    def is_full(self, running: Mapping[str, Phases], backends: Mapping[str, str], facts: NodeFacts) -> bool:
         """Return whether to say everything now; then it counts as said."""
         if self._full_in > 0 and not self.is_unanswered:
             self._full_in -= 1
             return False
         self._full_in = FULL_EVERY
+        self._facts = facts
         self._note(running, backends)
         return True
 
-    def changes(self, running: Mapping[str, Phases], backends: Mapping[str, str]) -> MemberAlive:
+    def changes(self, running: Mapping[str, Phases], backends: Mapping[str, str], facts: NodeFacts) -> MemberAlive:
         """Return what has changed since the last report; it counts as said."""
         self._number += 1
         began: dict[str, Phases] = {}
@@ -74,7 +78,9 @@ class ChangeReports:
             if job_id in attempts and self._backends.get(job_id) != backend
         }
         self._note(running, backends)
-        return MemberAlive(member=self._member, number=self._number, began=began, backends=assigned)
+        news = facts if facts.differs(self._facts) else None
+        self._facts = news or self._facts
+        return MemberAlive(member=self._member, number=self._number, began=began, backends=assigned, facts=news)
 
     def _note(self, running: Mapping[str, Phases], backends: Mapping[str, str]) -> None:
         self._running = {stage_id: dict(phases) for stage_id, phases in running.items()}

@@ -18,7 +18,7 @@ from prorl_zmq import RolloutClient
 from prorl_zmq.brokers.backends.backend_broker import BackendBroker
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
-from prorl_zmq.commands.backends import backend_table, detail_table
+from prorl_zmq.commands.backends import backend_table, detail_tables
 from prorl_zmq.config import ServiceSettings, Topology
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import Backend, BackendStatus, ChatSettings, EngineLoad
@@ -239,10 +239,13 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
         weight=2.5,
         max_in_flight=1024,
         context_tokens=131_072,
+        version="0.1.0",
     )
-    busy = EngineLoad(running=900, tokens_per_s=12_345.6, prompt_tokens=1000, cached_tokens=873)
+    busy = EngineLoad(running=900, tokens_per_s=12_345.6, prompt_tokens=1000, cached_tokens=873, memory_bytes=3 * 2**29)
     rows = (
-        BackendStatus(backend=backend, state="draining", in_flight=1000, assigned=5, load=busy),
+        BackendStatus(
+            backend=backend, state="draining", in_flight=1000, assigned=5, load=busy, silent_s=0.44, lease_s=10.0
+        ),
         BackendStatus(
             backend=Backend(backend_id="new", endpoint="ipc://new"),
             state="probation",
@@ -261,7 +264,7 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
     )
     narrow = Console(width=80, record=True, file=io.StringIO())
     narrow.print(backend_table(rows))
-    narrow.print(detail_table(rows))
+    narrow.print(detail_tables(rows))
     text = narrow.export_text()
     assert max(map(len, text.splitlines())) <= 80
     assert "new: HTTP 500 (tried again in 7 s)" in text
@@ -279,4 +282,5 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
         [backend.backend_id, "2.5", "1024", "131072", backend.model, backend.endpoint],
         ["new", "1", "256", "–", "–", "ipc://new"],
         ["idle", "1", "256", "–", "–", "ipc://i"],
+        [backend.backend_id, "0.4 s", "9.6 s", "1.5 GiB", "0.1.0"],
     ]

@@ -17,6 +17,7 @@ FACTS = NodeFacts(
     allocation="17_1",
     version="1.0",
     images=("tools.sif", "web.sif"),
+    sandboxes=12,
     memory_free_bytes=3 * 2**30,
     memory_total_bytes=8 * 2**30,
 )
@@ -69,8 +70,8 @@ def test_details_and_another_version() -> None:
     other = replace(ROW, node="old", facts=replace(FACTS, version="0.9", memory_total_bytes=0, images=()))
     lines = shown(Seen([ROW, replace(ROW, node="h3"), other], [], ["rollout-1 does not answer: no"]), details=True)
     text = "\n".join(lines)
-    assert "h1-17_1 17_1 tools.sif 3.0 of 8.0 GiB – 1.0" in text
-    assert "old 17_1 – – – 0.9" in text
+    assert "h1-17_1 17_1 tools.sif 12 3.0 of 8.0 GiB – 1.0" in text
+    assert "old 17_1 – 12 – – 0.9" in text
     assert "most nodes have prorl-zmq 1.0, and not old (0.9): install one version everywhere" in " ".join(lines)
     assert "rollout-1 does not answer: no" in text
 

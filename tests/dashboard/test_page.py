@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import re
+import socket
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,6 +28,14 @@ VIEWS = ("", "jobs", "batches", "nodes", "backends", "runs")
 
 def go(page: Page, place: str) -> None:
     page.evaluate("place => { location.hash = place }", place)
+
+
+def cells(page: Page, table: str, name: str) -> dict[str, str]:
+    """One row of a table, by its heads."""
+    region = page.get_by_role("region", name=table, exact=True)
+    row = region.locator("tbody tr", has_text=name)
+    expect(row).to_have_count(1)
+    return dict(zip(region.locator("th").all_inner_texts(), row.locator("td").all_inner_texts(), strict=True))
 
 
 def row_of(page: Page, job_id: str) -> Locator:
@@ -151,10 +162,24 @@ def test_nodes_and_backends(service: Service, dashboard: Page) -> None:
     with service.client() as client:
         (node,) = client.nodes().nodes
     go(dashboard, "#/nodes")
-    expect(dashboard.get_by_role("region", name="Nodes")).to_contain_text(node.node)
+    assert node.facts is not None
+    of_node = cells(dashboard, "Nodes", node.node)
+    assert re.fullmatch(r"\d+", of_node["sandboxes"])
+    assert re.fullmatch(r"[\d.]+ m?s ago", of_node["last heard"])
+    assert re.fullmatch(r"[\d.]+ m?s of [\d.]+ s", of_node["lease"])
+    machine = cells(dashboard, "Machines", node.node)
+    assert machine["version"] == version("prorl-zmq")
+    assert machine["host"] == node.facts.host == socket.gethostname()
+    assert re.fullmatch(r"[\d.]+ of [\d.]+ [GT]iB", machine["memory"])
+    assert re.fullmatch(r"[\d.]+ of [\d.]+ [GT]iB", machine["disk"])
     go(dashboard, "#/backends")
-    row = dashboard.locator("tr", has_text="engine-0")
+    row = dashboard.get_by_role("region", name="Backends", exact=True).locator("tr", has_text="engine-0")
     expect(row).to_contain_text("ready")
+    of_host = cells(dashboard, "Engine hosts", "engine-0")
+    assert of_host["version"] == version("prorl-zmq")
+    assert re.fullmatch(r"[\d.]+ [MG]iB", of_host["memory"])
+    assert re.fullmatch(r"[\d.]+ m?s ago", of_host["last heard"])
+    assert re.fullmatch(r"[\d.]+ m?s of [\d.]+ s", of_host["lease"])
     row.get_by_role("button", name="Drain").click()
     expect(row).to_contain_text("draining")
     with service.client() as client:
@@ -234,9 +259,51 @@ def test_it_works_at_the_width_of_a_phone_and_by_keyboard(dashboard: Page) -> No
         go(dashboard, f"#/{view}")
         expect(dashboard.locator("nav [aria-current=page]")).to_have_attribute("href", f"#/{view}")
         assert dashboard.evaluate("document.documentElement.scrollWidth") <= 360, view
+        expect(dashboard.locator("nav [aria-current=page]")).to_be_in_viewport(ratio=0.9)
     dashboard.reload()
     dashboard.locator("#state.is-live").wait_for()
     dashboard.keyboard.press("Tab")
     expect(dashboard.locator(".skip")).to_be_focused()
     dashboard.keyboard.press("Enter")
     expect(dashboard.locator("main")).to_be_focused()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_table_has_a_shadow_where_it_goes_on(dashboard: Page, scheme: str) -> None:
+    dashboard.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    dashboard.set_viewport_size({"width": 360, "height": 740})
+    go(dashboard, "#/backends")
+    region = dashboard.get_by_role("region", name="Engine hosts", exact=True)
+    region.wait_for()
+
+    def shaded(scrolled: float) -> tuple[bool, bool]:
+        """Whether the table is anywhere darker than its card at its left and at its right edge."""
+        region.evaluate("(each, part) => { each.scrollLeft = part * (each.scrollWidth - each.clientWidth) }", scrolled)
+        rows = pixels_of(dashboard, dashboard.screenshot(clip=region.bounding_box()))
+        card = region.evaluate("each => getComputedStyle(each.closest('.card')).backgroundColor")
+        plain = sum(map(int, re.findall(r"\d+", card)[:3]))
+        left, right = (any(sum(row[at]) < plain - 9 for row in rows) for at in (1, -2))
+        return left, right
+
+    until(lambda: shaded(0) == (False, True), "a shadow at the right")
+    until(lambda: shaded(0.5) == (True, True), "shadows at both edges")
+    until(lambda: shaded(1) == (True, False), "a shadow at the left")
+    dashboard.set_viewport_size({"width": 1280, "height": 740})
+    until(lambda: shaded(0) == (False, False), "no shadow, as all is in view")
+
+
+def pixels_of(page: Page, image: bytes) -> list[list[tuple[int, ...]]]:
+    """Red, green and blue of a picture, row by row."""
+    with page.context.browser.new_page() as blank:  # type: ignore[union-attr]
+        values, width = blank.evaluate(
+            """async (data) => {
+              const picture = await createImageBitmap(await (await fetch(data)).blob());
+              const canvas = new OffscreenCanvas(picture.width, picture.height).getContext("2d");
+              canvas.drawImage(picture, 0, 0);
+              const { data: values } = canvas.getImageData(0, 0, picture.width, picture.height);
+              return [[...values], picture.width];
+            }""",
+            f"data:image/png;base64,{base64.b64encode(image).decode()}",
+        )
+    points = [tuple(values[at : at + 3]) for at in range(0, len(values), 4)]
+    return [points[at : at + width] for at in range(0, len(points), width)]

@@ -135,7 +135,7 @@ def test_at_a_gateway_without_keys_its_own_page_needs_none(service: Service, pag
     page.goto(f"{service.gateway}#/backends")
     expect(page.locator("#state")).to_have_text("live")
     expect(page.get_by_role("button", name="Forget key")).to_be_hidden()
-    row = page.locator("tr", has_text="engine-0")
+    row = page.get_by_role("region", name="Backends", exact=True).locator("tr", has_text="engine-0")
     row.get_by_role("button", name="Drain").click()  # a browser sends the page's origin with it
     expect(row).to_contain_text("draining")
     with service.client() as client:

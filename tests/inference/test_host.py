@@ -5,6 +5,7 @@ import dataclasses
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,6 +68,7 @@ def test_it_registers_and_sends_heartbeats(in_world: InWorld) -> None:
         assert first.backend.backend_id == "engine-0"
         assert first.backend.endpoint == world.host.endpoint
         assert first.backend.chat.kind == "embedded"
+        assert first.backend.version == version("prorl-zmq")
         assert all(isinstance(request, BackendAlive) for request in later)
 
     in_world(test)
@@ -82,6 +84,7 @@ def test_heartbeats_say_what_the_engine_does(in_world: InWorld) -> None:
         await world.broker.until(lambda: any(getattr(beat, "load", None) and beat.load.running for beat in beats))
         load = beats[-1].load
         assert (load.running, load.prompt_tokens, load.generated_tokens) == (1, len(PROMPT), 40)
+        assert load.memory_bytes > 2**20
         assert max(beat.load.tokens_per_s for beat in beats if isinstance(beat, BackendAlive)) > 0
         endless.send(b"", codec.encode(Abort("r2")))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -68,6 +70,25 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def process(tmp_path: Path, handlers: dict[str, Any] | None = None) -> StageProcess:
     options = StageOptions(role=Phase.RUN, slots=1, connect=f"ipc://{tmp_path}/events", node="n", run_dir=tmp_path)
     return StageProcess(options, handlers or {"closing": ClosingHandler()})
+
+
+def test_a_process_tells_of_its_machine(tmp_path: Path, broker: zmq.Socket[bytes]) -> None:
+    told: list[StageReport] = []
+
+    async def serve() -> None:
+        served = process(tmp_path)
+        serving = asyncio.create_task(served.run())
+        told.append(await asyncio.to_thread(next_event, broker))
+        served.stop()
+        async with asyncio.timeout(20):
+            await serving
+
+    asyncio.run(serve())
+    facts = told[0].facts
+    assert facts is not None
+    assert (facts.host, facts.version) == (socket.gethostname(), version("prorl-zmq"))
+    assert facts.memory_total_bytes > 0
+    assert facts.disk_total_bytes > 0
 
 
 def next_event(broker: zmq.Socket[bytes]) -> Any:

@@ -47,6 +47,12 @@ COPY_LIMIT_BYTES = 4 * 2**30
 REPORT_BYTES = 64 * 1024
 
 
+def sandboxes_in(root: Path) -> int:
+    """Return how many sandboxes there are below a folder; raise `OSError` if it is not there."""
+    with os.scandir(root) as entries:
+        return sum(not entry.name.startswith(".") for entry in entries)
+
+
 class Sandboxes:
     """Makes sandboxes of one kind below one folder; `close` it.
 

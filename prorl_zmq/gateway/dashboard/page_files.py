@@ -1,12 +1,15 @@
 """The files of the page, as they are in the package, and the policy under which a browser runs them.
 
+A browser asks for each of them with every visit, and gets what has changed: its ETag is the digest of its content. They
+are read once, so that a page is of one version also while another one is being installed.
+
 The page fetches nothing from elsewhere, runs no script but these files, and may not make HTML of text (trusted types);
 no other page may show it in a frame. They hold no secrets, so they need no key: what they ask for does.
 """
 
 from __future__ import annotations
 
-from functools import partial
+import hashlib
 from pathlib import Path
 
 from aiohttp import web
@@ -31,13 +34,26 @@ def add_page(app: web.Application) -> None:
     for file in sorted(FOLDER.rglob("*")):
         if file.suffix in TYPES:
             name = file.relative_to(FOLDER).as_posix()
-            app.router.add_get(PLACE + ("" if name == "index.html" else name), partial(_file, file))
+            app.router.add_get(PLACE + ("" if name == "index.html" else name), PageFile(file).answer)
     for path in ("/", PLACE.rstrip("/")):
         app.router.add_get(path, _moved)
 
 
-async def _file(file: Path, _request: web.Request) -> web.StreamResponse:
-    return web.FileResponse(file, headers={**HEADERS, "Content-Type": f"{TYPES[file.suffix]}; charset=utf-8"})
+class PageFile:
+    """A file of the page, as it is when this is made."""
+
+    def __init__(self, path: Path) -> None:
+        self._content = path.read_bytes()
+        self._type = TYPES[path.suffix]
+        self._digest = hashlib.blake2b(self._content, digest_size=12).hexdigest()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Return the file, or that the browser has it (304)."""
+        headers = {**HEADERS, "ETag": f'"{self._digest}"'}
+        known = {tag.value for tag in request.if_none_match or ()}
+        if known & {self._digest, "*"}:
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=self._content, content_type=self._type, charset="utf-8", headers=headers)
 
 
 async def _moved(_request: web.Request) -> web.StreamResponse:

@@ -23,6 +23,7 @@ from .base import (
     Part,
     PathText,
     Seconds,
+    ShortText,
     WeightVersion,
 )
 from .engines import UpdateMode
@@ -79,6 +80,8 @@ class Backend(Part, frozen=True, kw_only=True):
     logprobs_mode: LogprobsMode = "processed_logprobs"
     life: Annotated[str, Meta(max_length=64)] = ""
     """Names one life of its host: who was sent to another one is refused there. Empty: it has no host of ours."""
+    version: ShortText = ""
+    """Of its host's package; empty: it has no host of ours."""
 
 
 class EngineLoad(Part, frozen=True):
@@ -93,6 +96,8 @@ class EngineLoad(Part, frozen=True):
     cached_tokens: Annotated[int, Meta(ge=0)] = 0
     """Those of them that were found in the prefix cache."""
     generated_tokens: Annotated[int, Meta(ge=0)] = 0
+    memory_bytes: Annotated[int, Meta(ge=0)] = 0
+    """That its host's process, and those that it has started, have in memory; 0: not known."""
 
 
 class BackendStatus(Part, frozen=True, kw_only=True):
@@ -113,6 +118,10 @@ class BackendStatus(Part, frozen=True, kw_only=True):
     """Assignments ever made."""
     load: EngineLoad | None = None
     """None: it sends no heartbeats."""
+    silent_s: float | None = None
+    """Seconds since its last heartbeat; None: it sends none."""
+    lease_s: float = 0.0
+    """How long it may be silent before it is removed; 0: it sends no heartbeats, and stays."""
 
 
 class EngineStart(Part, frozen=True):

@@ -27,6 +27,8 @@ class NodeFacts(Part, frozen=True, kw_only=True):
     """Of its package."""
     images: Annotated[tuple[ShortText, ...], Meta(max_length=IMAGES_LIMIT)] = ()
     """Names of the images that are there."""
+    sandboxes: Annotated[int, Meta(ge=0)] = 0
+    """Those that are open in its run folder."""
     memory_free_bytes: Bytes = 0
     memory_total_bytes: Bytes = 0
     """Of the machine, or what the node's control group may have; 0: not known."""
@@ -35,13 +37,19 @@ class NodeFacts(Part, frozen=True, kw_only=True):
     """Where its run folder is."""
 
     def differs(self, before: NodeFacts) -> bool:
-        """Return whether these are worth a message: free bytes differ by more than a share of all, or others at all."""
-        free = (
+        """Return whether these are worth a message: what moves all the time by more than a share, or others at all."""
+        moving = (
             (self.memory_free_bytes - before.memory_free_bytes, self.memory_total_bytes),
             (self.disk_free_bytes - before.disk_free_bytes, self.disk_total_bytes),
+            (self.sandboxes - before.sandboxes, before.sandboxes),
         )
-        same = replace(before, memory_free_bytes=self.memory_free_bytes, disk_free_bytes=self.disk_free_bytes)
-        return self != same or any(abs(change) > CHANGE_SHARE * total for change, total in free)
+        same = replace(
+            before,
+            memory_free_bytes=self.memory_free_bytes,
+            disk_free_bytes=self.disk_free_bytes,
+            sandboxes=self.sandboxes,
+        )
+        return self != same or any(abs(change) > CHANGE_SHARE * whole for change, whole in moving)
 
 
 class ListNodes(Request, frozen=True):
@@ -75,7 +83,7 @@ class NodeStatus(Part, frozen=True, kw_only=True):
     lease_s: float = 0.0
     """How long it may be silent before it is lost; 0: it is."""
     facts: NodeFacts | None = None
-    """None: its stage processes report by themselves, and say nothing of the machine."""
+    """As its member said last; None: it has said nothing of the machine."""
 
 
 class LostNode(Part, frozen=True, kw_only=True):

@@ -82,7 +82,7 @@ class StageReport(Message, frozen=True, kw_only=True):
     kept: tuple[JobIdentifier, ...] | None = None
     """From a node's broker, of RUN: the blocks of this rollout broker's trajectories that are there, by `block_id`."""
     facts: NodeFacts | None = None
-    """Of the node, where it is the member."""
+    """Of the node."""
 
     @property
     def from_member(self) -> str:

@@ -381,6 +381,20 @@ def test_the_last_load_of_a_host_is_listed() -> None:
     assert loads == [[EngineLoad(), None], [load, None]]
 
 
+def test_the_last_report_of_a_host_and_its_lease_are_listed() -> None:
+    broker = Broker()
+    broker.ask(add("x", heartbeats=True))
+    broker.ask(add("by-hand"))
+    broker.tick(3.0)
+    broker.ask(BackendAlive("alive", "x", 0))
+    broker.tick(5.0)
+    listed = broker.ask(ListBackends("list"))[b"client"].backends
+    assert {status.backend.backend_id: (status.silent_s, status.lease_s) for status in listed} == {
+        "x": (2.0, LEASE_S),
+        "by-hand": (None, 0.0),
+    }
+
+
 def failed(name: str = "x", job_id: str = "a") -> GenerationFailed:
     return GenerationFailed("failed", job_id, name, "it coughs")
 

@@ -175,8 +175,7 @@ def test_a_broken_job_of_a_rollout_broker_is_dropped_and_the_next_one_starts() -
         assert peers.told(StartPhase).job_id == "b"
 
 
-def test_the_machine_is_told_with_full_reports_and_then_only_if_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prorl_zmq.brokers.node.node_broker.FACTS_S", 0.05)
+def test_the_machine_is_told_with_full_reports_and_then_only_if_it_has_changed() -> None:
     now = [NodeFacts(host="h", memory_free_bytes=50, memory_total_bytes=100)]
     with joined(lambda: now[0]) as peers:
         peers.command(StageWelcome(backend_broker="ipc://backends", heartbeat_s=0.1))

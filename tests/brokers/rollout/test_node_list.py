@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from prorl_zmq.brokers.rollout import node_list
 from prorl_zmq.brokers.rollout.node_list import list_nodes
 from prorl_zmq.brokers.rollout.stage_pool import Requirement, SlotClaim, StagePool
@@ -40,6 +42,16 @@ def test_a_node_is_told_with_what_it_does() -> None:
     assert (node.node, node.state, node.silent_s, node.lease_s, node.facts) == ("n", "ready", 1.0, LEASE_S, FACTS)
     assert node.slots == {Phase.INIT: 4, Phase.RUN: 4}
     assert node.busy == {Phase.INIT: 0, Phase.RUN: 1}
+
+
+def test_the_facts_of_several_members_are_those_of_who_was_heard_last() -> None:
+    stages = StagePool(LEASE_S, QUIET_S)
+    for at, role in enumerate((Phase.RUN, Phase.EVAL, Phase.INIT)):
+        told = replace(report("n", role), member=f"{role}-n", facts=NodeFacts(host="h", sandboxes=at))
+        stages.heard(told, float(at))
+    stages.lives(stages.of_node("n")[1].lease, 1, 3.0)
+    (node,) = nodes(stages, 4.0)
+    assert (node.silent_s, node.facts) == (1.0, NodeFacts(host="h", sandboxes=1))
 
 
 def test_states_change_as_a_node_drains_falls_silent_and_is_lost() -> None:

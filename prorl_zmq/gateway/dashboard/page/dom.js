@@ -99,6 +99,11 @@ export function bar(parts, whole, label) {
   );
 }
 
+// A bar and its words; `title` is said of the bar alone.
+export function meter(part, whole, label, kind = "part-main", title = label) {
+  return h("span", { class: "meter" }, bar([[part, kind]], whole, title), h("span", null, label));
+}
+
 export function figure(label, value, below, attributes) {
   return h(
     "div",

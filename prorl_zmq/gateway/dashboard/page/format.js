@@ -48,13 +48,26 @@ export function seconds(value) {
   return hours < 48 ? `${hours} h ${pad(minutes % 60)} m` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
+export const ago = (value) => (value == null ? NOTHING : `${seconds(value)} ago`);
+
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 export function bytesOf(part, whole) {
-  const power = Math.min(UNITS.length - 1, Math.floor(Math.log2(whole) / 10));
-  const written = (value) => (value / 1024 ** power).toPrecision(3).replace(/\.0+$/, "");
-  return `${written(part)} of ${written(whole)} ${UNITS[power]}`;
+  const { power, name } = unitOf(whole);
+  return `${inUnits(part, power)} of ${inUnits(whole, power)} ${name}`;
 }
+
+export function bytes(value) {
+  const { power, name } = unitOf(value);
+  return `${inUnits(value, power)} ${name}`;
+}
+
+function unitOf(value) {
+  const power = Math.min(UNITS.length - 1, Math.floor(Math.log2(Math.max(value, 1)) / 10));
+  return { power, name: UNITS[power] };
+}
+
+const inUnits = (value, power) => (value / 1024 ** power).toPrecision(3).replace(/\.0+$/, "");
 
 export function clock(unixSeconds) {
   const time = new Date(1000 * unixSeconds);

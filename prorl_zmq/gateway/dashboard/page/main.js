@@ -61,6 +61,8 @@ function show() {
   main.className = name || "overview";
   drawnNav = "";
   update();
+  const tab = nav.querySelector("[aria-current]");
+  if (tab) nav.scrollLeft = tab.offsetLeft - nav.offsetLeft - (nav.clientWidth - tab.offsetWidth) / 2;
   main.scrollTo(0, 0);
   window.scrollTo(0, 0);
 }

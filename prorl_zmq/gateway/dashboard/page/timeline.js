@@ -76,7 +76,7 @@ function block(kind, start, length, end, title, text) {
   const width = (100 * length) / end;
   return h(
     "span",
-    { class: `block ${kind}`, title, style: { left: `${(100 * start) / end}%`, width: `max(2px, ${width}%)` } },
+    { class: `block ${kind}`, title, style: { left: `min(${(100 * start) / end}%, 100% - 4px)`, width: `max(4px, ${width}%)` } },
     width > 7 ? text : null,
   );
 }

@@ -1,10 +1,12 @@
-// The engines: what each does, how often it finds a prompt in its cache, and which weights it serves.
+// The engines: what each does, how often it finds a prompt in its cache, which weights it serves, and when its host was
+// heard last.
 
 import { ApiError, part, send } from "../api.js";
-import { badge, bar, card, h, redraw, table } from "../dom.js";
-import { compact, count, NOTHING, percent, rate, seconds } from "../format.js";
+import { badge, card, h, meter, redraw, table } from "../dom.js";
+import { ago, bytes, compact, count, NOTHING, percent, rate, seconds } from "../format.js";
 import { session } from "../session.js";
 import { store } from "../store.js";
+import { leaseLeft } from "./nodes.js";
 
 export const BACKEND_COLUMNS = [
   ["backend", "id"],
@@ -12,7 +14,7 @@ export const BACKEND_COLUMNS = [
   ["in flight", "meter"],
   ["tokens/s", "number"],
   ["cache hits", "number"],
-  ["version", "number"],
+  ["weights", "number"],
   ["model", "text"],
   ["node"],
 ];
@@ -23,7 +25,7 @@ export function backendRows(list) {
     return [
       backend.backend_id,
       badge(status.state),
-      meter(status.in_flight, backend.max_in_flight),
+      meter(status.in_flight, backend.max_in_flight, `${count(status.in_flight)} of ${count(backend.max_in_flight)}`),
       load ? rate(load.tokens_per_s) : NOTHING,
       load?.prompt_tokens ? percent(load.cached_tokens / load.prompt_tokens, 0) : NOTHING,
       backend.weight_version,
@@ -86,6 +88,7 @@ function content(drain) {
       button,
     ];
   });
+  const hosts = list.backends.filter((status) => status.silent_s != null).map(hostCells);
   const unwell = list.backends.filter((status) => status.problem);
   return [
     h("p", { class: "quiet" }, `${count(list.waiting)} jobs wait for a backend.`),
@@ -106,6 +109,19 @@ function content(drain) {
           ),
         )
       : null,
+    hosts.length
+      ? card(
+          "Engine hosts",
+          null,
+          table("Engine hosts", HOST_COLUMNS, hosts),
+          h(
+            "p",
+            { class: "quiet small" },
+            "Memory is that of the host's process and of those that it has started. A host whose lease ends is taken " +
+              "off the list.",
+          ),
+        )
+      : null,
     list.starts.length
       ? card(
           "Starting",
@@ -120,7 +136,16 @@ function content(drain) {
   ];
 }
 
-export function meter(used, whole) {
-  const label = `${count(used)} of ${count(whole)}`;
-  return h("span", { class: "meter" }, bar([[used, "part-main"]], whole, label), h("span", null, label));
+// A backend that was added by hand has no host that would tell these.
+const HOST_COLUMNS = [
+  ["backend", "id"],
+  ["memory", "number"],
+  ["last heard", "number"],
+  ["lease", "meter"],
+  ["version"],
+];
+
+function hostCells({ backend, load, silent_s: silent, lease_s: lease }) {
+  const memory = load.memory_bytes ? bytes(load.memory_bytes) : NOTHING;
+  return [backend.backend_id, memory, ago(silent), leaseLeft(silent, lease), backend.version || NOTHING];
 }

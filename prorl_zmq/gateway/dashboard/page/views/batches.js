@@ -1,6 +1,6 @@
 // The open batches: how far each is.
 
-import { badge, bar, card, h, link, redraw, table } from "../dom.js";
+import { badge, card, h, link, meter, redraw, table } from "../dom.js";
 import { count, shortId } from "../format.js";
 import { store } from "../store.js";
 
@@ -32,12 +32,7 @@ export function batchRows(list) {
 
 export function kept(batch) {
   const label = `${count(batch.kept)} of ${count(batch.target_groups)}`;
-  return h(
-    "span",
-    { class: "meter" },
-    bar([[Math.min(batch.kept, batch.target_groups), "part-good"]], batch.target_groups, `${label} groups`),
-    h("span", null, label),
-  );
+  return meter(Math.min(batch.kept, batch.target_groups), batch.target_groups, label, "part-good", `${label} groups`);
 }
 
 export function batches() {

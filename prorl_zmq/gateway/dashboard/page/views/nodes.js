@@ -1,7 +1,7 @@
-// The nodes: slots of each stage, sandboxes (jobs that are held there), memory, and when each was heard last.
+// The nodes: slots of each stage, sandboxes, memory, when each was heard last, and what is left of its lease.
 
-import { badge, bar, card, h, redraw, table } from "../dom.js";
-import { bytesOf, count, NOTHING, seconds } from "../format.js";
+import { badge, card, h, meter, redraw, table } from "../dom.js";
+import { ago, bytesOf, count, NOTHING, seconds } from "../format.js";
 import { store } from "../store.js";
 
 const PHASES = ["init", "run", "eval"];
@@ -12,13 +12,11 @@ const COLUMNS = [
   ["RUN", "meter"],
   ["EVAL", "meter"],
   ["jobs", "number"],
-  ["memory", "meter"],
-  ["disk", "meter"],
+  ["sandboxes", "number"],
   ["last heard", "number"],
   ["lease", "meter"],
-  ["version"],
-  ["host"],
 ];
+const MACHINE_COLUMNS = [["node", "id"], ["memory", "meter"], ["disk", "meter"], ["version"], ["host"]];
 
 export function nodes() {
   const element = h("div");
@@ -33,16 +31,14 @@ function content() {
     row.state ? badge(row.state) : NOTHING,
     ...PHASES.map((phase) => (row.slots[phase] ? slots(row.used[phase] ?? 0, row.slots[phase], phase) : NOTHING)),
     count(row.held),
-    room(row.facts.memory_free_bytes, row.facts.memory_total_bytes),
-    room(row.facts.disk_free_bytes, row.facts.disk_total_bytes),
-    row.silent_s == null ? NOTHING : `${seconds(row.silent_s)} ago`,
-    lease(row.silent_s, row.lease_s),
-    row.facts.version || NOTHING,
-    row.host || NOTHING,
+    row.facts.version ? count(row.facts.sandboxes) : NOTHING,
+    ago(row.silent_s),
+    leaseLeft(row.silent_s, row.lease_s),
   ]);
+  const machines = seen.nodes.filter((row) => row.facts.version).map(machineCells);
   const lost = seen.lost_nodes.map((loss) => [
     loss.node,
-    `${seconds(loss.ago_s)} ago`,
+    ago(loss.ago_s),
     loss.died ? "its connection ended" : "it fell silent",
     count(loss.jobs),
     count(total(loss.completed)),
@@ -51,6 +47,7 @@ function content() {
   ]);
   return [
     card("Known now", null, table("Nodes", COLUMNS, rows, "No node has joined yet.")),
+    machines.length ? card("Machines", null, table("Machines", MACHINE_COLUMNS, machines)) : null,
     lost.length
       ? card(
           "Lost",
@@ -73,33 +70,37 @@ function content() {
     h(
       "p",
       { class: "quiet small" },
-      "Memory and disk are what is used; with the version and the host, they are known of nodes of prorl node. " +
-        "A node whose lease ends is lost, and its jobs start again elsewhere.",
+      "Sandboxes are those that are open; memory and disk are what is used. A node whose lease ends is lost, and its " +
+        "jobs start again elsewhere.",
     ),
+  ];
+}
+
+function machineCells({ node, host, facts }) {
+  return [
+    node,
+    room(facts.memory_free_bytes, facts.memory_total_bytes),
+    room(facts.disk_free_bytes, facts.disk_total_bytes),
+    facts.version,
+    host,
   ];
 }
 
 function slots(used, whole, phase) {
   const label = `${count(used)} of ${count(whole)}`;
-  return h(
-    "span",
-    { class: "meter" },
-    bar([[used, `part-${phase}`]], whole, `${label} slots of ${phase}`),
-    h("span", null, label),
-  );
+  return meter(used, whole, label, `part-${phase}`, `${label} slots of ${phase}`);
 }
 
 function room(free, whole) {
   if (!whole) return NOTHING;
-  const label = bytesOf(whole - free, whole);
-  return h("span", { class: "meter" }, bar([[whole - free, "part-main"]], whole, label), h("span", null, label));
+  return meter(whole - free, whole, bytesOf(whole - free, whole));
 }
 
-function lease(silent, whole) {
+export function leaseLeft(silent, whole) {
   if (!whole || silent == null) return NOTHING;
   const left = Math.max(0, whole - silent);
   const label = `${seconds(left)} of ${seconds(whole)}`;
-  return h("span", { class: "meter" }, bar([[left, "part-main"]], whole, `${label} left`), h("span", null, label));
+  return meter(left, whole, label, "part-main", `${label} left`);
 }
 
 const total = (counts) => Object.values(counts).reduce((sum, each) => sum + each, 0);
