@@ -5,6 +5,7 @@ Owns no socket and changes nothing: the front door hands it requests and sends w
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from ...errors import UnknownJob
@@ -37,7 +38,7 @@ class WatchRequestHandler:
             case Peek():
                 return self._peeked(request)
             case ViewBatch():
-                return self._batches.view(request, now), ()
+                return self._batches.view(request, now, time.time()), ()
 
     def _watched(self, request: Watch) -> Watched:
         changes = self._jobs.history.changes

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from prorl_zmq.explain.diagnosis import diagnose
 from prorl_zmq.explain.recording import Recording
+from prorl_zmq.explain.rollout import within
 from prorl_zmq.wire.messages.jobs import Outcome, Phase
 
 from .recordings import SLOTS, USUAL, Parts, passing, recording
@@ -126,6 +127,16 @@ def test_of_jobs_that_wait_and_work_the_work_is_the_critical_path() -> None:
     found = diagnose(recording(made, waiting, now=50.1), "the run")
     assert found.finding.kind == "engine"
     assert {row.part: row.path_s for row in found.parts}["engine time"] == pytest.approx(50.0)
+
+
+def test_a_rollout_that_was_not_waited_for_is_not_the_end_of_the_critical_path() -> None:
+    """One with a long tool call was cut off when the last of the others ended."""
+    needed = passing([(0.0, {"INIT": 0.1, "engine": 1.0})] * 12, slots=3)
+    ended = max(one.ended or 0.0 for one in needed)
+    (long,) = passing([(0.0, {"INIT": 0.1, "tool.bash": 50.0})], node="n", backend="long")
+    found = diagnose(recording([within(long, 0.0, ended)], needed), "the batch")
+    assert (found.finding.kind, found.finding.name) == ("engine", "engine")
+    assert long.job_id not in found.critical_jobs
 
 
 @given(

@@ -184,7 +184,11 @@ def test_an_open_batch_is_seen_from_near(service: TestService, tmp_path: Path) -
             assert (group.state, done.reward, view.current_version) == ("under_way", 0.0, 0)
             assert "1 rollout under way" in view.waits_for
             (tmp_path / "mark.go").touch()
-        with pytest.raises(UnknownBatch):
+        view = operator.views.batch("bat")
+        assert (view.is_closed, view.status.state, view.groups, view.rollouts) == (True, "open", (), 2)
+        service.stop_broker("rollout")
+        service.start_rollout_broker()
+        with pytest.raises(UnknownBatch, match="none over a restart of the rollout broker"):
             operator.views.batch("batch")
 
 

@@ -116,7 +116,7 @@ def test_a_batch_of_any_session_can_be_looked_at() -> None:
     assert [(cell.state, cell.seconds, cell.staleness) for cell in group.cells] == [("running", 5.0, 0)] * 2
     assert group.cells[0].job_id in door.table
     reply = door.ask(ViewBatch("view", "another"))
-    assert (reply.error.code, reply.error.fields) == ("unknown_batch", {"batch_id": "another"})
+    assert (reply.error.code, reply.error.fields) == ("unknown_batch", {"batch_id": "another", "matches": 0})
 
 
 @pytest.mark.parametrize(
