@@ -57,12 +57,7 @@ class WatchRequestHandler:
         )
 
     def _row(self, job_id: str) -> JobRow | None:
-        table, task, group_id = self._jobs.table, "", ""
-        if job_id in table:
-            record = table.record(job_id)
-            task = record.task
-            group_id = record.decoded.group_id if record.decoded is not None else ""
-        return job_row(job_id, self._jobs.history.packed(job_id), task, group_id)
+        return job_row(job_id, self._jobs.history.packed(job_id), *self._jobs.names(job_id))
 
     def _peeked(self, request: Peek) -> tuple[Peeked, Sequence[Frame]]:
         jobs, job_id = self._jobs, request.job_id

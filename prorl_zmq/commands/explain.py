@@ -82,13 +82,14 @@ def _explain_folder(folder: Path, *, as_json: bool) -> None:
         f"{folder} has no traces of its rollouts (a run of an earlier version, or one that just began): what waited "
         "for what is not known, only where the seconds of a rollout went."
     )
+    lines = [said, *(f"{note[0].upper()}{note[1:]}." for note in recorded.notes)]
     if as_json:
-        print(json.dumps({"kind": "unknown", "sentences": [said], "mean_s": seconds}))
+        print(json.dumps({"kind": "unknown", "sentences": lines, "mean_s": seconds}))
         return
     table = Table("what", *columns("mean of a rollout", justify="right"), title="seconds", title_justify="left")
     for name, mean_s in seconds.items():
         table.add_row(Text(one_line(name)), duration(mean_s))
-    console().print(Group(Text(one_line(said)), Text(), table))
+    console().print(Group(_text(lines), Text(), table))
 
 
 def _explain_service(brokers: RolloutBrokers, *, as_json: bool) -> None:

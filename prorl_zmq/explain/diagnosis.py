@@ -81,7 +81,7 @@ def diagnose(recording: Recording, of: str, notes: tuple[str, ...] = ()) -> Expl
     structural = {part: weighed_part(part) for part in path.parts if is_work(part)}
     others = [weighed(suspect) for suspect in suspects(recording)]
     chosen = _chosen(structural, others, replayed_s, path)
-    rivals = [one for one in others if one.saves_s >= GAIN * replayed_s and one is not chosen]
+    rivals = [one for one in others if one.saves_s >= GAIN * replayed_s > 0 and one is not chosen]
     rivals.sort(key=lambda one: -one.saves_s)
     parts = list(structural.values())
     doubts = _doubts(recording, calibration, chosen, [*rivals, *(parts if chosen in parts else ())])
@@ -152,7 +152,7 @@ def _doubts(recording: Recording, calibration: float, chosen: _Weighed | None, r
         doubts.append("only one rollout is known" if len(rollouts) == 1 else f"only {len(rollouts)} rollouts are known")
     if abs(1 - calibration) > MODEL_ERROR:
         doubts.append(f"the replay of the recorded times takes {1 / calibration:.0%} of the real time")
-    undivided = sum(not one.divided for one in rollouts) / len(rollouts)
+    undivided = sum(not one.divided and one.has_run for one in rollouts) / len(rollouts)
     if undivided > UNDIVIDED:
         doubts.append(f"of {undivided:.0%} of the rollouts it is not known what RUN did")
     if any(one.left_out for one in rollouts):

@@ -78,6 +78,10 @@ class Rollout:
         return tuple(work for work in self.works if not work.lost)
 
     @property
+    def has_run(self) -> bool:
+        return any(work.phase == Phase.RUN for work in self.counted)
+
+    @property
     def worked_s(self) -> float:
         return sum(work.seconds for work in self.counted)
 
@@ -134,6 +138,22 @@ def within(rollout: Rollout, began: float, ended: float = math.inf) -> Rollout:
     if ended == math.inf or (rollout.ended is not None and rollout.ended <= ended):
         return rollout
     return replace(rollout, ended=ended, waits=None, outcome=None, code="", cut_off=True)
+
+
+def shifted(rollout: Rollout, by_s: float) -> Rollout:
+    """Return a rollout as another clock would have it."""
+    works = tuple(
+        replace(one, queued_at=one.queued_at + by_s, began=one.began + by_s, ended=one.ended + by_s)
+        for one in rollout.works
+    )
+    return replace(
+        rollout,
+        accepted=rollout.accepted + by_s,
+        ended=rollout.ended + by_s if rollout.ended is not None else None,
+        works=works,
+        waits=(rollout.waits[0], rollout.waits[1] + by_s) if rollout.waits is not None else None,
+        seen=rollout.seen + by_s,
+    )
 
 
 def _within(work: Work, since: float, until: float) -> Work:

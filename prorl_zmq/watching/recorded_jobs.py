@@ -7,13 +7,14 @@ not be a load for it.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from ..errors import RequestTimeout, UnknownBatch, UnknownJob
 from ..explain.recording import Recording, slots_of_status
-from ..explain.rollout import Rollout, rollout_of, within
+from ..explain.rollout import Rollout, rollout_of, shifted, within
 from ..service.rollout_brokers import summed
 from ..wire.messages.base import BatchIdentifier
 from ..wire.messages.jobs import Outcome
@@ -34,6 +35,8 @@ PAGES = 10
 AT_A_TIME = 16
 END_S = 0.05
 """The trace of the rollout that met a batch may end so much later: it is noted first, by another clock."""
+CLOCK_S = 0.5
+"""Clocks of brokers that differ by less are taken as they are."""
 IDLE_S = 5.0
 """Jobs between which the service had nothing to do for so long are not explained together."""
 
@@ -51,8 +54,9 @@ def record_service(brokers: RolloutBrokers, wanted: Callable[[JobRow], bool] = l
     """Record the newest jobs of a service that are wanted, of those between which it was not idle."""
     answers = brokers.ask(lambda client: _record_newest(client, wanted))
     answers.check()
-    rollouts = _last_busy([one for found, _ in answers.found.values() for one in found])
-    statuses = [status for _, status in answers.found.values()]
+    found = list(answers.found.values())
+    rollouts = _last_busy([one for each in found for one in (each.by_our_clock() if len(found) > 1 else each.rollouts)])
+    statuses = [each.status for each in found]
     return RecordedJobs(_recording(rollouts, statuses), tuple(answers.silent()))
 
 
@@ -70,7 +74,7 @@ def record_batch(brokers: RolloutBrokers, beginning: str) -> tuple[BatchView, Re
     name, view = found
     answers = brokers.ask(lambda client: _record_newest(client, lambda row: _is_of(row, view)), only=name)
     answers.check()
-    rollouts, status = answers.found[name]
+    rollouts, status, _ = answers.found[name]
     notes = _missing(view, len(rollouts))
     return view, RecordedJobs(_recording(_in_its_time(rollouts, view), [status]), notes)
 
@@ -119,11 +123,22 @@ def _missing(view: BatchView, found: int) -> tuple[str, ...]:
     return (f"of its {view.rollouts} rollouts, {missing} are no longer kept: {KEPT}",)
 
 
-async def _record_newest(
-    client: AsyncRolloutClient, wanted: Callable[[JobRow], bool]
-) -> tuple[list[Rollout], ServiceStatus]:
-    job_ids = await _newest(client, wanted)
-    return await _record(client, job_ids), await client.status()
+class _Newest(NamedTuple):
+    """The newest jobs of one broker."""
+
+    rollouts: list[Rollout]
+    status: ServiceStatus
+    ahead_s: float
+    """How much this machine's clock is ahead of the broker's, at most."""
+
+    def by_our_clock(self) -> list[Rollout]:
+        """Return the rollouts by one clock for all brokers; clocks that nearly agree are left alone."""
+        return [shifted(one, self.ahead_s) for one in self.rollouts] if abs(self.ahead_s) > CLOCK_S else self.rollouts
+
+
+async def _record_newest(client: AsyncRolloutClient, wanted: Callable[[JobRow], bool]) -> _Newest:
+    rollouts, ahead_s = await _record(client, await _newest(client, wanted))
+    return _Newest(rollouts, await client.status(), ahead_s)
 
 
 async def _newest(client: AsyncRolloutClient, wanted: Callable[[JobRow], bool]) -> list[str]:
@@ -139,14 +154,16 @@ async def _newest(client: AsyncRolloutClient, wanted: Callable[[JobRow], bool]) 
     return list(job_ids)[:JOBS_LIMIT]
 
 
-async def _record(client: AsyncRolloutClient, job_ids: Iterable[str]) -> list[Rollout]:
+async def _record(client: AsyncRolloutClient, job_ids: Iterable[str]) -> tuple[list[Rollout], float]:
     room = asyncio.Semaphore(AT_A_TIME)
 
-    async def one(job_id: str) -> Rollout | None:
+    async def one(job_id: str) -> tuple[Rollout, float] | None:
         async with room:
-            return await record_job(client, job_id)
+            rollout = await record_job(client, job_id)
+        return (rollout, time.time() - rollout.seen) if rollout is not None else None
 
-    return [found for found in await asyncio.gather(*map(one, job_ids)) if found is not None]
+    found = [each for each in await asyncio.gather(*map(one, job_ids)) if each is not None]
+    return [rollout for rollout, _ in found], min((ahead_s for _, ahead_s in found), default=0.0)
 
 
 async def record_job(client: AsyncRolloutClient, job_id: str) -> Rollout | None:

@@ -89,6 +89,21 @@ def test_it_says_what_it_does_not_know() -> None:
     assert [doubt.split(" ")[0] for doubt in found.doubts] == ["only", "of", "some"]
 
 
+def test_what_run_did_is_not_missed_of_rollouts_that_did_not_get_there() -> None:
+    made = [replace(one, works=one.works[:1], divided=False) for one in passing(spread(20, USUAL | {"INIT": 1.0}))]
+    assert diagnose(recording(made), "the run").sureness == "sure"
+
+
+def test_rollouts_that_never_worked_make_whole_sentences() -> None:
+    made = [
+        replace(one, works=(), ended=one.accepted, outcome=Outcome.FAILED, code="x")
+        for one in passing([(0.0, USUAL)] * 12)
+    ]
+    found = diagnose(recording(made), "the run")
+    assert found.sentences[:2] == ("Nothing stands out in the run, which took 0.000 s.", "Its rollouts did no work.")
+    assert (found.others, found.notes) == ((), ("12 of 12 rollouts ended as failed (x)",))
+
+
 def test_rollouts_that_did_not_complete_are_noted() -> None:
     made = passing(spread(20, USUAL))
     late = [replace(one, outcome=Outcome.TIMEOUT, code="phase_timeout") for one in made[:5]]

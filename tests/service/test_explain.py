@@ -6,8 +6,9 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from prorl_zmq import AsyncRolloutClient, RolloutClient
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from prorl_zmq import Batch
+    from prorl_zmq.wire.messages.front_door import JobTrace
 
 SHORT = (
     "engines are not ready",
@@ -227,6 +229,44 @@ def test_rollout_brokers_are_explained_together_without_one_that_is_silent(
     assert recorded.recording.slots == {(phase, node): 6 for phase in Phase for node in nodes}
     assert len(recorded.notes) == 1
     assert recorded.notes[0].startswith("rollout-2 does not answer: ")
+
+
+def test_a_job_that_runs_is_compared_with_others_of_its_task(
+    staged: StagedService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RolloutClient(staged.front_door) as client:
+        client.submit(same(4, "staged-b"))
+        assert len(list(client.stream())) == 4
+        (job_id,) = client.submit(same(1, "staged-b", tools={"search": 20.0}))
+        until(lambda: asked(staged, capsys, job_id)["part"] == "RUN", "RUN to be named")
+        found = asked(staged, capsys, job_id)
+        assert (found["task"], found["peers"] >= 4) == ("staged-b", True)
+        assert "so far" in found["sentences"][0]
+        client.cancel([job_id])
+        assert len(list(client.stream())) == 1
+
+
+def test_brokers_whose_clocks_differ_are_explained_by_one_clock(
+    staged: StagedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two services that stand for two brokers, the other one's clock is an hour ahead."""
+    monkeypatch.setattr(recorded_jobs, "IDLE_S", 3600.0)
+
+    class Ahead(AsyncRolloutClient):
+        async def trace(self, job_id: str, **options: Any) -> JobTrace:
+            found = await super().trace(job_id, **options)
+            return msgspec.structs.replace(found, accepted_at=found.accepted_at + 3600.0)
+
+    with StagedService(layout("node-1")) as other:
+        began = time.time()
+        for number, service in enumerate((staged, other)):
+            service.run(same(6, "staged-b"), Feed(), tmp_path / str(number))
+        clients = {"rollout-0": AsyncRolloutClient(staged.front_door), "rollout-1": Ahead(other.front_door)}
+        with RolloutBrokers(clients) as brokers:
+            recorded = recorded_jobs.record_service(brokers, lambda row: row.accepted_at >= began)
+    assert recorded.recording is not None
+    assert len(recorded.recording.rollouts) == 12
+    assert recorded.recording.wall_s < 60.0
 
 
 def test_the_traces_of_a_run_are_beside_its_results(staged: StagedService, tmp_path: Path) -> None:
