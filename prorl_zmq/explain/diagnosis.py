@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from .rollout import Rollout, Work
 
 BESIDE = 0.5
-"""What is no cross-cut of the leading part is named before it if it saves so much of what the part would."""
+"""What is no cross-cut of the leading part is named before it if it saves so much of what the part would; what is
+doubtful, if it saves as much."""
 LEADING = 0.4
 """The least share of the critical path of a part that is named for it."""
 CLOSE = 0.9
@@ -132,17 +133,23 @@ def _chosen(
     if leading is not None and path.parts[leading.suspect.part] < LEADING * sum(path.parts.values()):
         leading = None
     rival_s = max(least_s, BESIDE * leading.saves_s) if leading is not None else least_s
-    likely = [one for one in others if one.saves_s >= (least_s if _refines(one, leading) else rival_s)]
+
+    def enough_s(one: _Weighed) -> float:
+        if leading is None or _refines(one, leading):
+            return least_s
+        return max(rival_s, leading.saves_s) if one.suspect.doubt else rival_s
+
+    likely = [one for one in others if one.saves_s >= enough_s(one)]
     if likely:
         most_s = max(one.saves_s for one in likely)
         return next(one for one in likely if one.saves_s >= CLOSE * most_s)  # the most telling comes first
     return leading if leading is not None and leading.saves_s >= least_s else None
 
 
-def _refines(one: _Weighed, leading: _Weighed | None) -> bool:
+def _refines(one: _Weighed, leading: _Weighed) -> bool:
     """Return whether a suspect says which share of the leading part is too much."""
     named = one.suspect.part or one.suspect.stage
-    return one.suspect.cross_cut and leading is not None and named in (leading.suspect.part, leading.suspect.stage)
+    return one.suspect.cross_cut and named in (leading.suspect.part, leading.suspect.stage)
 
 
 def _doubts(recording: Recording, calibration: float, chosen: _Weighed | None, rivals: list[_Weighed]) -> list[str]:

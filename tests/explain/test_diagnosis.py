@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from prorl_zmq.explain.diagnosis import diagnose
 from prorl_zmq.explain.recording import Recording
-from prorl_zmq.explain.rollout import within
+from prorl_zmq.explain.rollout import Rollout, within
+from prorl_zmq.explain.suspects import suspects
 from prorl_zmq.wire.messages.jobs import Outcome, Phase
 
 from .recordings import SLOTS, USUAL, Parts, passing, recording
@@ -87,6 +88,31 @@ def test_it_says_what_it_does_not_know() -> None:
     assert found.finding.name == "EVAL"
     assert found.sureness == "not sure"
     assert [doubt.split(" ")[0] for doubt in found.doubts] == ["only", "of", "some"]
+
+
+def first_inits(at_once: bool) -> list[Rollout]:
+    """Four slow INITs on a node, and quick ones later: as many at once as the first ones, or one after the other."""
+    first = passing([(0.0, {"INIT": 1.2, "tool.bash": 0.4, "EVAL": 0.01})] * 4)
+    later = [(1.2 + (0.0 if at_once else 0.25 * n), {"INIT": 0.2, "tool.bash": 0.4, "EVAL": 0.01}) for n in range(20)]
+    return [*first, *passing(later, task="t", backend="later")]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_first_inits_that_were_crowded_are_doubtful_as_cold_ones(at_once: bool) -> None:
+    (cold,) = (one for one in suspects(recording(first_inits(at_once))) if one.kind == "cold")
+    assert bool(cold.doubt) != at_once
+
+
+def test_what_is_doubtful_is_not_named_before_a_part_that_costs_more() -> None:
+    """A client has four jobs in flight; only the first four INITs are at work at once, and slow."""
+    jobs: list[tuple[float, Parts]] = []
+    ends: list[float] = []
+    for number in range(12):
+        parts = USUAL | {"INIT": 1.2 if number < 4 else 0.2, "engine": 0.4 * (1 + 0.2 * (number % 4))}
+        jobs.append((ends[number - 4] if number >= 4 else 0.0, parts))
+        ends.append(jobs[-1][0] + sum(parts.values()))
+    found = diagnose(recording(passing(sorted(jobs, key=lambda one: one[0]))), "the run")
+    assert (found.finding.kind, [one.kind for one in found.others]) == ("engine", ["cold"])
 
 
 def test_what_run_did_is_not_missed_of_rollouts_that_did_not_get_there() -> None:
