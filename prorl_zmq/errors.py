@@ -99,7 +99,10 @@ class InvalidBatch(ProrlError):
 
 
 class UnknownBatch(ProrlError):
-    """The batch is not open: it was closed, or its lease has expired."""
+    """The batch is not open: it was closed, or its lease has expired (`batch_id`).
+
+    To who looks for one: none that is remembered has this id, or several have it as their prefix (`matches`).
+    """
 
 
 class BatchFailed(ProrlError):

@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec.structs import replace
+
 from ...wire.messages.batches import BatchStatus
 from .batch_stats import BatchStats, DiscardReason
 from .group_filters import Verdict
@@ -15,7 +17,7 @@ from .rollout_group import RolloutGroup
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ...wire.messages.batches import BatchClosed, BatchOptions, BatchState
+    from ...wire.messages.batches import BatchClosed, BatchOptions, BatchReport, BatchState
     from .group_filters import KeepPolicy
     from .rollout_group import Rollout
 
@@ -99,6 +101,18 @@ class SessionRecord:
             del self.closed[next(iter(self.closed))]
 
 
+class RememberedBatch(NamedTuple):
+    """What is still known of a batch that was closed, or whose session is gone."""
+
+    status: BatchStatus
+    report: BatchReport
+    key: str
+    taken_over: tuple[str, ...]
+    rollouts: int
+    opened_at: float | None
+    ended_at: float | None
+
+
 @dataclass(slots=True)
 class BatchRecord:
     batch_id: str
@@ -113,6 +127,14 @@ class BatchRecord:
     """Prompts that it was fed."""
     stream_ended: bool = False
     """It will be fed no more."""
+    opened_at: float | None = None
+    """None: a process before this one has opened it."""
+    ended_at: float | None = None
+    """When it was met, short or failed, and so needed no more jobs."""
+    taken_over: list[str] = field(default_factory=list)
+    """Groups that earlier batches had begun."""
+    taken_running: int = 0
+    """Jobs that ran as it took them over."""
     opened: int = 0
     """Groups that it has opened; numbers them."""
     in_flight: int = 0
@@ -141,13 +163,25 @@ class BatchRecord:
         return Unusable(lambda one: limit is not None and one.version < version - limit, DiscardReason.STALE)
 
     def take_up(self, group: RolloutGroup) -> None:
-        """Go on with a group that an earlier batch record, or an earlier batch, had."""
+        """Go on with a group that an earlier process had."""
+        if not group.group_id.startswith(f"{self.key}."):
+            self.taken_over.append(group.group_id)
         if group.is_complete:
             self.ready[group.group_id] = group
         else:
             self.groups[group.group_id] = group
             self.in_flight += len(group.running)
             self.put_due(group)
+
+    def take_over(self, group: RolloutGroup) -> None:
+        """Have a group that the session carries."""
+        group.batch_id = self.batch_id
+        group.verdict = Verdict.OPEN
+        self.groups[group.group_id] = group
+        self.taken_over.append(group.group_id)
+        self.in_flight += len(group.running)
+        self.taken_running += len(group.running)
+        self.stats.adopted += len(group.running) + len(group.rollouts)
 
     def take_prompts(self, record: SessionRecord) -> None:
         if self.state == "open" and self.options.adopt:
@@ -185,6 +219,23 @@ class BatchRecord:
         if self.state != "open" or self.stream_ended:
             return 0
         return max(0, -(-room // self.options.group_size) - len(self.prompts))
+
+    @property
+    def rollouts(self) -> int:
+        """How many jobs ran for it."""
+        return self.stats.launched + self.taken_running
+
+    def remembered(self, now: float) -> RememberedBatch:
+        """Return what stays of it when it is closed."""
+        return RememberedBatch(
+            replace(self.status(), under_way=0, in_flight=0, prompts=0),
+            self.stats.report(),
+            self.key,
+            tuple(self.taken_over),
+            self.rollouts,
+            self.opened_at,
+            now if self.state == "open" else self.ended_at,
+        )
 
     def status(self) -> BatchStatus:
         return BatchStatus(

@@ -1,7 +1,11 @@
-"""The batches that are open, and their sessions: who they are, and whose lease still runs. Pure."""
+"""The batches that are open, and their sessions: who they are, and whose lease still runs. Pure.
+
+Of batches that were closed it remembers the last ones, for who looks at them: in memory only.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from ...errors import UnknownBatch
@@ -10,7 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ...wire.messages.batches import BatchClosed
-    from .batch_records import BatchRecord, SessionRecord
+    from .batch_records import BatchRecord, RememberedBatch, SessionRecord
+
+REMEMBERED_LIMIT = 256
+"""Closed batches."""
+MATCHES = 4
+"""Most ids that an ambiguous request is answered with."""
 
 
 class BatchRegistry:
@@ -19,6 +28,7 @@ class BatchRegistry:
         """By name; those too that have no batch now, and carry groups."""
         self.batches: dict[str, BatchRecord] = {}
         """By id, in the order in which they were opened."""
+        self._remembered: OrderedDict[str, RememberedBatch] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -48,6 +58,35 @@ class BatchRegistry:
                 batch_id=batch_id,
             )
         return batch
+
+    def remove(self, batch_id: str, now: float) -> BatchRecord:
+        """Forget an open batch, but for what may be looked at."""
+        batch = self.batches.pop(batch_id)
+        self._remembered[batch_id] = batch.remembered(now)
+        self._remembered.move_to_end(batch_id)
+        if len(self._remembered) > REMEMBERED_LIMIT:
+            self._remembered.popitem(last=False)
+        return batch
+
+    def look_for(self, beginning: str) -> BatchRecord | RememberedBatch:
+        """Return the one batch whose id is `beginning`, or begins so, open or closed.
+
+        Raises:
+            UnknownBatch: there is none, or more than one.
+        """
+        known = self._remembered | self.batches
+        found = [beginning] if beginning in known else [name for name in known if name.startswith(beginning)]
+        if len(found) == 1:
+            return known[found[0]]
+        if found:
+            some = ", ".join(found[:MATCHES]) + (", …" if len(found) > MATCHES else "")
+            message = f"{len(found)} batches have an id that begins with {beginning}: {some}; give more of it"
+        else:
+            message = (
+                f"no batch {beginning}: it was never opened here, or it was closed so long ago that it is forgotten "
+                f"(the newest {REMEMBERED_LIMIT} are remembered, and none over a restart of the rollout broker)"
+            )
+        raise UnknownBatch(message, batch_id=beginning, matches=len(found))
 
     def closed(self, session: str, request_id: str) -> BatchClosed | None:
         """Return what a request was answered that has closed a batch; None if it has not."""

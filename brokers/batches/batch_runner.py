@@ -26,9 +26,9 @@ from ..journal.records import holder_of
 from ..journal.segment_store import BlockLost
 from ..rollout.job_frame import read_job
 from .batch_notes import WEIGHTS, notes_of, prompt_note, read_notes
-from .batch_records import CancelJobs, Discard, Launch, StartJobs
+from .batch_records import CancelJobs, Discard, Launch, RememberedBatch, StartJobs
 from .batch_sampler import BatchSampler
-from .batch_view import batch_view
+from .batch_view import batch_view, closed_view
 from .group_filters import keep_policy
 from .prompt import Prompt
 from .rollout_group import Rollout
@@ -214,17 +214,22 @@ class BatchRunner:
     def statuses(self) -> tuple[BatchStatus, ...]:
         return tuple(self.status(batch) for batch in self._batches.batches.values())
 
-    def view(self, request: ViewBatch, now: float) -> BatchView:
-        """Show a batch of any session.
+    def view(self, request: ViewBatch, now: float, at: float) -> BatchView:
+        """Show a batch of any session, open or closed; `at` is `now` in seconds since 1970.
 
         Raises:
-            UnknownBatch: there is none of that id.
+            UnknownBatch: there is none whose id begins so, or more than one.
         """
-        batch = self._batches.batch(request.batch_id)
-        status, version = self.status(batch), self._sampler.version
-        return batch_view(
-            request.request_id, batch, status, version, lambda job_id: self._jobs.table.worked_s(job_id, now)
-        )
+        batch, version = self._batches.look_for(request.batch_id), self._sampler.version
+
+        def wall(time: float | None) -> float | None:
+            return at - (now - time) if time is not None else None
+
+        if isinstance(batch, RememberedBatch):
+            return closed_view(request.request_id, batch, version, wall)
+        status = self.status(batch)
+        worked_s = self._jobs.table.worked_s
+        return batch_view(request.request_id, batch, status, version, lambda job_id: worked_s(job_id, now), wall)
 
     # What happens -----------------------------------------------------------------------------------------------------
 

@@ -139,7 +139,8 @@ class BatchSampler:
         record = self._sessions.setdefault(session, SessionRecord(session, now, options.lease_s))
         record.heard_at = now
         record.batches.add(batch_id)
-        batch = self._batches[batch_id] = BatchRecord(batch_id, session, options, group_filter, key or batch_id)
+        batch = BatchRecord(batch_id, session, options, group_filter, key or batch_id, opened_at=now)
+        self._batches[batch_id] = batch
         record.lease_s = max(self._batches[name].options.lease_s for name in record.batches)
         self._changes.session(record)
         self._changes.batch(batch)
@@ -270,7 +271,7 @@ class BatchSampler:
         batch.ready = {}
         self._let_go(batch)
         record.batches.discard(batch_id)
-        del self._batches[batch_id]
+        self.registry.remove(batch_id, now)
         self._changes.forget_batch(batch)
         return self._take_actions()
 
@@ -286,7 +287,7 @@ class BatchSampler:
         if record is None:
             return []
         for batch_id in sorted(record.batches):
-            batch = self._batches.pop(batch_id)
+            batch = self.registry.remove(batch_id, now)
             record.prompts += batch.prompts
             for group in (*batch.groups.values(), *batch.ready.values()):
                 self._abandon(group, DiscardReason.ABANDONED)
@@ -325,11 +326,7 @@ class BatchSampler:
                 self._adopt(batch, group)
 
     def _adopt(self, batch: BatchRecord, group: RolloutGroup) -> None:
-        group.batch_id = batch.batch_id
-        group.verdict = Verdict.OPEN
-        batch.groups[group.group_id] = group
-        batch.in_flight += len(group.running)
-        batch.stats.adopted += len(group.running) + len(group.rollouts)
+        batch.take_over(group)
         self._changes.group(group)
         self._drop(group, batch, batch.stale(self.version))
         batch.put_due(group)
@@ -464,7 +461,7 @@ class BatchSampler:
             self._end(batch, "short")
 
     def _end(self, batch: BatchRecord, state: BatchState, problem: str = "") -> None:
-        batch.state, batch.problem = state, problem
+        batch.state, batch.problem, batch.ended_at = state, problem, self._now
         self._changes.batch(batch)
         self._let_go(batch)
         self._actions.append(Ended(batch.batch_id, state))

@@ -13,17 +13,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...wire.messages.batches import BatchStatus
-    from .batch_records import BatchRecord
+    from .batch_records import BatchRecord, RememberedBatch
     from .rollout_group import RolloutGroup
+
+    Wall = Callable[[float | None], float | None]
+    """Turns a time of events into seconds since 1970."""
 
 OLDEST = 3
 """Jobs that are named as those that a batch waits for."""
 
 
 def batch_view(
-    request_id: str, batch: BatchRecord, status: BatchStatus, version: int, worked_s: Callable[[str], float]
+    request_id: str, batch: BatchRecord, status: BatchStatus, version: int, worked_s: Callable[[str], float], wall: Wall
 ) -> BatchView:
-    """Return what a watcher is shown; `version` is that of the current weights."""
+    """Return what a watcher is shown of an open batch; `version` is that of the current weights."""
     groups = [*sorted(batch.groups.values(), key=lambda group: group.number), *batch.ready.values()]
     shown = groups[: CELLS_LIMIT // batch.options.group_size]
     rows = tuple(_row(group, batch, version, worked_s) for group in shown)
@@ -35,6 +38,28 @@ def batch_view(
         waits_for=_waits_for(batch, status, rows),
         groups=rows,
         left_out=len(groups) - len(shown),
+        begins=f"{batch.key}.",
+        taken_over=tuple(batch.taken_over),
+        rollouts=batch.rollouts,
+        opened_at=wall(batch.opened_at),
+        ended_at=wall(batch.ended_at) if batch.state != "open" else None,
+    )
+
+
+def closed_view(request_id: str, batch: RememberedBatch, version: int, wall: Wall) -> BatchView:
+    """Return what a watcher is shown of a batch that was closed."""
+    return BatchView(
+        request_id,
+        status=batch.status,
+        report=batch.report,
+        current_version=version,
+        waits_for="",
+        is_closed=True,
+        begins=f"{batch.key}.",
+        taken_over=batch.taken_over,
+        rollouts=batch.rollouts,
+        opened_at=wall(batch.opened_at),
+        ended_at=wall(batch.ended_at),
     )
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from ...errors import (
     Busy,
     DuplicateJob,
@@ -327,7 +329,12 @@ class FrontDoor:
                 job_id=request.job_id,
                 matches=0,
             )
-        return self._jobs.history.trace(request.request_id, self._jobs.history.find(request.job_id), time.time())
+        job_id = self._jobs.history.find(request.job_id)
+        trace = self._jobs.history.trace(request.request_id, job_id, time.time())
+        if trace.outcome is not None:
+            return trace
+        task, group_id = self._jobs.names(job_id)
+        return replace(trace, task=task, group_id=group_id)
 
     def _answer(self, envelope: Sequence[Frame], reply: FrontDoorReply, blocks: Sequence[Frame] = ()) -> bool:
         return self._reply([*envelope, codec.encode(reply), *blocks])

@@ -118,6 +118,13 @@ class Jobs:
         if self.tracer is not None:
             self.tracer.accepted(job, time.time())
 
+    def names(self, job_id: str) -> tuple[str, str]:
+        """Return the task and the group of a job that has not ended; its history has them when it has."""
+        if job_id not in self.table:
+            return "", ""
+        record = self.table.record(job_id)
+        return record.task, record.decoded.group_id if record.decoded is not None else ""
+
     def take_block(self, finished: Finished, block: Frame) -> None:
         """Have the block of a result here that its node kept until now."""
         result = replace(finished.result, kept=None)

@@ -5,6 +5,7 @@ Owns no socket and changes nothing: the front door hands it requests and sends w
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from ...errors import UnknownJob
@@ -37,7 +38,7 @@ class WatchRequestHandler:
             case Peek():
                 return self._peeked(request)
             case ViewBatch():
-                return self._batches.view(request, now), ()
+                return self._batches.view(request, now, time.time()), ()
 
     def _watched(self, request: Watch) -> Watched:
         changes = self._jobs.history.changes
@@ -56,12 +57,7 @@ class WatchRequestHandler:
         )
 
     def _row(self, job_id: str) -> JobRow | None:
-        table, task, group_id = self._jobs.table, "", ""
-        if job_id in table:
-            record = table.record(job_id)
-            task = record.task
-            group_id = record.decoded.group_id if record.decoded is not None else ""
-        return job_row(job_id, self._jobs.history.packed(job_id), task, group_id)
+        return job_row(job_id, self._jobs.history.packed(job_id), *self._jobs.names(job_id))
 
     def _peeked(self, request: Peek) -> tuple[Peeked, Sequence[Frame]]:
         jobs, job_id = self._jobs, request.job_id

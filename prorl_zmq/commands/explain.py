@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ..explain.one_job import JobExplanation
     from ..explain.recording import Recording
     from ..service.rollout_brokers import RolloutBrokers
+    from ..watching.recorded_jobs import RecordedJobs
+    from ..wire.messages.watching import BatchView
 
 SHOWN_PARTS, SHOWN_UNFINISHED = 10, 3
 
@@ -33,7 +35,7 @@ def explain(
         str,
         typer.Argument(
             metavar="[BATCH|JOB|RUN]",
-            help="An open batch or a job, by its id or a beginning of it, or the folder of a run (`prorl eval`, "
+            help="A batch or a job, by its id or a beginning of it, or the folder of a run (`prorl eval`, "
             "`prorl submit --out`). [default: what the service did last]",
             show_default=False,
         ),
@@ -57,11 +59,13 @@ def explain(
     if what and Path(what).is_dir():
         _explain_folder(Path(what), as_json=as_json)
         return
+    from ..watching.recorded_jobs import record_batch
+
     with all_brokers(connect, config, keys, service) as brokers:
         if not what:
             _explain_service(brokers, as_json=as_json)
-        elif (batch_id := _batch(brokers, what)) is not None:
-            _explain_batch(brokers, batch_id, as_json=as_json)
+        elif (batch := record_batch(brokers, what)) is not None:
+            _show_batch(*batch, as_json=as_json)
         else:
             _explain_job(brokers, what, as_json=as_json)
 
@@ -78,13 +82,14 @@ def _explain_folder(folder: Path, *, as_json: bool) -> None:
         f"{folder} has no traces of its rollouts (a run of an earlier version, or one that just began): what waited "
         "for what is not known, only where the seconds of a rollout went."
     )
+    lines = [said, *(f"{note[0].upper()}{note[1:]}." for note in recorded.notes)]
     if as_json:
-        print(json.dumps({"kind": "unknown", "sentences": [said], "mean_s": seconds}))
+        print(json.dumps({"kind": "unknown", "sentences": lines, "mean_s": seconds}))
         return
     table = Table("what", *columns("mean of a rollout", justify="right"), title="seconds", title_justify="left")
     for name, mean_s in seconds.items():
         table.add_row(Text(one_line(name)), duration(mean_s))
-    console().print(Group(Text(one_line(said)), Text(), table))
+    console().print(Group(_text(lines), Text(), table))
 
 
 def _explain_service(brokers: RolloutBrokers, *, as_json: bool) -> None:
@@ -98,26 +103,20 @@ def _explain_service(brokers: RolloutBrokers, *, as_json: bool) -> None:
     _show(recorded.recording, "the service's newest work", recorded.notes, as_json=as_json)
 
 
-def _batch(brokers: RolloutBrokers, what: str) -> str | None:
-    """Return the one open batch whose id begins so; None: there is none, so it is a job."""
-    answers = brokers.ask(lambda client: client.status())
-    answers.check()
-    found = {batch.batch_id for status in answers.found.values() for batch in status.batches}
-    beginning = sorted(batch_id for batch_id in found if batch_id.startswith(what))
-    return what if what in found else beginning[0] if len(beginning) == 1 else None
+def _show_batch(view: BatchView, recorded: RecordedJobs, *, as_json: bool) -> None:
+    from ..watching.recorded_jobs import KEPT
 
-
-def _explain_batch(brokers: RolloutBrokers, batch_id: str, *, as_json: bool) -> None:
-    from ..watching.recorded_jobs import record_batch
-
-    view, recorded = record_batch(brokers, batch_id)
-    waits = f"The batch waits for this now: {view.waits_for}" if view.waits_for else ""
-    if recorded.recording is None:
-        said = [f"No job of batch {batch_id} is known.", *([waits] if waits else [])]
-        print(json.dumps({"kind": "unknown", "sentences": said}) if as_json else one_line(" ".join(said)))
+    waits = [f"The batch waits for this now: {view.waits_for}"] if view.waits_for else []
+    if recorded.recording is not None:
+        _show(recorded.recording, f"batch {view.status.batch_id[:12]}", (*waits, *recorded.notes), as_json=as_json)
         return
-    notes = (*([waits] if waits else []), *recorded.notes)
-    _show(recorded.recording, f"batch {batch_id[:12]}", notes, as_json=as_json)
+    why = f"none of its {view.rollouts} rollouts is kept any more: {KEPT}"
+    why = why if view.rollouts else "no rollout of it was started"
+    _tell_unknown([f"Of batch {view.status.batch_id} nothing can be explained: {why}.", *waits], as_json=as_json)
+
+
+def _tell_unknown(said: list[str], *, as_json: bool) -> None:
+    print(json.dumps({"kind": "unknown", "sentences": said}) if as_json else one_line(" ".join(said)))
 
 
 def _explain_job(brokers: RolloutBrokers, what: str, *, as_json: bool) -> None:
@@ -129,7 +128,9 @@ def _explain_job(brokers: RolloutBrokers, what: str, *, as_json: bool) -> None:
     except UnknownJob as error:
         if error.fields.get("matches"):
             raise
-        raise UnknownJob(f"{what} is no folder and no open batch, and {error.message}", job_id=what) from error
+        raise UnknownJob(
+            f"{what} is no folder and no batch that is known here, and {error.message}", job_id=what
+        ) from error
     try:
         recorded = record_service(brokers, lambda row: row.task == trace.task or not trace.task)
         jobs = brokers.ask(lambda client: record_job(client, trace.job_id))

@@ -193,7 +193,9 @@ def _look(brokers: RolloutBrokers) -> _Seen:
 
 
 def _layout(seen: _Seen) -> Group:
-    return Group(status_tables(seen.status, seen.listed), *(Text(one_line(problem)) for problem in seen.problems))
+    tables = status_tables(seen.status, seen.listed)
+    problems = (Text(one_line(problem)) for problem in seen.problems)
+    return Group(tables, f"up for {seen.status.uptime_s:.0f} s", *problems)
 
 
 @taking(all_brokers)
@@ -248,7 +250,7 @@ def status_tables(status: ServiceStatus, listed: BackendList) -> Group:
     line = f"ended: {ended}; uncollected: {status.uncollected}; redelivered: {status.redelivered}"
     if status.lost_blocks:
         line += f"; trajectories lost with their nodes: {status.lost_blocks}"
-    served = f"tasks: {', '.join(status.tasks) or 'none'}; up for {status.uptime_s:.0f} s"
+    served = f"tasks: {', '.join(status.tasks) or 'none'}"
     batches = [batch_table(status.batches)] if status.batches else []
     return Group(stages, backend_table(listed.backends, listed.starts), *batches, line, served)
 

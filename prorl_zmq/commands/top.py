@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def top(connect: Connect = None, config: Config = None, keys: Keys = None, service: Service = None) -> None:
     """Watch a service: stages, backends, batches, nodes, and its jobs as they come and end.
 
-    1 to 4 choose what is shown: the overview, jobs, backends, nodes. Among jobs, f chooses which (all, under way,
-    ended, not completed), / searches in all of their columns, and Escape ends that. q quits. A broker that does not
-    answer is named, and asked again. With keys, it takes one of role operator.
+    1 to 5 choose what is shown: the overview, jobs, backends, nodes, batches. Among jobs, f chooses which (all, under
+    way, ended, not completed), / searches in all of their columns, and Escape ends that. q quits. A broker that does
+    not answer is named, and asked again. With keys, it takes one of role operator.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("prorl top needs a terminal; `prorl status` prints the same once, also into a pipe")

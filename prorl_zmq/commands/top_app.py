@@ -1,10 +1,11 @@
-"""The screen of `prorl top`, by textual: an overview, jobs, backends and nodes, each drawn anew with every update.
+"""The screen of `prorl top`, by textual: an overview, jobs, backends, nodes, batches, drawn anew with every update.
 
 Whatever others have named (jobs, tasks, nodes, errors) is shown as one line of text without markup.
 """
 
 from __future__ import annotations
 
+import asyncio
 from heapq import nlargest
 from itertools import cycle
 from typing import TYPE_CHECKING, ClassVar
@@ -17,6 +18,7 @@ from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, TabPane
 
+from ..errors import ProrlError
 from ..system.duration import duration
 from ..system.logs import one_line
 from ..wire.messages.backends import BackendList
@@ -25,18 +27,21 @@ from .backends import backend_table, detail_tables
 from .jobs import status_tables
 from .nodes import Seen, layout
 from .options import columns
+from .top_batches import SHOWN as SHOWN_BATCHES
+from .top_batches import batches_layout
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from ..watching.overview import Overview
     from ..watching.watcher import Watcher
+    from ..wire.messages.batches import BatchStatus
     from ..wire.messages.watching import JobRow
 
 HEADERS = ("job", "state", "task", "for", "reward", "error", "node", "backend", "attempt", "tokens", "messages")
 FIRST = 5
 """Columns of the jobs in the overview, which fit into 80 characters."""
-TABS = ("overview", "jobs", "backends", "nodes")
+TABS = ("overview", "jobs", "backends", "nodes", "batches")
 SHOWN = 300
 """Jobs of the table, the last to change."""
 LAST_ENDED = 8
@@ -51,7 +56,7 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar = [
         *(Binding(str(number), f"tab('{name}')", name) for number, name in enumerate(TABS, start=1)),
-        Binding("f", "kind", "which jobs"),
+        Binding("f", "kind", "which"),
         Binding("slash", "search", "search", key_display="/"),
         Binding("escape", "end_search", "end search", show=False),
         Binding("q", "quit", "quit"),
@@ -72,6 +77,8 @@ class Top(App[None]):
         self.kind = ALL
         self.rows: dict[str, JobRow] = {}
         self.overview: Overview | None = None
+        self.waits_for: dict[str, str] = {}
+        """What open batches said last, by id; asked while they are shown."""
 
     def compose(self) -> ComposeResult:
         yield Static("waiting for the service to answer …", id="head")
@@ -102,7 +109,23 @@ class Top(App[None]):
                 for job_id in update.forgotten:
                     self.rows.pop(job_id, None)
                 self.overview = update.overview
+                if self.query_one(TabbedContent).active == "batches":
+                    await self._ask_batches()
                 self._draw()
+
+    async def _ask_batches(self) -> None:
+        batches = self._batches()[:SHOWN_BATCHES]
+        told = await asyncio.gather(*(self._waits_for(batch.batch_id) for batch in batches))
+        self.waits_for = {batch.batch_id: what for batch, what in zip(batches, told, strict=True) if what}
+
+    async def _waits_for(self, batch_id: str) -> str:
+        try:
+            return (await self._watcher.batch(batch_id)).waits_for
+        except ProrlError:  # closed meanwhile, or its broker is away, which the head says
+            return self.waits_for.get(batch_id, "")
+
+    def _batches(self) -> tuple[BatchStatus, ...]:
+        return self.overview.status.batches if self.overview is not None and self.overview.status is not None else ()
 
     # Drawing ----------------------------------------------------------------------------------------------------------
 
@@ -123,6 +146,8 @@ class Top(App[None]):
                 content = Group(*tables, *([_job_table(ended, seen.at)] if ended else []))
             case "backends":
                 content = Group(backend_table(listed.backends, listed.starts), detail_tables(listed.backends))
+            case "batches":
+                content = batches_layout(self._batches(), self.waits_for)
             case _:
                 content = layout(Seen(list(seen.nodes), list(seen.lost_nodes), []), details=True)
         self.query_one(f"#{shown}-text", Static).update(content)

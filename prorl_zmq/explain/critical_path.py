@@ -112,6 +112,6 @@ class _Walk:
         return next((self._ended[last] for last in reversed(range(found)) if self._ended[last][1] != number), None)
 
 
-def _end(rollout: Rollout, now: float) -> tuple[float, bool]:
+def _end(rollout: Rollout, now: float) -> tuple[bool, float, bool]:
     """Return when a rollout ended; of those that go on, one that is at work comes before one that waits."""
-    return rollout.ended if rollout.ended is not None else now, rollout.waits is None
+    return not rollout.cut_off, rollout.ended if rollout.ended is not None else now, rollout.waits is None

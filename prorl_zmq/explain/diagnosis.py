@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from .rollout import Rollout, Work
 
 BESIDE = 0.5
-"""What is no cross-cut of the leading part is named before it if it saves so much of what the part would."""
+"""What is no cross-cut of the leading part is named before it if it saves so much of what the part would; what is
+doubtful, if it saves as much."""
 LEADING = 0.4
 """The least share of the critical path of a part that is named for it."""
 CLOSE = 0.9
@@ -81,7 +82,7 @@ def diagnose(recording: Recording, of: str, notes: tuple[str, ...] = ()) -> Expl
     structural = {part: weighed_part(part) for part in path.parts if is_work(part)}
     others = [weighed(suspect) for suspect in suspects(recording)]
     chosen = _chosen(structural, others, replayed_s, path)
-    rivals = [one for one in others if one.saves_s >= GAIN * replayed_s and one is not chosen]
+    rivals = [one for one in others if one.saves_s >= GAIN * replayed_s > 0 and one is not chosen]
     rivals.sort(key=lambda one: -one.saves_s)
     parts = list(structural.values())
     doubts = _doubts(recording, calibration, chosen, [*rivals, *(parts if chosen in parts else ())])
@@ -132,17 +133,23 @@ def _chosen(
     if leading is not None and path.parts[leading.suspect.part] < LEADING * sum(path.parts.values()):
         leading = None
     rival_s = max(least_s, BESIDE * leading.saves_s) if leading is not None else least_s
-    likely = [one for one in others if one.saves_s >= (least_s if _refines(one, leading) else rival_s)]
+
+    def enough_s(one: _Weighed) -> float:
+        if leading is None or _refines(one, leading):
+            return least_s
+        return max(rival_s, leading.saves_s) if one.suspect.doubt else rival_s
+
+    likely = [one for one in others if one.saves_s >= enough_s(one)]
     if likely:
         most_s = max(one.saves_s for one in likely)
         return next(one for one in likely if one.saves_s >= CLOSE * most_s)  # the most telling comes first
     return leading if leading is not None and leading.saves_s >= least_s else None
 
 
-def _refines(one: _Weighed, leading: _Weighed | None) -> bool:
+def _refines(one: _Weighed, leading: _Weighed) -> bool:
     """Return whether a suspect says which share of the leading part is too much."""
     named = one.suspect.part or one.suspect.stage
-    return one.suspect.cross_cut and leading is not None and named in (leading.suspect.part, leading.suspect.stage)
+    return one.suspect.cross_cut and named in (leading.suspect.part, leading.suspect.stage)
 
 
 def _doubts(recording: Recording, calibration: float, chosen: _Weighed | None, rivals: list[_Weighed]) -> list[str]:
@@ -152,7 +159,7 @@ def _doubts(recording: Recording, calibration: float, chosen: _Weighed | None, r
         doubts.append("only one rollout is known" if len(rollouts) == 1 else f"only {len(rollouts)} rollouts are known")
     if abs(1 - calibration) > MODEL_ERROR:
         doubts.append(f"the replay of the recorded times takes {1 / calibration:.0%} of the real time")
-    undivided = sum(not one.divided for one in rollouts) / len(rollouts)
+    undivided = sum(not one.divided and one.has_run for one in rollouts) / len(rollouts)
     if undivided > UNDIVIDED:
         doubts.append(f"of {undivided:.0%} of the rollouts it is not known what RUN did")
     if any(one.left_out for one in rollouts):

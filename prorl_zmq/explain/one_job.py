@@ -108,9 +108,8 @@ def _medians(parts: list[dict[str, float]]) -> dict[str, float]:
 def _verdict(job: Rollout, took_s: float, usual_s: float, peers: int, part: str, excess: dict[str, float]) -> str:
     took = f"took {duration(took_s)}" if job.ended is not None else f"has taken {duration(took_s)} so far"
     if peers < LEAST_PEERS:
-        return (
-            f"Job {job.job_id} {took}; there are {peers} others of task {job.task} to compare with, which is too few."
-        )
+        others = f"{peers or 'no'} others of task {job.task} to compare with"
+        return f"Job {job.job_id} {took}; there are {others}" + (", which is too few." if peers else ".")
     usual = f"and the median of {peers} others of task {job.task} is {duration(usual_s)}"
     if not part:
         return f"Job {job.job_id} {took}, {usual}: nothing stands out."

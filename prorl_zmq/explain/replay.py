@@ -53,6 +53,7 @@ def replay(recording: Recording, change: Change | None = None) -> float:
 @dataclass(slots=True)
 class _Job:
     works: list[tuple[Phase, float]]
+    waited_for: bool
     node: str = ANY
     at: int = 0
 
@@ -65,9 +66,10 @@ class _Replay:
             free, place = self._free[phase], node if self._by_node else ANY
             free[place] = free.get(place, 0) + max(1, round(count * change.slots.get(phase, 1.0)))
         self._jobs = [
-            _Job([(work.phase, _seconds(rollout, work, change.factor)) for work in rollout.works])
-            for rollout in recording.rollouts
+            _Job([(work.phase, _seconds(rollout, work, change.factor)) for work in rollout.works], waited_for)
+            for rollout, waited_for in zip(recording.rollouts, _waited_for(recording), strict=True)
         ]
+        self._waited_for = sum(job.waited_for for job in self._jobs)
         self._queues: dict[tuple[Phase, str], deque[tuple[int, int]]] = {}
         self._events: list[tuple[float, int, int, tuple[Phase, str] | None]] = []
         """When, its number, which job, and the slot that it leaves."""
@@ -83,7 +85,8 @@ class _Replay:
                 self._note(after_s, job, None)
 
     def run(self) -> float:
-        while self._events:
+        """Return when the last job ended that is waited for."""
+        while self._events and self._waited_for:
             self._now, _, job, slot = heapq.heappop(self._events)
             if slot is not None:
                 self._leave(slot)
@@ -100,6 +103,7 @@ class _Replay:
         job = self._jobs[number]
         if job.at == len(job.works):
             self._ends += 1
+            self._waited_for -= job.waited_for
             for later, after_s in self._later.pop(self._ends, ()):
                 self._note(self._now + after_s, later, None)
             return
@@ -129,6 +133,11 @@ class _Replay:
         if waiting:
             _, job = min(waiting, key=lambda queue: queue[0]).popleft()
             self._begin(job, phase, node)
+
+
+def _waited_for(recording: Recording) -> list[bool]:
+    cut_off = [rollout.cut_off for rollout in recording.rollouts]
+    return [all(cut_off) or not each for each in cut_off]
 
 
 def _seconds(rollout: Rollout, work: Work, factor: Factor) -> float:

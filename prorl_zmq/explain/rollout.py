@@ -6,6 +6,7 @@ one undivided part. Times are seconds since 1970 by the broker's wall clock.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -69,10 +70,16 @@ class Rollout:
     """When it was asked for."""
     longest: Step | None = None
     """The longest step of its RUN."""
+    cut_off: bool = False
+    """It went on when what is explained was over, which so did not wait for it; `ended` is that time."""
 
     @property
     def counted(self) -> tuple[Work, ...]:
         return tuple(work for work in self.works if not work.lost)
+
+    @property
+    def has_run(self) -> bool:
+        return any(work.phase == Phase.RUN for work in self.counted)
 
     @property
     def worked_s(self) -> float:
@@ -121,6 +128,39 @@ def rollout_of(trace: JobTrace, result: Result | None = None) -> Rollout:
         seen=now,
         longest=max(result.steps, key=lambda step: step.seconds, default=None) if result is not None else None,
     )
+
+
+def within(rollout: Rollout, began: float, ended: float = math.inf) -> Rollout:
+    """Return what a rollout did within a time, in which some of it was."""
+    works = tuple(_within(work, began, ended) for work in rollout.works if work.began < ended and work.ended > began)
+    waits = (rollout.waits[0], max(began, rollout.waits[1])) if rollout.waits is not None else None
+    rollout = replace(rollout, accepted=max(began, rollout.accepted), works=works, waits=waits)
+    if ended == math.inf or (rollout.ended is not None and rollout.ended <= ended):
+        return rollout
+    return replace(rollout, ended=ended, waits=None, outcome=None, code="", cut_off=True)
+
+
+def shifted(rollout: Rollout, by_s: float) -> Rollout:
+    """Return a rollout as another clock would have it."""
+    works = tuple(
+        replace(one, queued_at=one.queued_at + by_s, began=one.began + by_s, ended=one.ended + by_s)
+        for one in rollout.works
+    )
+    return replace(
+        rollout,
+        accepted=rollout.accepted + by_s,
+        ended=rollout.ended + by_s if rollout.ended is not None else None,
+        works=works,
+        waits=(rollout.waits[0], rollout.waits[1] + by_s) if rollout.waits is not None else None,
+        seen=rollout.seen + by_s,
+    )
+
+
+def _within(work: Work, since: float, until: float) -> Work:
+    began, ended = max(since, work.began), min(until, work.ended)
+    share = (ended - began) / work.seconds if work.seconds else 1.0
+    parts = {part: seconds * share for part, seconds in work.parts.items()}
+    return replace(work, queued_at=max(since, work.queued_at), began=began, ended=ended, parts=parts)
 
 
 def _work(span: Span, queued: Span | None, accepted: float, now: float) -> Work:

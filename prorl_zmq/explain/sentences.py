@@ -32,7 +32,7 @@ def sentences(
         shares = ", ".join(f"{work_name(part)} {seconds / whole:.0%}" for part, seconds in parts)
         return (
             f"Nothing stands out in {of}, which took {took}.",
-            f"The largest shares of its critical path are {shares}.",
+            f"The largest shares of its critical path are {shares}." if shares else "Its rollouts did no work.",
             f"No node, backend, task, loss, straggler or client costs {GAIN:.0%} of it; this is {sureness}{because}.",
         )
     parts_of_it = path.parts if found.kind != "slots" else {found.part: _of_stage(path, found.stage)}

@@ -7,6 +7,7 @@ that submits too slowly. Whether one of them matters is told by the replay, not 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import partial
@@ -139,7 +140,7 @@ def _cold(recording: Recording) -> Iterator[Suspect]:
             if work.phase == Phase.INIT:
                 works[work.node, rollout.task].append((rollout, work))
     usual_s: dict[int, float] = {}
-    nodes = set()
+    nodes, crowded = set(), False
     for (node, _), inits in works.items():
         inits.sort(key=lambda one: one[1].began)
         first = inits[: recording.slots.get((Phase.INIT, node), 1)]
@@ -147,6 +148,9 @@ def _cold(recording: Recording) -> Iterator[Suspect]:
         if len(later) >= LEAST and median(work.seconds for _, work in first) >= LONG * (later_s := median(later)):
             usual_s |= {id(work): later_s for _, work in first if work.seconds > later_s}
             nodes.add(node)
+            crowd = _at_once([work for _, work in inits])
+            more = median(crowd[: len(first)]) / median(crowd[len(first) :])
+            crowded |= median(work.seconds for _, work in first) < LONG * more * later_s
     if not usual_s:
         return
     cold_s = median(work.seconds for work in recording.works if id(work) in usual_s)
@@ -156,7 +160,15 @@ def _cold(recording: Recording) -> Iterator[Suspect]:
         f"{duration(later_s)}, as with images that were not there yet"
     )
     change = Change(lambda _rollout, work, _part: usual_s[id(work)] / work.seconds if id(work) in usual_s else 1.0)
-    yield Suspect("cold", "INIT", evidence, change, stage="INIT", part="INIT", cross_cut=True)
+    doubt = "more of the first INITs were at work at once, which may be why they were slow" if crowded else ""
+    yield Suspect("cold", "INIT", evidence, change, stage="INIT", part="INIT", doubt=doubt, cross_cut=True)
+
+
+def _at_once(works: list[Work]) -> list[int]:
+    """Return how many of these were at work in the middle of each, itself among them."""
+    began, ended = sorted(work.began for work in works), sorted(work.ended for work in works)
+    middles = [(work.began + work.ended) / 2 for work in works]
+    return [max(1, bisect_right(began, middle) - bisect_left(ended, middle)) for middle in middles]
 
 
 def _slow_tasks(recording: Recording) -> Iterator[Suspect]:

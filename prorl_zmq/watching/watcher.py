@@ -15,7 +15,7 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from ..errors import ProrlError
+from ..errors import ProrlError, UnknownBatch
 from ..service.node_rows import losses, node_rows
 from ..service.rollout_brokers import summed
 from ..wire.messages.backends import ListBackends
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..wire.messages.backends import BackendList
     from ..wire.messages.front_door import ServiceStatus
     from ..wire.messages.nodes import NodeList
-    from ..wire.messages.watching import JobRow
+    from ..wire.messages.watching import BatchView, JobRow
     from .job_mirror import Answered
 
 INTERVAL_S = 1.0
@@ -70,6 +70,17 @@ class Watcher:
     def broker_of(self, job_id: str) -> str:
         """Return the name of the rollout broker that has told of a job; empty: none has."""
         return next((name for name, mirror in self._mirrors.items() if job_id in mirror.rows), "")
+
+    async def batch(self, batch_id: str) -> BatchView:
+        """Ask the rollout broker that has a batch to show it from near.
+
+        Raises:
+            UnknownBatch: none that answers has told of it as an open one.
+        """
+        for name, status in self._statuses.items():
+            if any(batch.batch_id == batch_id for batch in status.batches):
+                return await self._clients[name].views.batch(batch_id, timeout_s=ANSWER_S)
+        raise UnknownBatch(f"no batch {batch_id} is open", batch_id=batch_id)
 
     @asynccontextmanager
     async def viewer(self) -> AsyncIterator[AsyncIterator[Update]]:

@@ -102,6 +102,18 @@ def test_without_traces_it_says_what_is_not_known(tmp_path: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out)["mean_s"] == pytest.approx({"engine": 0.1, "run": 0.2})
 
 
+def test_damage_is_said_where_nothing_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("prorl", ["explain", str(folder(tmp_path, b"[]\nnull\n")), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sentences"][1] == "2 lines of traces.jsonl are damaged and left out."
+
+
+@pytest.mark.parametrize("lines", [b"", WHOLE])
+def test_a_folder_of_no_rollouts_yet(lines: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder(tmp_path, lines) / "results.jsonl").write_bytes(b"")
+    assert run("prorl", ["explain", str(tmp_path)]) == 2
+    assert "has no rollouts yet" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_none_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("prorl", ["explain", str(tmp_path)]) == 2
     assert "is no folder of `prorl eval` or `prorl submit --out`" in capsys.readouterr().err

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from prorl_zmq.explain.diagnosis import diagnose
 from prorl_zmq.explain.recording import Recording
+from prorl_zmq.explain.rollout import Rollout, within
+from prorl_zmq.explain.suspects import suspects
 from prorl_zmq.wire.messages.jobs import Outcome, Phase
 
 from .recordings import SLOTS, USUAL, Parts, passing, recording
@@ -88,6 +90,46 @@ def test_it_says_what_it_does_not_know() -> None:
     assert [doubt.split(" ")[0] for doubt in found.doubts] == ["only", "of", "some"]
 
 
+def first_inits(at_once: bool) -> list[Rollout]:
+    """Four slow INITs on a node, and quick ones later: as many at once as the first ones, or one after the other."""
+    first = passing([(0.0, {"INIT": 1.2, "tool.bash": 0.4, "EVAL": 0.01})] * 4)
+    later = [(1.2 + (0.0 if at_once else 0.25 * n), {"INIT": 0.2, "tool.bash": 0.4, "EVAL": 0.01}) for n in range(20)]
+    return [*first, *passing(later, task="t", backend="later")]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_first_inits_that_were_crowded_are_doubtful_as_cold_ones(at_once: bool) -> None:
+    (cold,) = (one for one in suspects(recording(first_inits(at_once))) if one.kind == "cold")
+    assert bool(cold.doubt) != at_once
+
+
+def test_what_is_doubtful_is_not_named_before_a_part_that_costs_more() -> None:
+    """A client has four jobs in flight; only the first four INITs are at work at once, and slow."""
+    jobs: list[tuple[float, Parts]] = []
+    ends: list[float] = []
+    for number in range(12):
+        parts = USUAL | {"INIT": 1.2 if number < 4 else 0.2, "engine": 0.4 * (1 + 0.2 * (number % 4))}
+        jobs.append((ends[number - 4] if number >= 4 else 0.0, parts))
+        ends.append(jobs[-1][0] + sum(parts.values()))
+    found = diagnose(recording(passing(sorted(jobs, key=lambda one: one[0]))), "the run")
+    assert (found.finding.kind, [one.kind for one in found.others]) == ("engine", ["cold"])
+
+
+def test_what_run_did_is_not_missed_of_rollouts_that_did_not_get_there() -> None:
+    made = [replace(one, works=one.works[:1], divided=False) for one in passing(spread(20, USUAL | {"INIT": 1.0}))]
+    assert diagnose(recording(made), "the run").sureness == "sure"
+
+
+def test_rollouts_that_never_worked_make_whole_sentences() -> None:
+    made = [
+        replace(one, works=(), ended=one.accepted, outcome=Outcome.FAILED, code="x")
+        for one in passing([(0.0, USUAL)] * 12)
+    ]
+    found = diagnose(recording(made), "the run")
+    assert found.sentences[:2] == ("Nothing stands out in the run, which took 0.000 s.", "Its rollouts did no work.")
+    assert (found.others, found.notes) == ((), ("12 of 12 rollouts ended as failed (x)",))
+
+
 def test_rollouts_that_did_not_complete_are_noted() -> None:
     made = passing(spread(20, USUAL))
     late = [replace(one, outcome=Outcome.TIMEOUT, code="phase_timeout") for one in made[:5]]
@@ -126,6 +168,16 @@ def test_of_jobs_that_wait_and_work_the_work_is_the_critical_path() -> None:
     found = diagnose(recording(made, waiting, now=50.1), "the run")
     assert found.finding.kind == "engine"
     assert {row.part: row.path_s for row in found.parts}["engine time"] == pytest.approx(50.0)
+
+
+def test_a_rollout_that_was_not_waited_for_is_not_the_end_of_the_critical_path() -> None:
+    """One with a long tool call was cut off when the last of the others ended."""
+    needed = passing([(0.0, {"INIT": 0.1, "engine": 1.0})] * 12, slots=3)
+    ended = max(one.ended or 0.0 for one in needed)
+    (long,) = passing([(0.0, {"INIT": 0.1, "tool.bash": 50.0})], node="n", backend="long")
+    found = diagnose(recording([within(long, 0.0, ended)], needed), "the batch")
+    assert (found.finding.kind, found.finding.name) == ("engine", "engine")
+    assert long.job_id not in found.critical_jobs
 
 
 @given(

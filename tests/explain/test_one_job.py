@@ -74,3 +74,8 @@ def test_a_job_that_failed_says_how_it_ended() -> None:
     (job,) = passing([(0.0, USUAL)], task="t")
     found = explain_job(replace(job, outcome=Outcome.INFRASTRUCTURE_ERROR, code="sandbox_failed"), OTHERS)
     assert found.sentences[2] == "It ended as infrastructure_error (sandbox_failed)."
+
+
+def test_nothing_to_compare_with() -> None:
+    found = explain_job(OTHERS[0], [])
+    assert found.sentences[0] == "Job t-n-b-0 took 0.450 s; there are no others of task t to compare with."

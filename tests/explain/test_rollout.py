@@ -6,7 +6,7 @@ import pytest
 
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.explain.parts import OWN_CODE
-from prorl_zmq.explain.rollout import rollout_of
+from prorl_zmq.explain.rollout import rollout_of, within
 from prorl_zmq.wire.messages.front_door import JobTrace, Span
 from prorl_zmq.wire.messages.jobs import Outcome, Phase, Result, Step
 
@@ -103,3 +103,25 @@ def test_what_has_not_ended_lasts_until_now() -> None:
     )
     assert waiting.waits == (Phase.RUN, 1002.0)
     assert len(waiting.works) == 1
+
+
+def test_of_a_rollout_the_part_within_a_time() -> None:
+    """INIT lasts from 1000 to 1001, RUN to 1003, EVAL to 1004: see `THREE`."""
+    whole = rollout_of(trace(THREE, ended_s=4.0))
+    assert within(whole, 0.0, 2000.0) == whole
+    middle = within(whole, whole.works[0].began + 0.25 * whole.works[0].seconds, whole.works[1].began + 0.5)
+    assert [work.phase for work in middle.works] == [Phase.INIT, Phase.RUN]
+    assert middle.accepted == middle.works[0].began == middle.works[0].queued_at
+    assert middle.works[0].seconds == pytest.approx(0.75 * whole.works[0].seconds)
+    assert all(sum(work.parts.values()) == pytest.approx(work.seconds) for work in middle.works)
+    assert (middle.ended, middle.outcome, middle.cut_off) == (middle.works[-1].ended, None, True)
+    assert (whole.outcome, whole.cut_off) == (Outcome.COMPLETED, False)
+    assert middle.works[-1].seconds == pytest.approx(0.5)
+
+
+def test_what_goes_on_has_still_not_ended_within_a_time_that_does() -> None:
+    waiting = rollout_of(
+        trace((*THREE[:2], Span(phase=Phase.RUN, place="queued", attempt=1, start_s=2.0)), ended_s=None)
+    )
+    cut = within(waiting, 1003.0)
+    assert (cut.ended, cut.accepted, cut.works, cut.waits) == (None, 1003.0, (), (Phase.RUN, 1003.0))

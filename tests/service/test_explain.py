@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from prorl_zmq import AsyncRolloutClient, RolloutClient
+from prorl_zmq.brokers.rollout import job_history
 from prorl_zmq.commands.app import run
 from prorl_zmq.errors import RequestTimeout
 from prorl_zmq.evaluation.recorded_run import read_recorded
@@ -17,7 +20,7 @@ from prorl_zmq.service.rollout_brokers import RolloutBrokers
 from prorl_zmq.watching import recorded_jobs
 from prorl_zmq.wire.messages.jobs import Phase
 
-from .conftest import until
+from .conftest import TestService, scripted, until
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 from explain import explained
@@ -26,6 +29,9 @@ from explain_service import Feed, StagedService
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from prorl_zmq import Batch
+    from prorl_zmq.wire.messages.front_door import JobTrace
 
 SHORT = (
     "engines are not ready",
@@ -40,7 +46,7 @@ def staged() -> Iterator[StagedService]:
         yield service
 
 
-def asked(service: StagedService, capsys: pytest.CaptureFixture[str], *what: str) -> dict[str, object]:
+def asked(service: StagedService | TestService, capsys: pytest.CaptureFixture[str], *what: str) -> dict[str, object]:
     """Ask with `--json`."""
     capsys.readouterr()
     assert run("prorl", ["explain", *what, "--json", "--connect", service.front_door]) == 0
@@ -94,7 +100,7 @@ def test_a_job_and_the_newest_work_of_a_running_service(
     assert "more went into tool search" in " ".join(shown.split())
 
     assert run("prorl", ["explain", "nothing", "--connect", staged.front_door]) == 2
-    assert "nothing is no folder and no open batch, and no job nothing" in capsys.readouterr().err
+    assert "nothing is no folder and no batch that is known here, and no job nothing" in capsys.readouterr().err
 
 
 def test_an_open_batch_says_what_it_waits_for(staged: StagedService, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,6 +116,99 @@ def test_an_open_batch_says_what_it_waits_for(staged: StagedService, capsys: pyt
     assert "so far" in found["sentences"][0]
     assert found["notes"][0].startswith("The batch waits for this now: ")
     assert any("is in EVAL on node node-0" in note for note in found["notes"])
+
+
+def batch_of(client: RolloutClient, batch_id: str, **options: object) -> Batch:
+    return client.open_batch(batch_id=batch_id, stop_early=False, **options)  # type: ignore[arg-type]
+
+
+def test_a_batch_is_explained_after_it_was_closed(staged: StagedService, capsys: pytest.CaptureFixture[str]) -> None:
+    with RolloutClient(staged.front_door) as client:
+        with batch_of(client, "closed-1", target_groups=3, group_size=4, keep="all", carry="nothing") as batch:
+            batch.feed(same(3, eval_s=0.5))
+            assert len(list(batch)) == 3
+        client.submit(same(4))  # none of the batch's
+        assert len(list(client.stream())) == 4
+    found = asked(staged, capsys, "closed-1")
+    assert (found["of"], found["finding"]["name"], found["rollouts"]) == ("batch closed-1", "EVAL", 12)
+    assert found["notes"] == []
+    assert asked(staged, capsys, "closed-")["of"] == "batch closed-1"
+
+
+def test_of_a_batch_that_kept_no_group_the_rollouts_are_explained(
+    staged: StagedService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All rewards are equal, so no group is informative."""
+    options = {"target_groups": 2, "group_size": 4, "keep": "informative", "carry": "nothing"}
+    with RolloutClient(staged.front_door) as client, batch_of(client, "dropped", **options) as batch:
+        batch.feed(same(3, tools={"search": 0.4}))
+        assert list(batch) == []
+    found = asked(staged, capsys, "dropped")
+    assert (found["finding"]["kind"], found["finding"]["name"], found["rollouts"]) == ("tool", "search", 12)
+    assert not any("not known what RUN did" in doubt for doubt in found["doubts"])
+
+
+def test_rollouts_that_a_batch_took_over_count_from_when_it_was_opened(
+    staged: StagedService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RolloutClient(staged.front_door, session="carries") as client:
+        with batch_of(client, "first", target_groups=1, group_size=2, keep="all") as batch:
+            batch.feed([*same(1), *same(1, eval_s=2.5)])
+            next(iter(batch))
+            time.sleep(1.0)  # it is met, and its client at its own work
+        with batch_of(client, "second", target_groups=2, group_size=2, keep="all") as batch:
+            batch.feed(same(1))
+            assert len(list(batch)) == 2
+    first, second = asked(staged, capsys, "first"), asked(staged, capsys, "second")
+    assert first["took_s"] < 1.0  # until it was met
+    assert first["rollouts"] == 4
+    assert second["rollouts"] == 4
+    assert second["took_s"] < 2.5  # without what was done before it was opened
+    assert second["finding"]["name"] == "EVAL"
+
+
+def test_rollouts_of_a_batch_that_are_no_longer_kept_are_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_history.JobHistory.__init__, "__defaults__", (8, 2**20))
+    with StagedService(ONE) as few, RolloutClient(few.front_door) as client:
+        with batch_of(client, "old", target_groups=3, group_size=4, keep="all", carry="nothing") as batch:
+            batch.feed(same(3))
+            assert len(list(batch)) == 3
+        found = asked(few, capsys, "old")
+        assert found["rollouts"] == 8
+        assert found["notes"][0].startswith("of its 12 rollouts, 4 are no longer kept: ")
+
+        client.submit(same(8))
+        assert len(list(client.stream())) == 8
+        gone = asked(few, capsys, "old")
+        assert gone["sentences"][0].startswith("Of batch old nothing can be explained: none of its 12 rollouts is kept")
+
+        capsys.readouterr()
+        assert run("prorl", ["explain", "older", "--connect", few.front_door]) == 2
+        said = capsys.readouterr().err
+        assert "older is no folder and no batch that is known here" in said
+        assert "none over a restart" in said
+
+
+def test_a_batch_is_explained_as_far_as_it_is_known_after_the_broker_was_restarted(
+    service: TestService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with service.client() as client:
+        with batch_of(client, "over", target_groups=3, group_size=2, keep="all", carry="nothing") as batch:
+            batch.feed([scripted(), scripted()], last=False)
+            assert len([batch.next_group(20.0) for _ in range(2)]) == 2
+            with pytest.raises(RequestTimeout):
+                batch.next_group(0.1)  # it acknowledges both
+            service.stop_broker("rollout")
+            service.start_rollout_broker()
+            nothing = asked(service, capsys, "over")
+            assert "none of its 4 rollouts is kept any more" in nothing["sentences"][0]
+            batch.feed([scripted()])
+            batch.next_group(20.0)
+        found = asked(service, capsys, "over")
+    assert found["rollouts"] == 2
+    assert found["notes"][0].startswith("of its 6 rollouts, 4 are no longer kept: ")
 
 
 def test_rollout_brokers_are_explained_together_without_one_that_is_silent(
@@ -130,6 +229,44 @@ def test_rollout_brokers_are_explained_together_without_one_that_is_silent(
     assert recorded.recording.slots == {(phase, node): 6 for phase in Phase for node in nodes}
     assert len(recorded.notes) == 1
     assert recorded.notes[0].startswith("rollout-2 does not answer: ")
+
+
+def test_a_job_that_runs_is_compared_with_others_of_its_task(
+    staged: StagedService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RolloutClient(staged.front_door) as client:
+        client.submit(same(4, "staged-b"))
+        assert len(list(client.stream())) == 4
+        (job_id,) = client.submit(same(1, "staged-b", tools={"search": 20.0}))
+        until(lambda: asked(staged, capsys, job_id)["part"] == "RUN", "RUN to be named")
+        found = asked(staged, capsys, job_id)
+        assert (found["task"], found["peers"] >= 4) == ("staged-b", True)
+        assert "so far" in found["sentences"][0]
+        client.cancel([job_id])
+        assert len(list(client.stream())) == 1
+
+
+def test_brokers_whose_clocks_differ_are_explained_by_one_clock(
+    staged: StagedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two services that stand for two brokers, the other one's clock is an hour ahead."""
+    monkeypatch.setattr(recorded_jobs, "IDLE_S", 3600.0)
+
+    class Ahead(AsyncRolloutClient):
+        async def trace(self, job_id: str, **options: Any) -> JobTrace:
+            found = await super().trace(job_id, **options)
+            return msgspec.structs.replace(found, accepted_at=found.accepted_at + 3600.0)
+
+    with StagedService(layout("node-1")) as other:
+        began = time.time()
+        for number, service in enumerate((staged, other)):
+            service.run(same(6, "staged-b"), Feed(), tmp_path / str(number))
+        clients = {"rollout-0": AsyncRolloutClient(staged.front_door), "rollout-1": Ahead(other.front_door)}
+        with RolloutBrokers(clients) as brokers:
+            recorded = recorded_jobs.record_service(brokers, lambda row: row.accepted_at >= began)
+    assert recorded.recording is not None
+    assert len(recorded.recording.rollouts) == 12
+    assert recorded.recording.wall_s < 60.0
 
 
 def test_the_traces_of_a_run_are_beside_its_results(staged: StagedService, tmp_path: Path) -> None:

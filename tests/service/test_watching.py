@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from textual.pilot import Pilot
 
+    from prorl_zmq import Batch
     from prorl_zmq.watching.overview import Update
 
 WAIT_S = 40.0
@@ -184,7 +185,11 @@ def test_an_open_batch_is_seen_from_near(service: TestService, tmp_path: Path) -
             assert (group.state, done.reward, view.current_version) == ("under_way", 0.0, 0)
             assert "1 rollout under way" in view.waits_for
             (tmp_path / "mark.go").touch()
-        with pytest.raises(UnknownBatch):
+        view = operator.views.batch("bat")
+        assert (view.is_closed, view.status.state, view.groups, view.rollouts) == (True, "open", (), 2)
+        service.stop_broker("rollout")
+        service.start_rollout_broker()
+        with pytest.raises(UnknownBatch, match="none over a restart of the rollout broker"):
             operator.views.batch("batch")
 
 
@@ -279,6 +284,41 @@ def test_prorl_top_shows_the_service_and_names_a_broker_that_is_away(service: Te
 
     with job_that_waits(service, tmp_path) as job_id:
         asyncio.run(look())
+
+
+def test_prorl_top_shows_the_open_batches_and_what_each_waits_for(service: TestService, tmp_path: Path) -> None:
+    async def look(batch: Batch) -> None:
+        async with watcher_of(service) as watcher:
+            app = Top(watcher)
+            async with app.run_test(size=(80, 30)) as pilot:
+
+                def screen() -> str:
+                    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+                await shown(pilot, lambda: "INIT" in screen())
+                assert "up for" not in screen()  # the head says it
+                await pilot.press("5")
+                await shown(pilot, lambda: "step-7 waits for 2 more groups to be kept: " in screen())
+                assert "0 of 2" in screen()
+                (line,) = (line for line in screen().splitlines() if "0 of 2" in line)
+                assert ("step-7" in line, "open" in line) == (True, True)
+                assert "1 rollout under way" in screen()
+                (tmp_path / "mark.go").touch()
+                await shown(pilot, lambda: "━ 1 of 2" in screen())
+                assert all(
+                    name in screen() for name in ("groups kept", "under way", "jobs", "dropped", "failed", "q quit")
+                )
+                await asyncio.to_thread(batch.close)
+                await shown(pilot, lambda: "No batch is open." in screen())
+                assert "waits for" not in screen()
+                await pilot.press("q")
+
+    with service.client() as client, client.open_batch(2, 1, keep="all", batch_id="step-7") as batch:
+        batch.feed(scripted(run="wait", mark=str(tmp_path / "mark")), last=False)
+        with pytest.raises(RequestTimeout):
+            batch.next_group(timeout_s=0.0)
+        until(lambda: (tmp_path / "mark.waits").exists(), "RUN to begin")
+        asyncio.run(look(batch))
 
 
 def test_what_others_have_named_is_shown_as_text_of_one_line() -> None:

@@ -58,10 +58,12 @@ class Views:
         return reply.result
 
     def batch(self, batch_id: str, *, timeout_s: float | None = None) -> BatchView:
-        """Show an open batch: its groups, their rollouts, and what it waits for.
+        """Show a batch, by its id or a beginning of it: its groups, their rollouts, and what it waits for.
+
+        Of one that was closed not long ago, only what it came to.
 
         Raises:
-            UnknownBatch: there is none of that id (any more).
+            UnknownBatch: there is none of that id (any more), or more than one.
         """
         reply: BatchView = self._service.ask(ViewBatch(new_id(), batch_id), self._service.until(timeout_s))
         return reply

@@ -119,7 +119,7 @@ class DashboardApi:
         return CancelledBody(jobs=await self._views.cancel(call.path["job_id"]))
 
     async def batch(self, call: Call) -> BatchView:
-        """Show an open batch: its groups, their rollouts, and what it waits for."""
+        """Show a batch: its groups, their rollouts, and what it waits for; of a closed one, what it came to."""
         call.sender.check(ViewBatch(new_id(), call.path["batch_id"]))
         return await self._views.batch(call.path["batch_id"])
 

@@ -207,7 +207,7 @@ class JobTrace(Reply, frozen=True, kw_only=True):
     restarts: tuple[float, ...] = ()
     """When the broker was restarted."""
     outcome: Outcome | None = None
-    """None: the job has not ended; then what follows is not known either."""
+    """None: the job has not ended; then of what follows only its task and its group are known."""
     ended_s: float | None = None
     collected_s: float | None = None
     """When a client acknowledged the result."""

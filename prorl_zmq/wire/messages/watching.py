@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from .base import BatchIdentifier, JobIdentifier, Part, Reply, Request
+from .base import BatchIdentifier, GroupIdentifier, JobIdentifier, Part, Reply, Request
 from .batches import BatchReport, BatchStatus
 from .jobs import Outcome, Phase, Result
 
@@ -98,9 +98,10 @@ class Peeked(Reply, frozen=True):
 
 
 class ViewBatch(Request, frozen=True):
-    """Show the groups of a batch that is open."""
+    """Show the groups of a batch that is open, or what one came to that was closed not long ago."""
 
     batch_id: BatchIdentifier
+    """Or the beginning of one."""
 
 
 class RolloutCell(Part, frozen=True, array_like=True):
@@ -139,11 +140,23 @@ class BatchView(Reply, frozen=True, kw_only=True):
     current_version: int
     """Of the weights."""
     waits_for: str
-    """What the batch waits for now, as a sentence."""
+    """What the batch waits for now, as a sentence; empty: it is closed."""
     groups: tuple[GroupRow, ...] = ()
     """Those under way, the oldest first, then those that its client has not acknowledged."""
     left_out: int = 0
     """Groups that had no room in this reply."""
+    is_closed: bool = False
+    """By its client, or since that was silent for longer than its lease: its groups are shown no more."""
+    begins: str
+    """How the ids of its own groups and jobs begin."""
+    taken_over: tuple[GroupIdentifier, ...] = ()
+    """Groups that it took over from earlier batches."""
+    rollouts: int = 0
+    """Jobs that ran for it: started for it, or taken over as they ran."""
+    opened_at: float | None = None
+    """In seconds since 1970, as is the next one; None: before the broker was restarted."""
+    ended_at: float | None = None
+    """When it needed no more rollouts: met, short, failed, or closed; None: it goes on, or as above."""
 
 
 WatchingRequest = Watch | Peek | ViewBatch

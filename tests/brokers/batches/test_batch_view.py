@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from prorl_zmq.brokers.batches import batch_registry
 from prorl_zmq.brokers.batches import batch_view as module
-from prorl_zmq.brokers.batches.batch_records import Launch
+from prorl_zmq.brokers.batches.batch_records import Launch, RememberedBatch
 from prorl_zmq.brokers.batches.batch_sampler import BatchSampler
-from prorl_zmq.brokers.batches.batch_view import batch_view
+from prorl_zmq.brokers.batches.batch_view import batch_view, closed_view
 from prorl_zmq.brokers.batches.group_filters import KeepInformative
 from prorl_zmq.brokers.batches.prompt import Prompt
 from prorl_zmq.brokers.batches.rollout_group import Rollout
+from prorl_zmq.errors import UnknownBatch
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.batches import BatchOptions
 from prorl_zmq.wire.messages.front_door import FrontDoorReply
@@ -24,12 +28,13 @@ class Batch:
     def __init__(self, name: str = "b", target: int = 2, size: int = 2, **more: Any) -> None:
         self.sampler = BatchSampler(lambda prompt: prompt.job.job_id)
         self.running: list[str] = []
+        self.now = 0.0
         self.open(name, target, size, **more)
 
     def open(self, name: str, target: int = 2, size: int = 2, **more: Any) -> None:
         self.name = name
         options = BatchOptions(target_groups=target, group_size=size, **more)
-        self.sampler.open("s", name, options, KeepInformative(), 0.0, key=f"key-{name}")
+        self.sampler.open("s", name, options, KeepInformative(), self.now, key=f"key-{name}")
 
     def feed(self, *names: str, last: bool = False) -> None:
         prompts = [
@@ -44,13 +49,20 @@ class Batch:
 
     def complete(self, *rewards: float, version: int = 0) -> None:
         for reward in rewards:
-            self.sampler.job_completed(Rollout(self.running.pop(0), reward, 10, version, 1.5), 0.0)
+            self.sampler.job_completed(Rollout(self.running.pop(0), reward, 10, version, 1.5), self.now)
 
-    def view(self) -> BatchView:
-        batch = self.sampler.registry.batch(self.name)
-        view = batch_view("r", batch, batch.status(), self.sampler.version, lambda job_id: 30.0 + int(job_id[-1]))
+    def view(self, name: str = "") -> BatchView:
+        batch, version = self.sampler.registry.look_for(name or self.name), self.sampler.version
+        if isinstance(batch, RememberedBatch):
+            view = closed_view("r", batch, version, wall)
+        else:
+            view = batch_view("r", batch, batch.status(), version, lambda job_id: 30.0 + int(job_id[-1]), wall)
         assert codec.decode(codec.encode(view), FrontDoorReply) == view
         return view
+
+
+def wall(time: float | None) -> float | None:
+    return time + 1000.0 if time is not None else None
 
 
 def test_each_place_of_a_group_says_what_fills_it() -> None:
@@ -112,6 +124,60 @@ def test_a_group_of_an_earlier_batch_is_named_as_one() -> None:
     batch.feed("q")
     batch.launch(4)
     assert [(row.prompt_id, row.carried_over) for row in batch.view().groups] == [("p", True), ("q", False)]
+
+
+def test_of_a_closed_batch_it_is_known_what_it_came_to_and_which_jobs_were_its_own() -> None:
+    batch = Batch("first", target=1, size=2)
+    batch.feed("p", "q")
+    batch.launch(4)
+    batch.now = 5.0
+    batch.complete(0.0, 1.0)
+    batch.now = 7.0
+    batch.sampler.close("first", 7.0)
+    first = batch.view("first")
+    assert (first.is_closed, first.status.state, first.status.in_flight, first.groups) == (True, "met", 0, ())
+    assert (first.waits_for, first.report.kept_groups, first.report.carried) == ("", 1, 4)
+    assert (first.begins, first.taken_over, first.rollouts) == ("key-first.", (), 4)
+    assert (first.opened_at, first.ended_at) == (1000.0, 1005.0)  # when it was met, not when it was closed
+
+    batch.now = 8.0
+    batch.open("second", target=2, size=2)
+    batch.launch(1)
+    second = batch.view()
+    assert (second.is_closed, second.ended_at, second.opened_at) == (False, None, 1008.0)
+    assert sorted(second.taken_over) == ["key-first.1", "key-first.2"]
+    assert (second.report.adopted, second.rollouts) == (4, 2)  # two of them had ended before
+    batch.now = 9.0
+    batch.sampler.close("second", 9.0)
+    assert batch.view("second").ended_at == 1009.0
+
+
+def test_a_batch_whose_client_is_gone_is_remembered_as_a_closed_one() -> None:
+    batch = Batch()
+    batch.feed("p")
+    batch.launch(1)
+    batch.sampler.close_session("s", 3.0)
+    view = batch.view()
+    assert (view.is_closed, view.ended_at, view.status.in_flight, view.rollouts) == (True, 1003.0, 0, 1)
+
+
+def test_batches_are_looked_for_by_the_beginning_of_an_id(monkeypatch: Any) -> None:
+    monkeypatch.setattr(batch_registry, "REMEMBERED_LIMIT", 2)
+    batch = Batch("step-1")
+    for number in (2, 3, 4):
+        batch.sampler.close(batch.name, 0.0)
+        batch.open(f"step-{number}")
+    assert (batch.view("step-4").is_closed, batch.view("step-3").is_closed) == (False, True)
+    with pytest.raises(
+        UnknownBatch, match=r"3 batches have an id that begins with step: step-2, step-3, step-4; "
+    ) as refused:
+        batch.view("step")
+    assert refused.value.fields["matches"] == 3
+    with pytest.raises(UnknownBatch, match="no batch step-1: it was never opened here, or it was closed so long ago"):
+        batch.view("step-1")
+    batch.sampler.close("step-4", 0.0)
+    batch.open("step-4")
+    assert not batch.view("step-4").is_closed  # the open one comes first
 
 
 def test_what_a_reply_cannot_hold_is_counted(monkeypatch: Any) -> None:

@@ -12,7 +12,7 @@ from prorl_zmq.security.rights import Sender
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.base import KeyRole
 from prorl_zmq.wire.messages.batches import BatchOptions, Feed, OpenBatch
-from prorl_zmq.wire.messages.front_door import Refused
+from prorl_zmq.wire.messages.front_door import Refused, Trace
 from prorl_zmq.wire.messages.jobs import BlockHandle, Outcome, Phase, Result
 from prorl_zmq.wire.messages.stages import StageReport
 from prorl_zmq.wire.messages.watching import BatchView, Peek, Peeked, ViewBatch, Watch, Watched
@@ -50,6 +50,9 @@ def test_a_watcher_is_told_of_each_job_once_as_it_is_now_and_then_only_what_is_n
     join(door, slots=1)
     (row,) = watch(door, first).jobs
     assert (row.job_id, row.place, row.node, row.stage_id) == ("a", "held", "node-1", "init-1")
+    assert [(trace.task, trace.group_id, trace.outcome) for trace in [door.ask(Trace("trace", "a"))]] == [
+        ("math", "g", None)
+    ]
     door.perform(door.table.cancel("b", 0.0))
     second = watch(door, first)
     assert [(row.job_id, row.place, row.outcome) for row in second.jobs] == [
@@ -116,7 +119,7 @@ def test_a_batch_of_any_session_can_be_looked_at() -> None:
     assert [(cell.state, cell.seconds, cell.staleness) for cell in group.cells] == [("running", 5.0, 0)] * 2
     assert group.cells[0].job_id in door.table
     reply = door.ask(ViewBatch("view", "another"))
-    assert (reply.error.code, reply.error.fields) == ("unknown_batch", {"batch_id": "another"})
+    assert (reply.error.code, reply.error.fields) == ("unknown_batch", {"batch_id": "another", "matches": 0})
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ const SHAPES = {
   ended: { outcomes: {} },
   batch: { problem: "", dropped: 0, failed: 0, failures: {}, given_up: 0 },
   report: { launched: 0, completed: 0, failed: 0, adopted: 0, dropped_groups: 0, given_up_groups: 0, wasted: {} },
-  batchView: { groups: [], left_out: 0 },
+  batchView: { groups: [], left_out: 0, is_closed: false },
   backends: { backends: [], waiting: 0, starts: [] },
   backendStatus: { problem: "", next_try_s: null, load: null, silent_s: null, lease_s: 0 },
   backend: { model: "", weight_version: 0, node: "local", max_in_flight: 256, context_tokens: 0, version: "" },

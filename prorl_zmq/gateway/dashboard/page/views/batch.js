@@ -26,7 +26,7 @@ export function batch({ path: [id] }) {
       problem = error.message;
     }
     asking = false;
-    lookAt = Date.now() + (problem ? 10 : 1) * AGAIN_MS;
+    lookAt = Date.now() + (problem || seen.is_closed ? 10 : 1) * AGAIN_MS;
     draw();
   }
 
@@ -35,7 +35,7 @@ export function batch({ path: [id] }) {
       element,
       h("p", { class: "path" }, link("#/batches", null, "Batches"), " / ", h("code", null, id)),
       problem ? h("p", { class: "note", role: "alert" }, problem) : null,
-      seen ? content(seen, !problem) : null,
+      seen ? content(seen, !problem && !seen.is_closed) : null,
     );
   }
 
@@ -55,6 +55,7 @@ function content(view, isOpen) {
   const wasted = Object.entries(report.wasted);
   return [
     h("div", { class: "title" }, h("h1", null, "Batch"), isOpen ? badge(status.state) : null),
+    view.is_closed ? h("p", { class: "note" }, "This batch is closed. This is what it came to.") : null,
     status.problem
       ? h("p", { class: "note bad" }, status.problem)
       : waitsFor && isOpen
@@ -81,8 +82,12 @@ function content(view, isOpen) {
         wasted.map(([why, number]) => `${number} ${words(why)}`).join(", "),
       ),
     ),
-    card("Groups under way", null, legend(), rows(groups.filter((each) => each[2] === "under_way"))),
-    card("Kept, and not acknowledged by its client", null, rows(groups.filter((each) => each[2] !== "under_way"))),
+    view.is_closed
+      ? null
+      : [
+          card("Groups under way", null, legend(), rows(groups.filter((each) => each[2] === "under_way"))),
+          card("Kept, and not acknowledged by its client", null, rows(groups.filter((each) => each[2] !== "under_way"))),
+        ],
     leftOut ? h("p", { class: "quiet small" }, `${count(leftOut)} more groups are not shown.`) : null,
   ];
 }
