@@ -27,7 +27,7 @@ from chaos_client import Options
 from chaos_nodes import make_nodes
 
 from prorl_zmq import AsyncRolloutClient
-from prorl_zmq.inference.base_policy import build_base_policy
+from prorl_zmq.inference.base_policy import base_policy
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.system.processes import ISOLATED, die_with_parent
 from prorl_zmq.tools.processes import become_subreaper, descendants
@@ -191,7 +191,7 @@ class Pipeline:
         for folder in (self.temporary, self.logs, self._packages):
             folder.mkdir()
         _install_engine(self._packages)
-        (await asyncio.to_thread(build_base_policy)).save(self.weights)
+        base_policy().save(self.weights)
         await self._start_service()
 
     async def _start_service(self) -> None:

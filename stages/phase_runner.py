@@ -56,7 +56,6 @@ from .handler import (
     RunPhase,
     failure_of,
 )
-from .harness.rollout import ChosenHarness
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +74,7 @@ if TYPE_CHECKING:
     from ..wire.messages.stages import StartPhase
     from .backend_client import BackendClient
     from .grading.grader_pool import GraderPool
+    from .harness.rollout import ChosenHarness
     from .sandbox_handoff import SandboxHandoff
 
 log = logging.getLogger("prorl.stage")
@@ -150,7 +150,10 @@ class PhaseRunner:
     async def _phase(self) -> PhaseDone:
         instance = self.handler.parse_instance(self.job)
         choice = self.handler.harness(self.job, instance)
-        self._harness = ChosenHarness.find(choice) if choice is not None else None
+        if choice is not None:
+            from .harness.rollout import ChosenHarness  # with aiohttp, which takes half of a process's start
+
+            self._harness = ChosenHarness.find(choice)
         if self.command.sandbox is not None:
             self._sandbox = await self.sandboxes.attach(self.command.sandbox)
         match self.command.phase:

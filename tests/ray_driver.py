@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from prorl_zmq.demo.grpo import Grpo, GrpoSettings
 from prorl_zmq.demo.tasks import make_jobs
 from prorl_zmq.errors import ProrlError
-from prorl_zmq.inference.base_policy import build_base_policy
+from prorl_zmq.inference.base_policy import base_policy
 from prorl_zmq.integrations.ray import RayNode, RayService, start
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def lose(cluster: Cluster, machines: list[Any], nodes: list[RayNode]) -> None:
 
 
 def train(service: RayService, folder: Path, seen: dict[str, Any], lose_one: Callable[[], None]) -> None:
-    learner = Grpo(build_base_policy(), GrpoSettings(steps=STEPS, groups=GROUPS, group_size=GROUP_SIZE))
+    learner = Grpo(base_policy(), GrpoSettings(steps=STEPS, groups=GROUPS, group_size=GROUP_SIZE))
     seen["rewards"], seen["outcomes"] = [], []
     with service.client(timeout_s=15) as client:
         for step in range(STEPS):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..client.blocking.client import RolloutClient
-from ..inference.base_policy import build_base_policy
+from ..inference.base_policy import base_policy
 from ..inference.tokenizer import decode
 from ..trackers import rollout_values, sample_conversations
 from .display import draw_rewards
@@ -66,8 +66,7 @@ class Demo(Trainer["list[Trajectory]", StepStats]):
     def __init__(
         self, out: Path, seed: int, settings: GrpoSettings, sandbox: str, display: Display, tracker: Tracker
     ) -> None:
-        display.say("building the base policy (what a pretrained model would be)")
-        super().__init__(out, Grpo(build_base_policy(), settings, seed))
+        super().__init__(out, Grpo(base_policy(), settings, seed))
         self._out = out
         self._display = display
         self._tracker = tracker

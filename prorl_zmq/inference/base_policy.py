@@ -1,6 +1,8 @@
-"""The base policy: plays the part of a pretrained model, and is trained here in a few seconds, the same each time.
+"""The base policy: plays the part of a pretrained model. It comes with the package, trained by what is here.
 
-It learns from random transcripts in which the instruction, the command and the destination are drawn independently of
+    python -m prorl_zmq.inference.base_policy prorl_zmq/inference/base_policy.npz
+
+It learnt from random transcripts in which the instruction, the command and the destination are drawn independently of
 each other. So it knows the syntax of a tool call, a number of shell commands, and that a turn after a tool's answer
 ends the work; sometimes it answers without calling a tool, since half-trained models do. It cannot know which command
 or destination an instruction asks for, as nothing in its data says so: that is left to reinforcement learning. The
@@ -9,6 +11,8 @@ instructions are sentences of random words, of which the demo's tasks are not a 
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +40,7 @@ DIRECT_ANSWERS = 0.08
 SILENT_COMMANDS = 0.7
 """Share of tool calls whose answer is `[no output]`."""
 
+FILE = Path(__file__).with_suffix(".npz")
 _STEPS = 300
 _TRANSCRIPTS = 24
 """Transcripts of one training step."""
@@ -59,8 +64,12 @@ _NOISE = np.concatenate([encode(piece) for piece in (*WORD_PIECES, *_FILES)])
 """Ids that prompts and tools' answers are made of."""
 
 
-def build_base_policy(seed: int = 0, shape: PolicyShape | None = None) -> Policy:
-    """Train a base policy from nothing, in a few seconds on one core."""
+def base_policy() -> Policy:
+    return Policy.load(FILE)
+
+
+def train_base_policy(seed: int = 0, shape: PolicyShape | None = None) -> Policy:
+    """Train one from nothing, in a few seconds on one core."""
     with one_blas_thread():
         return _train(Policy.initial(shape or PolicyShape(), seed), np.random.default_rng(seed))
 
@@ -113,3 +122,7 @@ def _words(random: np.random.Generator, least: int, most: int) -> NDArray[np.int
     anything = random.integers(0, VOCABULARY_SIZE, count, np.int32)
     words = _NOISE[random.integers(0, len(_NOISE), count)]
     return np.where(random.random(count) < 0.15, anything, words)
+
+
+if __name__ == "__main__":
+    train_base_policy().save(Path(sys.argv[1]))

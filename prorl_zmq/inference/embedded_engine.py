@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import InvalidWeights
 from ..wire.messages.backends import ChatSettings
-from .base_policy import build_base_policy
+from .base_policy import base_policy
 from .engine import EngineDescription
 from .local_engine import LocalEngine
 from .policy import Policy
@@ -50,12 +50,12 @@ class EmbeddedEngine(LocalEngine):
 
 
 def load_embedded_engine(model: Path | None, weight_version: int = 0) -> EmbeddedEngine:
-    """Return an engine with the policy of an .npz file; None: the base policy, which takes some seconds.
+    """Return an engine with the policy of an .npz file; None: the base policy.
 
     Raises:
         InvalidWeights: the model cannot be used.
     """
-    policy = build_base_policy() if model is None else Policy.load(model)
+    policy = base_policy() if model is None else Policy.load(model)
     if policy.shape.vocabulary != VOCABULARY_SIZE:
         raise InvalidWeights(
             f"{model} has {policy.shape.vocabulary} tokens, the embedded chat format {VOCABULARY_SIZE}", path=str(model)

@@ -5,7 +5,7 @@ import pytest
 
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.inference import base_policy
-from prorl_zmq.inference.base_policy import COMMANDS, build_base_policy
+from prorl_zmq.inference.base_policy import COMMANDS, train_base_policy
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.embedded_chat import encode_message, generation_prompt
 from prorl_zmq.inference.policy import Policy, log_softmax
@@ -14,9 +14,10 @@ from prorl_zmq.inference.tokenizer import CALL_END, CALL_PRELUDE, IM_END, TOOL_C
 NEWLINE = encode("\n")
 
 
-@pytest.fixture(scope="module")
-def base() -> Policy:
-    return build_base_policy()
+@pytest.fixture(scope="module", params=[base_policy.base_policy, train_base_policy], ids=["packaged", "trained here"])
+def base(request: pytest.FixtureRequest) -> Policy:
+    policy: Policy = request.param()
+    return policy
 
 
 def next_token(policy: Policy, *parts: object) -> np.ndarray:
@@ -46,9 +47,16 @@ def test_it_ends_after_a_tools_answer(base: Policy) -> None:
 
 def test_it_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base_policy, "_STEPS", 3)
-    first, second = build_base_policy(5), build_base_policy(5)
+    first, second = train_base_policy(5), train_base_policy(5)
     for name, value in first.parameters.items():
         np.testing.assert_array_equal(value, second.parameters[name])
+
+
+def test_the_packaged_one_is_what_training_gives() -> None:
+    """But for what processors and BLAS libraries round otherwise."""
+    packaged, trained = base_policy.base_policy(), train_base_policy()
+    for name, value in packaged.parameters.items():
+        np.testing.assert_allclose(value, trained.parameters[name], atol=1e-3)
 
 
 def test_no_command_needs_an_escape_in_json() -> None:
