@@ -189,6 +189,7 @@ class StageProcess:
                     await asyncio.gather(counting, return_exceptions=True)
                     metrics.close()
         finally:
+            await asyncio.sleep(0)  # libuv aborts when a socket closes in the iteration that registered it
             context.destroy(linger=1000)
 
     def _note_pause(self, pause_s: float) -> None:

@@ -120,6 +120,7 @@ class JobTracer:
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
+            log.warning("the process that makes spans has not exported its last ones in %g s, and is ended", END_S)
             self._process.kill()
             self._process.wait()
         if self._dropped:

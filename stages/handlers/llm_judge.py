@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...errors import ConfigError, EngineFailed, GraderFailed, JudgeUnreachable
-from ...inference.http.connections import Connections
 from ..cut_text import cut_text
 
 if TYPE_CHECKING:
@@ -100,6 +99,8 @@ class LlmJudge:
     """Asks one model. Made on a running loop, and closed by its user; `ConfigError`: the address is none."""
 
     def __init__(self, url: str, model: str, key: str = "", *, try_s: float = TRY_S, retry_s: float = RETRY_S) -> None:
+        from ...inference.http.connections import Connections  # with aiohttp
+
         # The connections do not retry by themselves: one loop decides on all retries.
         base = url.rstrip("/").removesuffix("/v1")
         self._connections = Connections(base, limit=CONNECTIONS, api_key=key or None, retry_s=0.0)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from ...errors import ConfigError, InvalidEndpoint
 from ...tasks.stem import ROW_FORMATS, StemInstance
-from ...tools.http_search import TAVILY, HttpSearchProvider
 from ...tools.search import SearchTool
 from ...tools.toolbox import ToolName
 from ...wire.messages.jobs import Outcome
@@ -109,6 +108,8 @@ class StemHandler(AgentHandler[StemInstance]):
 
     def _provider(self) -> SearchProvider:
         if self._search is None:
+            from ...tools.http_search import TAVILY, HttpSearchProvider  # with aiohttp
+
             key = next((name for name in (SEARCH_KEY, TAVILY_KEY) if os.environ.get(name, "").strip()), SEARCH_KEY)
             self._search = HttpSearchProvider(os.environ.get(SEARCH_URL, "").strip() or TAVILY, key)
         return self._search

@@ -89,6 +89,14 @@ def test_wrong_task_file(content: str, said: str, tmp_path: Path) -> None:
     assert said in complaint(run("prorl", "submit", str(file)))
 
 
+@pytest.mark.parametrize("program", [("prorl-stage", "--role", "run"), ("prorl-engine",)])
+def test_endpoint_that_others_may_bind(program: tuple[str, ...], tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    assert "others may write to" in complaint(run(*program, "--connect", f"ipc://{shared}/broker", cwd=tmp_path))
+
+
 def test_service_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     done = run("prorl", "status", "--connect", f"ipc://{tmp_path}/door")
     assert done.returncode == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -204,6 +205,11 @@ def test_what_the_span_process_does_not_read_in_time_is_dropped_by_whole_jobs(
         history.note(Queued(str(number), 1, Phase.INIT, None), 10.0)
         end(history, str(number))
         tracer.ended(str(number))
+        if number == 0:
+            tracer.flush()
+            receiver.wait(lambda spans: of_job(spans, "0"))  # its process has started
+            tracer._process.send_signal(signal.SIGSTOP)
+    tracer._process.send_signal(signal.SIGCONT)
     tracer.close()
     dropped = int(caplog.records[-1].getMessage().split()[3])
     assert 0 < dropped < count
