@@ -34,6 +34,7 @@ class ChildPlan:
     python: str = sys.executable
     role: str = ""
     """A stage process's."""
+    serves_http: bool = False
 
     @property
     def process(self) -> str:
@@ -134,21 +135,24 @@ def _gateway(topology: Topology, place: list[str]) -> ChildPlan:
     settings = topology.gateway
     flags = _given({"--tokenizer": settings.tokenizer, "--runs": topology.dashboard.runs})
     more = [] if settings.use_llm_servers else ["--no-llm-servers"]
-    return ChildPlan("gateway", ("prorl", "gateway", *_listening(settings), *flags, *more, *place), STAGE_RANK)
+    arguments = ("prorl", "gateway", *_listening(settings), *flags, *more, *place)
+    return ChildPlan("gateway", arguments, STAGE_RANK, serves_http=True)
 
 
 def _metrics(settings: MetricsSettings, place: list[str]) -> list[ChildPlan]:
     """Return what serves the metrics of this run folder alone: a gateway that knows nothing else."""
     if not settings.bind:
         return []
-    return [ChildPlan("metrics", ("prorl", "gateway", "--metrics-only", *_listening(settings), *place), STAGE_RANK)]
+    arguments = ("prorl", "gateway", "--metrics-only", *_listening(settings), *place)
+    return [ChildPlan("metrics", arguments, STAGE_RANK, serves_http=True)]
 
 
 def _dashboard(topology: Topology, place: list[str]) -> ChildPlan:
     settings = replace(topology.gateway, bind=topology.dashboard.bind)
     flags = _given({"--runs": topology.dashboard.runs})
     flags += ["--read-only"] if topology.dashboard.read_only else []
-    return ChildPlan("dashboard", ("prorl", "dashboard", *_listening(settings), *flags, *place), STAGE_RANK)
+    arguments = ("prorl", "dashboard", *_listening(settings), *flags, *place)
+    return ChildPlan("dashboard", arguments, STAGE_RANK, serves_http=True)
 
 
 def _listening(settings: GatewaySettings | MetricsSettings) -> list[str]:

@@ -39,7 +39,7 @@ from ..errors import ConfigError, EndpointInUse, ProrlError
 from ..security.keyring import Keyring
 from ..system.logs import one_line
 from ..system.open_files import raise_open_files
-from ..system.processes import ISOLATED, begin_session, stop_signals
+from ..system.processes import ISOLATED, begin_session, listens_at_tcp, stop_signals
 from ..wire.messages.backends import ListBackends, ReportStarts
 from ..wire.messages.base import new_id
 from .checks import check_python
@@ -87,7 +87,7 @@ class Startup(NamedTuple):
     """How far a service's start has come."""
 
     there: int
-    """Processes that have reported to their broker; the brokers count once they answer."""
+    """Processes that have reported to their broker, or listen, as HTTP servers do; brokers count once they answer."""
     total: int
     missing: str
     """What is waited for, for people."""
@@ -329,8 +329,9 @@ class Supervisor:
             on_ready()
 
     async def _startup(self) -> AsyncIterator[Startup]:
-        """Say what is missing, whenever that changes, until every process has reported to its broker."""
-        said: Startup | None = None
+        """Say what is missing, whenever that changes, until every process has reported to its broker, or listens."""
+        said = nothing = Startup(0, len(self._plans), "the brokers")
+        yield said
         clients: list[AsyncRolloutClient] = []
         keys = self._places.client_keys
         async with AsyncExitStack() as opened:
@@ -343,7 +344,7 @@ class Supervisor:
                     self._note_backends(await clients[0].backends.list())
                     startup = self._compared(statuses)
                 except ProrlError:
-                    startup = Startup(0, len(self._plans), "the brokers")
+                    startup = nothing
                 if startup.there == startup.total:
                     return
                 if startup != said:
@@ -355,7 +356,8 @@ class Supervisor:
         """Compare what has reported with what was planned; engines that failed are not waited for."""
         failed = self._engines.failed()
         planned = [plan for plan in self._plans if plan.name not in failed]
-        wanted = {plan.name for plan in planned if plan.name in self._engines} - self._backend_ids
+        engines = {plan.name for plan in planned if plan.name in self._engines}
+        wanted = (engines - self._backend_ids) | {plan.name for plan in planned if self._is_silent(plan)}
         parts = sorted(wanted)
         missing = len(wanted)
         for role, count in Counter(plan.role for plan in planned if plan.role).items():
@@ -364,6 +366,11 @@ class Supervisor:
                 missing += lacking
                 parts.append(f"{lacking} {role} process{'es' if lacking > 1 else ''}")
         return Startup(len(planned) - missing, len(planned), ", ".join(parts))
+
+    def _is_silent(self, plan: ChildPlan) -> bool:
+        """Return whether a child that is an HTTP server takes no connections yet."""
+        child = self._children.get(plan.name)
+        return plan.serves_http and (child is None or not listens_at_tcp(child.pid))
 
     def _reported(self, role: str, count: int, statuses: Sequence[ServiceStatus]) -> int:
         """Return how many stage processes of a role have reported; a node reports its own as one, to each broker."""

@@ -1,4 +1,4 @@
-"""Small things about processes that Python does not have: dying with the parent, signals that end an asyncio loop."""
+"""Small things about processes that Python does not have: ends with the parent, signals that end a loop, listeners."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ ISOLATED = ("-P",)
 
 AUTOGROUP = Path("/proc/self/autogroup")
 _PR_SET_PDEATHSIG = 1
+_STATE, _INODE, _LISTENING = 3, 9, "0A"
+"""Columns of /proc/net/tcp (proc(5)), and what the first of them says."""
 
 
 def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
@@ -60,3 +62,19 @@ def stop_signals(stop: Callable[[], None], *more: signal.Signals) -> Iterator[No
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+def listens_at_tcp(pid: int) -> bool:
+    """Return whether a process of this user's takes TCP connections; False once it has ended."""
+    place = Path(f"/proc/{pid}")
+    try:
+        tables = "".join((place / "net" / name).read_text(encoding="ascii") for name in ("tcp", "tcp6"))
+        fields = (line.split() for line in tables.splitlines())
+        listening = {f"socket:[{row[_INODE]}]" for row in fields if row[_STATE] == _LISTENING}
+        for each in (place / "fd").iterdir():
+            with contextlib.suppress(OSError):  # closed a moment ago
+                if str(each.readlink()) in listening:
+                    return True
+    except OSError:
+        pass
+    return False

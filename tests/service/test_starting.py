@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from contextlib import contextmanager
@@ -120,6 +121,19 @@ def test_an_engine_that_fails_twice_and_then_works_serves() -> None:
         # Once ready it is restarted as before, and its starts are counted from there.
         os.kill(served.child("--name engine-0"), signal.SIGKILL)
         until(lambda: starts(served) == 4, "a restart")
+
+
+def test_a_port_that_is_taken_ends_the_service_before_it_is_ready() -> None:
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder, socket.create_server(("127.0.0.1", 0)) as other:
+        bind = f"127.0.0.1:{other.getsockname()[1]}"
+        served = Served(Path(folder), f'[dashboard]\nbind = "{bind}"\n')
+        try:
+            assert served.process.wait(60) == 2
+            served.wait_line("dashboard cannot work with its settings")
+        finally:
+            served.close()
+        assert any(f"{bind} is in use" in line for line in served.lines)
+        assert not any("ready at" in line for line in served.lines)
 
 
 def test_a_child_that_cannot_be_started_is_retried() -> None:
