@@ -21,6 +21,8 @@ TEST_WORKERS ?= 4
 SOURCES := $(shell find prorl_zmq brokers stages tools -name '*.py' -o -name '*.toml' -o -name '*.npz' -o -name py.typed) setup.cfg pyproject.toml
 # Behind the system's own programs: a bubblewrap that was unpacked below $(VENV) (see .ci/get_bubblewrap.sh).
 export PATH := $(PATH):$(BIN)
+# To keep what pytest makes of the tests saves each of its processes ten seconds.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: demo test proof service-proof engine-proof vllm trainers harnesses lint types client docs bench clean help

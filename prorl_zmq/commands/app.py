@@ -7,39 +7,14 @@ interrupted.
 from __future__ import annotations
 
 import logging
+from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .. import errors
 from ..system.logs import say, start_logging
-from . import (
-    backends,
-    cluster,
-    dashboard,
-    demo,
-    engine,
-    evaluate,
-    explain,
-    gateway,
-    harnesses,
-    images,
-    init,
-    job,
-    jobs,
-    journal,
-    k8s,
-    keys,
-    machine,
-    node,
-    nodes,
-    service,
-    stage,
-    tasks,
-    top,
-    view,
-)
 
 FAILED, USAGE_ERROR, CANNOT_START, INTERRUPTED = 1, 2, 3, 130
 CALLERS_FAULT = (
@@ -59,6 +34,41 @@ CALLERS_FAULT = (
     errors.UnknownJob,
     errors.UnknownTask,
 )
+COMMANDS = {
+    "demo": "demo:demo",
+    "init": "init:init",
+    "serve": "service:serve",
+    "up": "cluster:up",
+    "nodes": "nodes:nodes",
+    "scale": "cluster:scale",
+    "drain": "cluster:drain",
+    "down": "cluster:down",
+    "keep": "cluster:keep",
+    "node": "node:node",
+    "gateway": "gateway:gateway",
+    "dashboard": "dashboard:dashboard",
+    "submit": "jobs:submit",
+    "status": "jobs:status",
+    "top": "top:top",
+    "cancel": "jobs:cancel",
+    "job": "job:job",
+    "explain": "explain:explain",
+    "eval": "evaluate:evaluate",
+    "view": "view:view",
+    "tasks": "tasks:commands",
+    "backends": "backends:commands",
+    "keys": "keys:commands",
+    "journal": "journal:commands",
+    "image": "images:commands",
+    "k8s": "k8s:commands",
+    "harness": "harnesses:commands",
+    "doctor": "machine:doctor",
+    "broker": "service:broker",
+}
+"""The commands of `prorl`, in the order of its help."""
+HIDDEN = {"keep"}
+PROGRAMS = {"prorl-stage": "stage:stage", "prorl-engine": "engine:engine"}
+"""The programs beside it."""
 
 
 def new_typer(help_text: str) -> typer.Typer:
@@ -72,64 +82,44 @@ def new_typer(help_text: str) -> typer.Typer:
     )
 
 
-prorl = new_typer(
-    "Rollouts of LLM agents for RL training, as a ZeroMQ service. Start with `prorl demo`, then `prorl init`, "
-    "`prorl serve` and `prorl submit`."
-)
-prorl.command("demo")(demo.demo)
-prorl.command("init")(init.init)
-prorl.command("serve")(service.serve)
-prorl.command("up")(cluster.up)
-prorl.command("nodes")(nodes.nodes)
-prorl.command("scale")(cluster.scale)
-prorl.command("drain")(cluster.drain)
-prorl.command("down")(cluster.down)
-prorl.command("keep", hidden=True)(cluster.keep)
-prorl.command("node")(node.node)
-prorl.command("gateway")(gateway.gateway)
-prorl.command("dashboard")(dashboard.dashboard)
-prorl.command("submit")(jobs.submit)
-prorl.command("status")(jobs.status)
-prorl.command("top")(top.top)
-prorl.command("cancel")(jobs.cancel)
-prorl.command("job")(job.job)
-prorl.command("explain")(explain.explain)
-prorl.command("eval")(evaluate.evaluate)
-prorl.command("view")(view.view)
-prorl.add_typer(tasks.commands, name="tasks")
-prorl.add_typer(backends.commands, name="backends")
-prorl.add_typer(keys.commands, name="keys")
-prorl.add_typer(journal.commands, name="journal")
-prorl.add_typer(images.commands, name="image")
-prorl.add_typer(k8s.commands, name="k8s")
-prorl.add_typer(harnesses.commands, name="harness")
-prorl.command("doctor")(machine.doctor)
-prorl.add_typer(service.broker, name="broker")
-
-prorl_stage = new_typer("A stage process.")
-prorl_stage.command("prorl-stage")(stage.stage)
-
-prorl_engine = new_typer("An engine host.")
-prorl_engine.command("prorl-engine")(engine.engine)
+def run(program: str, arguments: list[str]) -> int:
+    """Run one of the programs with its arguments; return its exit code."""
+    if program not in PROGRAMS:
+        arguments = arguments or ["--help"]
+    return run_program(program, program_of(program, arguments), arguments)
 
 
-@prorl.callback(invoke_without_command=True)
+def program_of(program: str, arguments: list[str]) -> typer.Typer:
+    """Return a program; of `prorl` only the command that is meant, since all of them take 0.1 s to import."""
+    if program in PROGRAMS:
+        alone = new_typer("")
+        alone.command(program)(_load(PROGRAMS[program]))
+        return alone
+    prorl = new_typer(
+        "Rollouts of LLM agents for RL training, as a ZeroMQ service. Start with `prorl demo`, then `prorl init`, "
+        "`prorl serve` and `prorl submit`."
+    )
+    prorl.callback(invoke_without_command=True)(_version)
+    for name in arguments[:1] if arguments[0] in COMMANDS else COMMANDS:
+        command = _load(COMMANDS[name])
+        if isinstance(command, typer.Typer):
+            prorl.add_typer(command, name=name)
+        else:
+            prorl.command(name, hidden=name in HIDDEN)(command)
+    return prorl
+
+
+def _load(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(f".{module}", __package__), name)
+
+
 def _version(
     show: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
 ) -> None:
     if show:
         print(f"prorl-zmq {version('prorl-zmq')}")
         raise typer.Exit
-
-
-DEFAULT_ARGUMENTS = {"prorl": ["--help"], "prorl-stage": [], "prorl-engine": []}
-"""What a program does without arguments."""
-PROGRAMS = {"prorl": prorl, "prorl-stage": prorl_stage, "prorl-engine": prorl_engine}
-
-
-def run(program: str, arguments: list[str]) -> int:
-    """Run one of the programs with its arguments; return its exit code."""
-    return run_program(program, PROGRAMS[program], arguments or DEFAULT_ARGUMENTS[program])
 
 
 def run_program(program: str, app: typer.Typer, arguments: list[str]) -> int:

@@ -20,7 +20,7 @@ import typer
 from needed import usable
 
 from prorl_zmq import Job, RolloutClient, Sampling
-from prorl_zmq.commands.app import PROGRAMS
+from prorl_zmq.commands.app import program_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +89,9 @@ class Machines:
         os.chdir(home)
         os.environ["HOME"] = str(home)
         try:
-            typer.main.get_command(PROGRAMS[program]).main(arguments, prog_name=program, standalone_mode=False)
+            typer.main.get_command(program_of(program, arguments)).main(
+                arguments, prog_name=program, standalone_mode=False
+            )
         finally:
             os.chdir(before)
 
