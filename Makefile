@@ -18,6 +18,7 @@ TORCH ?= $(if $(shell command -v nvidia-smi),,-c .ci/cpu_torch.txt)
 # Most tests wait for processes and time limits, not for a core. Proofs take long, and real engines all cores, so they
 # run apart; pytest says 5 where it found no tests, as with PYTEST_ARGS for a part.
 TEST_WORKERS ?= 4
+PROOF_WORKERS ?= 3
 SOURCES := $(shell find prorl_zmq brokers stages tools -name '*.py' -o -name '*.toml' -o -name '*.npz' -o -name py.typed) setup.cfg pyproject.toml
 # Behind the system's own programs: a bubblewrap that was unpacked below $(VENV) (see .ci/get_bubblewrap.sh).
 export PATH := $(PATH):$(BIN)
@@ -52,7 +53,7 @@ test: $(VENV)/.test
 proof: service-proof engine-proof
 
 service-proof: $(VENV)/.bench
-	$(BIN)/pytest -n 2 --dist loadgroup -m proof $(PYTEST_ARGS) || test $$? = 5
+	$(BIN)/pytest -n $(PROOF_WORKERS) --dist loadgroup -m proof $(PYTEST_ARGS) || test $$? = 5
 
 engine-proof: $(VENV)/.bench
 	$(BIN)/pytest -m vllm $(PYTEST_ARGS) || test $$? = 5

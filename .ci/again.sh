@@ -9,4 +9,4 @@ rm -rf .pytest_cache
 [ -s .pytest_cache/v/cache/lastfailed ] || exit 1
 echo "failed beside the others, and now once more, alone:"
 cat .pytest_cache/v/cache/lastfailed
-"$@" TEST_WORKERS=0 PYTEST_ARGS="--last-failed"
+"$@" TEST_WORKERS=0 PROOF_WORKERS=0 PYTEST_ARGS="--last-failed"

@@ -84,7 +84,7 @@ def measure_page(jobs: int, repeats: int) -> PageFigures:
 def _first_rows(page: Page) -> float:
     page.reload()
     page.locator(ROWS).first.wait_for(timeout=WAIT_MS)
-    return float(page.evaluate("window.firstRows")) / 1e3
+    return float(page.wait_for_function("window.firstRows", timeout=WAIT_MS).json_value()) / 1e3
 
 
 def _wait_for_rows(page: Page, jobs: int) -> None:

@@ -38,6 +38,9 @@ ON_CPU = {
 }
 
 
+FINISH_S = 400.0
+
+
 class VerlRun:
     """A run in a folder of its own, with 4 prompts of 8 rollouts a step."""
 
@@ -46,6 +49,7 @@ class VerlRun:
         self._service = service
         self._model = model
         self._python = framework_python("trainers")
+        self._started: list[subprocess.Popen[str]] = []
 
     def start(self, jobs: list[Job] | list[dict[str, Any]], steps: int, **changed: Any) -> subprocess.Popen[str]:
         """Begin to train; `changed` are keys of verl's configuration, with `__` for the dots."""
@@ -77,7 +81,7 @@ class VerlRun:
         place = environment(self.folder)
         place["PYTHONPATH"] += f":{HERE}"
         with self.log.open("w") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [*command, *(f"{name}={value}" for name, value in keys.items())],
                 env={
                     **place,
@@ -93,6 +97,21 @@ class VerlRun:
                 stderr=log,
                 text=True,
             )
+        self._started.append(process)
+        return process
+
+    def wait(self, process: subprocess.Popen[str]) -> None:
+        """Wait until training has ended, with nothing left of it."""
+        assert process.wait(FINISH_S) == 0, self.log.read_text()[-6000:]
+        assert self.remains() == []
+
+    def close(self) -> None:
+        """End what a test that failed has left, which would train on."""
+        for process in filter(self._is_ours, psutil.process_iter()):
+            with suppress(psutil.Error):
+                process.kill()
+        for started in self._started:
+            started.wait(10)
 
     def remains(self) -> list[str]:
         """Processes of this run that are left, a while after its end."""

@@ -108,6 +108,7 @@ def test_blocks_outlive_the_brokers(shared: Cluster) -> None:
         assert client.status().lost_blocks == 0
 
 
+@pytest.mark.proof
 def test_what_is_lost_with_its_node_runs_again() -> None:
     with keeping() as made:
         one = made.node("one")
@@ -133,6 +134,7 @@ def test_what_is_lost_with_its_node_runs_again() -> None:
             batch.close()
 
 
+@pytest.mark.proof
 def test_a_node_that_leaves_gives_its_blocks_away() -> None:
     with keeping() as made:
         one = made.node("one")

@@ -389,6 +389,7 @@ def is_there(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.proof
 def test_brokers_that_moved_are_found_again() -> None:
     with cluster() as made:
         serve = made.serve()
@@ -408,6 +409,7 @@ def test_brokers_that_moved_are_found_again() -> None:
             assert [one.outcome for one in client.stream(timeout_s=60)] == ["completed"] * 4
 
 
+@pytest.mark.proof
 def test_brokers_come_back_where_they_were_or_beside_who_took_their_port() -> None:
     with cluster() as made:
         serve = made.serve()
@@ -424,6 +426,7 @@ def test_brokers_come_back_where_they_were_or_beside_who_took_their_port() -> No
         assert {name for name in before if after[name] != before[name]} == {"rollout-0"}
 
 
+@pytest.mark.proof
 def test_a_service_that_was_taken_over_ends() -> None:
     with cluster() as made:
         first = made.serve()
@@ -437,6 +440,7 @@ def test_a_service_that_was_taken_over_ends() -> None:
         second.wait_line("ready; clients")
 
 
+@pytest.mark.proof
 def test_a_revoked_key_is_said() -> None:
     with cluster() as made:
         made.serve().wait_line("ready; clients")
