@@ -18,7 +18,7 @@ TORCH ?= $(if $(shell command -v nvidia-smi),,-c .ci/cpu_torch.txt)
 # Most tests wait for processes and time limits, not for a core. Proofs take long, and real engines all cores, so they
 # run apart; pytest says 5 where it found no tests, as with PYTEST_ARGS for a part.
 TEST_WORKERS ?= 4
-PROOF_WORKERS ?= 3
+PROOF_WORKERS ?= 2
 SOURCES := $(shell find prorl_zmq brokers stages tools -name '*.py' -o -name '*.toml' -o -name '*.npz' -o -name py.typed) setup.cfg pyproject.toml
 # Behind the system's own programs: a bubblewrap that was unpacked below $(VENV) (see .ci/get_bubblewrap.sh).
 export PATH := $(PATH):$(BIN)

@@ -137,7 +137,14 @@ class BenchService:
 
 
 def free_port() -> int:
-    """Give a TCP port of loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Give a TCP port of loopback that was free a moment ago, another one each time."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in _given:
+            _given.add(port)
+            return port
+
+
+_given: set[int] = set()

@@ -100,7 +100,7 @@ def program_of(program: str, arguments: list[str]) -> typer.Typer:
         "`prorl serve` and `prorl submit`."
     )
     prorl.callback(invoke_without_command=True)(_version)
-    for name in arguments[:1] if arguments[0] in COMMANDS else COMMANDS:
+    for name in COMMANDS.keys() & arguments[:1] or COMMANDS:
         command = _load(COMMANDS[name])
         if isinstance(command, typer.Typer):
             prorl.add_typer(command, name=name)
