@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 os.environ["RAY_ADDRESS"] = "local"  # without it Ray joins whatever cluster a file of the machine names, dead or alive
-for name in ("RAY_enable_worker_prestart", "RAY_prestart_worker_first_driver"):
-    os.environ[name] = "0"  # or a cluster of 32 cores begins with as many idle interpreters
 settings.register_profile(
     "quick",
     deadline=None,
