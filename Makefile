@@ -22,7 +22,7 @@ PROOF_WORKERS ?= 2
 SOURCES := $(shell find prorl_zmq brokers stages tools -name '*.py' -o -name '*.toml' -o -name '*.npz' -o -name py.typed) setup.cfg pyproject.toml
 # Behind the system's own programs: a bubblewrap that was unpacked below $(VENV) (see .ci/get_bubblewrap.sh).
 export PATH := $(PATH):$(BIN)
-# To keep what pytest makes of the tests saves each of its processes ten seconds.
+# To keep what pytest makes of the tests saves each of its processes eight seconds.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 

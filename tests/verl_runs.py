@@ -38,7 +38,7 @@ ON_CPU = {
 }
 
 
-FINISH_S = 400.0
+FINISH_S = 300.0
 
 
 class VerlRun:

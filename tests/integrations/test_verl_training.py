@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     NewRun = Callable[[ChildService, Path], VerlRun]
 
-pytestmark = [pytest.mark.proof, pytest.mark.timeout(600), pytest.mark.xdist_group("verl")]
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(400), pytest.mark.xdist_group("verl")]
 
 STEPS = 24
 ON_POLICY = {"trainer__v1__prorl__num_warmup_batches": 0}
