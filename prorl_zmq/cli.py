@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -39,6 +40,8 @@ def _run(program: str, arguments: list[str] | None = None) -> None:
             file=sys.stderr,
         )
         sys.exit(USAGE_ERROR)
+    # Else numpy begins with a thread for each core, which waits by spinning; no matrix here is large enough for two.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from .commands import app
 
     run: Callable[[str, list[str]], int] = app.run

@@ -17,6 +17,8 @@ from prorl_zmq.metrics.metric import Metric
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")  # where others work too, threads wait for each other for seconds
 os.environ["RAY_ADDRESS"] = "local"  # without it Ray joins whatever cluster a file of the machine names, dead or alive
 settings.register_profile(
     "quick",

@@ -32,7 +32,6 @@ def models() -> Iterator[Path]:
         package = Path(folder, "package")
         package.mkdir()
         letters.register(package, patch)
-        patch.setenv("OMP_NUM_THREADS", "1")  # where others work too, threads wait for each other for seconds
         for name in ("plain", "calls"):
             tiny_model.main([f"{folder}/{name}"])
             letters.lean(Path(folder, name), to_calls=name == "calls")

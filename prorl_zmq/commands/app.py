@@ -63,7 +63,7 @@ COMMANDS = {
     "k8s": "k8s:commands",
     "harness": "harnesses:commands",
     "doctor": "machine:doctor",
-    "broker": "service:broker",
+    "broker": "broker:commands",
 }
 """The commands of `prorl`, in the order of its help."""
 HIDDEN = {"keep"}

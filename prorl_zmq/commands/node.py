@@ -20,7 +20,7 @@ from ..system.node_name import allocation, short_id
 from ..wire.messages.base import Identifier
 from ..wire.messages.jobs import Phase
 from . import options
-from .service import check_sandboxes, checked_address, node_topology, supervise, with_metrics
+from .service import check_sandboxes, node_topology, supervise, with_metrics
 
 DRAIN_S = 30.0
 NodeName = Annotated[Identifier, msgspec.Meta(max_length=100)]
@@ -81,7 +81,7 @@ def node(
         raise ConfigError("there is nothing to do here: no stage processes and no engines", key="slots")
     if topology.stage:
         check_sandboxes(topology, "prorl node")
-    plans = plan_node(topology, folder, checked_address(address))
+    plans = plan_node(topology, folder, options.checked_address(address))
     places = announced_places(folder, topology.node, of_ours=False)
     supervisor = Supervisor(topology, plans, places, log_dir, drain_s=drain_s)
     supervise(supervisor, "prorl node", f"ready: {topology.node}")

@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Column
 
 from ..client.asynchronous.client import AsyncRolloutClient
 from ..client.blocking.client import RolloutClient
@@ -22,6 +20,11 @@ from ..errors import ConfigError
 from ..service.rollout_brokers import RolloutBrokers, clients_of
 from ..system.logs import LogFormat, LogLevel, start_logging
 from ..wire.messages.backends import ToolCallFormatName
+from ..wire.sockets import is_own_address, own_address
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Column
 
 QUICK_S = 10.0
 """How long commands that only ask something wait for the service."""
@@ -178,13 +181,28 @@ Log = Annotated[
 
 def console(*, stderr: bool = False) -> Console:
     """Return the console that commands print to; into a pipe or a file it cuts and breaks nothing."""
+    from rich.console import Console
+
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, width=None if stream.isatty() else 200)
 
 
 def columns(*names: str, **how: Any) -> Iterator[Column]:
     """Return columns of a table that look the same, such as `justify="right"` for numbers."""
+    from rich.table import Column
+
     return (Column(name, **how) for name in names)
+
+
+def checked_address(address: str) -> str:
+    """Return the address to bind to.
+
+    Raises:
+        ConfigError: it is not this machine's.
+    """
+    if address and not is_own_address(address):
+        raise ConfigError(f"--address {address} is no IPv4 address of this machine; name one that is", key="address")
+    return address or own_address()
 
 
 def topology_of(

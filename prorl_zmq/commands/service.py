@@ -1,41 +1,29 @@
-"""`prorl serve` and `prorl broker`."""
+"""`prorl serve`."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import logging
 import os
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Self
 
 import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ..config import SERVICE_VARIABLE, SecuritySettings, Topology, own_run_dir
-from ..errors import ConfigError, EndpointInUse
-from ..service.broker_topologies import backend_topologies, rollout_topologies
-from ..service.service_folder import BACKENDS, TOPOLOGY, WAIT_S, ServiceFolder
+from ..config import SecuritySettings, Topology
+from ..errors import ConfigError
+from ..service.service_folder import TOPOLOGY, ServiceFolder
 from ..system.logs import say, start_logging
-from ..system.node_name import place_of, short_id
-from ..wire.messages.base import new_id
-from ..wire.sockets import is_own_address, own_address
+from ..system.node_name import short_id
 from . import options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ..brokers.journal.journal import Journal
     from ..service.supervisor import Startup, Supervisor
     from ..system.logs import LogFormat, LogLevel
-
-Broker = TypeVar("Broker")
-
-broker = typer.Typer(help="One broker alone, for a service on several nodes.", rich_markup_mode=None)
 
 
 class StartupLine:
@@ -147,7 +135,7 @@ def _serve_folder(
     from ..service.supervisor import Supervisor
 
     start_logging("serve", topology.service.log_format, topology.service.log_level)
-    address = checked_address(address)
+    address = options.checked_address(address)
     if bare:
         topology = msgspec.structs.replace(topology, stage=(), backends=())
     elif topology.stage:
@@ -187,17 +175,6 @@ def node_topology(
     named = {key: value for key, value in given.items() if value is not None}
     service = msgspec.structs.replace(topology.service, **named)
     return msgspec.structs.replace(topology, service=service, security=SecuritySettings(str(folder.keys("node"))))
-
-
-def checked_address(address: str) -> str:
-    """Return the address to bind to.
-
-    Raises:
-        ConfigError: it is not this machine's.
-    """
-    if address and not is_own_address(address):
-        raise ConfigError(f"--address {address} is no IPv4 address of this machine; name one that is", key="address")
-    return address or own_address()
 
 
 def _with_sandbox(topology: Topology, sandbox: str | None, image: str | None) -> Topology:
@@ -244,99 +221,3 @@ def supervise(supervisor: Supervisor, program: str, ready: str) -> None:
             say(program, ready)
 
         asyncio.run(supervisor.run(line.show, on_ready))
-
-
-@broker.command()
-@options.taking(options.topology_of)
-def rollout(
-    topology: Topology,
-    service: options.ServiceDir = None,
-    name: Annotated[str, typer.Option(help="--service: which of the service's rollout brokers.")] = "rollout-0",
-    address: options.Address = "",
-) -> None:
-    """The front door, the job table and the stages' events."""
-    from ..brokers.journal.disk_journal import DiskJournal
-    from ..brokers.journal.journal import MemoryJournal
-    from ..brokers.rollout.rollout_broker import RolloutBroker
-
-    start_logging("rollout-broker", topology.service.log_format, topology.service.log_level)
-    own_run_dir(topology.run_dir)
-    folder = ServiceFolder.open(service) if service is not None else None
-    topologies = [topology] if folder is None else list(rollout_topologies(folder, topology, name, address))
-
-    def serve(journal: Journal) -> None:
-        gc.disable()  # it would go through a hundred thousand jobs many times while they are read
-        broker = _first_free(lambda tried: RolloutBroker(tried, journal), topologies)
-        gc.freeze()
-        gc.enable()
-        if folder is not None:
-            endpoints = {"front_door": broker.front_door, "stage_events": broker.stage_events}
-            folder.announce("rollout", name, endpoints)
-        broker.run()
-
-    settings = topologies[0].rollout_broker
-    if topologies[0].journal is None:
-        serve(MemoryJournal())
-        return
-    with DiskJournal(topologies[0].journal, settings.journal_limit_bytes, sync=settings.journal_sync) as journal:
-        serve(journal)
-
-
-@broker.command()
-@options.taking(options.topology_of)
-def backend(topology: Topology, service: options.ServiceDir = None, address: options.Address = "") -> None:
-    """Which inference backend each job talks to."""
-    from ..brokers.backends.backend_broker import BackendBroker
-    from ..brokers.backends.backend_journal import BackendJournal
-
-    start_logging("backend-broker", topology.service.log_format, topology.service.log_level)
-    own_run_dir(topology.run_dir)
-    folder = ServiceFolder.open(service) if service is not None else None
-    path = topology.run_dir / "backends.journal" if folder is None else folder.journal(BACKENDS)
-    topologies = [topology] if folder is None else list(backend_topologies(folder, topology, address))
-    with BackendJournal(path) as journal:
-        broker = _first_free(lambda tried: BackendBroker(tried, journal), topologies)
-        if folder is not None:
-            folder.announce("backend", BACKENDS, {"endpoint": broker.endpoint})
-        broker.run()
-
-
-@broker.command()
-@options.taking(options.topology_of)
-def node(
-    topology: Topology,
-    service: Annotated[Path, typer.Option(metavar="DIR", help="The service's folder.")],
-    name: Annotated[str, typer.Option("--node", help="The node's name.")],
-    address: options.Address = "",
-) -> None:
-    """The broker of one node, between its stage processes and the service's rollout brokers."""
-    from ..brokers.node.node_broker import NodeBroker
-    from ..service.broker_places import node_id
-    from ..service.child_plans import node_stage_events
-    from ..tools.node_facts import NodeFactsReader
-
-    start_logging("node-broker", topology.service.log_format, topology.service.log_level)
-    folder = ServiceFolder.open(service)
-    folder.wait_for(folder.rollout_brokers, WAIT_S)
-    run_dir = own_run_dir(topology.run_dir)
-    NodeBroker(
-        node=name,
-        place=place_of(run_dir),
-        node_id=node_id(name, os.environ.get(SERVICE_VARIABLE, new_id())),
-        stage_events=node_stage_events(topology),
-        bind=f"tcp://{checked_address(address)}:*",
-        run_dir=run_dir,
-        places=folder.stage_events,
-        facts=NodeFactsReader(run_dir, topology.sandbox.image, topology.sandbox.image_folders).read,
-        keys=folder.keys("node"),
-    ).run()
-
-
-def _first_free(make: Callable[[Topology], Broker], topologies: Sequence[Topology]) -> Broker:
-    """Make a broker at the first place that is free."""
-    for topology in topologies[:-1]:
-        try:
-            return make(topology)
-        except EndpointInUse as error:
-            say("prorl broker", f"{error.message}; taking another port", logging.WARNING)
-    return make(topologies[-1])

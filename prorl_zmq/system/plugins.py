@@ -5,6 +5,8 @@ A plug-in that does not work costs only those who ask for it: `offered` loads no
 
 from __future__ import annotations
 
+import sys
+from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def offered(group: str) -> dict[str, EntryPoint]:
-    return {point.name: point for point in sorted(entry_points(group=group))}
+    return {point.name: point for point in sorted(_installed(*sys.path).select(group=group))}
 
 
 def load_plugin(group: str, name: str, what: str, *, key: str = "kind", base: str = "") -> Any:
@@ -26,7 +28,7 @@ def load_plugin(group: str, name: str, what: str, *, key: str = "kind", base: st
     Raises:
         ConfigError: no installed package offers the name, several do, it cannot be imported, or it is no such subclass.
     """
-    points = {point.value: point for point in entry_points(group=group, name=name)}
+    points = {point.value: point for point in _installed(*sys.path).select(group=group, name=name)}
     if not points:
         raise ConfigError(f"{name!r} is not a kind of {what}; installed are: {', '.join(offered(group))}", key=key)
     if len(points) > 1:
@@ -41,6 +43,12 @@ def load_plugin(group: str, name: str, what: str, *, key: str = "kind", base: st
     if base and base not in (f"{each.__module__}:{each.__qualname__}" for each in getattr(loaded, "__mro__", ())):
         raise ConfigError(f"{subject} is not a subclass of {base.partition(':')[2]}", key=key)
     return loaded
+
+
+@cache
+def _installed(*path: str) -> Any:  # noqa: ARG001 - they are read from there
+    """Return the `EntryPoints` of all packages (Python 3.11 has another class for all); a file of each is read."""
+    return entry_points()
 
 
 def _package(point: EntryPoint) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -163,3 +165,25 @@ def test_help_teaches(program: str) -> None:
     done = run(program, "--help")
     assert done.returncode == 0
     assert "Usage:" in done.stdout
+
+
+BLAS = """
+import json, sys
+from prorl_zmq import cli
+sys.argv = ["prorl", "--version"]
+try:
+    cli.main()
+except SystemExit:
+    import numpy, threadpoolctl
+    print(json.dumps([one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]))
+"""
+
+
+@pytest.mark.parametrize("named", ["", "2"])
+def test_a_program_has_no_blas_thread_for_each_core_unless_that_is_asked_for(named: str) -> None:
+    place = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    if named:
+        place["OPENBLAS_NUM_THREADS"] = named
+    command = [sys.executable, "-P", "-c", BLAS]
+    done = subprocess.run(command, env=place, capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout.splitlines()[-1]) == [int(named or 1)]

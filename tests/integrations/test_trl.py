@@ -398,7 +398,6 @@ def test_the_example_trains_on_two_processes(service: ChildService, model: Path,
         capture_output=True,
         text=True,
         timeout=250,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

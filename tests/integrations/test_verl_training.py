@@ -198,8 +198,19 @@ def test_keys_that_would_say_nothing_are_refused(tmp_path: Path) -> None:
         assert words in end
 
 
+def test_answers_that_are_always_too_long_end_the_training(
+    new_run: NewRun, service: ChildService, folder: Path
+) -> None:
+    run = new_run(service, folder / "plain")
+    none_fits = {**TOO_LONG, "data__max_prompt_length": 8, "data__max_response_length": 8}
+    assert run.start(JOBS, 2, **none_fits).wait(200) == 1
+    assert "of the last 32 groups each has too few rollouts that are short enough" in run.log.read_text()
+
+
 def test_a_data_set_without_the_tasks_columns_is_refused(new_run: NewRun, service: ChildService, folder: Path) -> None:
     run = new_run(service, folder / "plain")
     rows = [{"prompt": [{"role": "user", "content": str(number)}], "answer": "x"} for number in range(8)]
     assert run.start(rows, 2, **SHORT).wait(200) == 1
-    assert "the data set has rows without task and instance" in run.log.read_text()
+    log = run.log.read_text()
+    assert "the data set has rows without task and instance" in log
+    assert "WorkerDict" not in log, "verl's workers were not started for nothing"

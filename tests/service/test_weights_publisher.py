@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -174,7 +173,6 @@ def test_all_ranks_gather_and_the_first_writes(
         capture_output=True,
         text=True,
         timeout=150,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )
     assert done.returncode == 0, done.stderr

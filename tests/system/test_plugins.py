@@ -39,3 +39,12 @@ def test_one_package_that_is_found_twice_is_one(tmp_path: Path, monkeypatch: pyt
         install(tmp_path / folder, "one", "shared = json:loads")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "checkout"), str(tmp_path / "wheel"), *sys.path])
     assert load_plugin("prorl_zmq.trials", "shared", "trial") is __import__("json").loads
+
+
+def test_installed_packages_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that makes ten kinds of things would else read a file of each of hundreds of packages ten times."""
+    install(tmp_path, "one", "shared = json:loads")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert list(offered("prorl_zmq.trials")) == ["shared"]
+    (tmp_path / "one-1.dist-info" / "entry_points.txt").unlink()
+    assert load_plugin("prorl_zmq.trials", "shared", "trial") is __import__("json").loads

@@ -14,7 +14,7 @@ import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from ...client.blocking.client import RolloutClient
-from ...errors import NotTrainable, RequestTimeout, UnknownBatch
+from ...errors import RequestTimeout, UnknownBatch
 from ..outage import Outage
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 REMEMBERED_BATCHES = 16
 """How long a prompt without a group may still get one, as a part of a later batch."""
-USELESS = 32
 
 
 class ServiceReplayBuffer(ReplayBufferAsync):  # type: ignore[misc]
@@ -81,7 +80,7 @@ class DynamicReplayBuffer(ServiceReplayBuffer):
             return super().sample(global_steps, partition_id, batch_size)
         self._batches += 1
         tags: dict[str, dict[str, Any]] = {}
-        came = useless = 0
+        came = 0
         while came < batch_size:
             for group in self._groups(batch_size - came):
                 prompt, _ = self._asked.pop(group.prompt_id, (None, 0))
@@ -90,11 +89,6 @@ class DynamicReplayBuffer(ServiceReplayBuffer):
                 elif found := self.manager.put(prompt, group):
                     tags.update(found)
                     came += 1
-                    useless = 0
-                else:
-                    useless += 1
-            if useless >= USELESS:
-                raise NotTrainable(f"of the last {useless} groups each has too few rollouts that are short enough")
         self._forget()
         batch = tq.KVBatchMeta(partition_id="train", keys=list(tags), tags=list(tags.values()))
         return batch, self.manager.take_metrics()

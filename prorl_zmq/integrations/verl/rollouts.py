@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("prorl.trainer")
 
 GIVEN_UP = 32
-"""So many prompts that fail, with none between them that does not, are no accident."""
+"""So many prompts that fail, or whose rollouts are too long, with none between them that does not, are no accident."""
 CLOSE_S = 60.0
 
 
@@ -62,6 +62,8 @@ class RolloutManager:
         self._why = ""
         self._given_up = 0
         """Since the last batch of which something came."""
+        self._untrainable = 0
+        """Groups since the last one with enough rollouts that are short enough."""
         self._counts: Counter[str] = Counter()
         self._counting = threading.Lock()
         self._changed = threading.Event()
@@ -115,14 +117,21 @@ class RolloutManager:
         """Put a prompt's rows into the queue; return their tags by their keys: none, if they are too long.
 
         In an evaluation no row is too long: its score is of all.
+
+        Raises:
+            NotTrainable: so were the rows of too many prompts before it.
         """
         if prompt.partition == "val":
             return prompt.put(group, None, self.options.too_long).tags
         rows = prompt.put(group, self._most_tokens, self.options.too_long)
         for what, number in rows.counts.items():
             self.count(what, number)
+        with self._counting:
+            self._untrainable = untrainable = 0 if rows.tags else self._untrainable + 1
         if not rows.tags:
             log.warning("of prompt %s too few rollouts have at most %d tokens", prompt.uid, self._most_tokens)
+        if untrainable >= GIVEN_UP:
+            raise NotTrainable(f"of the last {untrainable} groups each has too few rollouts that are short enough")
         return rows.tags
 
     def count(self, what: str, number: int = 1) -> None:

@@ -17,7 +17,7 @@ from verl.utils.debug import marked_timer
 
 from ...errors import ConfigError
 from ..versions import check_version
-from .options import NAME, TESTED, rollout_options, service_options
+from .options import NAME, TESTED, job_maker_of, rollout_options, service_options
 from .replay import DynamicReplayBuffer, ServiceReplayBuffer
 
 MANAGER = "prorl_zmq.integrations.verl.rollouts.RolloutManager"
@@ -32,6 +32,7 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
 
     Raises:
         ConfigError: a key of ours is unknown or has a wrong value, or one of verl's cannot be used here.
+        InvalidJob: the first row of a data set makes no job.
     """
 
     _enable_hybrid_replicas = False  # verl's word for: no engines beside the actor
@@ -65,6 +66,14 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
         finally:
             self.replay_buffer.close()
             agent_loop_manager.close()
+
+    def _init_dataloader(self) -> None:
+        """Refuse a data set without what a job needs before verl starts its workers."""
+        super()._init_dataloader()
+        make_job = job_maker_of(self.config)
+        for rows in (self.train_dataset, self.val_dataset):
+            if len(rows):
+                make_job(rows[0])
 
     def on_init_end(self) -> None:
         self._publish()
