@@ -34,7 +34,7 @@ SHORT = {"data__max_response_length": 16}
 SEGMENTS = {
     "data__max_response_length": 512,
     "actor_rollout_ref__rollout__multi_turn__max_assistant_turns": 3,
-    "+trainer__v1__prorl__turn_tokens": 48,
+    "+trainer__v1__prorl__turn_tokens": 96,  # one rollout in five has several segments before it learns to say much
 }
 TOO_LONG = {
     "data__max_prompt_length": 24,  # prompts have 23 or 24 tokens; the limit is of both together

@@ -42,6 +42,9 @@ PROBE_LIMIT_S = 10.0
 
 class BubblewrapContainer(NamespacedContainer):
     kind = "bubblewrap"
+    # It asks for its own death when its child needs it no more: before, that would wait for it for ever. Where nobody
+    # is left to send it that, the holder ends at the end of its input.
+    death_signal = 0
 
     @classmethod
     def problem(cls) -> str | None:

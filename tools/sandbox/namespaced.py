@@ -56,7 +56,7 @@ class NamespacedContainer(Container):
     """A container whose commands join namespaces that a runtime made."""
 
     death_signal: ClassVar[int] = signal.SIGKILL
-    """What the kernel sends the runtime when this process dies."""
+    """What the kernel sends the runtime when this process dies; 0: the runtime sees to that itself."""
 
     def __init__(self, path: Path, spec: SandboxSpec) -> None:
         super().__init__(path, spec)
