@@ -175,6 +175,8 @@ class NamespacedContainer(Container):
         runtime.reap()
         runtime.close()
         self._runtime = None
+        kill(*self.processes())  # a runtime that was killed as it began may leave a child that waits for it
+        self.reap_orphans()
         self._forget_runtime()
         self._unlock_image()
 
