@@ -28,6 +28,7 @@ def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.proof
 def test_install_list_test_remove(tmp_path: Path) -> None:
     usable("bubblewrap")
     offered = tiny_harness.offer(tmp_path / "offered")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("one service for the gateway")
 
 
+@pytest.mark.proof
 def test_a_token_server_is_used_and_cleared(served: Served, tmp_path: Path) -> None:
     """As verl does in token mode: its servers say nothing of a tokenizer, which comes with the jobs."""
     tokenizer = make_tokenizer(FAMILIES["chatml"])
@@ -64,6 +65,7 @@ def test_a_token_server_is_used_and_cleared(served: Served, tmp_path: Path) -> N
         asyncio.run(asks(url))
 
 
+@pytest.mark.proof
 def test_a_gateway_that_was_killed_starts_its_engines_again(served: Served) -> None:
     """They end with it, and which they were is known."""
 

@@ -132,6 +132,7 @@ def test_tls(served: Served, tmp_path: Path) -> None:
         asyncio.run(asks(url))
 
 
+@pytest.mark.proof
 def test_a_gateway_that_is_killed_loses_no_trajectory(served: Served) -> None:
     port = free_port()
     job = problem()

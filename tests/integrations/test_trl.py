@@ -312,6 +312,7 @@ def test_an_async_run_goes_on_when_broker_stage_process_and_engine_are_killed(
     assert largest_gap(rows_of(groups), model, tmp_path / "weights") < 1e-4, "none made up"
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(180)
 def test_what_cannot_be_trained_on_is_said(service: ChildService, model: Path, tmp_path: Path) -> None:
     rows = dataset_rows(JOBS[:4])
@@ -346,6 +347,7 @@ def test_what_cannot_be_trained_on_is_said(service: ChildService, model: Path, t
     assert step["completions/max_length"] == 3
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(120)
 def test_a_worker_whose_rollouts_are_all_too_long_says_so(service: ChildService, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"num_generations": 8, "per_device_train_batch_size": 8, "max_completion_length": 1}
@@ -363,6 +365,7 @@ def test_a_worker_whose_rollouts_are_all_too_long_says_so(service: ChildService,
         worker.stop()
 
 
+@pytest.mark.proof
 def test_a_worker_says_what_is_wrong_before_it_starts(tmp_path: Path) -> None:
     args = AsyncGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, num_generations=8, report_to=[])
     rows = dataset_rows(JOBS)

@@ -345,6 +345,7 @@ def test_a_key_that_is_revoked_is_of_no_use_on_open_connections_either(cluster: 
         client.status()
 
 
+@pytest.mark.proof
 def test_a_revoked_nodes_processes_lose_their_jobs_and_nothing_else(cluster: Cluster) -> None:
     keys = cluster.keys.make("gpu-9", KeyRole.STAGE)
     cluster.keys.service.allow(keys / "gpu-9.pub", KeyRole.STAGE)

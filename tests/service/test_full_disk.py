@@ -20,6 +20,8 @@ from .test_saboteurs import EDIT, serving
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.proof
+
 DISK = "96m"
 FILL = "cat /dev/zero > /workspace/full; cat /dev/zero > /tmp/full; echo here; sleep 3"
 MANY = "mkdir /workspace/many; cd /workspace/many; for each in $(seq 200000); do : > $each || break; done; sleep 3"
@@ -46,10 +48,8 @@ def small_disk(tmp_path: Path, sandbox_kind: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("fill", [FILL, pytest.param(MANY, marks=pytest.mark.proof)], ids=["bytes", "inodes"])
-@pytest.mark.parametrize(
-    "sandbox_kind", ["bubblewrap", pytest.param("apptainer", marks=pytest.mark.proof)], indirect=True
-)
+@pytest.mark.parametrize("fill", [FILL, MANY], ids=["bytes", "inodes"])
+@pytest.mark.parametrize("sandbox_kind", ["bubblewrap", "apptainer"], indirect=True)
 def test_who_fills_the_disk_is_ended_and_all_others_go_on(
     sandbox_kind: str, fill: str, small_disk: Path, tmp_path: Path
 ) -> None:

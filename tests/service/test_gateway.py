@@ -185,6 +185,7 @@ def test_the_dashboard_sees_both_brokers(shared: Shared) -> None:
     run(shared, body)
 
 
+@pytest.mark.proof
 def test_a_broker_that_died_is_named_and_its_clients_follow_it_to_its_new_place(shared: Shared) -> None:
     dead = "rollout-0"
 

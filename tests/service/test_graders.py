@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pytest
 import uvloop
 
 from prorl_zmq import Job
@@ -55,6 +56,7 @@ class GradedHandler(AgentHandler[GradedInstance]):
         return Evaluation(await phase.grade(function, *arguments, **limit))
 
 
+@pytest.mark.proof
 def test_a_grader_that_hangs_crashes_or_gives_no_reward_is_an_infrastructure_error_with_its_output(
     empty_service: TestService,
 ) -> None:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from prorl_zmq.stages.harness.adapter import ScriptedTurn
 
+pytestmark = pytest.mark.proof
+
 WAIT_S = 120.0
 TOPOLOGY = """\
 backends = []
@@ -204,7 +206,6 @@ def real_jobs(images: Path) -> tuple[list[Job], dict[str, list[Any]]]:
     return jobs, speeches
 
 
-@pytest.mark.proof
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"])
 def test_real_programs_solve_what_the_policy_knows(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,7 @@ def test_clients_get_what_the_node_keeps(shared: Cluster, way: str, monkeypatch:
     until(lambda: not blocks(shared, "one"), "what was collected is forgotten", 20)
 
 
+@pytest.mark.proof
 def test_blocks_outlive_the_brokers(shared: Cluster) -> None:
     with shared.client() as client:
         client.submit(job(number) for number in range(6))

@@ -137,6 +137,7 @@ def container(pod: Any, mounts: Path, environment: dict[str, str]) -> Iterator[s
             process.kill()
 
 
+@pytest.mark.proof
 def test_what_the_containers_run_makes_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both pods' scripts, on this machine: brokers bind at the fixed ports, a node finds them by name, a job passes."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -95,6 +95,7 @@ def run_jobs(client: RolloutClient, count: int, **instance: str) -> None:
     assert len(list(client.stream())) == count
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(180)
 def test_metrics_of_a_service_agree_with_its_status_and_outlive_its_processes() -> None:
     with (

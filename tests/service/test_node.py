@@ -240,6 +240,7 @@ def test_commands_ask_all_brokers(shared: Cluster) -> None:
     assert unknown.returncode == 2
 
 
+@pytest.mark.proof
 def test_a_broker_that_does_not_answer_is_named_and_the_others_are_shown(shared: Cluster) -> None:
     announced = ServiceFolder.open(shared.folder).announcement("rollout-1")
     assert announced is not None
@@ -314,6 +315,7 @@ def test_a_node_of_another_version_is_refused(tmp_path: Path) -> None:
     assert "install the same version" in "".join(node.lines)
 
 
+@pytest.mark.proof
 def test_a_drained_node_ends_what_it_has_and_spends_no_attempt() -> None:
     with cluster() as made:
         made.serve().wait_line("ready; clients")
@@ -331,6 +333,7 @@ def test_a_drained_node_ends_what_it_has_and_spends_no_attempt() -> None:
             assert max(each.result.attempt for each in (*first, *rest)) < 10  # given back once or twice, not for ever
 
 
+@pytest.mark.proof
 def test_a_node_that_hangs_is_lost_after_its_lease_and_its_jobs_go_on_elsewhere() -> None:
     """Its connections stay, and pings between nodes and brokers are far apart: the lease alone judges."""
     with cluster("[rollout_broker]\nheartbeat_s = 0.5\nlease_s = 4.0\n") as made:
@@ -364,6 +367,7 @@ def held(client: RolloutClient, node: str) -> int:
     return sum(sum(one.busy.values()) for one in client.nodes().nodes if one.node == node)
 
 
+@pytest.mark.proof
 def test_a_killed_node_leaves_nothing_behind_and_comes_back_under_its_name_while_its_leases_run() -> None:
     with cluster() as made:
         made.serve().wait_line("ready; clients")

@@ -61,6 +61,7 @@ def connected(path: Path, count: int) -> Iterator[None]:
         yield
 
 
+@pytest.mark.proof
 def test_idle_connections_end_no_broker(broker: tuple[subprocess.Popen[bytes], Path]) -> None:
     process, path = broker
     for _ in range(3):

@@ -26,6 +26,8 @@ from .test_serve import SHELL, Served
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.proof
+
 PAUSE_S = 6.0
 """Three leases."""
 STOPPED = {
@@ -48,7 +50,7 @@ def served() -> Iterator[Served]:
 
 @pytest.mark.parametrize(
     "stopped",
-    ["rollout broker", *(pytest.param(name, marks=pytest.mark.proof) for name in ("backend broker", "the node"))],
+    ["rollout broker", "backend broker", "the node"],
 )
 def test_nobody_is_late_for_another_ones_pause(served: Served, stopped: str) -> None:
     """The rollout broker took its own sleep for the silence of all stage processes: each job lost its attempt."""
@@ -76,7 +78,7 @@ def test_nobody_is_late_for_another_ones_pause(served: Served, stopped: str) -> 
         assert [one.state for one in client.backends.list()] == ["ready"]
 
 
-@pytest.mark.parametrize("role", ["init", *(pytest.param(role, marks=pytest.mark.proof) for role in ("run", "eval"))])
+@pytest.mark.parametrize("role", ["init", "run", "eval"])
 def test_a_stage_process_without_descriptors_waits_for_some(served: Served, role: str) -> None:
     """It failed each phase at once, and so drew all jobs to itself, until their attempts were over."""
     with RolloutClient(served.front_door, timeout_s=60) as client:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from prorl_zmq import Group, Job, RolloutClient, Trajectory
 
+pytestmark = pytest.mark.proof
+
 SETTINGS = RolloutBrokerSettings(heartbeat_s=0.2, lease_s=3.0)
 WAIT_S = 60.0
 KILLED_FOR_S = 30.0
@@ -170,7 +172,6 @@ def test_results_and_queued_jobs_survive(service: KillableService, tmp_path: Pat
     assert read_summary(service.folder / "rollout.journal").jobs == 0
 
 
-@pytest.mark.proof
 def test_every_job_comes_once_however_often_the_broker_is_killed(service: KillableService) -> None:
     with service.client(timeout_s=WAIT_S) as client:
         ids: list[str] = []
@@ -287,7 +288,6 @@ def test_a_close_that_was_done_is_answered_by_the_next_broker(service: KillableS
     assert bytes(first) == bytes(second)
 
 
-@pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_every_group_is_whole_and_new_however_often_the_broker_is_killed(service: KillableService) -> None:
     """Batches of all kinds, one after the other, while the broker is killed every second or two."""

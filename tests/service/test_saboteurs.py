@@ -23,6 +23,8 @@ from swe_image import TEST_COMMAND, make_image
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.proof
+
 TOPOLOGY = """\
 backends = []
 stage = [{{role = "init"}}, {{role = "run"}}, {{role = "eval"}}]

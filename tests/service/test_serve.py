@@ -230,6 +230,7 @@ def test_second_broker_on_one_journal_is_refused(served: Served, broker: str) ->
     assert served.run("status").returncode == 0
 
 
+@pytest.mark.proof
 def test_child_that_is_killed_is_started_again(own_served: Served) -> None:
     with RolloutClient(own_served.front_door) as client:
         for role in ("init", "run", "eval"):
@@ -290,6 +291,7 @@ def test_killed_it_leaves_its_run_folder_and_another_one_takes_that_up(own_serve
     assert left <= {"sandboxes", "serve.lock", RUN_DIR_MARK}
 
 
+@pytest.mark.proof
 def test_a_backend_broker_that_is_killed_under_load_costs_no_job_an_attempt(own_served: Served) -> None:
     with RolloutClient(own_served.front_door) as client:
         client.backends.add(Backend(backend_id="mine", endpoint="ipc:///tmp/nobody"))
@@ -315,6 +317,7 @@ def test_a_backend_broker_that_is_killed_under_load_costs_no_job_an_attempt(own_
         }
 
 
+@pytest.mark.proof
 def test_a_process_that_was_stopped_ends_in_good_order(own_served: Served) -> None:
     children = own_served.children()
     os.kill(own_served.child("--role run"), signal.SIGSTOP)
@@ -391,6 +394,7 @@ def test_an_interpreter_without_an_engine_is_named_at_once(tmp_path: Path, pytho
     assert f"{python} {said}" in done.stderr
 
 
+@pytest.mark.proof
 def test_journals_that_were_never_begun_stop_nobody() -> None:
     """A service that was killed at its very first start, or met a full disk there, leaves empty files."""
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:

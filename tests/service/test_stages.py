@@ -69,6 +69,7 @@ def test_handler_that_gives_what_cannot_be_passed_on(
     assert outcome_of(service, scripted(**instance)) == expected
 
 
+@pytest.mark.proof
 def test_slot_comes_back_when_closing_outlasts_the_heartbeat(service: TestService, tmp_path: Path) -> None:
     """Each report has the broker say again that the job is to stop; that must not break into the closing."""
     with service.client() as client:
@@ -80,6 +81,7 @@ def test_slot_comes_back_when_closing_outlasts_the_heartbeat(service: TestServic
         until(lambda: not list((service.folder / "sandboxes").iterdir()), "the sandboxes to be gone")
 
 
+@pytest.mark.proof
 def test_slot_comes_back_when_a_job_is_cancelled_while_its_sandbox_is_closed(
     service: TestService, tmp_path: Path
 ) -> None:
@@ -120,6 +122,7 @@ def test_no_stage_process_is_an_error_after_the_wait_that_the_job_allows(empty_s
     assert outcome_of(empty_service, job) == ("infrastructure_error", "no_stage")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("phase", ["init", "run", "eval"])
 def test_job_survives_the_death_of_its_stage_process(service: TestService, phase: str, tmp_path: Path) -> None:
     for role in ("init", "run", "eval"):
@@ -132,6 +135,7 @@ def test_job_survives_the_death_of_its_stage_process(service: TestService, phase
     assert (trajectory.outcome, trajectory.result.attempt) == ("completed", 2)
 
 
+@pytest.mark.proof
 def test_job_that_kills_every_stage_process_ends_as_infrastructure_error(service: TestService) -> None:
     for _ in range(3):
         service.start_stage("run", slots=1)
@@ -221,6 +225,7 @@ def test_cancellation_reaches_a_running_generation(service: TestService, tmp_pat
     assert trajectory.outcome == "cancelled"
 
 
+@pytest.mark.proof
 def test_a_conversation_goes_on_with_another_backend_when_its_own_is_killed(
     service: TestService, tmp_path: Path
 ) -> None:

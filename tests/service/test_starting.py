@@ -71,6 +71,7 @@ def impatient(count: int) -> list[Job]:
     return [msgspec.convert({**MATH, "backend_wait_s": 1.0}, Job) for _ in range(count)]
 
 
+@pytest.mark.proof
 def test_jobs_wait_for_an_engine_that_loads_for_longer_than_they_would_wait() -> None:
     """All ended as `no_backend` while the service's own engine was loading."""
     with serving(loading_s=8.0) as served:
@@ -83,6 +84,7 @@ def test_jobs_wait_for_an_engine_that_loads_for_longer_than_they_would_wait() ->
             assert "starting" not in served.run("backends", "list").stdout
 
 
+@pytest.mark.proof
 def test_an_engine_that_never_starts_is_given_up_and_everybody_learns_why() -> None:
     """It was started for ever, and nothing but its own log said why it failed."""
     with serving(failures=100) as served:
@@ -108,6 +110,7 @@ def test_an_engine_that_never_starts_is_given_up_and_everybody_learns_why() -> N
         assert starts(served) == 3
 
 
+@pytest.mark.proof
 def test_an_engine_that_fails_twice_and_then_works_serves() -> None:
     with serving(failures=2) as served:
         served.wait_line("restarting it in")
@@ -136,6 +139,7 @@ def test_a_port_that_is_taken_ends_the_service_before_it_is_ready() -> None:
         assert not any("ready at" in line for line in served.lines)
 
 
+@pytest.mark.proof
 def test_a_child_that_cannot_be_started_is_retried() -> None:
     """An `OSError` on the way to the new process ended the care for that child, and nobody noticed."""
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:

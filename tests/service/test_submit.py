@@ -169,6 +169,7 @@ def test_results_that_do_not_come_in_time_are_named_with_their_session(
     assert "1 not collected: `prorl submit --session mine` collects them" in stderr.splitlines()[-1]
 
 
+@pytest.mark.proof
 def test_a_second_ctrl_c_does_not_wait(empty_service: TestService, tmp_path: Path) -> None:
     empty_service.start_backend_broker()
     empty_service.start_rollout_broker()

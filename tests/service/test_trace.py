@@ -41,6 +41,7 @@ def started(client: RolloutClient, mark: Path, *, again_after: int = 0) -> int:
     return int(mark.read_text())
 
 
+@pytest.mark.proof
 def test_the_trace_of_a_job_whose_stage_process_is_killed_in_the_middle_of_run(
     service: TestService, tmp_path: Path
 ) -> None:
@@ -118,6 +119,7 @@ def test_an_unknown_job_is_a_clear_error(service: TestService) -> None:
     assert line.startswith("prorl: no job nobody: it was never submitted here")
 
 
+@pytest.mark.proof
 def test_a_trace_goes_on_in_the_next_broker(service: TestService, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with service.client() as client:

@@ -208,6 +208,7 @@ def test_jobs_that_come_over_http_are_below_the_span_that_the_request_names(
     assert (own.trace_id, own.parent_id) == ("e" * 32, "f" * 16)
 
 
+@pytest.mark.proof
 def test_a_killed_stage_process_is_a_failed_phase_and_another_attempt(
     served: Served, receiver: OtlpReceiver, tmp_path: Path
 ) -> None:
@@ -227,6 +228,7 @@ def test_a_killed_stage_process_is_a_failed_phase_and_another_attempt(
     assert (spans[0].attributes["prorl.attempts"], spans[0].failed) == (2, False)
 
 
+@pytest.mark.proof
 def test_a_trace_goes_on_over_a_restart_of_the_broker(
     served: Served, receiver: OtlpReceiver, tmp_path: Path, tracer: trace.Tracer
 ) -> None:
@@ -248,6 +250,7 @@ def test_a_trace_goes_on_over_a_restart_of_the_broker(
     assert spans[0].parent_id == f"{before.get_span_context().span_id:016x}"
 
 
+@pytest.mark.proof
 def test_a_collector_that_is_away_costs_spans_and_a_line_of_the_log(served: Served, receiver: OtlpReceiver) -> None:
     with RolloutClient(served.front_door) as client:
         with receiver.away():

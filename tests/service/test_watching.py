@@ -83,6 +83,7 @@ def job_that_waits(service: TestService, folder: Path) -> Iterator[str]:
             (folder / "mark.go").touch()
 
 
+@pytest.mark.proof
 def test_a_watcher_tells_what_changes_and_goes_on_when_the_broker_was_restarted(
     service: TestService, tmp_path: Path
 ) -> None:
@@ -243,6 +244,7 @@ async def shown(pilot: Pilot[None], condition: Callable[[], object]) -> None:
             await pilot.pause(0.05)
 
 
+@pytest.mark.proof
 def test_prorl_top_shows_the_service_and_names_a_broker_that_is_away(service: TestService, tmp_path: Path) -> None:
     async def look() -> None:
         async with watcher_of(service) as watcher:

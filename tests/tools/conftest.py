@@ -12,7 +12,7 @@ import pytest
 import rootfs
 from needed import usable
 
-from prorl_zmq.tools.sandbox.kinds import container_class
+from prorl_zmq.tools.sandbox.kinds import container_class, problem_with
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from prorl_zmq.tools.sandbox.container import Container
     from prorl_zmq.wire.messages.jobs import SandboxKind
 
+SESSIONS = ("test_bash", "test_ipython", "test_kernel")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a shell does hangs on bash and its terminal, hardly on the kind of sandbox: in Apptainer it is a proof."""
+    """What a session does hangs on its program, hardly on the kind of sandbox: in all kinds but one it is a proof."""
+    ordinary = "process" if problem_with("bubblewrap") else "bubblewrap"
     for item in items:
-        if item.path.name.startswith("test_bash") and "apptainer" in item.name:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if item.path.name.startswith(SESSIONS) and parameters.get("kind", ordinary) != ordinary:
             item.add_marker(pytest.mark.proof)
 
 

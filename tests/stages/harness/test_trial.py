@@ -53,7 +53,7 @@ def tried(installed: Installation, kind: SandboxKind, folder: Path) -> Trial:
         sandboxes.close()
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap", "process"])
+@pytest.mark.parametrize("kind", [pytest.param("apptainer", marks=pytest.mark.proof), "bubblewrap", "process"])
 def test_it_does_as_it_is_told_in_every_kind_of_sandbox(
     installed: Installation, kind: SandboxKind, tmp_path: Path
 ) -> None:
