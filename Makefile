@@ -30,7 +30,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
-	@echo "make test    run the tests that this machine allows (about ten minutes on two cores)"
+	@echo "make test    run the tests that this machine allows (about eleven minutes on two cores)"
 	@echo "make proof   the longer ones: real engines, if make vllm was run; killed processes; each benchmark for some seconds"
 	@echo "make vllm    install vLLM into .vllm, for engines and the tests that need one (some minutes, 3.5 GB)"
 	@echo "make trainers  install TRL, verl, SkyRL and NeMo Gym for their tests (some minutes, 7 GB)"

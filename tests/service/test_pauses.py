@@ -48,10 +48,7 @@ def served() -> Iterator[Served]:
             served.close()
 
 
-@pytest.mark.parametrize(
-    "stopped",
-    ["rollout broker", "backend broker", "the node"],
-)
+@pytest.mark.parametrize("stopped", ["rollout broker", "backend broker", "the node"])
 def test_nobody_is_late_for_another_ones_pause(served: Served, stopped: str) -> None:
     """The rollout broker took its own sleep for the silence of all stage processes: each job lost its attempt."""
     checked = {**SHELL["instance"], "check": "sleep 3; echo 'reward: 0.25'"}  # type: ignore[dict-item]
