@@ -32,7 +32,7 @@ from ..stages.handler import load_handlers, make_handler
 from ..stages.stage_process import StageOptions, StageProcess, make_sandboxes
 from ..tools.sandbox.sweeping import sweep
 from ..wire.messages.jobs import Phase
-from ..wire.sockets import endpoint_beside
+from ..wire.sockets import endpoint_beside, free_ipc_paths
 from .broker_threads import BrokerThreads
 from .loop_thread import LoopThread
 
@@ -219,6 +219,7 @@ class LocalService:
             self._brokers.close()
         except TimeoutError as error:
             stuck.append(str(error))
+        free_ipc_paths(self.run_dir)
         shutil.rmtree(self.run_dir, ignore_errors=True)
         return stuck
 
