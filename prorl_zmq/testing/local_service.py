@@ -15,7 +15,6 @@ import logging
 import shutil
 import tempfile
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -212,9 +211,7 @@ class LocalService:
         """Stop everything; return what did not stop."""
         stuck: list[str] = []
         if self._loop is not None:
-            with suppress(TimeoutError):  # what is left is named by the loop
-                self._loop.call(self._stop_parts(), STOP_LIMIT_S)
-            stuck = self._loop.close()
+            stuck = self._loop.close(self._stop_parts(), STOP_LIMIT_S)
         try:
             self._brokers.close()
         except TimeoutError as error:
