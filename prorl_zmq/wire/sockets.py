@@ -259,6 +259,13 @@ def _own_ipc_path(path: Path, endpoint: str) -> None:
     _locks[lock_path] = lock
 
 
+def free_ipc_paths(folder: Path) -> None:
+    """Free the ipc paths that this process bound in a folder; their sockets are closed."""
+    for path in tuple(_locks):
+        if Path(path).parent == folder:
+            os.close(_locks.pop(path))
+
+
 # Frames --------------------------------------------------------------------------------------------------------------
 
 
