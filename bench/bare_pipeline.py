@@ -47,7 +47,9 @@ def frame_of(message: object) -> bytes:
 JOB = frame_of(Job(task="nothing", instance={}))
 START = frame_of(StartPhase(job_id=new_id(), attempt=1, phase=Phase.INIT))
 DONE = frame_of(
-    PhaseDone(stage_id=f"init-{new_id()[:12]}", job_id=new_id(), attempt=1, phase=Phase.INIT, number=1, timings={"init": 0.1})
+    PhaseDone(
+        stage_id=f"init-{new_id()[:12]}", job_id=new_id(), attempt=1, phase=Phase.INIT, number=1, timings={"init": 0.1}
+    )
 )[1:]  # the stage's place comes before it
 NOTED = frame_of(EventsNoted(tuple(range(1000, 1016))))
 RESULT = frame_of(

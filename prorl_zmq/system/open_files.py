@@ -60,7 +60,7 @@ def _can_open(count: int) -> bool:
     opened: list[int] = []
     try:
         for _ in range(1 if _highest_are_free(count) else count):
-            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401 - what was opened is closed
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             return False
