@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from functools import partial
-from pathlib import Path
 from typing import Self
 
 import zmq
