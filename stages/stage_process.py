@@ -414,7 +414,8 @@ class StageProcess:
         count_phase(running.runner.job.task, event)
         if is_wanted:
             data = None if block is None else block.data
-            event = msgspec.structs.replace(event, origin=command.origin)
+            if command.origin:
+                event = msgspec.structs.replace(event, origin=command.origin)
             self._broker.send(self._event_outbox.add(event, data, time.monotonic()))
 
     async def _close_sandbox(self, command: CloseSandbox) -> None:
