@@ -9,6 +9,7 @@ import psutil
 import pytest
 import uvloop
 from pythons import LIMIT_S, Run, interpreter, runner_of, use
+from support.sandboxes import main_and_proofs
 
 from prorl_zmq.errors import SandboxFailed, ToolSessionLost
 from prorl_zmq.tools.cell import CODE_LIMIT_BYTES, CellResult
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
-EVERYWHERE = ["process", "bubblewrap", "image", "apptainer"]
+WITH_IPYTHON = main_and_proofs("process", "bubblewrap", "apptainer")
+in_an_image_too = pytest.mark.parametrize("anywhere", [*WITH_IPYTHON, "image"], indirect=True)
+"""The contract of a Python without IPython, which an image has; the rest is tested there by proofs."""
 NO_IPYTHON = 'raise ModuleNotFoundError("No module named IPython", name="IPython")\n'
 
 
-@pytest.fixture(params=EVERYWHERE)
+@pytest.fixture(params=[*WITH_IPYTHON, pytest.param("image", marks=pytest.mark.proof)])
 def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     """Run a body on a session, with and without IPython."""
     return runner_of(request.param, tmp_path)
@@ -91,6 +94,7 @@ CASES: dict[str, Cases] = {
 }
 
 
+@in_an_image_too
 @pytest.mark.parametrize("name", CASES)
 def test_results(anywhere: Run, name: str) -> None:
     async def body(session: IPythonSession) -> None:
@@ -101,6 +105,7 @@ def test_results(anywhere: Run, name: str) -> None:
     anywhere(body)
 
 
+@in_an_image_too
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
 def test_errors_are_told_without_colours(anywhere: Run, runner: Callable[..., object]) -> None:
     async def body(session: IPythonSession) -> None:
@@ -149,6 +154,7 @@ def test_a_long_cell(anywhere: Run) -> None:
     anywhere(body)
 
 
+@in_an_image_too
 def test_late_output_is_not_taken_for_the_next_cells(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
         await session.run("import threading; t = threading.Timer(0.02, print, ['late']); t.start()", LIMIT_S)
@@ -161,6 +167,7 @@ def test_late_output_is_not_taken_for_the_next_cells(anywhere: Run) -> None:
     anywhere(body)
 
 
+@in_an_image_too
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
 def test_the_time_limit_interrupts_and_state_is_kept(anywhere: Run, runner: Callable[..., object]) -> None:
     async def body(session: IPythonSession) -> None:
@@ -225,6 +232,7 @@ def test_an_interrupt_at_any_moment_does_not_lose_the_session(anywhere: Run) -> 
     anywhere(body)
 
 
+@in_an_image_too
 @pytest.mark.parametrize(
     ("code", "ended"),
     [
@@ -395,7 +403,7 @@ def test_a_module_of_the_workspace_takes_no_others_place_at_a_restart(anywhere: 
     anywhere(body)
 
 
-@pytest.mark.parametrize("place", ["process", "image", "apptainer"])
+@pytest.mark.parametrize("place", [*main_and_proofs("process", "apptainer"), "image"])
 def test_without_ipython(place: str, tmp_path: Path) -> None:
     def hide(container: Container) -> None:
         if place == "process":  # it has IPython; a module without the name's things takes its place

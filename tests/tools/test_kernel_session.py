@@ -9,6 +9,7 @@ import psutil
 import pytest
 import uvloop
 from pythons import LIMIT_S, interpreter, use
+from support.sandboxes import main_and_proofs
 
 from prorl_zmq.errors import SandboxFailed, ToolSessionLost
 from prorl_zmq.tools.cell import PNG_SIGNATURE, CellResult
@@ -30,7 +31,7 @@ def command(place: str) -> tuple[str, ...]:
     return (interpreter(place), *IPYKERNEL[1:])
 
 
-@pytest.fixture(params=["process", "bubblewrap"])
+@pytest.fixture(params=main_and_proofs("process", "bubblewrap"))
 def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     """Run a body on a session of a kernel."""
 
