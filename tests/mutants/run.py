@@ -152,19 +152,20 @@ def main() -> int:
     if unknown := [name for name in options.names if name not in known]:
         parser.error(f"there is no mutant {', '.join(unknown)}; tests/mutants has: {', '.join(known)}")
     mutants = [Mutant.read(known[name]) for name in options.names or known]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the tests under way end and the copy is removed
     bad = 0
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="prorl-mutants-") as folder:
         checkout = Checkout(Path(folder))
         checkout.check()
-        print(f"| {'mutant':<36} | {'tier':<7} | {'verdict':<14} | {'s':>4} | by", flush=True)
-        print(f"|{'-' * 38}|{'-' * 9}|{'-' * 16}|{'-' * 6}|{'-' * 4}")
+        print(f"| {'mutant':<38} | {'tier':<7} | {'verdict':<14} | {'s':>4} | by", flush=True)
+        print(f"|{'-' * 40}|{'-' * 9}|{'-' * 16}|{'-' * 6}|{'-' * 4}")
         for mutant in mutants:
             began = time.monotonic()
             verdict = checkout.verdict(mutant, whole_tier=options.whole_tier)
             seconds = time.monotonic() - began
             bad += not verdict.is_good
-            row = f"| {mutant.name:<36} | {mutant.tier:<7} | {verdict.word:<14} | {seconds:4.0f} | {verdict.by}"
+            row = f"| {mutant.name:<38} | {mutant.tier:<7} | {verdict.word:<14} | {seconds:4.0f} | {verdict.by}"
             print(row, flush=True)
     print(f"\n{len(mutants) - bad} of {len(mutants)} mutants were killed, in {time.monotonic() - started:.0f} s")
     return 1 if bad else 0
