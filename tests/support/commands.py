@@ -23,7 +23,7 @@ from prorl_zmq.commands import app
 from prorl_zmq.system import logs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _one_at_a_time = threading.Lock()
 """A process has one working folder, one environment and one standard output."""
@@ -44,14 +44,8 @@ def run(
         environment: all of its variables; None: the test's.
     """
     words = [str(argument) for argument in arguments]
-    with _one_at_a_time, ExitStack() as stack:
-        stack.enter_context(_settings_kept())
-        if cwd is not None:
-            stack.enter_context(_folder(cwd))
-        if environment is not None:
-            stack.enter_context(_variables(environment))
-        out, err = stack.enter_context(_captured(1)), stack.enter_context(_captured(2))
-        code = _exit_code(program, words)
+    with _process_of_its_own(cwd, environment) as (out, err):
+        code = _exit_code(lambda: app.run(program, words))
         return CompletedProcess([program, *words], code, _text(out), _text(err))
 
 
@@ -62,6 +56,14 @@ def prorl(
     return run("prorl", *arguments, cwd=cwd, environment=environment)
 
 
+def script(code: str, *, cwd: Path, environment: Mapping[str, str] | None = None) -> str:
+    """Run a user's Python program, which must end well; return what it printed."""
+    with _process_of_its_own(cwd, environment) as (out, err):
+        ended = _exit_code(lambda: exec(code, {"__name__": "__main__"}))
+        assert ended == 0, _text(err)
+        return _text(out)
+
+
 def complaint(done: CompletedProcess[str], code: int = app.USAGE_ERROR) -> str:
     """Return the one line that a command printed before it ended with this exit code."""
     assert done.returncode == code, done.stdout + done.stderr
@@ -69,9 +71,9 @@ def complaint(done: CompletedProcess[str], code: int = app.USAGE_ERROR) -> str:
     return line
 
 
-def _exit_code(program: str, words: list[str]) -> int:
+def _exit_code(act: Callable[[], int | None]) -> int:
     try:
-        return app.run(program, words)
+        return act() or 0
     except SystemExit as ending:
         if ending.code is None or isinstance(ending.code, int):
             return ending.code or 0
@@ -80,6 +82,18 @@ def _exit_code(program: str, words: list[str]) -> int:
     except Exception:  # noqa: BLE001 - as an interpreter ends
         traceback.print_exc()
         return 1
+
+
+@contextmanager
+def _process_of_its_own(cwd: Path | None, environment: Mapping[str, str] | None) -> Iterator[tuple[TextIO, TextIO]]:
+    """Set what a process has one of; yield its standard output and error."""
+    with _one_at_a_time, ExitStack() as stack:
+        stack.enter_context(_settings_kept())
+        if cwd is not None:
+            stack.enter_context(_folder(cwd))
+        if environment is not None:
+            stack.enter_context(_variables(environment))
+        yield stack.enter_context(_captured(1)), stack.enter_context(_captured(2))
 
 
 class _Stream:
