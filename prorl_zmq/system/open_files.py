@@ -36,6 +36,11 @@ def raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def first_open_files() -> tuple[int, int]:
+    """Return the soft and the hard limit that this process began with."""
+    return _limits[0] if _limits else resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
 def lower_open_files(pid: int) -> None:
     """Give a process (a child; 0: this one) the limit of open files that this one began with."""
     for limits in _limits:
