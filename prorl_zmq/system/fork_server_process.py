@@ -38,13 +38,12 @@ def imported(preload: list[list[str]]) -> dict[str, Any]:
     points: list[EntryPoint] = []
     refused = ""
     for module, group, what in preload:
-        offered = sorted(all_offered(group)) if group else []
-        points += offered
-        subjects = {
-            point.module: f"the {what} {point.name} ({point.value}, of {package_of(point)})" for point in offered
-        }
-        for name, subject in (subjects or {module: module}).items():
-            refused = refused or _import(name, subject)
+        if module:
+            refused = refused or _import(module, module)
+        for point in sorted(all_offered(group)) if group else ():
+            points.append(point)
+            subject = f"the {what} {point.name} ({point.value}, of {package_of(point)})"
+            refused = refused or _import(point.module, subject)
     files = [str(getattr(sys.modules.get(point.module), "__file__", "")) for point in points]
     return {"refused": refused, "installed": installed(points), "files": modified(files)}
 
