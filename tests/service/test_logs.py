@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 from command_lines import line_of
+from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient
-
-from .conftest import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

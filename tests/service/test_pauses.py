@@ -17,10 +17,10 @@ import msgspec
 import psutil
 import pytest
 from command_lines import line_of
+from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient
 
-from .conftest import until
 from .test_serve import SHELL, Served
 
 if TYPE_CHECKING:

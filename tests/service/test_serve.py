@@ -21,14 +21,13 @@ import numpy as np
 import psutil
 import pytest
 from command_lines import line_of
+from support.waiting import until
 
 from prorl_zmq import Backend, Job, RolloutClient
 from prorl_zmq.config import RUN_DIR_MARK, own_run_dir
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.wire.messages.backends import SetWeightVersion
 from prorl_zmq.wire.messages.base import KeyRole
-
-from .conftest import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

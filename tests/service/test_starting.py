@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from support.waiting import until
 from vllm_python import environment, tiny_models, vllm_python
 from vllm_server import ON_CPU, SMALL
 
 from prorl_zmq import Job, RolloutClient
 
-from .conftest import until
 from .test_serve import MATH, Served
 
 if TYPE_CHECKING:

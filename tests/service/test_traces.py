@@ -18,12 +18,12 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from otlp_receiver import OtlpReceiver, of_job, tree
+from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.demo.tasks import make_jobs
 from prorl_zmq.system.traces import no_fork_hooks
 
-from .conftest import until
 from .test_serve import Served
 
 if TYPE_CHECKING:
