@@ -142,7 +142,7 @@ def public() -> list[object]:
         "tools.tool": ("Tool",),
         "tasks.loading": ("load_jobs",),
         "tasks.row_format": ("RowFormat",),
-        "testing": ("LocalService", "ScriptedEngine", "say", "tool_call"),
+        "testing": ("BrokerThreads", "LocalService", "ScriptedEngine", "say", "tool_call"),
     }
     for name, members in elsewhere.items():
         module = importlib.import_module(f"prorl_zmq.{name}")

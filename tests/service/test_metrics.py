@@ -16,6 +16,7 @@ import psutil
 import pytest
 from command_lines import words_of
 from prometheus_client.parser import text_string_to_metric_families
+from support.waiting import until
 from vllm_server import free_port
 
 from prorl_zmq import EpisodeLimits, Job, RolloutClient, Sampling
@@ -23,8 +24,6 @@ from prorl_zmq.config import GatewaySettings, MetricsSettings, Topology
 from prorl_zmq.metrics.report import FLUSH_S
 from prorl_zmq.service.child_plans import plan_brokers, plan_children, plan_node
 from prorl_zmq.service.service_folder import ServiceFolder
-
-from .conftest import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

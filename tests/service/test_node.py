@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 import pytest
+from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.brokers.node.node_broker import LOOK_S
@@ -29,8 +30,6 @@ from prorl_zmq.config import load_topology
 from prorl_zmq.errors import JobTooLarge, NotAllowed
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.service.service_folder import BACKENDS, MARKER, Announcement, ServiceFolder
-
-from .conftest import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
