@@ -466,7 +466,7 @@ def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
     tokens, kept = (event.tokens, event.kept is not None) if isinstance(event, PhaseEnd) else (0, False)
     if len(rest) != (1 if tokens and not kept else 0):
         raise MalformedMessage(f"{type(event).__name__} of {tokens} tokens came with {len(rest)} further frames")
-    if not isinstance(event, PhaseDone | PhaseFailed):
+    if not isinstance(event, PhaseEnd):
         return None
     if isinstance(event, PhaseFailed) and event.outcome == Outcome.COMPLETED:
         raise MalformedMessage(f"job {event.job_id} is said to have failed with outcome `completed`")

@@ -451,11 +451,11 @@ class StagePool:
         offers = self._offers.get(requirement)
         if offers is None:
             return None
+        if not offers.marked:
+            return offers.free
         marked = [self._stages[stage_id] for stage_id in offers.marked]
         offers.marked.clear()
-        if len(marked) > 1:
-            marked.sort(key=attrgetter("changed"))
-        for stage in marked:
+        for stage in marked if len(marked) == 1 else sorted(marked, key=attrgetter("changed")):
             is_full = requirement.role == Phase.INIT and self._nodes[stage.node].is_full(requirement.task)
             if stage.credit > 0 and not is_full:
                 offers.free.set(stage.stage_id, len(stage.claims) / stage.slots)
