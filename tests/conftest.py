@@ -1,10 +1,12 @@
-"""For all tests: Hypothesis without deadlines, on machines that are shared; logging put back; one real vLLM server."""
+"""For all tests: Hypothesis without deadlines; logging put back; one service of a worker, and one real vLLM server."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +19,8 @@ from prorl_zmq.metrics.metric import Metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from support.services import SharedService
 
 __all__ = ["sandboxes_of", "shared_sandboxes"]  # fixtures
 
@@ -56,6 +60,20 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for metric in METRICS.values():
         for _, labels, _ in tuple(metric.rows()):
             metric.delivered(labels)
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[SharedService]:
+    """The service of all tests that neither stop nor configure one: with a gateway, a dashboard and an engine."""
+    from support.services import SharedService
+
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
+        service = SharedService(Path(folder))
+        try:
+            service.wait_ready()
+            yield service
+        finally:
+            service.close()
 
 
 @pytest.fixture(scope="session")

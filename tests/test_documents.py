@@ -9,11 +9,9 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import metadata
@@ -36,6 +34,9 @@ from documents import (
 )
 from needed import lacking, usable
 from rootfs import tiny_root_filesystem
+from support.commands import run, script
+from support.services import free_port
+from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient, Sampling
 from prorl_zmq.cluster.cluster_file import ClusterFile, load_cluster_file
@@ -49,8 +50,10 @@ from swe_rows import SWE_BENCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from subprocess import CompletedProcess
 
-pytestmark = pytest.mark.xdist_group("one service for the documents")
+    from support.services import SharedService
+
 PROGRAMS = ("prorl", "prorl-stage", "prorl-engine")
 SERVED_BY_CI = ("make demo", "make test", "make docs", "make vllm")
 """Run by `.ci/run`."""
@@ -118,28 +121,11 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
-@pytest.fixture(scope="module")
-def environment(folder: Path) -> Iterator[dict[str, str]]:
-    """A default service, as `prorl serve` starts it, and the environment in which commands find it."""
-    environment = {**os.environ, "PRORL_RUN_DIR": str(folder / "run")}
-    log = (folder / "log").open("wb")
-    serve = subprocess.Popen(
-        [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "serve", "--sandbox", "process"],
-        env=environment,
-        stderr=log,
-        stdin=subprocess.DEVNULL,
-    )
-    try:
-        with RolloutClient(f"ipc://{folder}/run/front_door", timeout_s=90) as client:
-            client.submit(
-                Job(task="math", instance={"problem": "1", "ground_truth": "1"}, sampling=Sampling(max_tokens=4))
-            )
-            assert [trajectory.outcome for trajectory in client.stream()] == ["completed"]
-        yield environment
-    finally:
-        serve.send_signal(signal.SIGTERM)
-        serve.wait(40)
-        log.close()
+def run_line(line: str, folder: Path, environment: dict[str, str]) -> CompletedProcess[str]:
+    """Run a command of the documents that ends, in this process."""
+    program, *arguments = shlex.split(line)
+    assert program in PROGRAMS
+    return run(program, *arguments, cwd=folder, environment=environment)
 
 
 @contextmanager
@@ -166,7 +152,7 @@ def test_every_command_is_run_here_or_by_ci() -> None:
     assert all(command in ci for command in SERVED_BY_CI)
     serves = {"prorl serve", "prorl serve --config topology.toml", SERVE_APPTAINER, SERVE_DATA}
     elsewhere = {*ENGINE_COMMANDS, *MAKE_SWE_COMMANDS, *SLURM_COMMANDS, TRAIN_COMMAND, DASHBOARD_COMMAND}
-    elsewhere |= {IMAGE_BUILD, ENGINE, *serves}
+    elsewhere |= {IMAGE_BUILD, ENGINE, WATCHED, *serves}
     assert set(command_lines()) == {*QUICK_COMMANDS, *SERVERS, *EVALUATION, *HARNESS, *elsewhere}
 
 
@@ -185,7 +171,6 @@ EVALUATION = (
 QUICK_COMMANDS = {
     "prorl doctor": (0, 1),
     "prorl submit tasks.jsonl --out results": (0,),
-    "prorl status --watch": (130,),
     "prorl job JOB": (2,),
     "prorl explain results": (0,),
     "prorl explain": (0,),
@@ -202,7 +187,8 @@ QUICK_COMMANDS = {
     "prorl k8s render --image prorl:0.1 --nodes 8": (0,),
     "prorl k8s render --image prorl:0.1 --daemon-set --drain-s 1800": (0,),
 }
-"""Commands that end, and the exit codes that are right for them here (`--watch` is interrupted)."""
+"""Commands that end, and the exit codes that are right for them here."""
+WATCHED = "prorl status --watch"
 SERVERS = (
     "prorl broker backend --config topology.toml",
     "prorl broker rollout --config topology.toml",
@@ -222,7 +208,7 @@ SERVE_APPTAINER = "prorl serve --sandbox apptainer --image tools"
 
 
 @pytest.mark.parametrize("line", QUICK_COMMANDS)
-def test_command(line: str, folder: Path, environment: dict[str, str]) -> None:
+def test_command(line: str, folder: Path, served: SharedService) -> None:
     place = folder / line.replace(" ", "-")  # its own: the commands run in any order, and on several workers
     place.mkdir()
     (place / "tasks.jsonl").write_text(
@@ -233,18 +219,19 @@ def test_command(line: str, folder: Path, environment: dict[str, str]) -> None:
     (place / "results").mkdir()
     (place / "results" / "results.jsonl").write_text('{"job_id": "1", "task": "math", "outcome": "completed"}\n')
     if "topology.toml" in line:
-        with started("prorl init", place, environment) as init:
-            assert init.wait(60) == 0
-    with started(line, place, environment) as process:
-        if "--watch" in line:
-            deadline = time.monotonic() + 30
-            while not uses_zmq(process.pid):  # or the interrupt would come while it is imported
-                assert time.monotonic() < deadline
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(2)
-            process.send_signal(signal.SIGINT)
+        assert run_line("prorl init", place, served.environment).returncode == 0
+    done = run_line(line, place, served.environment)
+    assert done.returncode in QUICK_COMMANDS[line], done.stdout + done.stderr
+
+
+def test_a_command_that_is_watched_until_an_interrupt(folder: Path, served: SharedService) -> None:
+    with started(WATCHED, folder, served.environment) as process:
+        until(lambda: uses_zmq(process.pid), "a client")  # or the interrupt would come while it is imported
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)
+        process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert process.returncode in QUICK_COMMANDS[line], out + err
+    assert process.returncode == 130, out + err
 
 
 def uses_zmq(pid: int) -> bool:
@@ -283,10 +270,9 @@ def test_an_image_is_built_and_served(folder: Path) -> None:
     tiny_root_filesystem(folder / "rootfs")
     environment = {**os.environ, "PRORL_RUN_DIR": str(folder / "apptainer"), "HOME": str(folder)}
     environment.pop("XDG_CACHE_HOME", None)
-    with started(IMAGE_BUILD, folder, environment) as build:
-        out, err = build.communicate(timeout=60)
-    assert build.returncode == 0, err
-    assert "images/tools" in out
+    built = run_line(IMAGE_BUILD, folder, environment)
+    assert built.returncode == 0, built.stderr
+    assert "images/tools" in built.stdout
     with started(SERVE_APPTAINER, folder, environment) as serve:
         job = Job(
             task="shell",
@@ -297,58 +283,44 @@ def test_an_image_is_built_and_served(folder: Path) -> None:
             client.submit(job)
             assert [(each.outcome, each.reward) for each in client.stream(timeout_s=60)] == [("completed", 1.0)]
         serve.send_signal(signal.SIGTERM)
-        out, err = serve.communicate(timeout=40)
+        _, err = serve.communicate(timeout=40)
     assert serve.returncode == 0, err
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def test_client_example(folder: Path, environment: dict[str, str]) -> None:
+def test_client_example(folder: Path, served: SharedService) -> None:
     (example,) = [block for block in blocks("python") if "client.submit(Job(" in block]
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", example], cwd=folder, env=environment, capture_output=True, text=True, check=True
-    )
-    assert len(re.findall(r"^completed [01]\.0 \(\d+,\) ", done.stdout, re.MULTILINE)) == 8
+    printed = script(example, cwd=folder, environment=served.environment)
+    assert len(re.findall(r"^completed [01]\.0 \(\d+,\) ", printed, re.MULTILINE)) == 8
 
 
-def test_batch_example(folder: Path, environment: dict[str, str]) -> None:
+def test_batch_example(folder: Path, served: SharedService) -> None:
     (example,) = [block for block in blocks("python") if "list(batch)" in block]
     (adapters,) = [block for block in blocks("python") if "integrations import" in block]
     show = "print(sorted(batch), len(generator_output['rewards']), len(train_data['input_ids']))"
     code = f"{example}\n{adapters}\n{show}"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=True
-    )
-    met, report, made = done.stdout.splitlines()
+    printed = script(code, cwd=folder, environment=served.environment)
+    met, report, made = printed.splitlines()
     assert re.match(r"met \[\(4,\), \(4,\)\] \(8, \d+\)", met)
     assert "kept_groups=2" in report
     assert re.match(r"\['attention_mask', .* 8 8$", made)
 
 
-def test_tracker_example(folder: Path, environment: dict[str, str]) -> None:
+def test_tracker_example(folder: Path, served: SharedService) -> None:
     (example,) = [block for block in blocks("python") if "open_tracker(" in block]
     place = folder / "trackers"
     place.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", example], cwd=place, env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == f"{{'tensorboard': '{place}/trackers/tensorboard/first'}}\n"
-    assert done.stderr == ""
+    printed = script(example, cwd=place, environment=served.environment)
+    assert printed == f"{{'tensorboard': '{place}/trackers/tensorboard/first'}}\n"
     points, tables = readback.tensorboard(place / "trackers", "first")
     assert points["batch/kept_groups"] == [(0, 4.0), (1, 4.0)]
     assert points["rollouts/completed"] == [(0, 16.0), (1, 16.0)]
     assert len(tables) == 2
 
 
-def test_asyncio_batch_example(folder: Path, environment: dict[str, str]) -> None:
+def test_asyncio_batch_example(folder: Path, served: SharedService) -> None:
     (example,) = [block for block in blocks("python") if "async for group" in block]
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", example], cwd=folder, env=environment, capture_output=True, text=True, check=True
-    )
-    *groups, state = done.stdout.splitlines()
+    printed = script(example, cwd=folder, environment=served.environment)
+    *groups, state = printed.splitlines()
     assert len(groups) == 2
     assert state == "met"
 
@@ -356,24 +328,19 @@ def test_asyncio_batch_example(folder: Path, environment: dict[str, str]) -> Non
 def test_sandbox_example(folder: Path) -> None:
     usable("bubblewrap")
     (example,) = [block for block in blocks("python") if "Sandboxes(" in block]
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", example], cwd=folder, capture_output=True, text=True, check=True, timeout=60
-    )
-    first, second, third = done.stdout.splitlines()
+    first, second, third = script(example, cwd=folder).splitlines()
     assert first == "0"
     assert "output='/tmp\\n42\\n', exit_code=1" in second
     assert third == "b'total 0\\n'"
 
 
-def test_jobs_of_a_data_file(folder: Path, environment: dict[str, str]) -> None:
+def test_jobs_of_a_data_file(folder: Path, served: SharedService) -> None:
     (example,) = [block for block in blocks("python") if "load_jobs(" in block]
     place = folder / "load-jobs"
     place.mkdir()
     (place / "data.jsonl").write_text('{"problem": "What is 1 + 1?", "answer": "2"}\n' * 2)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", example], cwd=place, env=environment, capture_output=True, text=True, check=True
-    )
-    assert len(re.findall(r"^completed [01]\.0 ", done.stdout, re.MULTILINE)) == 2
+    printed = script(example, cwd=place, environment=served.environment)
+    assert len(re.findall(r"^completed [01]\.0 ", printed, re.MULTILINE)) == 2
 
 
 def installed(package: str, module: str, folder: Path) -> tuple[Path, dict[str, str]]:
@@ -400,8 +367,14 @@ def outcome_of(job: Job, site: Path) -> tuple[str, float | None]:
 
 
 def said_by(line: str, site: Path, environment: dict[str, str]) -> str:
+    """Return what a command prints whose process finds what is installed in its environment."""
     with started(line, site, environment) as process:
         return " ".join(process.communicate(timeout=60)[0].split())
+
+
+def said_of(line: str, site: Path, environment: dict[str, str]) -> str:
+    """Return what a command prints about a service."""
+    return " ".join(run_line(line, site, environment).stdout.split())
 
 
 def test_engine_of_ones_own(folder: Path) -> None:
@@ -416,15 +389,13 @@ def test_engine_of_ones_own(folder: Path) -> None:
     question = {"problem": "What is it?", "ground_truth": "42"}
     with started("prorl serve --config topology.toml", site, environment) as serve:
         assert outcome_of(Job(task="math", instance=question), site) == ("completed", 1.0)
-        assert "1 backend(s) serve version 1" in said_by(
-            "prorl backends update-weights weights.txt 1", site, environment
-        )
+        update = "prorl backends update-weights weights.txt 1"
+        assert "1 backend(s) serve version 1" in said_of(update, site, environment)
         assert outcome_of(Job(task="math", instance=question), site) == ("completed", 0.0)
         assert outcome_of(Job(task="math", instance={**question, "ground_truth": "7"}), site) == ("completed", 1.0)
         with started(ENGINE, site, environment) as engine:
-            deadline = time.monotonic() + 30
-            while said_by("prorl backends list --details", site, environment).count("fixed text") < 2:
-                assert time.monotonic() < deadline
+            listed = "prorl backends list --details"
+            until(lambda: said_of(listed, site, environment).count("fixed text") == 2, "the engine to register")
             engine.send_signal(signal.SIGTERM)
             assert engine.wait(30) == 0
         serve.send_signal(signal.SIGTERM)

@@ -7,7 +7,6 @@ owner reaps it, and not before what it left behind was killed: until then the sy
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import math
 import os
 import signal
@@ -27,7 +26,6 @@ PROC = Path("/proc")
 READ_BYTES = 4096
 """Of a list of children at a time."""
 FIRST_LINE_LIMIT_S = 10.0
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Child:
@@ -164,13 +162,6 @@ def _is_below(pid: int) -> bool:
             if pid == me:
                 return True
     return False
-
-
-def become_subreaper() -> None:
-    """Adopt all orphans below this process, so that nothing it started can escape it."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 def first_line(command: list[str]) -> str:

@@ -52,11 +52,11 @@ from .actions import Action, Close, End, Queued, Start, Stop, Unassign
 from .held_jobs import HeldJobs
 from .job_counts import JobCounts
 from .job_queues import JobQueues
-from .job_record import NEXT_PHASE, RESTART_PHASE, JobRecord, JobStatus, lease_lost, no_stage, overdue
+from .job_record import NEXT_PHASE, QUEUE_TIMING, RESTART_PHASE, JobRecord, JobStatus, lease_lost, no_stage, overdue
 from .stage_pool import Requirement, SlotClaim, StagePool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ...errors import ErrorInfo
     from ...wire.messages.jobs import BlockHandle, Job
@@ -122,10 +122,10 @@ class JobTable:
 
     # What outlives the table ------------------------------------------------------------------------------------------
 
-    def take_changes(self) -> list[JobState]:
-        """Return the jobs that have moved since the last call and have not ended, as they are now."""
+    def take_changes(self, history: Callable[[str], bytes] = lambda _: b"") -> list[JobState]:
+        """Return the jobs that have moved since the last call and have not ended, as they are now, with a `history`."""
         changed, self._changed = self._changed, {}
-        return [record.state() for record in changed.values()]
+        return [record.state(history(record.job_id)) for record in changed.values()]
 
     def restore(self, states: Iterable[JobState], last_sequence: int, now: float) -> None:
         """Take up the jobs of an earlier table, oldest first, before any event. What is held stays so for a lease."""
@@ -358,7 +358,9 @@ class JobTable:
 
     def _employ(self, stage: StageProcess, now: float) -> None:
         if stage.role != Phase.INIT:
-            while stage.credit > 0 and self._start_oldest(stage.requirements, now):
+            while stage.credit > 0 and self._start_oldest(
+                self.queues.requirements(stage.role, stage.requirements), now
+            ):
                 pass
 
     def _may_init(self) -> bool:
@@ -385,21 +387,23 @@ class JobTable:
         record.status = status
         record.since = now
         self.counts.moved(record, 1)
-        self._count_on_node(record, 1)
+        if record.sandbox is not None:
+            self._count_on_node(record, record.sandbox, 1)
         self._changed[record.sequence] = record
 
     def _leave(self, record: JobRecord) -> None:
         self._held.discard(record)
         self.counts.moved(record, -1)
-        self._count_on_node(record, -1)
+        if record.sandbox is not None:
+            self._count_on_node(record, record.sandbox, -1)
         record.status = JobStatus.MOVING
 
-    def _count_on_node(self, record: JobRecord, change: int) -> None:
-        if record.status == JobStatus.QUEUED and record.sandbox is not None:
-            self.stages.wait_on(record.sandbox.node, record.task, change)
+    def _count_on_node(self, record: JobRecord, sandbox: SandboxHandle, change: int) -> None:
+        if record.status == JobStatus.QUEUED:
+            self.stages.wait_on(sandbox.node, record.task, change)
 
     def _start(self, record: JobRecord, stage_id: str, now: float) -> None:
-        waited = f"{record.phase}_queue"
+        waited = QUEUE_TIMING[record.phase]
         record.timings[waited] = record.timings.get(waited, 0.0) + now - record.since
         self._leave(record)
         self._enter(record, JobStatus.HELD, now)

@@ -69,11 +69,12 @@ class Gateway:
         self._tls = options.tls()
         self._bearers: BearerList | PageToken = options.bearers()
         self._keyring = options.keyring()
+        name = f"gateway-{options.own_name}"
+        # All that may be refused is checked: what is opened from here on is closed by `run`.
         self._connection = GatewayConnection(options, self._keyring)
         self._json_api = JsonApi(self._connection)
         self._dashboard = Dashboard(options, LoadedTexts(self._connection))
         self._endpoints = (*self._json_api.endpoints, *self._dashboard.endpoints)
-        name = f"gateway-{options.own_name}"
         servers = LlmServers(name, self._engine_flags) if settings.use_llm_servers else None
         state = StoredState(options.run_dir / f"{name}.json")
         self._prorl_api = ProrlApi(self._connection, SingleJobs(self._client), state, servers, settings.tokenizer)
@@ -143,7 +144,7 @@ class Gateway:
         app.router.add_get("/v1/watch", self._guarded(self._watch))
         add_page(app)
         document = json_response(openapi_document(self._endpoints)).body
-        app.router.add_get("/v1/openapi.json", lambda _: _document(document))
+        app.router.add_get("/v1/openapi.json", partial(_document, document))
         app.router.add_get("/healthz", self._health)
         return app
 
@@ -254,7 +255,7 @@ async def _answer(endpoint: Endpoint, request: web.Request, sender: Sender) -> w
     return answered if isinstance(answered, web.StreamResponse) else json_response(answered)
 
 
-async def _document(body: object) -> web.Response:
+async def _document(body: object, _request: web.Request) -> web.Response:
     return web.Response(body=body, content_type="application/json")
 
 

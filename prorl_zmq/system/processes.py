@@ -7,10 +7,12 @@ import contextlib
 import ctypes
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .open_files import lower_open_files
+from .readable import readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,9 +21,12 @@ ISOLATED = ("-P",)
 """Flags of the interpreter for our children: a file in the current folder must not hide a module of the same name."""
 
 AUTOGROUP = Path("/proc/self/autogroup")
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 _STATE, _INODE, _LISTENING = 3, 9, "0A"
 """Columns of /proc/net/tcp (proc(5)), and what the first of them says."""
+_adopting = threading.Lock()
+_adopting_blocks: list[bool] = []
+"""Whether this process adopted orphans before each block that runs."""
 
 
 def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
@@ -38,16 +43,73 @@ def begin_session(parent: int, nice: int = 0) -> None:
     """In a forked child that leads a session: die with the parent, and run at a priority lower by `nice`.
 
     It begins with the limit of open files that the parent began with.
+    """
+    die_with_parent(parent)
+    lower_open_files(0)
+    lower_priority(nice)
+
+
+def lower_priority(nice: int) -> None:
+    """In a process that leads a session: run at a priority lower by `nice`.
 
     Where the kernel groups processes by session (sched_autogroup), it weighs the groups: a niceness of the process
     alone would have no effect.
     """
-    die_with_parent(parent)
-    lower_open_files(0)
     niceness = os.nice(nice)
     if niceness > 0:
         with contextlib.suppress(OSError):  # a kernel without such groups, or one that was asked a moment ago
             AUTOGROUP.write_text(str(niceness), encoding="ascii")
+
+
+def become_subreaper() -> None:
+    """Adopt all orphans below this process, so that nothing it started can escape it."""
+    with _adopting:
+        _adopting_blocks[:1] = [True for _ in _adopting_blocks[:1]]
+        _set_subreaper(adopts=True)
+
+
+@contextlib.contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Adopt orphans below this process while the block runs; blocks of several threads may overlap."""
+    with _adopting:
+        _adopting_blocks.append(_is_subreaper())
+        if len(_adopting_blocks) == 1:
+            _set_subreaper(adopts=True)
+    try:
+        yield
+    finally:
+        with _adopting:
+            was_before = _adopting_blocks[0]
+            _adopting_blocks.pop()
+            if not _adopting_blocks:
+                _set_subreaper(adopts=was_before)
+
+
+def wait_adopted(starter: int) -> None:
+    """In a forked process: wait until its parent, which ends, has ended, and another process has adopted this one."""
+    with contextlib.suppress(ProcessLookupError):
+        end = os.pidfd_open(starter)
+        try:
+            if os.getppid() == starter:
+                readable([end])
+        finally:
+            os.close(end)
+
+
+def _is_subreaper() -> bool:
+    adopts = ctypes.c_int()
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(adopts))
+    return bool(adopts.value)
+
+
+def _set_subreaper(*, adopts: bool) -> None:
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(adopts))
+
+
+def _prctl(option: int, argument: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(argument), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 @contextlib.contextmanager

@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +17,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 from chat_families import FAMILIES, make_tokenizer
+from support.commands import prorl
+from support.waiting import until
 from vllm_python import START_LIMIT_S, environment, tiny_models, vllm_python
 from vllm_server import ON_CPU, SMALL
 
@@ -29,7 +29,7 @@ from ..inference.http.conftest import FakeServer, Speech
 from ..trackers import readback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 EVAL = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "eval"]
 PROBLEMS, SAMPLES = 10, 4
@@ -62,13 +62,6 @@ def evaluating(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.communicate()
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited too long for {what}"
-        threading.Event().wait(0.02)
 
 
 def lines(out: Path) -> list[str]:
@@ -106,7 +99,7 @@ def test_killed_stopped_and_gone_on_with_it_repeats_nothing(tmp_path: Path) -> N
     file, out = data_file(tmp_path), tmp_path / "run"
     arguments = (str(file), "--out", str(out), "--slots", "1", *QUICK)
     with evaluating(*arguments) as process:
-        until(lambda: len(lines(out)) >= 2, "two results")
+        until(lambda: len(lines(out)) >= 2, "two results", WAIT_S)
         process.kill()
         process.wait(WAIT_S)
     first = lines(out)
@@ -117,7 +110,7 @@ def test_killed_stopped_and_gone_on_with_it_repeats_nothing(tmp_path: Path) -> N
         results.write('{"problem": "torn')
 
     with evaluating(*arguments) as process:
-        until(lambda: len(lines(out)) > len(first), "a further result")
+        until(lambda: len(lines(out)) > len(first), "a further result", WAIT_S)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130, said
@@ -149,8 +142,7 @@ def test_killed_stopped_and_gone_on_with_it_repeats_nothing(tmp_path: Path) -> N
     assert [row["k"] for row in json.loads((out / "summary.json").read_text())["passes"]] == [2]
     assert (out / "plan.json").read_bytes() == begun
 
-    explain = [*EVAL[:-1], "explain", str(out), "--json"]
-    explained = json.loads(subprocess.run(explain, capture_output=True, text=True, check=True).stdout)
+    explained = json.loads(prorl("explain", out, "--json").stdout)
     assert explained["rollouts"] >= PROBLEMS * SAMPLES / 3  # of the largest of three parts
     assert "the run was continued" in explained["notes"][0]
 
@@ -194,7 +186,7 @@ def test_a_service_that_runs_already_keeps_what_an_evaluation_that_was_killed_ga
             service.wait_ready(client)
             arguments = (str(file), "--out", str(out), "--connect", service.front_door, *QUICK[:-2])
             with evaluating(*arguments) as process:
-                until(lambda: len(lines(out)) >= 1, "a result")
+                until(lambda: len(lines(out)) >= 1, "a result", WAIT_S)
                 process.kill()
                 process.wait(WAIT_S)
             done = evaluate(*arguments)
@@ -228,7 +220,8 @@ def test_what_is_wrong_is_said_before_anything_starts(tmp_path: Path, arguments:
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text('{"problem": "p", "ground_truth": "1"}\n{"question": 5}\n')
     names = {"file": data_file(tmp_path), "wrong": wrong}
-    done = evaluate(*(argument.format(**names) for argument in arguments), "--out", str(tmp_path / "run"), *QUICK[-2:])
+    flags = (argument.format(**names) for argument in arguments)
+    done = prorl("eval", *flags, "--out", tmp_path / "run", *QUICK[-2:])
     assert done.returncode == 2, done.stdout + done.stderr
     assert said in done.stderr.splitlines()[-1]
     assert not (tmp_path / "run").exists()
@@ -236,9 +229,7 @@ def test_what_is_wrong_is_said_before_anything_starts(tmp_path: Path, arguments:
 
 def test_an_engine_that_cannot_start_is_said_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "policy.npz").write_text("no weights")
-    done = evaluate(
-        str(data_file(tmp_path)), "--out", str(tmp_path / "run"), "--model", str(tmp_path / "policy.npz"), *QUICK
-    )
+    done = prorl("eval", data_file(tmp_path), "--out", tmp_path / "run", "--model", tmp_path / "policy.npz", *QUICK)
     assert done.returncode == 2, done.stdout + done.stderr
     line = done.stderr.splitlines()[-1]
     assert "the service ended as it started" in line
@@ -247,7 +238,7 @@ def test_an_engine_that_cannot_start_is_said_with_its_reason(tmp_path: Path) -> 
 
 def test_a_service_that_is_not_there_is_said_soon(tmp_path: Path) -> None:
     door = f"ipc://{tmp_path}/nobody"
-    done = evaluate(str(data_file(tmp_path)), "--out", str(tmp_path / "run"), "--connect", door)
+    done = prorl("eval", data_file(tmp_path), "--out", tmp_path / "run", "--connect", door)
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"no reply from {door} within" in done.stderr
     assert "is the service running?" in done.stderr

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 import tiny_harness
 from needed import usable
+from support.commands import prorl
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from subprocess import CompletedProcess
 
 
-def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "harness", *arguments]
-    return subprocess.run(
-        command,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        env={**os.environ, "COLUMNS": "100", **environment},
-    )
+def run(*arguments: str, cwd: Path, **environment: str) -> CompletedProcess[str]:
+    return prorl("harness", *arguments, cwd=cwd, environment={**os.environ, "COLUMNS": "100", **environment})
 
 
 @pytest.mark.proof

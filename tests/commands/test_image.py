@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from rootfs import tiny_root_filesystem
+from support.commands import complaint, prorl
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from subprocess import CompletedProcess
 
 
-def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "image", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+def run(*arguments: str, cwd: Path) -> CompletedProcess[str]:
+    return prorl("image", *arguments, cwd=cwd)
 
 
 def test_build_list_show_remove(tmp_path: Path) -> None:
@@ -57,10 +56,7 @@ def test_build_list_show_remove(tmp_path: Path) -> None:
 )
 def test_wrong_use(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
     (tmp_path / "a.def.j2").write_text("Bootstrap: docker\nFrom: python:{{ version }}\n")
-    done = run(*arguments, "--images", "images", cwd=tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert said in line
+    assert said in complaint(run(*arguments, "--images", "images", cwd=tmp_path))
 
 
 def test_help_teaches(tmp_path: Path) -> None:

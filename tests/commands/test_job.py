@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from rich.console import Console
+from support.commands import prorl
 
 from prorl_zmq import RolloutClient
 from prorl_zmq.commands.job import BAR, bar, duration, json_text, layout
@@ -161,7 +160,6 @@ def test_what_cannot_be_an_id_is_said_in_words(job_id: str) -> None:
 
 
 def test_service_that_is_not_there(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "job", "a b", "--connect", "tcp://nowhere"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path)
+    done = prorl("job", "a b", "--connect", "tcp://nowhere", cwd=tmp_path)
     assert done.returncode == 2
     assert "tcp://HOST:PORT" in done.stderr

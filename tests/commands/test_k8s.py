@@ -10,16 +10,12 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from support.commands import prorl
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 RENDER = ("render", "--image", "registry.example/prorl:0.1")
-
-
-def run(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "k8s", *arguments]
-    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -33,19 +29,20 @@ def run(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedP
     ],
 )
 def test_wrong_flags(arguments: tuple[str, ...], said: str) -> None:
-    done = run(*arguments)
+    done = prorl("k8s", *arguments)
     (line,) = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (2, "")
     assert said in line
 
 
 def test_keys_are_made_once_and_not_shown_to_a_terminal(tmp_path: Path) -> None:
-    first, second = run("keys", "--service", f"{tmp_path}/service"), run("keys", "--service", f"{tmp_path}/service")
+    first, second = (prorl("k8s", "keys", "--service", tmp_path / "service") for _ in range(2))
     names = [item["metadata"]["name"] for item in json.loads(first.stdout)["items"]]
     assert names == [f"prorl-keys-{part}" for part in ("service", "node", "client", "operator")]
     assert first.stdout == second.stdout
     control, terminal = pty.openpty()
-    done = run("keys", "--service", f"{tmp_path}/service", stdout=terminal)
+    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "k8s", "keys", "--service", f"{tmp_path}/service"]
+    done = subprocess.run(command, stdout=terminal, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     os.close(terminal)
     os.close(control)
     assert done.returncode == 2

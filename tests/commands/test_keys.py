@@ -1,25 +1,24 @@
-"""`prorl keys`, as a program."""
+"""`prorl keys`: from a new key to its revocation."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from support.commands import complaint, prorl
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from subprocess import CompletedProcess
 
 
-def keys(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def keys(home: Path, *arguments: str, **variables: str) -> CompletedProcess[str]:
     environment = {**os.environ, "HOME": str(home), **variables}
     if "PRORL_KEYS" not in variables:
         environment.pop("PRORL_KEYS", None)
-    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "keys", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return prorl("keys", *arguments, environment=environment)
 
 
 def test_from_a_new_key_to_its_revocation(tmp_path: Path) -> None:
@@ -67,22 +66,14 @@ def test_the_folder_is_that_of_the_flag_or_the_environment(tmp_path: Path) -> No
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
-    done = keys(tmp_path, *arguments)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    line = complaint(keys(tmp_path, *arguments))
     assert re.search(said, line), line
 
 
 def test_a_command_without_the_keys_that_a_topology_names_says_so(tmp_path: Path) -> None:
     topology = tmp_path / "topology.toml"
     topology.write_text(f'[security]\nkeys = "{tmp_path}/none"\n')
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "status", "--config", str(topology)],
-        env={**os.environ, "PRORL_RUN_DIR": str(tmp_path / "run")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    environment = {**os.environ, "PRORL_RUN_DIR": str(tmp_path / "run")}
+    done = prorl("status", "--config", topology, environment=environment)
     assert done.returncode == 2, done.stderr
     assert f"the key folder {tmp_path}/none cannot be used" in done.stderr

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
+from support.commands import complaint, run
 
 from prorl_zmq.config import Topology, parse_topology
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
-
-
-def complaint(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line that a command printed before it ended with exit code 2."""
-    assert done.returncode == 2, done.stdout + done.stderr
-    (line,) = done.stderr.splitlines()
-    return line
 
 
 @pytest.mark.parametrize(
@@ -101,9 +87,7 @@ def test_endpoint_that_others_may_bind(program: tuple[str, ...], tmp_path: Path)
 
 def test_service_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     done = run("prorl", "status", "--connect", f"ipc://{tmp_path}/door")
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert "is the service running?" in line
+    assert "is the service running?" in complaint(done, 1)
 
 
 def test_init_writes_every_default(tmp_path: Path) -> None:
@@ -158,32 +142,3 @@ def test_doctor_names_what_it_found() -> None:
         assert f"sandboxes: {kind}" in done.stdout
     for subject in ("user namespaces", "vLLM", "loopback TCP", "space for sandboxes"):
         assert subject in done.stdout
-
-
-@pytest.mark.parametrize("program", ["prorl", "prorl-stage", "prorl-engine"])
-def test_help_teaches(program: str) -> None:
-    done = run(program, "--help")
-    assert done.returncode == 0
-    assert "Usage:" in done.stdout
-
-
-BLAS = """
-import json, sys
-from prorl_zmq import cli
-sys.argv = ["prorl", "--version"]
-try:
-    cli.main()
-except SystemExit:
-    import numpy, threadpoolctl
-    print(json.dumps([one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]))
-"""
-
-
-@pytest.mark.parametrize("named", ["", "2"])
-def test_a_program_has_no_blas_thread_for_each_core_unless_that_is_asked_for(named: str) -> None:
-    place = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
-    if named:
-        place["OPENBLAS_NUM_THREADS"] = named
-    command = [sys.executable, "-P", "-c", BLAS]
-    done = subprocess.run(command, env=place, capture_output=True, text=True, check=True, timeout=60)
-    assert json.loads(done.stdout.splitlines()[-1]) == [int(named or 1)]

@@ -1,12 +1,11 @@
-"""`prorl view` as a user runs it: into a pipe, and in a terminal."""
+"""`prorl view` into a pipe."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from support.commands import complaint, prorl
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,11 +16,6 @@ RESULT = (
 )
 
 
-def view(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "view", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "results.jsonl").write_text(RESULT + RESULT.replace("job-1", "job-2"))
@@ -29,11 +23,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_into_a_pipe_it_prints_the_list_and_one_of_them(folder: Path) -> None:
-    listed = view(str(folder))
+    listed = prorl("view", folder)
     assert listed.returncode == 0, listed.stderr
     assert "job-1" in listed.stdout
     assert "job-2" in listed.stdout
-    shown = view(str(folder), "--job", "job-2")
+    shown = prorl("view", folder, "--job", "job-2")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith("job job-2, task math, g\n")
     assert "handler_failed: \\x1b[2J[red]x" in shown.stdout
@@ -51,7 +45,4 @@ def test_into_a_pipe_it_prints_the_list_and_one_of_them(folder: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(folder: Path, arguments: tuple[str, ...], said: str) -> None:
-    done = view(*(argument.format(folder=folder) for argument in arguments))
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert said in line
+    assert said in complaint(prorl("view", *(argument.format(folder=folder) for argument in arguments)))

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
+import signal
 import socket
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
+from support.waiting import until
 
 from prorl_zmq import PhaseLimits, Sampling
 from prorl_zmq.wire.messages.base import new_id
 
 from ..evaluation.conftest import HOSTILE
-from .conftest import MEGABYTE, problem, until
+from .conftest import MEGABYTE, make_long, problem
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from pathlib import Path
 
-    from .conftest import Service
+    from playwright.sync_api import Locator, Page
+    from support.services import SharedService
 
 pytestmark = pytest.mark.xdist_group("dashboard")
 VIEWS = ("", "jobs", "batches", "nodes", "backends", "runs")
@@ -52,18 +56,18 @@ def test_the_overview_shows_stages_backends_and_what_ended(dashboard: Page) -> N
     assert "#key=" not in dashboard.url  # it would stay in the history
 
 
-def test_a_change_is_shown_by_itself(service: Service, dashboard: Page) -> None:
+def test_a_change_is_shown_by_itself(served: SharedService, dashboard: Page) -> None:
     go(dashboard, "#/jobs")
-    with service.client() as client:
+    with served.client() as client:
         job = problem()
         client.submit(job)
         (trajectory,) = client.stream()
         expect(row_of(dashboard, job.job_id)).to_contain_text(str(trajectory.outcome))
 
 
-def test_jobs_are_searched_filtered_sorted_and_opened_by_keyboard(service: Service, dashboard: Page) -> None:
+def test_jobs_are_searched_filtered_sorted_and_opened_by_keyboard(served: SharedService, dashboard: Page) -> None:
     session = f"s-{new_id()[:8]}"
-    with service.client(session) as client:
+    with served.client(session) as client:
         late = problem(limits=PhaseLimits(run_s=0.001), group_id=session)
         client.submit([late, *(problem(group_id=session) for _ in range(3))])
         list(client.stream())
@@ -91,9 +95,9 @@ def test_jobs_are_searched_filtered_sorted_and_opened_by_keyboard(service: Servi
     expect(dashboard.get_by_role("heading", name="Conversation")).to_be_visible()
 
 
-def test_a_job_shows_its_time_its_words_and_its_tokens(service: Service, dashboard: Page) -> None:
+def test_a_job_shows_its_time_its_words_and_its_tokens(served: SharedService, dashboard: Page) -> None:
     job = problem("What is 1 + 0?", sampling=Sampling(max_tokens=12))
-    with service.client() as client:
+    with served.client() as client:
         client.submit(job)
         (trajectory,) = client.stream()
     go(dashboard, f"#/jobs/{job.job_id}")
@@ -119,10 +123,10 @@ def test_a_job_shows_its_time_its_words_and_its_tokens(service: Service, dashboa
     expect(dashboard).to_have_title("Jobs · prorl")
 
 
-def test_hostile_text_is_shown_as_text_and_never_run(service: Service, dashboard: Page) -> None:
+def test_hostile_text_is_shown_as_text_and_never_run(served: SharedService, runs: Path, dashboard: Page) -> None:
     image = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
     job = problem(f"{image}{HOSTILE}unseen:\u200b\xad")
-    with service.client() as client:
+    with served.client() as client:
         client.submit(job)
         list(client.stream())
     go(dashboard, f"#/jobs/{job.job_id}")
@@ -131,7 +135,7 @@ def test_hostile_text_is_shown_as_text_and_never_run(service: Service, dashboard
     expect(said).to_contain_text("\u241b[2J[red]not red[/red] <script>alert(1)</script>")
     expect(said).to_contain_text("\u27e8202E\u27e9gnp")  # it would turn the text around
     expect(said).to_contain_text("unseen:\u27e8200B\u27e9\u27e800AD\u27e9")
-    service.make_long("x" * MEGABYTE + "<b>the end")  # more than the embedded engine's context holds: in a run's folder
+    make_long(runs, "x" * MEGABYTE + "<b>the end")  # more than the embedded engine's context holds: in a run's folder
     go(dashboard, "#/runs/after/problem-0")
     dashboard.get_by_role("button", name=re.compile("Show all")).click()
     expect(dashboard.locator(".turn.is-user .said .piece").last).to_contain_text("<b>the end")
@@ -141,8 +145,8 @@ def test_hostile_text_is_shown_as_text_and_never_run(service: Service, dashboard
     assert dashboard.evaluate(tried) == "TypeError"  # even a fault of ours could make no HTML of text
 
 
-def test_a_batch_shows_its_groups_and_rollouts(service: Service, dashboard: Page) -> None:
-    with service.client() as client, client.open_batch(4, 3, keep="all") as batch:
+def test_a_batch_shows_its_groups_and_rollouts(served: SharedService, dashboard: Page) -> None:
+    with served.client() as client, client.open_batch(4, 3, keep="all") as batch:
         batch.feed(problem(job_id=f"prompt-{number}-{new_id()[:8]}") for number in range(4))
         next(iter(batch))
         go(dashboard, "#/batches")
@@ -158,8 +162,8 @@ def test_a_batch_shows_its_groups_and_rollouts(service: Service, dashboard: Page
     expect(dashboard.get_by_text("Waits now for")).to_have_count(0)
 
 
-def test_nodes_and_backends(service: Service, dashboard: Page) -> None:
-    with service.client() as client:
+def test_nodes_and_backends(served: SharedService, dashboard: Page) -> None:
+    with served.client() as client:
         (node,) = client.nodes().nodes
     go(dashboard, "#/nodes")
     assert node.facts is not None
@@ -182,14 +186,14 @@ def test_nodes_and_backends(service: Service, dashboard: Page) -> None:
     assert re.fullmatch(r"[\d.]+ m?s of [\d.]+ s", of_host["lease"])
     row.get_by_role("button", name="Drain").click()
     expect(row).to_contain_text("draining")
-    with service.client() as client:
+    with served.client() as client:
         (status,) = client.backends.list()
         client.backends.add(status.backend)
     expect(row).to_contain_text("ready")
 
 
-def test_a_job_is_cancelled_by_its_button(service: Service, dashboard: Page) -> None:
-    with service.client() as client:
+def test_a_job_is_cancelled_by_its_button(served: SharedService, dashboard: Page) -> None:
+    with served.client() as client:
         (status,) = client.backends.list()
         client.backends.drain("engine-0")
         try:
@@ -205,6 +209,7 @@ def test_a_job_is_cancelled_by_its_button(service: Service, dashboard: Page) -> 
             client.backends.add(status.backend)
 
 
+@pytest.mark.usefixtures("runs")
 def test_runs_stand_side_by_side(dashboard: Page) -> None:
     go(dashboard, "#/runs?run=before&run=after")
     passes = dashboard.locator(".of-k", has_text="pass@1")
@@ -222,14 +227,14 @@ def test_runs_stand_side_by_side(dashboard: Page) -> None:
 
 
 @pytest.mark.proof
-def test_the_page_outlives_a_restart_of_the_broker(service: Service, dashboard: Page) -> None:
+def test_the_page_outlives_a_restart_of_the_broker(served: SharedService, dashboard: Page) -> None:
     go(dashboard, "#/jobs")
-    with service.client() as client:
+    with served.client() as client:
         client.submit(before := problem())
         list(client.stream())
         expect(row_of(dashboard, before.job_id)).to_be_visible()
         started_s = client.status().uptime_s
-        service.kill_rollout_broker()
+        os.kill(served.child("prorl broker rollout"), signal.SIGKILL)
         until(lambda: client.status().uptime_s < started_s, "the broker's next life")
         client.submit(after := problem())
         list(client.stream())

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from playwright.sync_api import Page
-
-    from .conftest import Service
+    from support.services import SharedService
 
 pytestmark = pytest.mark.xdist_group("dashboard")
 NAMES = [
@@ -41,19 +40,19 @@ def ask(address: str, **headers: str) -> tuple[int, HTTPMessage, bytes]:
             return error.code, error.headers, error.read()
 
 
-def test_each_file_is_sent_once_and_then_not_again(service: Service) -> None:
+def test_each_file_is_sent_once_and_then_not_again(served: SharedService) -> None:
     assert len(NAMES) > 25
     for name in NAMES:
-        status, headers, content = ask(service.gateway + name)
+        status, headers, content = ask(f"{served.url}/dashboard/{name}")
         assert (status, content) == (200, (FOLDER / (name or "index.html")).read_bytes()), name
         assert headers["Content-Type"] in {f"{each}; charset=utf-8" for each in TYPES.values()}
         for known in (headers["ETag"], f"W/{headers['ETag']}", f'"other", {headers["ETag"]}', "*"):
-            again, told, nothing = ask(service.gateway + name, **{"If-None-Match": known})
+            again, told, nothing = ask(f"{served.url}/dashboard/{name}", **{"If-None-Match": known})
             assert (again, nothing) == (304, b""), (name, known)
             assert {key: told[key] for key in (*page_files.HEADERS, "ETag")} == {
                 key: headers[key] for key in (*page_files.HEADERS, "ETag")
             }
-        assert ask(service.gateway + name, **{"If-None-Match": '"other"'})[0] == 200
+        assert ask(f"{served.url}/dashboard/{name}", **{"If-None-Match": '"other"'})[0] == 200
 
 
 def test_a_file_that_changed_is_sent_though_its_size_and_time_did_not(tmp_path: Path) -> None:

@@ -13,19 +13,16 @@ from urllib.request import Request, urlopen
 
 import pytest
 from playwright.sync_api import expect
+from support.services import free_port, started
 
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.wire.messages.base import KeyRole
-
-from ..gateway.conftest import free_port
-from .conftest import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from playwright.sync_api import Page
-
-    from .conftest import Service
+    from support.services import SharedService
 
 pytestmark = pytest.mark.xdist_group("dashboard")
 ATTACK = """
@@ -46,8 +43,8 @@ async (there) => {
 """
 
 
-def test_a_viewer_without_the_key_sees_only_the_form(service: Service, page: Page) -> None:
-    address, _, key = service.address().partition("#key=")
+def test_a_viewer_without_the_key_sees_only_the_form(served: SharedService, page: Page) -> None:
+    address, _, key = served.dashboard.partition("#key=")
     page.goto(f"{address}#/jobs")
     form = page.get_by_role("heading", name="This dashboard asks for a key")
     expect(form).to_be_visible()
@@ -66,15 +63,9 @@ def test_a_viewer_without_the_key_sees_only_the_form(service: Service, page: Pag
     expect(form).to_be_visible()
 
 
-def answers(url: str) -> bool:
-    try:
-        with urlopen(url, timeout=5):
-            return True
-    except OSError:
-        return False
-
-
-def test_one_that_only_shows_has_no_buttons_and_refuses_changes(service: Service, page: Page, tmp_path: Path) -> None:
+def test_one_that_only_shows_has_no_buttons_and_refuses_changes(
+    served: SharedService, page: Page, tmp_path: Path
+) -> None:
     """Also for who may cancel and drain elsewhere."""
     folder = KeyFolder(tmp_path / "keys")
     token = folder.new_bearer("lead", KeyRole.OPERATOR)
@@ -90,8 +81,9 @@ def test_one_that_only_shows_has_no_buttons_and_refuses_changes(service: Service
             with error:
                 return error.code, error.read()
 
-    with service.prorl("dashboard", "--read-only", "--bind", bind, "--keys", str(folder.path)):
-        until(lambda: answers(f"http://{bind}/healthz"), "the dashboard")
+    flags = ("--read-only", "--bind", bind, "--keys", folder.path)
+    with started("prorl", "dashboard", *flags, environment=served.environment) as shown:
+        shown.wait_line("open http")
         assert json.loads(ask("GET", "/v1/me")[1])["may"] == ["watch"]
         for method, path in (
             ("POST", "/v1/jobs/any/cancel"),
@@ -109,19 +101,15 @@ def test_one_that_only_shows_has_no_buttons_and_refuses_changes(service: Service
         expect(page.get_by_role("button", name="Drain")).to_have_count(0)
 
 
-def test_tokens_of_each_role(service: Service, page: Page, tmp_path: Path) -> None:
+def test_tokens_of_each_role(served: SharedService, page: Page, tmp_path: Path) -> None:
     folder = KeyFolder(tmp_path / "keys")
     tokens = {role: folder.new_bearer(role, role) for role in (KeyRole.OPERATOR, KeyRole.TRAINER)}
     bind = f"127.0.0.1:{free_port()}"
-    with service.prorl("dashboard", "--bind", bind, "--keys", str(folder.path)):
+    flags = ("--bind", bind, "--keys", folder.path)
+    with started("prorl", "dashboard", *flags, environment=served.environment) as shown:
+        shown.wait_line("open http")
         for role, token in tokens.items():
-            page.wait_for_timeout(100)
-            for _ in range(100):
-                try:
-                    page.goto(f"http://{bind}/dashboard/#key={token}")
-                    break
-                except Exception:  # noqa: BLE001 - it does not listen yet
-                    page.wait_for_timeout(100)
+            page.goto(f"http://{bind}/dashboard/#key={token}")
             page.reload()
             if role == KeyRole.OPERATOR:
                 expect(page.locator("#state")).to_have_text("live")
@@ -131,21 +119,23 @@ def test_tokens_of_each_role(service: Service, page: Page, tmp_path: Path) -> No
                 expect(page.locator("main")).to_contain_text("use a key of role operator")
 
 
-def test_at_a_gateway_without_keys_its_own_page_needs_none(service: Service, page: Page) -> None:
-    page.goto(f"{service.gateway}#/backends")
+def test_at_a_gateway_without_keys_its_own_page_needs_none(served: SharedService, page: Page) -> None:
+    page.goto(f"{served.url}/dashboard/#/backends")
     expect(page.locator("#state")).to_have_text("live")
     expect(page.get_by_role("button", name="Forget key")).to_be_hidden()
     row = page.get_by_role("region", name="Backends", exact=True).locator("tr", has_text="engine-0")
     row.get_by_role("button", name="Drain").click()  # a browser sends the page's origin with it
     expect(row).to_contain_text("draining")
-    with service.client() as client:
+    with served.client() as client:
         (status,) = client.backends.list()
         client.backends.add(status.backend)
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-def test_a_page_of_another_origin_can_do_nothing(service: Service, page: Page, tmp_path: Path, *, keyed: bool) -> None:
-    there = re.match(r"http://[^/]+", service.address() if keyed else service.gateway)
+def test_a_page_of_another_origin_can_do_nothing(
+    served: SharedService, page: Page, tmp_path: Path, *, keyed: bool
+) -> None:
+    there = re.match(r"http://[^/]+", served.dashboard if keyed else served.url)
     assert there is not None
     frame = f"<iframe src='{there[0]}/dashboard/'></iframe>"
     (tmp_path / "index.html").write_text(f"<!doctype html><title>evil</title>{frame}")
@@ -164,14 +154,16 @@ def test_a_page_of_another_origin_can_do_nothing(service: Service, page: Page, t
     finally:
         server.shutdown()
         server.server_close()
-    with service.client() as client:
+    with served.client() as client:
         (status,) = client.backends.list()
         assert status.state == "ready"  # what was sent blindly did nothing
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-def test_a_name_that_is_led_here_is_of_no_use(service: Service, page: Page, *, keyed: bool) -> None:
-    address = (service.address().partition("#")[0] if keyed else service.gateway).replace("127.0.0.1", "evil.example")
+def test_a_name_that_is_led_here_is_of_no_use(served: SharedService, page: Page, *, keyed: bool) -> None:
+    address = (served.dashboard.partition("#")[0] if keyed else f"{served.url}/dashboard/").replace(
+        "127.0.0.1", "evil.example"
+    )
     page.goto(address)
     assert page.evaluate("fetch('/v1/status').then((answer) => answer.status)") in (401, 403)
     assert page.evaluate("fetch('/v1/backends/engine-0/drain', {method: 'POST'}).then((answer) => answer.status)") in (
@@ -180,9 +172,9 @@ def test_a_name_that_is_led_here_is_of_no_use(service: Service, page: Page, *, k
     )
 
 
-def test_who_has_the_key_may_come_by_any_name(service: Service) -> None:
+def test_who_has_the_key_may_come_by_any_name(served: SharedService) -> None:
     """A dashboard on all addresses, with a certificate, is opened by its machine's name."""
-    address, _, key = service.address().partition("/dashboard/#key=")
+    address, _, key = served.dashboard.partition("/dashboard/#key=")
 
     def status(**headers: str) -> int:
         try:

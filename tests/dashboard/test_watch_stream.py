@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from support.services import free_port
 
 from prorl_zmq.gateway.dashboard import watch_stream
 from prorl_zmq.gateway.dashboard.watch_stream import WatchStreams
@@ -14,8 +15,6 @@ from prorl_zmq.security.rights import ANYBODY
 from prorl_zmq.watching.overview import Overview, Update
 from prorl_zmq.wire.messages.jobs import Phase
 from prorl_zmq.wire.messages.watching import JobRow
-
-from ..gateway.conftest import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
-import pytest
 from documents import PAGES, ROOT
 from needed import lacking
 
@@ -17,14 +16,13 @@ from prorl_zmq.data.trajectory import array_views
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .conftest import Served
+    from support.services import SharedService
 
-pytestmark = pytest.mark.xdist_group("one service for the gateway")
 TEXT = PAGES[ROOT / "docs" / "gateway.md"]
 EXAMPLES = re.findall(r"^```bash\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 
 
-def run(served: Served, example: str, folder: Path) -> list[bytes]:
+def run(served: SharedService, example: str, folder: Path) -> list[bytes]:
     """Run the lines of an example in one shell; return what each printed."""
     if shutil.which("curl") is None:
         lacking("curl", "curl is not installed")
@@ -40,7 +38,7 @@ def test_there_are_examples_of_both_apis() -> None:
     assert len(EXAMPLES) == 2
 
 
-def test_the_json_api(served: Served, tmp_path: Path) -> None:
+def test_the_json_api(served: SharedService, tmp_path: Path) -> None:
     submitted, state, told, _, left = run(served, EXAMPLES[0], tmp_path)
     assert json.loads(submitted) == {"job_ids": ["one"], "new": 1}
     assert json.loads(state)["job_id"] == "one"
@@ -51,7 +49,7 @@ def test_the_json_api(served: Served, tmp_path: Path) -> None:
     assert json.loads(left)["session"] == "http"
 
 
-def test_prorls_api(served: Served, tmp_path: Path) -> None:
+def test_prorls_api(served: SharedService, tmp_path: Path) -> None:
     started, answer, status, stopped = (json.loads(part) for part in run(served, EXAMPLES[1], tmp_path))
     assert (started["status"], status["status"], stopped["status"]) == ("Server started", "running", "Server stopped")
     assert {message["role"] for message in answer["messages"]} >= {"user", "assistant"}

@@ -7,20 +7,22 @@ import io
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.waiting import until_async
 
 from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.data.trajectory import array_views
 
-from .conftest import Http, Served, http, problem, until
+from .conftest import Http, http, problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.xdist_group("one service for the gateway")
+    from support.services import SharedService
+
 BYTES = {"Accept": "application/octet-stream"}
 
 
-def run(served: Served, body: Callable[[Http], Any]) -> None:
+def run(served: SharedService, body: Callable[[Http], Any]) -> None:
     async def main() -> None:
         async with http(served.url) as client:
             await body(client)
@@ -28,7 +30,7 @@ def run(served: Served, body: Callable[[Http], Any]) -> None:
     asyncio.run(main())
 
 
-def test_a_jobs_trajectory_is_the_same_by_json_by_bytes_and_by_zeromq(served: Served) -> None:
+def test_a_jobs_trajectory_is_the_same_by_json_by_bytes_and_by_zeromq(served: SharedService) -> None:
     async def asks(client: Http) -> None:
         job = problem(sampling={"max_tokens": 6, "seed": 7})
         assert await client.post("/v1/jobs", job) == (200, {"job_ids": [job["job_id"]], "new": 1})
@@ -44,7 +46,7 @@ def test_a_jobs_trajectory_is_the_same_by_json_by_bytes_and_by_zeromq(served: Se
             name: told[name] for name in arrays._fields
         }
         async with AsyncRolloutClient(served.front_door, session="http") as zeromq:
-            await until(lambda: _found(zeromq, job["job_id"], told), "the same by ZeroMQ")
+            await until_async(lambda: _found(zeromq, job["job_id"], told), "the same by ZeroMQ")
         assert (await client.get(f"{place}/trajectory"))[0] == 404  # that client acknowledged it
 
     run(served, asks)
@@ -60,7 +62,7 @@ async def _found(zeromq: AsyncRolloutClient, job_id: str, told: dict[str, Any]) 
     return False
 
 
-def test_trajectories_come_until_they_are_acknowledged(served: Served) -> None:
+def test_trajectories_come_until_they_are_acknowledged(served: SharedService) -> None:
     async def asks(client: Http) -> None:
         jobs = [problem(str(number)) for number in range(5)]
         ids = {job["job_id"] for job in jobs}
@@ -90,13 +92,13 @@ def test_trajectories_come_until_they_are_acknowledged(served: Served) -> None:
     run(served, asks)
 
 
-def test_a_job_runs_is_cancelled_and_is_acknowledged(served: Served) -> None:
+def test_a_job_runs_is_cancelled_and_is_acknowledged(served: SharedService) -> None:
     async def asks(client: Http) -> None:
         job = problem()
         place = f"/v1/jobs/{job['job_id']}"
         async with served.without_engine() as service:
             await client.post("/v1/jobs", job)
-            await until(lambda: _waits(served, service), "the job")
+            await until_async(lambda: _waits(served, service), "the job")
             status, state = await client.get(f"{place}/trajectory")
             assert (status, state["state"], state["phase"]) == (202, "running", "run")
             assert (await client.get(place))[1]["state"] == "running"
@@ -111,11 +113,11 @@ def test_a_job_runs_is_cancelled_and_is_acknowledged(served: Served) -> None:
     run(served, asks)
 
 
-async def _waits(served: Served, service: AsyncRolloutClient) -> bool:
+async def _waits(served: SharedService, service: AsyncRolloutClient) -> bool:
     return await served.waiting(service) == 1
 
 
-def test_a_batch_of_groups(served: Served) -> None:
+def test_a_batch_of_groups(served: SharedService) -> None:
     async def asks(client: Http) -> None:
         options = {"target_groups": 2, "group_size": 2, "keep": {"policy": "all"}, "carry": "nothing"}
         opened = {"batch_id": "by-http", "options": options}
@@ -164,7 +166,9 @@ def test_a_batch_of_groups(served: Served) -> None:
         ("PUT", "/v1/jobs", {}, 405, "method_not_allowed"),
     ],
 )
-def test_errors_are_json_with_a_code(served: Served, method: str, path: str, body: Any, status: int, code: str) -> None:
+def test_errors_are_json_with_a_code(
+    served: SharedService, method: str, path: str, body: Any, status: int, code: str
+) -> None:
     async def asks(client: Http) -> None:
         answer = await client(method, path, body)
         assert (answer[0], answer[1]["error"]["code"]) == (status, code)
@@ -173,7 +177,7 @@ def test_errors_are_json_with_a_code(served: Served, method: str, path: str, bod
     run(served, asks)
 
 
-def test_another_job_of_the_same_id_is_a_conflict(served: Served) -> None:
+def test_another_job_of_the_same_id_is_a_conflict(served: SharedService) -> None:
     async def asks(client: Http) -> None:
         async with served.without_engine():
             job = problem()
@@ -189,7 +193,7 @@ def test_another_job_of_the_same_id_is_a_conflict(served: Served) -> None:
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[" * 5000, b'{"task": 1}'])
-def test_bodies_that_are_no_jobs(served: Served, content: bytes) -> None:
+def test_bodies_that_are_no_jobs(served: SharedService, content: bytes) -> None:
     async def asks(client: Http) -> None:
         async with client.session.post("/v1/jobs", data=content) as response:
             assert response.status == 400
@@ -198,7 +202,7 @@ def test_bodies_that_are_no_jobs(served: Served, content: bytes) -> None:
     run(served, asks)
 
 
-def test_a_body_over_the_limit_is_refused(served: Served) -> None:
+def test_a_body_over_the_limit_is_refused(served: SharedService) -> None:
     async def asks(client: Http) -> None:
         async with client.session.post("/v1/jobs", data=io.BytesIO(bytes(65 * 2**20))) as response:
             assert response.status == 413
@@ -207,7 +211,7 @@ def test_a_body_over_the_limit_is_refused(served: Served) -> None:
     run(served, asks)
 
 
-def test_the_service_is_described(served: Served) -> None:
+def test_the_service_is_described(served: SharedService) -> None:
     async def asks(client: Http) -> None:
         assert "math" in (await client.get("/v1/status"))[1]["tasks"]
         listed = (await client.get("/v1/backends"))[1]["backends"]

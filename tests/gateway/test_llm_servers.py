@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
 from chat_families import FAMILIES, make_tokenizer
+from support.waiting import until_async
 
 from ..inference.http.conftest import FakeServer, Speech
-from .conftest import Served, http, until
+from .conftest import http
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.xdist_group("one service for the gateway")
+    from support.services import SharedService
 
 
 @pytest.mark.proof
-def test_a_token_server_is_used_and_cleared(served: Served, tmp_path: Path) -> None:
+def test_a_token_server_is_used_and_cleared(served: SharedService, tmp_path: Path) -> None:
     """As verl does in token mode: its servers say nothing of a tokenizer, which comes with the jobs."""
     tokenizer = make_tokenizer(FAMILIES["chatml"])
     tokenizer.save_pretrained(tmp_path / "model")
@@ -43,7 +45,7 @@ def test_a_token_server_is_used_and_cleared(served: Served, tmp_path: Path) -> N
             stack.push_async_callback(server.stop)
             client = await stack.enter_async_context(http(url))
             service = await stack.enter_async_context(served.without_engine())
-            await until(client.is_up, "the gateway")
+            await until_async(client.is_up, "the gateway")
             assert (await client.post("/clear_llm_server"))[0] == 200
             assert (await client.post("/add_llm_server", {"address": "nowhere"}))[0] == 400
             for _ in range(2):  # duplicates are ignored
@@ -66,18 +68,18 @@ def test_a_token_server_is_used_and_cleared(served: Served, tmp_path: Path) -> N
 
 
 @pytest.mark.proof
-def test_a_gateway_that_was_killed_starts_its_engines_again(served: Served) -> None:
+def test_a_gateway_that_was_killed_starts_its_engines_again(served: SharedService) -> None:
     """They end with it, and which they were is known."""
 
     async def before(url: str) -> None:
         async with http(url) as client:
-            await until(client.is_up, "the gateway")
+            await until_async(client.is_up, "the gateway")
             await client.post("/start")
             await client.post("/add_llm_server", {"address": "http://127.0.0.1:1"})
 
     async def after(url: str) -> None:
         async with http(url) as client:
-            await until(client.is_up, "the gateway")
+            await until_async(client.is_up, "the gateway")
             (one,) = (await client.get("/status"))[1]["llm_servers"]
             assert one["address"] == "http://127.0.0.1:1"
             await client.post("/clear_llm_server")
@@ -85,7 +87,6 @@ def test_a_gateway_that_was_killed_starts_its_engines_again(served: Served) -> N
 
     with served.gateway("--name", "again") as (process, url):
         asyncio.run(before(url))
-        process.kill()
-        process.wait()
+        process.end(signal.SIGKILL)
     with served.gateway("--name", "again") as (_, url):
         asyncio.run(after(url))

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.waiting import until_async
 
 from prorl_zmq.config import own_run_dir
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.service.metrics_inbox import MetricsInbox
 from prorl_zmq.wire.messages.base import KeyRole
 
-from .conftest import Http, Served, http, until
+from .conftest import Http, http
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from support.services import SharedService
 
 
 async def scrape(client: Http, **headers: str) -> tuple[int, dict[tuple[str, frozenset[tuple[str, str]]], float]]:
@@ -31,7 +34,7 @@ async def scrape(client: Http, **headers: str) -> tuple[int, dict[tuple[str, fro
     return 200, {(one.name, frozenset(one.labels.items())): one.value for each in families for one in each.samples}
 
 
-def test_requests_are_counted_by_route_and_no_client_makes_up_labels(served: Served) -> None:
+def test_requests_are_counted_by_route_and_no_client_makes_up_labels(served: SharedService) -> None:
     async def main() -> None:
         async with http(served.url) as client:
 
@@ -53,7 +56,7 @@ def test_requests_are_counted_by_route_and_no_client_makes_up_labels(served: Ser
             async def all_counted() -> bool:
                 return await both() == (of_job + 3, of_none + 3)
 
-            await until(all_counted, "the requests")
+            await until_async(all_counted, "the requests")
             assert await counted("prorl_gateway_request_seconds_count", route="/v1/jobs/{job_id}") >= 3
             for name in ("icon.svg", "main.js"):
                 async with client.session.get(f"/dashboard/{name}") as response:
@@ -62,12 +65,12 @@ def test_requests_are_counted_by_route_and_no_client_makes_up_labels(served: Ser
             async def of_page() -> bool:
                 return await counted("prorl_gateway_request_seconds_count", route="/dashboard/") >= 2
 
-            await until(of_page, "the page's files")
+            await until_async(of_page, "the page's files")
 
     asyncio.run(main())
 
 
-def test_web_pages_read_no_metrics(served: Served) -> None:
+def test_web_pages_read_no_metrics(served: SharedService) -> None:
     async def main() -> None:
         async with http(served.url) as client:
             assert (await scrape(client, Origin="http://evil.example"))[0] == 403
@@ -82,11 +85,11 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def metrics_only(served: Served, run_dir: Path, *flags: str) -> AsyncIterator[Http]:
+async def metrics_only(served: SharedService, run_dir: Path, *flags: str) -> AsyncIterator[Http]:
     with served.gateway("--metrics-only", "--run-dir", str(run_dir), *flags) as (process, url):
         async with http(url) as client:
-            await until(lambda: is_up(client), "the gateway")
-            assert process.poll() is None
+            await until_async(lambda: is_up(client), "the gateway")
+            assert process.process.poll() is None
             yield client
 
 
@@ -99,7 +102,7 @@ async def is_up(client: Http) -> bool:
 
 
 @pytest.mark.usefixtures("counting")
-def test_with_keys_a_scrape_needs_a_token(served: Served, run_dir: Path) -> None:
+def test_with_keys_a_scrape_needs_a_token(served: SharedService, run_dir: Path) -> None:
     keys = KeyFolder(run_dir / "keys")
     tokens = {role: keys.new_bearer(role.value, role) for role in (KeyRole.OPERATOR, KeyRole.TRAINER)}
 
@@ -117,7 +120,7 @@ def test_with_keys_a_scrape_needs_a_token(served: Served, run_dir: Path) -> None
     asyncio.run(main())
 
 
-def test_where_nobody_collects_the_answer_says_what_to_do(served: Served, run_dir: Path) -> None:
+def test_where_nobody_collects_the_answer_says_what_to_do(served: SharedService, run_dir: Path) -> None:
     async def main() -> None:
         async with metrics_only(served, run_dir) as client:
             status, body = await client.get("/metrics")

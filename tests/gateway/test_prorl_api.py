@@ -12,22 +12,24 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from finished_groups import chat
+from support.waiting import until_async
 
 from prorl_zmq.gateway.prorl_api import ProrlApi
 from prorl_zmq.gateway.stored_state import StoredState
 from prorl_zmq.security.rights import ANYBODY
 from prorl_zmq.wire.messages.backends import Backend, BackendList, BackendStatus, ChatSettings
 
-from .conftest import Http, Served, http, until
+from .conftest import Http, http
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from support.services import SharedService
+
     from prorl_zmq import Job
     from prorl_zmq.data.trajectory import Trajectory
 
-pytestmark = pytest.mark.xdist_group("one service for the gateway")
 VERL = {
     "model": "hosted_vllm/ORG/NAME",
     "api_key": "EMPTY",
@@ -48,7 +50,7 @@ def instance(number: int = 0) -> dict[str, Any]:
     return {"problem": f"1 + {number}", "answer": "2", "instance_id": f"row-{number}", "trajectory_id": number}
 
 
-def run(served: Served, body: Callable[[Http], Any]) -> None:
+def run(served: SharedService, body: Callable[[Http], Any]) -> None:
     """Call `body` with a client of the gateway, which is stopped before and after."""
 
     async def main() -> None:
@@ -77,7 +79,7 @@ def check_for_verl(answer: dict[str, Any]) -> None:
     assert (answer["error"], answer["critical_error"]) == (None, None)
 
 
-def test_two_steps_of_verl(served: Served) -> None:
+def test_two_steps_of_verl(served: SharedService) -> None:
     async def steps(client: Http) -> None:
         assert (await client.post("/clear_llm_server"))[0] == 200  # at construction: before /start
         for url in ("http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:1"):
@@ -96,7 +98,7 @@ def test_two_steps_of_verl(served: Served) -> None:
     run(served, steps)
 
 
-def test_nemo_gyms_repeats_have_one_job_id_at_the_same_time(served: Served) -> None:
+def test_nemo_gyms_repeats_have_one_job_id_at_the_same_time(served: SharedService) -> None:
     async def repeats(client: Http) -> None:
         assert (await client.post("/start"))[0] == 200
         assert await client.post("/start") == (400, {"detail": "Server is already running"})
@@ -114,28 +116,28 @@ def test_nemo_gyms_repeats_have_one_job_id_at_the_same_time(served: Served) -> N
     run(served, repeats)
 
 
-def test_cancel_ends_all_jobs_of_an_id_and_no_other(served: Served) -> None:
+def test_cancel_ends_all_jobs_of_an_id_and_no_other(served: SharedService) -> None:
     async def cancels(client: Http) -> None:
         await client.post("/start")
         async with served.without_engine() as service:
             asked = {"instance": instance(), "sampling_params": GYM}
             named = [asyncio.create_task(client.post("/process", {**asked, "job_id": "twice"})) for _ in range(2)]
             other = asyncio.create_task(client.post("/process", {**asked, "job_id": "other"}))
-            await until(lambda: _equals(served.waiting(service), 3), "three jobs")
+            await until_async(lambda: _equals(served.waiting(service), 3), "three jobs")
             assert (await client.get("/status"))[1]["pending_jobs"] == 3
             assert (await client.post("/cancel", {"job_id": "never-was"}))[0] == 200
             assert (await client.post("/cancel", {"job_id": "twice"}))[1]["jobs"] == 2
             for status, answer in await asyncio.gather(*named):
                 assert (status, answer["messages"], answer["critical_error"]) == (200, [], "run")
                 assert "cancelled" in answer["error"]
-            await until(lambda: _equals(served.waiting(service), 1), "the others' end")
+            await until_async(lambda: _equals(served.waiting(service), 1), "the others' end")
         status, answer = await other
         check_for_verl(answer)
 
     run(served, cancels)
 
 
-def test_a_dropped_connection_cancels_and_a_retry_is_a_new_job(served: Served) -> None:
+def test_a_dropped_connection_cancels_and_a_retry_is_a_new_job(served: SharedService) -> None:
     async def drops(client: Http) -> None:
         await client.post("/start")
         asked = {"instance": instance(), "sampling_params": VERL}
@@ -143,24 +145,24 @@ def test_a_dropped_connection_cancels_and_a_retry_is_a_new_job(served: Served) -
             with pytest.raises(asyncio.TimeoutError):
                 async with client.session.post("/process", json=asked, timeout=aiohttp.ClientTimeout(0.5)):
                     pass
-            await until(lambda: _equals(served.waiting(service), 0), "the job's end")
+            await until_async(lambda: _equals(served.waiting(service), 0), "the job's end")
             retry = asyncio.create_task(client.post("/process", asked))
-            await until(lambda: _equals(served.waiting(service), 1), "the retry")
+            await until_async(lambda: _equals(served.waiting(service), 1), "the retry")
         check_for_verl((await retry)[1])
 
     run(served, drops)
 
 
-def test_stop_ends_what_goes_on(served: Served) -> None:
+def test_stop_ends_what_goes_on(served: SharedService) -> None:
     async def stops(client: Http) -> None:
         await client.post("/start")
         async with served.without_engine() as service:
             asked = {"instance": instance(), "sampling_params": VERL}
             open_ = [asyncio.create_task(client.post("/process", asked)) for _ in range(5)]
-            await until(lambda: _equals(served.waiting(service), 5), "five jobs")
+            await until_async(lambda: _equals(served.waiting(service), 5), "five jobs")
             assert (await client.post("/stop"))[0] == 200
             assert [(status, answer["messages"]) for status, answer in await asyncio.gather(*open_)] == [(200, [])] * 5
-            await until(lambda: _equals(served.waiting(service), 0), "the jobs' end")
+            await until_async(lambda: _equals(served.waiting(service), 0), "the jobs' end")
         assert (await client.get("/status"))[0] == 503
         assert (await client.post("/start"))[0] == 200
         assert (await client.get("/status"))[1]["status"] == "running"
@@ -178,7 +180,9 @@ def test_stop_ends_what_goes_on(served: Served) -> None:
         ({"instance": {"task": "math", "problem": "1"}}, "ground_truth"),
     ],
 )
-def test_what_cannot_be_run_is_answered_and_never_refused(served: Served, asked: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_run_is_answered_and_never_refused(
+    served: SharedService, asked: dict[str, Any], said: str
+) -> None:
     async def asks(client: Http) -> None:
         await client.post("/start")
         status, answer = await client.post("/process", {"sampling_params": GYM, **asked})

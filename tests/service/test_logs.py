@@ -5,28 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
-from command_lines import line_of
+from support.services import started
 
 from prorl_zmq import Job, RolloutClient
-
-from .conftest import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-START_S = 60.0
-PROGRAM = [sys.executable, "-P", "-m", "prorl_zmq.cli"]
 TOPOLOGY = """
 [service]
 log_format = "json"
@@ -38,64 +30,20 @@ kind = "process"
 """
 
 
-class Program:
-    """A program whose log is read."""
-
-    def __init__(self, *arguments: str, **environment: str) -> None:
-        self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [*PROGRAM, *arguments],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-        )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def wait_for(self, words: str) -> None:
-        until(lambda: any(words in line for line in self.lines) or self.process.poll() is not None, words, START_S)
-        assert any(words in line for line in self.lines), "".join(self.lines)
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.wait(40)
-        self._reader.join(10)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        self.lines.extend(iter(self.process.stderr.readline, ""))
-
-
-@contextmanager
-def running(*arguments: str, **environment: str) -> Iterator[Program]:
-    program = Program(*arguments, **environment)
-    try:
-        yield program
-    finally:
-        program.close()
-
-
 def test_every_line_of_a_service_is_json_and_those_of_a_job_say_so(tmp_path: Path) -> None:
     config = tmp_path / "topology.toml"
     config.write_text(TOPOLOGY)
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
         flags = ("--config", str(config), "--run-dir", folder, "--log-level", "debug")
-        with running("prorl", "serve", *flags) as program:
-            program.wait_for("ready at")
+        with started("prorl", "serve", *flags) as program:
+            program.wait_line("ready at")
             shell = Job(task="shell", instance={"instruction": "Write 1 to a.txt.", "check": "echo 'reward: 1'"})
             with RolloutClient(f"ipc://{folder}/front_door") as client:
                 client.submit(shell)
                 (trajectory,) = client.stream(timeout_s=60)
             assert trajectory.outcome == "completed"
-            (stage,) = [
-                child for child in psutil.Process(program.process.pid).children() if "--role eval" in line_of(child)
-            ]
-            stage.kill()
-            program.wait_for("was ended by a signal (Killed)")
+            os.kill(program.child("--role eval"), signal.SIGKILL)
+            program.wait_line("was ended by a signal (Killed)")
     lines = [json.loads(line) for line in program.lines]
     assert all({"time", "level", "logger", "process", "event"} <= set(line) for line in lines)
     of_job = [line for line in lines if line.get("job_id") == shell.job_id]
@@ -145,9 +93,9 @@ def test_a_key_is_never_in_the_log_even_where_the_server_quotes_it(echo: str, lo
     key = "sk-0123456789abcdef"
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
         flags = ("--engine", "http", "--url", echo, "--run-dir", folder, "--log-format", log_format)
-        with running("prorl-engine", *flags, "--log-level", "debug", PRORL_API_KEY=key) as program:
-            program.wait_for("[secret]")
-    text = "".join(program.lines)
-    assert key not in text
-    assert "\x1b" not in text
+        environment = {**os.environ, "PRORL_API_KEY": key}
+        with started("prorl-engine", *flags, "--log-level", "debug", environment=environment) as program:
+            program.wait_line("[secret]")
+    assert key not in program.log
+    assert "\x1b" not in program.log
     assert not any(line.startswith("INFO forged") for line in program.lines)

@@ -8,10 +8,7 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +17,9 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
-from command_lines import line_of
+from support.commands import prorl
+from support.services import Service, serving
+from support.waiting import until
 
 from prorl_zmq import Backend, Job, RolloutClient
 from prorl_zmq.config import RUN_DIR_MARK, own_run_dir
@@ -28,13 +27,13 @@ from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.wire.messages.backends import SetWeightVersion
 from prorl_zmq.wire.messages.base import KeyRole
 
-from .conftest import until
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from subprocess import CompletedProcess
+
+    from support.services import SharedService
 
 START_S = 60.0
-ROOT = Path(__file__).resolve().parents[2]
 TOPOLOGY = """
 [rollout_broker]
 heartbeat_s = 0.2
@@ -42,62 +41,6 @@ lease_s = 2.0
 [sandbox]
 kind = "process"
 """
-
-
-class Served:
-    """A running `prorl serve`."""
-
-    def __init__(self, folder: Path, topology: str = "", *flags: str, **environment: str) -> None:
-        self.folder = folder
-        self.config = folder / "topology.toml"
-        self.config.write_text(TOPOLOGY + topology)
-        self.run_dir = folder / "run"
-        self.front_door = f"ipc://{self.run_dir}/front_door"
-        self.lines: list[str] = []
-        # In the folder of the sources, whose prorl_zmq/ lacks the mapped packages: it must not hide the installed one.
-        self.process = subprocess.Popen(
-            [*PRORL, "serve", *self.flags(), *flags],
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def flags(self) -> list[str]:
-        return ["--config", str(self.config), "--run-dir", str(self.run_dir)]
-
-    def wait_ready(self) -> None:
-        until(lambda: any("ready at" in line for line in self.lines) or self.process.poll() is not None, "it", START_S)
-        assert self.process.poll() is None, "".join(self.lines)
-
-    def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def wait_line(self, text: str) -> None:
-        until(lambda: any(text in line for line in self.lines), text, START_S)
-
-    def child(self, words: str) -> int:
-        (child,) = [one.pid for one in self.children() if words in line_of(one)]
-        return child
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [*PRORL, *arguments, "--connect", self.front_door]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=self.folder)
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.wait(40)
-        self._reader.join(10)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        self.lines.extend(iter(self.process.stderr.readline, ""))
 
 
 def living(processes: list[psutil.Process]) -> list[str]:
@@ -125,31 +68,11 @@ def using(words: str) -> list[str]:
     return found
 
 
-pytestmark = pytest.mark.xdist_group("one service for its commands")
-PRORL = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl"]
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
-        served = Served(Path(folder))
-        try:
-            served.wait_ready()
-            yield served
-        finally:
-            served.close()
-
-
 @pytest.fixture
-def own_served() -> Iterator[Served]:
+def own_served() -> Iterator[Service]:
     """A service that the test may break."""
-    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
-        served = Served(Path(folder))
-        try:
-            served.wait_ready()
-            yield served
-        finally:
-            served.close()
+    with serving(TOPOLOGY) as service:
+        yield service
 
 
 MATH = {"task": "math", "instance": {"problem": "1+1?", "ground_truth": "2"}, "sampling": {"max_tokens": 8}}
@@ -161,7 +84,7 @@ SHELL = {
 }
 
 
-def test_submit_runs_both_tasks_and_writes_what_came_of_them(served: Served) -> None:
+def test_submit_runs_both_tasks_and_writes_what_came_of_them(served: SharedService) -> None:
     tasks = served.folder / "tasks.jsonl"
     tasks.write_text("".join(json.dumps(job) + "\n" for job in (MATH, SHELL, MATH, SHELL)))
     done = served.run("submit", str(tasks), "--out", "results")
@@ -183,7 +106,7 @@ def test_submit_runs_both_tasks_and_writes_what_came_of_them(served: Served) -> 
         assert arrays["turns"][:, 1].max() == result["tokens"]
 
 
-def test_submit_of_a_wrong_job_is_one_line(served: Served) -> None:
+def test_submit_of_a_wrong_job_is_one_line(served: SharedService) -> None:
     tasks = served.folder / "wrong.jsonl"
     tasks.write_text(json.dumps({"task": "math", "instance": {"problem": "1+1?"}}) + "\n")
     done = served.run("submit", str(tasks))
@@ -191,19 +114,19 @@ def test_submit_of_a_wrong_job_is_one_line(served: Served) -> None:
     assert "missing required field `ground_truth`" in done.stderr.splitlines()[-1]
 
 
-def test_status_shows_stages_and_backends(served: Served) -> None:
+def test_status_shows_stages_and_backends(served: SharedService) -> None:
     done = served.run("status")
     assert done.returncode == 0
     for word in ("INIT", "RUN", "EVAL", "engine-0", "ready", "tasks: code, harness, math, shell, stem, swe"):
         assert word in done.stdout
 
 
-def test_cancel_of_an_unknown_job(served: Served) -> None:
+def test_cancel_of_an_unknown_job(served: SharedService) -> None:
     done = served.run("cancel", "never-was")
     assert (done.returncode, done.stdout) == (1, "never-was: unknown\n")
 
 
-def test_backends_come_and_go(served: Served) -> None:
+def test_backends_come_and_go(served: SharedService) -> None:
     assert served.run("backends", "add", "mine", "ipc:///tmp/nobody").returncode == 0
     assert served.run("backends", "drain", "mine").returncode == 0
     listed = served.run("backends", "list").stdout
@@ -215,23 +138,22 @@ def test_backends_come_and_go(served: Served) -> None:
     assert done.stderr == "prorl: no backend is called mine\n"
 
 
-def test_second_service_in_one_run_folder_is_refused(served: Served) -> None:
-    done = subprocess.run([*PRORL, "serve", *served.flags()], capture_output=True, text=True, check=False, timeout=60)
+def test_second_service_in_one_run_folder_is_refused(served: SharedService) -> None:
+    done = prorl("serve", *served.flags())
     assert done.returncode == 2
     assert "another service or node runs in" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("broker", ["rollout", "backend"])
-def test_second_broker_on_one_journal_is_refused(served: Served, broker: str) -> None:
-    command = [*PRORL, "broker", broker, *served.flags()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+def test_second_broker_on_one_journal_is_refused(served: SharedService, broker: str) -> None:
+    done = prorl("broker", broker, *served.flags())
     assert done.returncode == 1
     assert "is in use by another process" in done.stderr.splitlines()[-1]
     assert served.run("status").returncode == 0
 
 
 @pytest.mark.proof
-def test_child_that_is_killed_is_started_again(own_served: Served) -> None:
+def test_child_that_is_killed_is_started_again(own_served: Service) -> None:
     with RolloutClient(own_served.front_door) as client:
         for role in ("init", "run", "eval"):
             killed = own_served.child(f"--role {role}")
@@ -246,17 +168,16 @@ def _new(client: RolloutClient, before: set[str], role: str) -> list[str]:
     return [stage.stage_id for stage in stages if stage.role == role and stage.stage_id not in before]
 
 
-def test_sigterm_leaves_nothing(own_served: Served) -> None:
+def test_sigterm_leaves_nothing(own_served: Service) -> None:
     children = own_served.children()
     assert len(children) >= 6
-    own_served.process.send_signal(signal.SIGTERM)
-    assert own_served.process.wait(40) == 0
+    assert own_served.end() == 0
     assert not [child for child in children if child.is_running()]
     assert [path.name for path in own_served.run_dir.iterdir() if path.is_socket()] == []
 
 
 @pytest.mark.proof
-def test_killed_it_leaves_its_run_folder_and_another_one_takes_that_up(own_served: Served) -> None:
+def test_killed_it_leaves_its_run_folder_and_another_one_takes_that_up(own_served: Service) -> None:
     seconds = f"{1000 + os.getpid()}.25"
     busy = {**SHELL, "instance": {**SHELL["instance"], "check": f"sleep {seconds}"}}  # type: ignore[dict-item]
     with RolloutClient(own_served.front_door, session="mine") as client:
@@ -274,7 +195,7 @@ def test_killed_it_leaves_its_run_folder_and_another_one_takes_that_up(own_serve
     assert living(processes) == []
     for words in (seconds, str(own_served.run_dir)):
         until(lambda words=words: using(words) == [], f"all processes with {words} to end")
-    again = Served(own_served.folder)
+    again = Service(own_served.folder, TOPOLOGY)
     try:
         again.wait_ready()
         (resumed,) = [line for line in again.lines if "resuming" in line]
@@ -292,7 +213,7 @@ def test_killed_it_leaves_its_run_folder_and_another_one_takes_that_up(own_serve
 
 
 @pytest.mark.proof
-def test_a_backend_broker_that_is_killed_under_load_costs_no_job_an_attempt(own_served: Served) -> None:
+def test_a_backend_broker_that_is_killed_under_load_costs_no_job_an_attempt(own_served: Service) -> None:
     with RolloutClient(own_served.front_door) as client:
         client.backends.add(Backend(backend_id="mine", endpoint="ipc:///tmp/nobody"))
         client.backends.drain("mine")
@@ -318,11 +239,10 @@ def test_a_backend_broker_that_is_killed_under_load_costs_no_job_an_attempt(own_
 
 
 @pytest.mark.proof
-def test_a_process_that_was_stopped_ends_in_good_order(own_served: Served) -> None:
+def test_a_process_that_was_stopped_ends_in_good_order(own_served: Service) -> None:
     children = own_served.children()
     os.kill(own_served.child("--role run"), signal.SIGSTOP)
-    own_served.process.send_signal(signal.SIGTERM)
-    assert own_served.process.wait(40) == 0
+    assert own_served.end() == 0
     assert living(children) == []
     assert not any("killing it" in line for line in own_served.lines)
 
@@ -341,7 +261,7 @@ def test_a_second_signal_kills_what_does_not_end(tmp_path: Path) -> None:
     deaf.write_text(DEAF)
     deaf.chmod(0o700)
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
-        served = Served(Path(folder), f'[backends]\npython = "{deaf}"\n')
+        served = Service(Path(folder), f'{TOPOLOGY}[backends]\npython = "{deaf}"\n')
         try:
             served.wait_line("waiting for engine-0")
             children = served.children()
@@ -349,7 +269,7 @@ def test_a_second_signal_kills_what_does_not_end(tmp_path: Path) -> None:
             served.wait_line("waiting for engine-0 to end, to be killed in")
             assert served.process.poll() is None
             served.process.send_signal(signal.SIGINT)
-            assert served.process.wait(15) == 0
+            assert served.wait(15) == 0
         finally:
             served.close()
     until(lambda: living(children) == [], "what it had started to end")
@@ -365,7 +285,7 @@ def test_systemd_is_told(place: str) -> None:
         name = f"{folder}/notify" if place == "in a folder" else f"@prorl-{os.getpid()}"
         line.bind(name.replace("@", "\0"))
         line.settimeout(START_S)
-        served = Served(Path(folder), NOTIFY_SOCKET=name, WATCHDOG_USEC="200000")
+        served = Service(Path(folder), TOPOLOGY, NOTIFY_SOCKET=name, WATCHDOG_USEC="200000")
         try:
             told = [line.recv(4096).decode()]
             while "READY=1\nSTATUS=serving" not in told:
@@ -378,7 +298,7 @@ def test_systemd_is_told(place: str) -> None:
                 assert state == b"WATCHDOG=1"
         finally:
             served.close()
-        assert served.process.returncode == 0
+        assert served.wait() == 0
 
 
 @pytest.mark.parametrize(
@@ -388,8 +308,7 @@ def test_an_interpreter_without_an_engine_is_named_at_once(tmp_path: Path, pytho
     """`prorl serve` waited for ever for an engine that could not be started."""
     config = tmp_path / "topology.toml"
     config.write_text(f'{TOPOLOGY}\n[backends]\npython = "{python}"\n')
-    command = [*PRORL, "serve", "--config", str(config), "--run-dir", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = prorl("serve", "--config", config, "--run-dir", tmp_path / "run")
     assert done.returncode == 2
     assert f"{python} {said}" in done.stderr
 
@@ -401,7 +320,7 @@ def test_journals_that_were_never_begun_stop_nobody() -> None:
         run_dir = own_run_dir(Path(folder) / "run")
         for name in ("rollout.journal", "backends.journal"):
             (run_dir / name).touch()
-        served = Served(Path(folder))
+        served = Service(Path(folder), TOPOLOGY)
         try:
             served.wait_ready()
         finally:
@@ -416,18 +335,16 @@ kind = "process"
 """
 
 
-def serve(folder: Path, topology: str, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def serve(folder: Path, topology: str, *flags: str, **environment: str) -> CompletedProcess[str]:
     """Run a `prorl serve` that cannot work with what it is given."""
     config = folder / "topology.toml"
     config.write_text(topology)
-    command = [*PRORL, "serve", "--config", str(config), "--run-dir", str(folder / "run"), *flags]
     clean = {name: value for name, value in os.environ.items() if name != "PRORL_KEYS"}
-    return subprocess.run(
-        command, env={**clean, **environment}, capture_output=True, text=True, check=False, timeout=60
-    )
+    place = ("--config", config, "--run-dir", folder / "run")
+    return prorl("serve", *place, *flags, environment={**clean, **environment})
 
 
-def complaint(done: subprocess.CompletedProcess[str]) -> str:
+def complaint(done: CompletedProcess[str]) -> str:
     """The last line of a `prorl serve` that has started nothing: no child has logged."""
     assert done.returncode == 2, done.stderr
     *before, last = done.stderr.splitlines()

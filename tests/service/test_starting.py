@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from support.services import Service
+from support.waiting import until
 from vllm_python import environment, tiny_models, vllm_python
 from vllm_server import ON_CPU, SMALL
 
 from prorl_zmq import Job, RolloutClient
 
-from .conftest import until
-from .test_serve import MATH, Served
+from .test_serve import MATH, TOPOLOGY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +43,7 @@ exec {python} "$@"
 
 
 @contextmanager
-def serving(failures: int = 0, loading_s: float = 0.0) -> Iterator[Served]:
+def serving(failures: int = 0, loading_s: float = 0.0) -> Iterator[Service]:
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as name:
         folder = Path(name)
         interpreter = folder / "interpreter"
@@ -52,18 +53,18 @@ def serving(failures: int = 0, loading_s: float = 0.0) -> Iterator[Served]:
             )
         )
         interpreter.chmod(0o700)
-        served = Served(folder, f'[backends]\npython = "{interpreter}"\n')
+        served = Service(folder, f'{TOPOLOGY}[backends]\npython = "{interpreter}"\n')
         try:
             yield served
         finally:
             served.close()
 
 
-def starts(served: Served) -> int:
+def starts(served: Service) -> int:
     return len((served.folder / "starts").read_text().splitlines())
 
 
-def shown(served: Served, *command: str) -> str:
+def shown(served: Service, *command: str) -> str:
     return " ".join(served.run(*command).stdout.split())
 
 
@@ -90,8 +91,7 @@ def test_an_engine_that_never_starts_is_given_up_and_everybody_learns_why() -> N
     with serving(failures=100) as served:
         served.wait_ready()
         assert starts(served) == 3
-        said = "".join(served.lines)
-        assert "a frame of a traceback" in said
+        assert "a frame of a traceback" in served.log
         (failed,) = [line for line in served.lines if "engine-0 failed" in line]
         assert REASON in failed
         assert "started 3 times" in failed
@@ -129,14 +129,14 @@ def test_an_engine_that_fails_twice_and_then_works_serves() -> None:
 def test_a_port_that_is_taken_ends_the_service_before_it_is_ready() -> None:
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder, socket.create_server(("127.0.0.1", 0)) as other:
         bind = f"127.0.0.1:{other.getsockname()[1]}"
-        served = Served(Path(folder), f'[dashboard]\nbind = "{bind}"\n')
+        served = Service(Path(folder), f'{TOPOLOGY}[dashboard]\nbind = "{bind}"\n')
         try:
-            assert served.process.wait(60) == 2
+            assert served.wait() == 2
             served.wait_line("dashboard cannot work with its settings")
         finally:
             served.close()
         assert any(f"{bind} is in use" in line for line in served.lines)
-        assert not any("ready at" in line for line in served.lines)
+        assert "prorl serve: ready at" not in served.log
 
 
 @pytest.mark.proof
@@ -144,7 +144,7 @@ def test_a_child_that_cannot_be_started_is_retried() -> None:
     """An `OSError` on the way to the new process ended the care for that child, and nobody noticed."""
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
         logs = Path(folder) / "logs"
-        served = Served(Path(folder), "", "--log-dir", str(logs))
+        served = Service(Path(folder), TOPOLOGY, "--log-dir", str(logs))
         try:
             served.wait_ready()
             with RolloutClient(served.front_door) as client:
@@ -171,9 +171,11 @@ def test_a_real_vllm_with_too_little_memory_is_given_up_with_its_own_words(tmp_p
     backend = f'[[backends]]\nkind = "vllm"\nmodel = "{model}"\npython = "{vllm_python()}"\narguments = {little}\n'
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
         logs = tmp_path / "logs"
-        served = Served(Path(folder), backend, "--log-dir", str(logs), **{**environment(tmp_path), **ON_CPU})
+        served = Service(
+            Path(folder), TOPOLOGY + backend, "--log-dir", str(logs), **{**environment(tmp_path), **ON_CPU}
+        )
         try:
-            until(lambda: any("no inference backend is left" in line for line in served.lines), "three starts", 500.0)
+            served.wait_line("no inference backend is left", 500.0)
             (failed,) = [line for line in served.lines if "engine-0 failed" in line]
             assert "No available memory for the cache blocks" in failed
             assert str(logs / "engine-0.log") in failed

@@ -6,13 +6,12 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from support.commands import prorl
 
 from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.errors import UnknownJob
@@ -20,15 +19,16 @@ from prorl_zmq.errors import UnknownJob
 from .conftest import scripted, until
 
 if TYPE_CHECKING:
+    from subprocess import CompletedProcess
+
     from prorl_zmq import RolloutClient
     from prorl_zmq.wire.messages.front_door import JobTrace
 
     from .conftest import TestService
 
 
-def prorl_job(service: TestService, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "job", *arguments, "--connect", service.front_door]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+def prorl_job(service: TestService, *arguments: str) -> CompletedProcess[str]:
+    return prorl("job", *arguments, "--connect", service.front_door)
 
 
 def states(trace: JobTrace) -> list[tuple[str, str, int, str]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +16,14 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from otlp_receiver import OtlpReceiver, of_job, tree
+from support.services import Service, free_port, serving
+from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.demo.tasks import make_jobs
 from prorl_zmq.system.traces import no_fork_hooks
 
-from .conftest import until
-from .test_serve import Served
+from .test_serve import TOPOLOGY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 SECRET = "the-word-that-no-span-may-have"
 PHASES = ("init", "run", "eval")
 
+pytestmark = pytest.mark.xdist_group("traced service")
+
 
 @pytest.fixture(scope="module")
 def receiver() -> Iterator[OtlpReceiver]:
@@ -44,15 +45,11 @@ def receiver() -> Iterator[OtlpReceiver]:
 
 
 @pytest.fixture(scope="module")
-def served(receiver: OtlpReceiver) -> Iterator[Served]:
-    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
-        gateway = f'[gateway]\nbind = "127.0.0.1:{free_port()}"\nuse_llm_servers = false\n'
-        served = Served(Path(folder), gateway, **receiver.environment)
-        try:
-            served.wait_ready()
-            yield served
-        finally:
-            served.close()
+def traced(receiver: OtlpReceiver) -> Iterator[Service]:
+    """A service whose processes send their spans to the collector."""
+    gateway = f'[gateway]\nbind = "127.0.0.1:{free_port()}"\nuse_llm_servers = false\n'
+    with serving(TOPOLOGY + gateway, **receiver.environment) as service:
+        yield service
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +62,6 @@ def tracer(receiver: OtlpReceiver) -> Iterator[trace.Tracer]:
     trace.set_tracer_provider(provider)
     yield trace.get_tracer("trainer")
     provider.shutdown()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def whole(receiver: OtlpReceiver, trajectory: Trajectory) -> list[Received]:
@@ -93,15 +85,15 @@ def waiting_job(folder: Path, name: str) -> Job:
 
 
 def test_the_spans_of_a_job_with_tool_calls_are_one_tree_below_the_trainers_own(
-    served: Served, receiver: OtlpReceiver, tracer: trace.Tracer
+    traced: Service, receiver: OtlpReceiver, tracer: trace.Tracer
 ) -> None:
     jobs = make_jobs(4, 1, 3)
     jobs = [msgspec.structs.replace(one, instance={**one.instance, "files": {"a": SECRET}}) for one in jobs]
-    with RolloutClient(served.front_door) as client:
+    with RolloutClient(traced.front_door) as client:
         with tracer.start_as_current_span("training step") as step:
             client.submit(jobs)
         trajectories = list(client.stream(timeout_s=60))
-        traced = client.trace(jobs[0].job_id)
+        found = client.trace(jobs[0].job_id)
     used_tools = max(trajectories, key=lambda one: one.result.metrics.get("tool_calls", 0))
     spans = whole(receiver, used_tools)
     lines = tree(spans)
@@ -119,14 +111,14 @@ def test_the_spans_of_a_job_with_tool_calls_are_one_tree_below_the_trainers_own(
         assert job.start_ns <= one.start_ns <= one.end_ns <= job.end_ns + 10**9
     (submit,) = [one for one in receiver.spans if one.name == "submit"]
     assert (submit.parent_id, submit.attributes["messaging.batch.message_count"]) == (job.parent_id, 4)
-    assert traced.traceparent.split("-")[1] == job.trace_id
+    assert found.traceparent.split("-")[1] == job.trace_id
     # The texts of no prompt, file, call or answer are in any span.
     for text in (SECRET, "data.txt", "answer.txt", "Work in bash"):
         assert all(text.encode() not in body for body in receiver.bodies)
 
 
-def test_what_the_chat_spans_say_is_what_the_result_has(served: Served, receiver: OtlpReceiver) -> None:
-    with RolloutClient(served.front_door) as client:
+def test_what_the_chat_spans_say_is_what_the_result_has(traced: Service, receiver: OtlpReceiver) -> None:
+    with RolloutClient(traced.front_door) as client:
         client.submit(make_jobs(1, 1, 5))
         (trajectory,) = client.stream(timeout_s=60)
     spans = whole(receiver, trajectory)
@@ -138,11 +130,11 @@ def test_what_the_chat_spans_say_is_what_the_result_has(served: Served, receiver
 
 
 def test_a_job_of_a_client_without_a_span_or_with_a_malformed_one_has_a_trace_of_its_own(
-    served: Served, receiver: OtlpReceiver
+    traced: Service, receiver: OtlpReceiver
 ) -> None:
     malformed = ("", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "\x00", "00-zz-11-01", "0" * 100_000)
     jobs = [msgspec.structs.replace(make_jobs(1, 1, 1)[0], traceparent=text) for text in malformed]
-    with RolloutClient(served.front_door) as client:
+    with RolloutClient(traced.front_door) as client:
         client.submit(jobs)
         trajectories = list(client.stream(timeout_s=60))
     assert {one.outcome for one in trajectories} == {"completed"}
@@ -151,10 +143,10 @@ def test_a_job_of_a_client_without_a_span_or_with_a_malformed_one_has_a_trace_of
     assert len({one.trace_id for one in traces}) == len(malformed)
 
 
-def test_a_job_whose_trace_is_not_sampled_has_no_spans(served: Served, receiver: OtlpReceiver) -> None:
+def test_a_job_whose_trace_is_not_sampled_has_no_spans(traced: Service, receiver: OtlpReceiver) -> None:
     trace_id = "c" * 32
     job = msgspec.structs.replace(make_jobs(1, 1, 1)[0], traceparent=f"00-{trace_id}-{'1' * 16}-00")
-    with RolloutClient(served.front_door) as client:
+    with RolloutClient(traced.front_door) as client:
         client.submit(job)
         assert len(list(client.stream(timeout_s=60))) == 1
         client.submit(make_jobs(1, 1, 1))
@@ -164,10 +156,10 @@ def test_a_job_whose_trace_is_not_sampled_has_no_spans(served: Served, receiver:
 
 
 def test_a_job_that_is_submitted_again_in_another_span_is_the_same_job(
-    served: Served, receiver: OtlpReceiver, tracer: trace.Tracer, tmp_path: Path
+    traced: Service, receiver: OtlpReceiver, tracer: trace.Tracer, tmp_path: Path
 ) -> None:
     job = waiting_job(tmp_path, "again")
-    with RolloutClient(served.front_door) as client:
+    with RolloutClient(traced.front_door) as client:
         for name in ("first", "second"):
             with tracer.start_as_current_span(name):
                 client.submit(job)
@@ -180,9 +172,9 @@ def test_a_job_that_is_submitted_again_in_another_span_is_the_same_job(
 
 
 def test_the_jobs_of_a_batch_are_below_the_span_in_which_their_prompt_was_fed(
-    served: Served, receiver: OtlpReceiver, tracer: trace.Tracer
+    traced: Service, receiver: OtlpReceiver, tracer: trace.Tracer
 ) -> None:
-    with RolloutClient(served.front_door) as client, client.open_batch(1, 2, keep="all") as batch:
+    with RolloutClient(traced.front_door) as client, client.open_batch(1, 2, keep="all") as batch:
         with tracer.start_as_current_span("feed") as fed:
             batch.feed(make_jobs(1, 1, 9))
         with tracer.start_as_current_span("another"):
@@ -194,9 +186,9 @@ def test_the_jobs_of_a_batch_are_below_the_span_in_which_their_prompt_was_fed(
 
 
 def test_jobs_that_come_over_http_are_below_the_span_that_the_request_names(
-    served: Served, receiver: OtlpReceiver
+    traced: Service, receiver: OtlpReceiver
 ) -> None:
-    (address,) = re.findall(r'bind = "(.*)"', served.config.read_text())
+    (address,) = re.findall(r'bind = "(.*)"', traced.config.read_text())
     url = f"http://{address}/v1/jobs"
     (job,) = make_jobs(1, 1, 1)
     parent = f"00-{'e' * 32}-{'f' * 16}-01"
@@ -210,12 +202,12 @@ def test_jobs_that_come_over_http_are_below_the_span_that_the_request_names(
 
 @pytest.mark.proof
 def test_a_killed_stage_process_is_a_failed_phase_and_another_attempt(
-    served: Served, receiver: OtlpReceiver, tmp_path: Path
+    traced: Service, receiver: OtlpReceiver, tmp_path: Path
 ) -> None:
-    with RolloutClient(served.front_door) as client:
+    with RolloutClient(traced.front_door) as client:
         client.submit(waiting_job(tmp_path, "lost"))
         until((tmp_path / "lost.begun").exists, "EVAL to begin")
-        psutil.Process(served.child("--role eval")).kill()
+        psutil.Process(traced.child("--role eval")).kill()
         until(lambda: len((tmp_path / "lost.begun").read_text().split()) == 2, "EVAL to begin again")
         (tmp_path / "lost.go").touch()
         (trajectory,) = client.stream(timeout_s=60)
@@ -230,13 +222,13 @@ def test_a_killed_stage_process_is_a_failed_phase_and_another_attempt(
 
 @pytest.mark.proof
 def test_a_trace_goes_on_over_a_restart_of_the_broker(
-    served: Served, receiver: OtlpReceiver, tmp_path: Path, tracer: trace.Tracer
+    traced: Service, receiver: OtlpReceiver, tmp_path: Path, tracer: trace.Tracer
 ) -> None:
-    with RolloutClient(served.front_door) as client:
+    with RolloutClient(traced.front_door) as client:
         with tracer.start_as_current_span("before") as before:
             client.submit(waiting_job(tmp_path, "kept"))
         until((tmp_path / "kept.begun").exists, "EVAL to begin")
-        broker = psutil.Process(served.child("broker rollout"))
+        broker = psutil.Process(traced.child("broker rollout"))
         broker.kill()
         until(lambda: not broker.is_running(), "the broker to end")
         (tmp_path / "kept.go").touch()
@@ -251,27 +243,27 @@ def test_a_trace_goes_on_over_a_restart_of_the_broker(
 
 
 @pytest.mark.proof
-def test_a_collector_that_is_away_costs_spans_and_a_line_of_the_log(served: Served, receiver: OtlpReceiver) -> None:
-    with RolloutClient(served.front_door) as client:
+def test_a_collector_that_is_away_costs_spans_and_a_line_of_the_log(traced: Service, receiver: OtlpReceiver) -> None:
+    with RolloutClient(traced.front_door) as client:
         with receiver.away():
             client.submit(make_jobs(4, 4, 1))
             assert {one.outcome for one in client.stream(timeout_s=60)} == {"completed"}
-            served.wait_line("rollout-broker: the collector takes no spans, and they are dropped until it does: ")
+            traced.wait_line("rollout-broker: the collector takes no spans, and they are dropped until it does: ")
         client.submit(make_jobs(1, 1, 1))
         (later,) = client.stream(timeout_s=60)
     whole(receiver, later)
-    served.wait_line("rollout-broker: the collector takes spans again")
-    away = [line for line in served.lines if "the collector takes no spans" in line]
+    traced.wait_line("rollout-broker: the collector takes spans again")
+    away = [line for line in traced.lines if "the collector takes no spans" in line]
     assert len(away) == len({line.split(": ")[0].split()[-1] for line in away})  # each process says it once
 
 
 def test_the_manual_has_every_span_and_attribute_and_an_example_that_works(
-    served: Served, receiver: OtlpReceiver, tracer: trace.Tracer
+    traced: Service, receiver: OtlpReceiver, tracer: trace.Tracer
 ) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "traces.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {"jobs": make_jobs(1, 4, 3)}
-    with RolloutClient(served.front_door) as names["client"]:
+    with RolloutClient(traced.front_door) as names["client"]:
         exec(example, names)
     spans = [one for trajectory in names["trajectories"] for one in whole(receiver, trajectory)]
     (step,) = [one for one in receiver.wait(bool) if one.span_id == spans[0].parent_id]

@@ -17,8 +17,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, cast
 
-from ...system.processes import die_with_parent
-from ..processes import become_subreaper, descendants, kill
+from ...system.processes import become_subreaper, die_with_parent
+from ..processes import descendants, kill
 from .private_namespaces import enter
 
 if TYPE_CHECKING:

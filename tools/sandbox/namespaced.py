@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from ...errors import SandboxFailed
-from ...system.processes import die_with_parent
+from ...system.processes import become_subreaper, die_with_parent
 from ..images.image import lock_image
-from ..processes import PROC, Child, become_subreaper, children, descendants, kill
+from ..processes import PROC, Child, children, descendants, kill
 from . import forking, holder, namespaces, seccomp
 from .cgroups import make_cgroups
 from .container import KILL_LIMIT_S, SEARCH_PATH, Container, listen

@@ -11,7 +11,8 @@ import math
 import os
 
 from ...errors import SandboxFailed
-from ..processes import Child, become_subreaper, children, descendants, kill
+from ...system.processes import become_subreaper
+from ..processes import Child, children, descendants, kill
 from .container import KILL_LIMIT_S, KILL_ROUNDS, Container
 
 

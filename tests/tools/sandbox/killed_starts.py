@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 from prorl_zmq.errors import SandboxFailed
-from prorl_zmq.tools.processes import become_subreaper, children
+from prorl_zmq.system.processes import become_subreaper
+from prorl_zmq.tools.processes import children
 from prorl_zmq.tools.sandbox.bubblewrap import BubblewrapContainer
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
 

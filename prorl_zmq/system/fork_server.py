@@ -1,0 +1,387 @@
+"""`ForkServer`: starts Python programs as forks of a process that has already imported what they need.
+
+    SEQPACKET socket, inherited     → server: what to import; then, per process, a line and the process's descriptors
+                                    ← server: its protocol and pid; then that all is imported, or what it refuses
+    stream socket, one per process  ← the forked process: its pid; after the order, nothing or an error
+                                    → the forked process: the order (see `forked_program`)
+
+A forked process is a child of the process that asks for it, as a started one would be: the server forks twice, and the
+kernel gives the orphan to the nearest subreaper above, which the asking process is for that moment. It runs nothing
+before it has received its order, and the order is sent only once its pid is known; so a server that dies half-way
+leaves nothing that runs. Running processes live on when the server dies, and the next order starts another server. All
+of them end with the main thread of the process that asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from ..errors import ConfigError
+from .open_files import first_open_files
+from .processes import ISOLATED, adopting_orphans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+    from typing import IO
+
+MODULE = "prorl_zmq.system.fork_server_process"
+PROTOCOL = 1
+"""Of the messages here: a server of an upgraded package may have another."""
+TITLE_BYTES = 8192
+"""Room for a forked process's command line; a longer one is cut in /proc."""
+MESSAGE_BYTES = 65_536
+BEGIN_LIMIT_S = 60.0
+IMPORT_LIMIT_S = 300.0
+FORK_LIMIT_S = 30.0
+"""How long a server may take for one fork, before it counts as dead; also the forked process for its order."""
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""Else numpy starts threads at its import, which no fork would have."""
+
+log = logging.getLogger("prorl.service")
+
+
+class Preload(NamedTuple):
+    """A module that the server imports."""
+
+    module: str
+    subject: str = ""
+    """What it is in an error message, such as an entry point; empty: its name."""
+
+
+class ServerLost(OSError):
+    """The fork server died, or did not answer in time; no process was started."""
+
+
+class ForkServer:
+    """Owns the server process; a context, whose end leaves running processes alone. Threads may share it.
+
+    Args:
+        preload: what to import before the first fork. What cannot be imported is left to the processes, which raise.
+    """
+
+    def __init__(self, preload: Iterable[str | Preload] = ()) -> None:
+        self._preload = [Preload(each) if isinstance(each, str) else each for each in preload]
+        self._ordering = threading.Lock()
+        """Held by the thread that gives an order; guards what follows."""
+        self._control: socket.socket | None = None
+        self._starter: subprocess.Popen[bytes] | None = None
+        self._adopting = contextlib.ExitStack()
+        """Until the server is our child."""
+        self._pid = 0
+        self._ready = False
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """The server's; 0 before it has begun."""
+        return self._pid
+
+    def begin(self) -> None:
+        """Have the server begin to import; `start` does so if this was not called."""
+        with self._ordering:
+            self._begin()
+
+    def wait_ready(self) -> None:
+        """Wait until all is imported.
+
+        Raises:
+            ConfigError: a module started a thread or made a ZeroMQ context as it was imported.
+            ServerLost: the server died.
+        """
+        with self._ordering:
+            self._wait_ready()
+
+    def start(
+        self,
+        program: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        stdin: int | IO[Any] | None = None,
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
+        pass_fds: Iterable[int] = (),
+        nice: int = 0,
+        text: bool = False,
+    ) -> ForkedProcess:
+        """Run `python -P` with these arguments, as a fork: a child of this process that leads a session of its own.
+
+        Variables that the interpreter itself reads as it starts, but for PYTHONPATH and PYTHONUNBUFFERED, are those of
+        the server.
+
+        Args:
+            program: `-m` and a module, or a script, and their arguments.
+            env: the environment; None: ours.
+            cwd: the working folder; None: ours.
+            stdin: as of `subprocess.Popen`.
+            stdout: as there.
+            stderr: as there.
+            pass_fds: more descriptors that the program gets, under the same numbers.
+            nice: by how much to lower the priority.
+            text: whether pipes are of text.
+
+        Raises:
+            ConfigError: a preloaded module started a thread or made a ZeroMQ context.
+            OSError: the process cannot be started.
+        """
+        order = {
+            "program": list(program),
+            "environment": dict(os.environ if env is None else env),
+            "folder": os.fspath(cwd) if cwd is not None else os.getcwd(),  # noqa: PTH109
+            "nice": nice,
+            "open_files": first_open_files(),
+        }
+        return ForkedProcess(self, order, tuple(pass_fds), stdin=stdin, stdout=stdout, stderr=stderr, text=text)
+
+    def renew(self, preload: Iterable[str | Preload] | None = None) -> None:
+        """End the server; the next order starts another, which imports what is installed then."""
+        with self._ordering:
+            self._end()
+            if preload is not None:
+                self._preload = [Preload(each) if isinstance(each, str) else each for each in preload]
+
+    def close(self) -> None:
+        """End the server; an order under way in another thread fails. Running processes live on."""
+        self._closed = True
+        while not self._ordering.acquire(timeout=0.05):
+            self._kill()
+        try:
+            self._end()
+        finally:
+            self._ordering.release()
+
+    def fork(self, order: dict[str, Any], descriptors: Sequence[int]) -> int:
+        """Fork a process that executes an order with these descriptors; return its pid."""
+        with self._ordering:
+            try:
+                return self._fork(order, descriptors)
+            except ServerLost as error:
+                if self._closed:
+                    raise
+                log.warning("%s; starting another", error)
+            return self._fork(order, descriptors)
+
+    def _fork(self, order: dict[str, Any], descriptors: Sequence[int]) -> int:
+        self._wait_ready()
+        ours, theirs = socket.socketpair()
+        with _Line(ours) as line:
+            with theirs, adopting_orphans():
+                try:
+                    self._ask(line, theirs, descriptors)
+                except ServerLost:
+                    line.reap()
+                    raise
+            _reap(line.pids[0], how=os.WNOHANG)  # ours only if the server has died meanwhile
+            self._give(order, line)
+        return line.pids[1]
+
+    def _ask(self, line: _Line, theirs: socket.socket, descriptors: Sequence[int]) -> None:
+        """Have the server fork a process at the other end of a line."""
+        assert self._control is not None
+        try:
+            socket.send_fds(self._control, [b"fork"], [theirs.fileno(), *descriptors])
+            theirs.close()
+            while len(line.pids) < 2:
+                if line.read() is None:
+                    raise self._lost("died")
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._lost("died") from None
+        except TimeoutError:
+            raise self._lost("does not answer") from None
+
+    def _give(self, order: dict[str, Any], line: _Line) -> None:
+        """Send a forked process its order; one that has died already has an exit code that says so."""
+        try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                line.send(order)
+                line.read()
+        except BaseException as error:
+            pid = line.pids[1]
+            os.kill(pid, signal.SIGKILL)
+            _reap(pid)
+            if isinstance(error, TimeoutError):
+                raise OSError(f"process {pid} did not begin within {FORK_LIMIT_S:g} s") from None
+            raise
+
+    def _begin(self) -> None:
+        if self._control is not None:
+            return
+        if self._closed:
+            raise ServerLost("the fork server is closed")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, contextlib.ExitStack() as opened:
+            opened.callback(ours.close)
+            self._adopting.enter_context(adopting_orphans())
+            opened.callback(self._adopting.close)
+            number = theirs.fileno()
+            self._starter = subprocess.Popen(
+                [sys.executable, *ISOLATED, "-m", MODULE, str(number), str(os.getpid()), TITLE_BYTES * "-"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, **ONE_THREAD},
+                pass_fds=(number,),
+                start_new_session=True,
+            )
+            opened.pop_all()
+        self._control = ours
+        ours.settimeout(BEGIN_LIMIT_S)
+        ours.send(json.dumps(self._preload).encode("ascii"))
+
+    def _wait_ready(self) -> None:
+        self._begin()
+        if self._ready:
+            return
+        self._receive_pid()
+        assert self._control is not None
+        self._control.settimeout(IMPORT_LIMIT_S)
+        try:
+            refused = self._message()
+        except TimeoutError:
+            raise self._lost(f"has not imported its modules within {IMPORT_LIMIT_S:g} s") from None
+        if refused:
+            self._end()
+            raise ConfigError(refused, key="task")
+        self._control.settimeout(FORK_LIMIT_S)
+        self._ready = True
+
+    def _receive_pid(self) -> None:
+        """Wait until the server is our child, whichever thread has started it."""
+        if self._pid:
+            return
+        assert self._starter is not None
+        try:
+            protocol, pid = self._message()
+        except TimeoutError:
+            raise self._lost(f"has not begun within {BEGIN_LIMIT_S:g} s") from None
+        self._pid = pid
+        self._starter.wait()
+        self._adopting.close()
+        if protocol != PROTOCOL:
+            raise self._lost(f"has protocol {protocol}, not {PROTOCOL}: prorl-zmq was upgraded")
+
+    def _message(self) -> Any:
+        assert self._control is not None
+        try:
+            said = self._control.recv(MESSAGE_BYTES)
+        except ConnectionResetError:
+            said = b""
+        if not said:
+            raise self._lost("died")
+        return json.loads(said)
+
+    def _lost(self, how: str) -> ServerLost:
+        self._end()
+        return ServerLost(f"the fork server {'was closed' if self._closed else how}")
+
+    def _end(self) -> None:
+        """Leave no process and no descriptor of the server's."""
+        if self._control is None:
+            return
+        if not self._pid:
+            self._control.settimeout(BEGIN_LIMIT_S)
+            with contextlib.suppress(OSError, ValueError):
+                _, self._pid = json.loads(self._control.recv(MESSAGE_BYTES))
+        self._kill()
+        if self._pid:
+            _reap(self._pid)
+        if self._starter is not None:
+            self._starter.kill()
+            self._starter.wait()
+        self._adopting.close()
+        self._control.close()
+        self._control, self._starter, self._pid, self._ready = None, None, 0, False
+
+    def _kill(self) -> None:
+        if pid := self._pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+class ForkedProcess(subprocess.Popen[Any]):
+    """A forked process: a `subprocess.Popen` in all that one does with a running process."""
+
+    def __init__(self, server: ForkServer, order: dict[str, Any], pass_fds: tuple[int, ...], **streams: Any) -> None:
+        self._server = server
+        self._order = order
+        self._passed = pass_fds
+        super().__init__(order["program"], **streams)
+
+    def _execute_child(self, *arguments: Any) -> None:
+        """Take the place of the private method that starts a `Popen`'s process."""
+        (read_stdin, _, _, write_stdout, _, write_stderr) = pipes = arguments[10:16]
+        streams = (read_stdin, write_stdout, write_stderr)
+        standard = [number if number >= 0 else place for place, number in enumerate(streams)]
+        try:
+            self._order["descriptors"] = [0, 1, 2, *self._passed]
+            self.pid = self._server.fork(self._order, [*standard, *self._passed])
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+class _Line:
+    """Our end of the line to a process that is being forked, as a context."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(FORK_LIMIT_S)
+        self._connection = connection
+        self._received = b""
+        self.pids: list[int] = []
+        """Of the process that forks it, which ends at once, and its own, as far as they have been read."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def send(self, order: dict[str, Any]) -> None:
+        self._connection.sendall(json.dumps(order).encode("ascii") + b"\n")
+
+    def read(self) -> int | None:
+        """Return the next pid; None at the end.
+
+        Raises:
+            OSError: the process cannot be forked, or run.
+        """
+        while b"\n" not in self._received:
+            chunk = self._connection.recv(MESSAGE_BYTES)
+            if not chunk:
+                return None
+            self._received += chunk
+        said, _, self._received = self._received.partition(b"\n")
+        message = json.loads(said)
+        if isinstance(message, dict):
+            raise OSError(*message["error"])
+        self.pids.append(message)
+        return self.pids[-1]
+
+    def reap(self) -> None:
+        """Reap what a server forked that has died since: without an order it ends."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+            while self.read() is not None:
+                pass
+        _reap(*self.pids)
+
+
+def _reap(*pids: int, how: int = 0) -> None:
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):  # not ours, or other code here waits for all children
+            os.waitpid(pid, how)

@@ -1,0 +1,109 @@
+"""The process of a `ForkServer`: imports modules once, then forks itself for each order (see `fork_server`).
+
+It has one thread, no event loop, no ZeroMQ context and no signal handlers, so that a fork of it is as good as a fresh
+interpreter. A module that starts a thread or makes a ZeroMQ context as it is imported is therefore refused. It ends
+with the process that started it, or when that closes the connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import socket
+import sys
+import threading
+from importlib import import_module
+from pathlib import Path
+
+from .fork_server import MESSAGE_BYTES, PROTOCOL
+from .forked_program import become, report, set_title
+from .open_files import raise_open_files
+from .processes import die_with_parent, wait_adopted
+
+DESCRIPTORS = 250
+"""Most that one message may carry is 253."""
+TASKS = Path("/proc/self/task")
+
+
+def refused(module: str, subject: str) -> str:
+    """Import a module; return why no process can be forked with it imported, if so."""
+    with contextlib.suppress(Exception, SystemExit):  # a process that needs it raises it again
+        import_module(module)
+    found = []
+    if len(list(TASKS.iterdir())) > 1:
+        names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+        found.append(f"starts a thread ({', '.join(names) or 'not of Python'})")
+    if _makes_contexts():
+        found.append("makes a ZeroMQ context")
+    gc.freeze()  # what is frozen is not looked at again
+    if not found:
+        return ""
+    return (
+        f"{subject or module}: the module {module} {' and '.join(found)} when it is imported, and processes are forked "
+        "after that; do it in `__init__` or at the first call instead"
+    )
+
+
+def _makes_contexts() -> bool:
+    zmq = sys.modules.get("zmq")
+    context = getattr(zmq, "Context", None)
+    if context is None:
+        return False
+    return any(issubclass(type(each), context) and not each.closed for each in gc.get_objects())
+
+
+def _fork(control: socket.socket, client: int, descriptors: list[int]) -> None:
+    """Fork a process that the client adopts."""
+    line, *others = descriptors
+    try:
+        starter = os.fork()
+        if starter == 0:
+            try:
+                starter = os.getpid()
+                report(line, starter)
+                if os.fork() == 0:
+                    control.close()
+                    become(line, others, starter, client)
+            except OSError as error:
+                report(line, error)
+            finally:
+                os._exit(0)
+        os.waitpid(starter, 0)
+    except OSError as error:
+        report(line, error)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def main() -> None:
+    """Serve the connection whose descriptor is the first argument, for the process that is the second."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    client = int(sys.argv[2])
+    starter = os.getpid()
+    if os.fork() != 0:
+        os._exit(0)
+    wait_adopted(starter)
+    die_with_parent(client)
+    control.send(json.dumps([PROTOCOL, os.getpid()]).encode("ascii"))
+    set_title([sys.executable, "-P", "-m", "prorl_zmq.system.fork_server_process"])
+    raise_open_files()
+    gc.disable()
+    for module, subject in json.loads(control.recv(MESSAGE_BYTES)):
+        if problem := refused(module, subject):
+            control.send(json.dumps(problem).encode("ascii"))
+            return
+    gc.freeze()
+    gc.enable()
+    control.send(json.dumps("").encode("ascii"))
+    while True:
+        packed, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, DESCRIPTORS)
+        if not packed:
+            return
+        _fork(control, client, descriptors)
+
+
+if __name__ == "__main__":
+    main()
