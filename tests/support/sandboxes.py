@@ -45,22 +45,26 @@ class SharedSandboxes:
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders
-        self._made: dict[str, Sandboxes] = {}
+        self._made: dict[tuple[str, bool], Sandboxes] = {}
 
-    def __call__(self, kind: SandboxKind) -> Sandboxes:
-        """Return the sandboxes of a kind; skip the test if this machine cannot make them."""
+    def __call__(self, kind: SandboxKind, *, with_image: bool = True) -> Sandboxes:
+        """Return the sandboxes of a kind, with a default image if the kind needs one.
+
+        Skips the test if this machine cannot make them.
+        """
         usable(kind)
-        if kind not in self._made:
-            root = self._folders.mktemp("shared") / "sandboxes"
-            self._made[kind] = Sandboxes(kind, root, image=default_image(kind))
-        return self._made[kind]
+        key = kind, with_image
+        if key not in self._made:
+            image = default_image(kind) if with_image else ""
+            self._made[key] = Sandboxes(kind, self._folders.mktemp("shared") / "sandboxes", image=image)
+        return self._made[key]
 
     def drop_used(self) -> None:
         """Drop what a test has left sandboxes in, so that the next test begins with an empty folder."""
-        for kind, made in tuple(self._made.items()):
+        for key, made in tuple(self._made.items()):
             if made.root.exists() and any(made.root.iterdir()):
                 made.close()
-                del self._made[kind]
+                del self._made[key]
 
     def close(self) -> None:
         for made in self._made.values():
