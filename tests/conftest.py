@@ -62,6 +62,23 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             metric.delivered(labels)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _forks() -> Iterator[None]:
+    """What tests start in Python is a fork of a process of the worker that has imported it."""
+    from support import forks
+
+    with forks.instead_of_starts():
+        yield
+
+
+@pytest.fixture
+def started_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the package starts in this test are interpreters, as for a user."""
+    from support import forks
+
+    forks.start_interpreters(monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def served() -> Iterator[SharedService]:
     """The service of all tests that neither stop nor configure one: with a gateway, a dashboard and an engine."""
