@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from importlib import import_module
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -119,6 +118,8 @@ def _version(
     show: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
 ) -> None:
     if show:
+        from importlib.metadata import version
+
         print(f"prorl-zmq {version('prorl-zmq')}")
         raise typer.Exit
 

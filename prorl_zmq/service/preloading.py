@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from .child_plans import ChildPlan
 
 SHARED = ("prorl_zmq.commands.app", "prorl_zmq.metrics.reporter", "uvloop")
+EARLY = (*SHARED, "prorl_zmq.commands.broker")
+"""What a service needs in any case: imported while its topology is read."""
 STAGE = (
     *("prorl_zmq.commands.stage", "prorl_zmq.stages.stage_process", "prorl_zmq.stages.handler"),
     Preload(group="prorl_zmq.handlers", what="task"),

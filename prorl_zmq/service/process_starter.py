@@ -13,7 +13,7 @@ import subprocess
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from ..system.fork_server import ForkServer, ServerLost
+from ..system.fork_server import ServerLost
 from ..system.processes import ISOLATED, begin_session
 from ..system.threads import run_aside
 from .preloading import preloaded_for
@@ -21,6 +21,7 @@ from .preloading import preloaded_for
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ..system.fork_server import ForkServer
     from .child_plans import ChildPlan
 
 log = logging.getLogger("prorl.serve")
@@ -62,18 +63,18 @@ class ProcessStarter:
 
     Args:
         environment: of all processes.
+        server: the fork server, which this closes.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], server: ForkServer) -> None:
         self.processes: dict[str, ServiceProcess] = {}
         self._environment = environment
-        self._server = ForkServer()
+        self._server = server
         self._ordering = asyncio.Lock()
         """Held by the order for a fork: they are given in the order of the plans."""
         self._closed = False
 
     async def __aenter__(self) -> Self:
-        self._server.begin()
         return self
 
     async def __aexit__(self, *_: object) -> None:

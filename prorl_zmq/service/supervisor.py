@@ -44,7 +44,6 @@ from .checks import check_python
 from .child_output import ChildOutput, reason_of
 from .child_plans import ENGINE_RANK, STAGE_RANK
 from .engine_starts import MAX_STARTS, EngineStarts
-from .metrics_inbox import MetricsInbox
 from .notify import Notifier
 from .process_starter import ProcessStarter
 from .run_dir import held_run_dir
@@ -54,10 +53,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..config import Topology
+    from ..system.fork_server import ForkServer
     from ..wire.messages.backends import BackendList, BackendStatus
     from ..wire.messages.front_door import ServiceStatus
     from .broker_places import BrokerPlaces
     from .child_plans import ChildPlan
+    from .metrics_inbox import MetricsInbox
 
 USAGE_ERROR = 2
 """Exit code of a child that cannot work with its settings."""
@@ -98,6 +99,7 @@ class Supervisor:
     Args:
         topology: with the settings of the run folder.
         plans: what to start.
+        server: forks the processes that can be forks; closed when `run` ends.
         places: where the brokers are.
         log_dir: for one log file per process; None: our standard error.
         drain_s: how long stage processes may take to end what they have, once told to stop, by SIGUSR1 too; None: they
@@ -110,6 +112,7 @@ class Supervisor:
         topology: Topology,
         plans: Sequence[ChildPlan],
         places: BrokerPlaces,
+        server: ForkServer,
         log_dir: Path | None = None,
         *,
         drain_s: float | None = None,
@@ -134,9 +137,12 @@ class Supervisor:
         self._failure: BaseException | None = None
         """What ended a task of ours that only a stop should end."""
         self._notifier = Notifier()
-        wanted = topology.gateway.bind or topology.metrics.bind
-        self._metrics = MetricsInbox(topology.run_dir) if wanted else None
-        self._starter = ProcessStarter({**os.environ, SERVICE_VARIABLE: places.service_id})
+        self._metrics: MetricsInbox | None = None
+        if topology.gateway.bind or topology.metrics.bind:
+            from .metrics_inbox import MetricsInbox  # with prometheus_client
+
+            self._metrics = MetricsInbox(topology.run_dir)
+        self._starter = ProcessStarter({**os.environ, SERVICE_VARIABLE: places.service_id}, server)
         self._children = self._starter.processes
 
     async def run(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:

@@ -86,6 +86,8 @@ class ForkServer:
         self._adopting = contextlib.ExitStack()
         """Until the server is our child."""
         self._pid = 0
+        self._asked: list[Preload] = []
+        """What it was asked to import and has not answered for."""
         self._installed: dict[str, Installed] = {}
         self._files: dict[str, int] = {}
         """What the server has imported: packages, and files of entry points with the time of their modification."""
@@ -103,9 +105,10 @@ class ForkServer:
         return self._pid
 
     def begin(self) -> None:
-        """Have the server begin to import; `start` does so if this was not called."""
+        """Have the server begin to import, without waiting for it; `start` does so if this was not called."""
         with self._ordering:
             self._begin()
+            self._ask_import()
 
     def preload(self, more: Iterable[str | Preload] = ()) -> None:
         """Import modules before the next fork. What cannot be imported is left to the processes, which raise.
@@ -271,25 +274,36 @@ class ForkServer:
         """Have the server import what it has not yet."""
         self._begin()
         self._receive_pid()
+        while self._asked or self._ask_import():
+            self._take_answer()
         assert self._control is not None
-        missing = [each for each, there in self._preloaded.items() if not there]
-        if not missing:
-            return
+        self._control.settimeout(FORK_LIMIT_S)
+
+    def _ask_import(self) -> bool:
+        """Ask for what the server has not been asked for yet; return whether there is anything."""
+        assert self._control is not None
+        self._asked = [each for each, there in self._preloaded.items() if not there]
+        if self._asked:
+            try:
+                self._control.send(json.dumps(self._asked).encode("ascii"))
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._lost("died") from None
+        return bool(self._asked)
+
+    def _take_answer(self) -> None:
+        assert self._control is not None
         self._control.settimeout(IMPORT_LIMIT_S)
         try:
-            self._control.send(json.dumps(missing).encode("ascii"))
             answer = self._message()
         except TimeoutError:
             raise self._lost(f"has not imported its modules within {IMPORT_LIMIT_S:g} s") from None
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._lost("died") from None
         if refused := answer["refused"]:
             self._end()
             raise ConfigError(refused, key="task")
         self._installed.update({name: Installed(*one) for name, one in answer["installed"].items()})
         self._files.update(answer["files"])
-        self._preloaded.update(dict.fromkeys(missing, True))
-        self._control.settimeout(FORK_LIMIT_S)
+        self._preloaded.update(dict.fromkeys(self._asked, True))
+        self._asked = []
 
     def _receive_pid(self) -> None:
         """Wait until the server is our child, whichever thread has started it."""
@@ -340,6 +354,7 @@ class ForkServer:
         self._control.close()
         self._control, self._starter, self._pid = None, None, 0
         self._preloaded = dict.fromkeys(self._preloaded, False)
+        self._asked = []
         self._installed, self._files = {}, {}
 
     def _kill(self) -> None:

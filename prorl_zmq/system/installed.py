@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -23,6 +21,8 @@ class Installed(NamedTuple):
 
 def installed(points: Iterable[EntryPoint]) -> dict[str, Installed]:
     """Return prorl-zmq, and the packages that offer entry points, by name."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
     found = {point.dist.name: _look(point.dist) for point in points if point.dist is not None}
     with suppress(PackageNotFoundError):
         found[OURS] = _look(distribution(OURS))
@@ -55,5 +55,7 @@ def modified(files: Iterable[str]) -> dict[str, int]:
 
 
 def _look(package: Distribution) -> Installed:
+    import hashlib
+
     record = package.read_text("RECORD") or ""
     return Installed(package.version, hashlib.sha256(record.encode()).hexdigest() if record else "")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
@@ -60,4 +59,6 @@ def load_plugin(group: str, name: str, what: str, *, key: str = "kind", base: st
 @cache
 def _installed(*path: str) -> Any:  # noqa: ARG001 - they are read from there
     """Return the `EntryPoints` of all packages (Python 3.11 has another class for all); a file of each is read."""
+    from importlib.metadata import entry_points  # later: it takes a while to import
+
     return entry_points()
