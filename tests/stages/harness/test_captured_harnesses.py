@@ -16,7 +16,7 @@ import pytest
 import rootfs
 from captured import segments_of
 from needed import lacking, usable
-from scripted_policy import CHAT, ScriptedPolicy, call
+from scripted_policy import CHAT, ScriptedPolicy
 
 from prorl_zmq import EpisodeLimits, Job, Sampling
 from prorl_zmq.data.trajectory import Role
@@ -28,6 +28,7 @@ from prorl_zmq.stages.agent_loop import Episode
 from prorl_zmq.stages.harness.adapter import load_adapter
 from prorl_zmq.stages.harness.harness_model import HarnessModel
 from prorl_zmq.stages.harness.rollout import ChosenHarness
+from prorl_zmq.testing import tool_call
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
 from prorl_zmq.wire.messages.jobs import Harness
@@ -46,10 +47,10 @@ PROMPT = "Write hello to out.txt."
 LIMIT_S = 200.0
 TASK = "List the files that are here and say how many there are of them."
 SPAWN = {
-    "claude-code": call("Agent", description="count files", prompt=TASK, subagent_type="general-purpose"),
-    "codex": call("multi_agent_v1__spawn_agent", message=TASK),
-    "opencode": call("task", description="count files", prompt=TASK, subagent_type="general"),
-    "qwen-code": call("agent", description="count files", prompt=TASK, subagent_type="general-purpose"),
+    "claude-code": tool_call("Agent", description="count files", prompt=TASK, subagent_type="general-purpose"),
+    "codex": tool_call("multi_agent_v1__spawn_agent", message=TASK),
+    "opencode": tool_call("task", description="count files", prompt=TASK, subagent_type="general"),
+    "qwen-code": tool_call("agent", description="count files", prompt=TASK, subagent_type="general-purpose"),
 }
 SUMMARY = "<summary>SUMMARY-OF-IT: the numbers were printed, and hello must still be written to out.txt.</summary>"
 ASKS_FOR_SUMMARY = ("CHECKPOINT COMPACTION", "TEXT ONLY", "context summarization", "state_snapshot")
@@ -64,7 +65,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spoken(turn: ScriptedTurn) -> str:
-    return turn.text + (call(turn.tool, **dict(turn.arguments)) if turn.tool else "")
+    return turn.text + (tool_call(turn.tool, **dict(turn.arguments)) if turn.tool else "")
 
 
 def lead(
@@ -124,7 +125,7 @@ def cut_arguments(adapter: Adapter) -> list[str]:
 
 
 def unknown_tool(adapter: Adapter) -> list[str]:
-    return [call("no_such_tool", x=1), *plain(adapter)]
+    return [tool_call("no_such_tool", x=1), *plain(adapter)]
 
 
 def endless_turn(adapter: Adapter) -> list[str]:
