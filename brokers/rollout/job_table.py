@@ -366,7 +366,7 @@ class JobTable:
         heads = [
             (record.sequence, requirement, record)
             for requirement in requirements
-            if (record := self.queues.head(requirement)) is not None
+            if self.stages.has_free(requirement) and (record := self.queues.head(requirement)) is not None
         ]
         for _, requirement, record in sorted(heads):
             stage_id = self.stages.take(requirement, record.claim, record.avoids)

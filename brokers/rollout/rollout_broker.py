@@ -409,16 +409,17 @@ class RolloutBroker:
 
     def _act(self, action: Action) -> None:
         try:
-            self._send_action(action)
+            if isinstance(action, Start):
+                tracer = self._jobs.tracer
+                command = action.command if tracer is None else tracer.below(action.command)
+                self._stages.send(action.stage_id, command, action.packed_job)
+            else:
+                self._send_action(action)
         except MalformedMessage as error:
             log.error("an action of the job table could not be sent: %s", error)  # noqa: TRY400 - it says it all
 
     def _send_action(self, action: Action) -> None:
         match action:
-            case Start():
-                tracer = self._jobs.tracer
-                command = action.command if tracer is None else tracer.below(action.command)
-                self._stages.send(action.stage_id, command, action.packed_job)
             case Stop():
                 self._stages.send(action.stage_id, StopPhase(*action.claim))
             case Close():

@@ -91,7 +91,8 @@ class StageProcess:
     @property
     def credit(self) -> int:
         """Free slots; never negative."""
-        return max(0, self.working_slots - len(self.claims))
+        free = self.slots - len(self.claims)
+        return 0 if free < 0 or self.leaving or self.lease.quiet else free
 
     @cached_property
     def requirements(self) -> KeysView[Requirement]:
@@ -361,6 +362,11 @@ class StagePool:
 
     def role_slots(self, role: Phase) -> int:
         return self._role_slots[role]
+
+    def has_free(self, requirement: Requirement) -> bool:
+        """Return whether some process that meets the requirement has credit."""
+        free = self._free(requirement)
+        return free is not None and free.first() is not None
 
     def take(self, requirement: Requirement, claim: SlotClaim, avoids: str = "") -> str | None:
         """Take a slot of the least loaded process that meets the requirement and has credit; None if none does.

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 MARK = "/counted-jobs"
 WARM_UP = 5
+WAIT_S = 60.0
 OURS = str(Path(prorl_zmq.__file__).parent)
 SETTINGS = RolloutBrokerSettings(heartbeat_s=60.0, lease_s=600.0)
 
@@ -164,8 +165,11 @@ async def count(jobs: int, folder: Path, counts: Counts) -> None:
     with Brokers(folder, counts) as brokers:
         front_door = brokers.topology.endpoint(SETTINGS.front_door)
         async with stage_processes(brokers, folder), AsyncRolloutClient(front_door) as client:
-            while len((await client.status()).stages) < len(Phase):
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    if len((await client.status()).stages) == len(Phase):
+                        break
+                    await asyncio.sleep(0.01)
             await _pass(client, WARM_UP)
             with counting(counts, brokers):
                 await _pass(client, jobs)
