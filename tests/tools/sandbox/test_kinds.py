@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import sysconfig
@@ -20,9 +21,27 @@ def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def making(kind: str, folder: Path) -> str:
-    code = f"from prorl_zmq.tools.sandbox.sandboxes import Sandboxes; Sandboxes({kind!r}, 'root').check()"
-    return run(sys.executable, "-P", "-c", code, cwd=folder).stderr
+MAKE = """
+import json, sys
+from prorl_zmq.errors import ConfigError
+from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+
+problems = {}
+for kind in sys.argv[1:]:
+    try:
+        Sandboxes(kind, "root").check()
+    except ConfigError as error:
+        problems[kind] = error.message
+print(json.dumps(problems))
+"""
+
+
+def problems_with(*kinds: str, cwd: Path) -> dict[str, str]:
+    """Make sandboxes of each kind in a process that sees the packages of `register`; return the errors."""
+    done = run(sys.executable, "-P", "-c", MAKE, *kinds, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    problems: dict[str, str] = json.loads(done.stdout)
+    return problems
 
 
 def test_the_built_in_kinds_are_registered() -> None:
@@ -62,24 +81,22 @@ def test_a_kind_of_another_package_is_known_to_the_commands(tmp_path: Path, monk
     done = run(PRORL, "serve", "--sandbox", "broken", "--run-dir", str(tmp_path / "run"), cwd=tmp_path)
     assert done.returncode == 2
     assert "the machine lacks a wheel; mount one" in done.stderr
-    assert making("marked", tmp_path) == ""
+    assert problems_with("marked", cwd=tmp_path) == {}
 
 
-@pytest.mark.parametrize(
-    ("target", "said"),
-    [
-        ("my_sandbox:NoKind", "(my_sandbox:NoKind, of my-sandbox) is not a subclass of Container"),
-        ("my_sandbox:MarkedContainer", "has kind = 'marked'; write 'own'"),
-        ("json:loads", "(json:loads, of my-sandbox) is not a subclass of Container"),
-        ("my_sandbox:Missing", "has no attribute 'Missing'"),
-        ("my_none:X", "No module named 'my_none'"),
-    ],
-)
-def test_an_entry_point_that_is_no_kind_is_named(
-    target: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    register(tmp_path, monkeypatch, own=target)
-    stderr = making("own", tmp_path)
-    assert "ConfigError" in stderr
-    assert said in stderr
-    assert target in stderr
+NO_KINDS = {
+    "wrong-class": ("my_sandbox:NoKind", "(my_sandbox:NoKind, of my-sandbox) is not a subclass of Container"),
+    "own": ("my_sandbox:MarkedContainer", "has kind = 'marked'; write 'own'"),
+    "function": ("json:loads", "(json:loads, of my-sandbox) is not a subclass of Container"),
+    "no-attribute": ("my_sandbox:Missing", "has no attribute 'Missing'"),
+    "no-module": ("my_none:X", "No module named 'my_none'"),
+}
+
+
+def test_an_entry_point_that_is_no_kind_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(tmp_path, monkeypatch, **{name: target for name, (target, _) in NO_KINDS.items()})
+    problems = problems_with(*NO_KINDS, cwd=tmp_path)
+    assert problems.keys() == NO_KINDS.keys()
+    for name, (target, said) in NO_KINDS.items():
+        assert said in problems[name]
+        assert target in problems[name]
