@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from transformers import PreTrainedTokenizerFast
 
 Call = tuple[str, dict[str, Any]]
 """Name and arguments."""
@@ -303,6 +304,8 @@ FAMILIES = {
 
 def make_tokenizer(family: Family, vocabulary: int = 400) -> PreTrainedTokenizerFast:
     """Train a byte-level tokenizer on a family's own template, and give it the family's tokens."""
+    from transformers import PreTrainedTokenizerFast  # here, since workers that run no such test import it in vain
+
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

@@ -50,19 +50,25 @@ def root_filesystem() -> Path:
     return lock_image(built.image.path).path
 
 
+@cache
+def _libraries(program: str) -> list[str]:
+    """Return the libraries that a program of the host needs."""
+    listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+    return [word for word in listed.split() if word.startswith("/")]
+
+
 def tiny_root_filesystem(folder: Path) -> Path:
-    """Make a root filesystem of a few of the host's own programs and their libraries; takes 50 ms."""
+    """Make a root filesystem of a few of the host's own programs and their libraries."""
     for each in FOLDERS:
         (folder / each).mkdir(parents=True)
     for program in TINY_PROGRAMS:
         found = shutil.which(program)
         assert found is not None
         shutil.copy(found, folder / "bin" / program)
-        listed = subprocess.run(["ldd", found], capture_output=True, text=True, check=False).stdout
-        for word in listed.split():
-            if word.startswith("/") and not (folder / word[1:]).exists():
-                (folder / word[1:]).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(word, folder / word[1:])
+        for library in _libraries(found):
+            if not (folder / library[1:]).exists():
+                (folder / library[1:]).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(library, folder / library[1:])
     (folder / "bin" / "sh").symlink_to("bash")
     (folder / "etc" / "passwd").write_text("root:x:0:0::/root:/bin/sh\n")
     (folder / "etc" / "group").write_text("root:x:0:\n")

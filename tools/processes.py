@@ -115,9 +115,9 @@ def _read_words(file: BinaryIO, at_most: float) -> list[bytes]:
     return words if at_most == math.inf else words[: int(at_most)]
 
 
-def descendants(pid: int, at_most: float = math.inf) -> list[int]:
-    """Return all processes below a process, parents before their children, itself left out."""
-    found = children(pid, at_most)
+def descendants(pid: int, at_most: float = math.inf, others: frozenset[int] = frozenset()) -> list[int]:
+    """Return the processes below a process, parents before their children, without some children and those below."""
+    found = [child for child in children(pid, at_most + len(others)) if child not in others]
     for each in found:
         if len(found) >= at_most:
             break

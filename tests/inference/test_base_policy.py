@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,10 @@ from prorl_zmq.inference.tokenizer import CALL_END, CALL_PRELUDE, IM_END, TOOL_C
 NEWLINE = encode("\n")
 
 
-@pytest.fixture(scope="module", params=[base_policy.base_policy, train_base_policy], ids=["packaged", "trained here"])
+trained_here = cache(train_base_policy)
+
+
+@pytest.fixture(scope="module", params=[base_policy.base_policy, trained_here], ids=["packaged", "trained here"])
 def base(request: pytest.FixtureRequest) -> Policy:
     policy: Policy = request.param()
     return policy
@@ -54,7 +59,7 @@ def test_it_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_packaged_one_is_what_training_gives() -> None:
     """But for what processors and BLAS libraries round otherwise."""
-    packaged, trained = base_policy.base_policy(), train_base_policy()
+    packaged, trained = base_policy.base_policy(), trained_here()
     for name, value in packaged.parameters.items():
         np.testing.assert_allclose(value, trained.parameters[name], atol=1e-3)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
+from support import commands
 
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.config import BackendSettings
@@ -18,7 +18,9 @@ from prorl_zmq.inference.builtin_kinds import EmbeddedKind, HttpKind, VllmKind
 from prorl_zmq.service.child import ChildService
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+    from subprocess import CompletedProcess
     from typing import Any
 
 MODULE = '''
@@ -67,8 +69,8 @@ backends = [{kind = "scripted", options = {answer = '\\boxed{42}'}}]
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """An environment in which a package is installed that offers the kinds `scripted` and `torn`."""
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """An environment, and this process, with a package that offers the kinds `scripted` and `torn`."""
     place = tmp_path / "packages"
     information = place / "scripted_engines-1.0.dist-info"
     information.mkdir(parents=True)
@@ -78,12 +80,13 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "[prorl_zmq.engines]\nscripted = scripted_engines:ScriptedKind\ntorn = scripted_engines:Missing\n"
         "odd = json:loads\n"
     )
-    return {**os.environ, "PYTHONPATH": str(place)}
+    monkeypatch.syspath_prepend(str(place))
+    yield {**os.environ, "PYTHONPATH": str(place)}
+    sys.modules.pop("scripted_engines", None)
 
 
-def run(environment: dict[str, str], program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", program, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+def run(environment: dict[str, str], program: str, *arguments: str) -> CompletedProcess[str]:
+    return commands.run(program, *arguments, environment=environment)
 
 
 def test_a_job_is_answered_by_an_engine_of_another_package(
@@ -168,6 +171,7 @@ def test_eval_says_which_option_is_wrong(
     assert said in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.proof
 def test_eval_hands_options_to_an_engine_of_another_package(tmp_path: Path, environment: dict[str, str]) -> None:
     file, out = tmp_path / "sums.jsonl", tmp_path / "run"
     file.write_text('{"problem": "1 + 1?", "ground_truth": "2222"}\n')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -57,6 +58,7 @@ class UntoldInstance(msgspec.Struct):
     word: "Nothing"
 
 class Untold(EchoHandler):
+    task = "untold"
     instance_type = UntoldInstance
 
 class NotAHandler:
@@ -64,44 +66,53 @@ class NotAHandler:
 """
 
 
-def load_with_entry_point(folder: Path, target: str, names: str = "") -> subprocess.CompletedProcess[str]:
-    """Load all handlers in a process that sees a user's package with one entry point."""
-    (folder / "my_tasks.py").write_text(USERS_PACKAGE)
-    info = folder / "my_tasks-1.dist-info"
-    info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-tasks\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[prorl_zmq.handlers]\necho = {target}\n")
-    code = f"from prorl_zmq.stages.handler import load_handlers; print(*load_handlers({names}))"
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    return subprocess.run(
-        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
+LOAD = """
+import json, sys
+from prorl_zmq.errors import ConfigError
+from prorl_zmq.stages.handler import load_handlers
+
+problems = {}
+for task in sys.argv[1:]:
+    try:
+        load_handlers([task])
+    except ConfigError as error:
+        problems[task] = error.message
+print(json.dumps([list(load_handlers()), problems]))
+"""
+NO_HANDLERS = {
+    "no-handler": ("my_tasks:NotAHandler", "(my_tasks:NotAHandler, of my-tasks) is not a subclass of AgentHandler"),
+    "third": ("my_tasks:OtherHandler", "has task = 'other'; write 'third'"),
+    "untold": (
+        "my_tasks:Untold",
+        "the handler of task untold (my_tasks:Untold) does not work: NameError: name 'Nothing'",
+    ),
+    "no-attribute": ("my_tasks:Missing", "has no attribute 'Missing'"),
+    "no-module": ("missing:EchoHandler", "No module named 'missing'"),
+    "function": ("json:loads", "(json:loads, of my-tasks) is not a subclass of AgentHandler"),
+}
 
 
-def test_users_package_adds_a_task(tmp_path: Path) -> None:
-    assert load_with_entry_point(tmp_path, "my_tasks:EchoHandler").stdout == "code echo harness math shell stem swe\n"
-
-
-@pytest.mark.parametrize(
-    ("target", "said"),
-    [
-        ("my_tasks:NotAHandler", "(my_tasks:NotAHandler, of my-tasks) is not a subclass of AgentHandler"),
-        ("my_tasks:OtherHandler", "has task = 'other'; write 'echo'"),
-        ("my_tasks:Untold", "the handler of task echo (my_tasks:Untold) does not work: NameError: name 'Nothing'"),
-        ("my_tasks:Missing", "has no attribute 'Missing'"),
-        ("missing:EchoHandler", "No module named 'missing'"),
-        ("json:loads", "(json:loads, of my-tasks) is not a subclass of AgentHandler"),
-    ],
-)
-def test_a_handler_that_does_not_work_costs_only_those_who_ask_for_it(target: str, said: str, tmp_path: Path) -> None:
+def test_users_package_adds_a_task_and_a_handler_that_does_not_work_costs_only_those_who_ask_for_it(
+    tmp_path: Path,
+) -> None:
     """A package that nobody used ended every stage process, `prorl eval` and `prorl tasks`."""
-    done = load_with_entry_point(tmp_path, target)
-    assert done.stdout == "code harness math shell stem swe\n"
-    assert said in done.stderr
-    assert "the task echo is left out" in done.stderr
-    done = load_with_entry_point(tmp_path, target, "['echo']")
-    assert "ConfigError" in done.stderr
-    assert said in done.stderr
+    (tmp_path / "my_tasks.py").write_text(USERS_PACKAGE)
+    info = tmp_path / "my_tasks-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-tasks\nVersion: 1\n")
+    targets = {"echo": "my_tasks:EchoHandler", **{name: target for name, (target, _) in NO_HANDLERS.items()}}
+    lines = "".join(f"{name} = {target}\n" for name, target in targets.items())
+    (info / "entry_points.txt").write_text(f"[prorl_zmq.handlers]\n{lines}")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-P", "-c", LOAD, "echo", *NO_HANDLERS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    tasks, problems = json.loads(done.stdout)
+    assert tasks == ["code", "echo", "harness", "math", "shell", "stem", "swe"]
+    assert problems.keys() == NO_HANDLERS.keys()
+    for name, (_, said) in NO_HANDLERS.items():
+        assert said in problems[name]
+        assert said in done.stderr
+        assert f"the task {name} is left out" in done.stderr
 
 
 def test_handler_announces_the_fields_of_its_instances() -> None:

@@ -20,6 +20,8 @@ class ProcessContainer(Container):
     kind = "process"
     isolated = False
     image_formats = frozenset()
+    _others: frozenset[int] = frozenset()
+    """Children that this process had before: an execution server has none, but a program that embeds one may."""
 
     @classmethod
     def problem(cls) -> str | None:
@@ -31,6 +33,7 @@ class ProcessContainer(Container):
 
     async def start(self) -> None:
         become_subreaper()
+        self._others = frozenset(children(os.getpid()))
 
     async def close(self) -> None:
         for _ in range(KILL_ROUNDS):
@@ -42,7 +45,7 @@ class ProcessContainer(Container):
         raise SandboxFailed("a sandbox's processes start others faster than they can be killed")
 
     async def _reap_adopted(self) -> None:
-        for pid in children(os.getpid()):
+        for pid in set(children(os.getpid())) - self._others:
             child = Child(pid)
             try:
                 if await child.wait(KILL_LIMIT_S):
@@ -51,7 +54,7 @@ class ProcessContainer(Container):
                 child.close()
 
     def processes(self, at_most: float = math.inf) -> list[int]:
-        return descendants(os.getpid(), at_most)
+        return descendants(os.getpid(), at_most, self._others)
 
     def _join(self, report: int, *, limited: bool) -> None:
         del report, limited

@@ -128,18 +128,19 @@ def world() -> Iterator[World]:
             world.close()
 
 
-def test_a_host_that_does_not_answer_is_named_and_the_others_go_on(world: World) -> None:
+def test_a_host_that_does_not_answer_is_named_and_the_others_go_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prorl_zmq.brokers.backends.weight_requests.TAKE_BACK_S", 0.3)
     mute, _ = world.host("mute", f"ipc://{world.folder}/mute")
     well, _ = world.host("well", f"ipc://{world.folder}/well")
     client = world.client()
-    started = time.monotonic()
     send(client, BeginWeights("r", 1, 60.0, timeout_s=0.5))
     answer(well)
     assert isinstance(answer(well), CancelUpdate)
     asked(mute)
     assert isinstance(asked(mute)[1], CancelUpdate)
     reply = reply_to(client)
-    assert time.monotonic() - started < 0.5 + 5.0 + 4.0
     assert isinstance(reply, BackendRefused)
     assert (reply.error.code, reply.error.fields["backend"]) == ("request_timeout", "mute")
     assert "backend mute: its engine host did not answer in time" in reply.error.message

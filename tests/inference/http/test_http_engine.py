@@ -50,9 +50,9 @@ def test_a_prompt_is_continued(serving: Any, speech: Any) -> None:
     asyncio.run(main())
 
 
-def test_two_thousand_at_once(serving: Any, speech: Any) -> None:
+def test_five_hundred_at_once(serving: Any, speech: Any) -> None:
     async def main() -> None:
-        async with serving(speech) as server, engine_of(server, connections=200) as engine:
+        async with serving(speech) as server, engine_of(server, connections=100) as engine:
             running = most = 0
 
             async def handle(body: Any) -> web.Response:
@@ -64,11 +64,11 @@ def test_two_thousand_at_once(serving: Any, speech: Any) -> None:
                 return speech.good(body)
 
             server.handlers[speech.path] = handle
-            prompts = [np.array([1, n % 90], np.int32) for n in range(2000)]
+            prompts = [np.array([1, n % 90], np.int32) for n in range(500)]
             generations = await asyncio.gather(*(engine.generate(prompt, FOUR, (), "job") for prompt in prompts))
             for prompt, generation in zip(prompts, generations, strict=True):
                 assert generation.token_ids.tolist() == [prompt[-1] + n for n in (1, 2, 3, 4)]
-            assert 50 < most <= 200
+            assert 25 < most <= 100
 
     asyncio.run(main())
 

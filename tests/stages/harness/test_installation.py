@@ -61,6 +61,7 @@ def test_a_harness_is_installed_found_listed_and_removed(store: HarnessStore) ->
     assert list(store.root.iterdir()) == []
 
 
+@pytest.mark.proof
 def test_a_version_that_there_is_not_leaves_nothing(store: HarnessStore) -> None:
     with pytest.raises(SandboxFailed, match=r"python failed with exit code 1: .*tiny-harness==9\.9"):
         store.install("tiny==9.9", say=ignored, heard=ignored)

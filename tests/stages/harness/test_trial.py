@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
+import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import rootfs
 import tiny_harness
 from captured import segments_of
-from needed import usable
 
 from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.stages.harness.adapter import load_adapter
 from prorl_zmq.stages.harness.installation import HarnessStore, Installation
+from prorl_zmq.stages.harness.package_installer import PackageInstaller
 from prorl_zmq.stages.harness.rollout import ChosenHarness
 from prorl_zmq.stages.harness.trial import PROMPT, Trial, try_harness
-from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.wire.messages.jobs import Harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from prorl_zmq.wire.messages.jobs import SandboxKind
+    from support.sandboxes import SharedSandboxes
+
+    from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
 pytestmark = pytest.mark.xdist_group("tiny-harness")
+
+
+def unpack(installer: PackageInstaller, argv: tuple[str, ...], folder: Path, lock: int) -> None:
+    """Do what the installer's programs do, without pip: `test_installation` runs it."""
+    del installer, lock
+    if "venv" in argv:
+        subprocess.run([*argv, "--without-pip"], check=True)
+    else:
+        (wheel,) = Path(os.environ["PIP_FIND_LINKS"]).glob("*-1.0-*.whl")
+        (packages,) = (folder / "lib").glob("python*/site-packages")
+        with zipfile.ZipFile(wheel) as content:
+            content.extractall(packages)
 
 
 @pytest.fixture(scope="module")
@@ -37,33 +52,25 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation
         for name, value in tiny_harness.offer(folder).items():
             patch.setenv(name, value)
         patch.setattr(sys, "path", [str(folder), *sys.path])
+        patch.setattr(PackageInstaller, "_run", unpack)
         yield HarnessStore(folder / "harnesses").install("tiny", say=lambda _: None, heard=lambda _: None)
 
 
-def tried(installed: Installation, kind: SandboxKind, folder: Path) -> Trial:
-    usable(kind)
-    image = str(rootfs.root_filesystem()) if kind == "apptainer" else ""
-    if image and not installed.binds[1:]:
+def tried(installed: Installation, sandboxes: Sandboxes) -> Trial:
+    if sandboxes.kind == "apptainer" and not installed.binds[1:]:
         pytest.skip("the Python of this harness is the system's, which the image hides")
-    sandboxes = Sandboxes(kind, folder / "sandboxes", image=image)
-    try:
-        chosen = ChosenHarness(Harness("tiny"), load_adapter("tiny"), installed)
-        return asyncio.run(try_harness(chosen, sandboxes))
-    finally:
-        sandboxes.close()
+    chosen = ChosenHarness(Harness("tiny"), load_adapter("tiny"), installed)
+    return asyncio.run(try_harness(chosen, sandboxes))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("apptainer", marks=pytest.mark.proof), "bubblewrap", "process"])
-def test_it_does_as_it_is_told_in_every_kind_of_sandbox(
-    installed: Installation, kind: SandboxKind, tmp_path: Path
-) -> None:
-    trial = tried(installed, kind, tmp_path)
+def test_it_does_as_it_is_told_in_every_kind_of_sandbox(installed: Installation, sandboxes: Sandboxes) -> None:
+    trial = tried(installed, sandboxes)
     assert (trial.problem, trial.calls, trial.episode.metrics["main_turns"]) == ("", 2, 2), trial.output
     (segment,) = segments_of(trial.episode.trajectory)
     assert PROMPT in EmbeddedChatFormat().decode(segment.token_ids)
     assert 0 < trial.first_call_s < trial.took_s
-    assert list((tmp_path / "sandboxes").iterdir()) == []
-    if kind != "process":
+    assert list(sandboxes.root.iterdir()) == []
+    if sandboxes.kind != "process":
         assert trial.output == "Done. /tmp/harness\n"
 
 
@@ -80,8 +87,8 @@ def test_it_does_as_it_is_told_in_every_kind_of_sandbox(
     ],
 )
 def test_what_went_wrong_is_said(
-    installed: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mood: str, problem: str
+    installed: Installation, sandboxes_of: SharedSandboxes, monkeypatch: pytest.MonkeyPatch, mood: str, problem: str
 ) -> None:
     monkeypatch.setenv("TINY_MOOD", mood)
-    trial = tried(installed, "bubblewrap", tmp_path)
+    trial = tried(installed, sandboxes_of("bubblewrap"))
     assert trial.problem.startswith(problem)

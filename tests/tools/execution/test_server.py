@@ -384,11 +384,11 @@ def test_a_server_that_was_stopped_counts_that_for_no_command(sandboxes: Sandbox
         server = server_pid(sandbox)
         bash = await sandbox.bash()
         running = asyncio.gather(
-            bash.run("sleep 5; echo done", 4.0), sandbox.exec(["sh", "-c", "sleep 5; echo done"], 4.0)
+            bash.run("sleep 3; echo done", 2.5), sandbox.exec(["sh", "-c", "sleep 3; echo done"], 2.5)
         )
         await asyncio.sleep(0.5)
         os.kill(server, signal.SIGSTOP)
-        await asyncio.sleep(4.0)
+        await asyncio.sleep(2.5)
         os.kill(server, signal.SIGCONT)
         for result in await running:
             assert not result.timed_out

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import uuid
 from typing import TYPE_CHECKING
 
+from prorl_zmq.tools.sandbox.process import ProcessContainer
+from prorl_zmq.tools.sandbox.specification import SandboxSpec
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from support.sandboxes import SharedSandboxes
 
@@ -23,3 +29,25 @@ def test_closing_finds_a_daemon_that_left_its_session_and_its_environment(
 
     asyncio.run(main())
     assert survivors(mark) == []
+
+
+def test_a_container_leaves_the_other_children_of_its_process_alone(tmp_path: Path) -> None:
+    """It killed the services that the tests of a worker share."""
+
+    async def main() -> tuple[list[int], list[int]]:
+        container = ProcessContainer(tmp_path, SandboxSpec())
+        await container.start()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        child = container.spawn(["sleep", "3600"], stdin=nothing, stdout=nothing, stderr=nothing)
+        os.close(nothing)
+        found = container.processes()
+        await container.close()
+        return found, [child.pid]
+
+    for name in ("workspace", "tmp", "shm"):
+        (tmp_path / name).mkdir()
+    with subprocess.Popen(["sleep", "3600"]) as other:
+        found, own = asyncio.run(main())
+        assert found == own
+        assert other.poll() is None
+        other.kill()
