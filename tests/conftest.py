@@ -17,6 +17,7 @@ from prorl_zmq.metrics.metric import Metric
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytest_plugins = ["support.costs", "support.due"]
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # where others work too, threads wait for each other for seconds
 os.environ["RAY_ADDRESS"] = "local"  # without it Ray joins whatever cluster a file of the machine names, dead or alive

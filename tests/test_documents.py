@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from documents import (
 )
 from needed import lacking, usable
 from rootfs import tiny_root_filesystem
+from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient, Sampling
 from prorl_zmq.cluster.cluster_file import ClusterFile, load_cluster_file
@@ -237,9 +238,8 @@ def test_command(line: str, folder: Path, environment: dict[str, str]) -> None:
             assert init.wait(60) == 0
     with started(line, place, environment) as process:
         if "--watch" in line:
-            deadline = time.monotonic() + 30
-            while not uses_zmq(process.pid):  # or the interrupt would come while it is imported
-                assert time.monotonic() < deadline
+            # Or the interrupt would come while it is imported.
+            until(lambda: uses_zmq(process.pid), "the command to open its socket")
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(2)
             process.send_signal(signal.SIGINT)
@@ -248,7 +248,11 @@ def test_command(line: str, folder: Path, environment: dict[str, str]) -> None:
 
 
 def uses_zmq(pid: int) -> bool:
-    return any("ZMQbg" in (task / "comm").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
+    names = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # a thread that has ended
+            names.append((task / "comm").read_text())
+    return any("ZMQbg" in name for name in names)
 
 
 @pytest.mark.proof

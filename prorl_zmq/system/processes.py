@@ -45,8 +45,8 @@ def begin_session(parent: int, nice: int = 0) -> None:
     die_with_parent(parent)
     lower_open_files(0)
     niceness = os.nice(nice)
-    if niceness > 0:
-        with contextlib.suppress(OSError):  # a kernel without such groups, or one that was asked a moment ago
+    if niceness != 0:
+        with contextlib.suppress(OSError):  # no such groups, none that may be changed yet, or no right to raise one
             AUTOGROUP.write_text(str(niceness), encoding="ascii")
 
 

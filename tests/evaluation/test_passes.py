@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from prorl_zmq.evaluation.passes import Tally, mean_estimate, pass_at_k, pass_estimate
 
@@ -41,6 +40,8 @@ def test_what_has_no_pass_at_k(samples: int, solved: int, k: int) -> None:
 
 
 def test_one_sample_each_has_wilsons_interval() -> None:
+    from scipy import stats  # takes a second, which collection need not
+
     estimate = pass_estimate([Tally(1, int(index < 7)) for index in range(20)], 1)
     assert estimate is not None
     wilson = stats.binomtest(7, 20).proportion_ci(0.95, method="wilson")
@@ -103,6 +104,8 @@ def test_intervals_hold_the_truth_as_often_as_they_say(problems: int, samples: i
 
 
 def test_the_interval_of_a_mean_reward_is_students() -> None:
+    from scipy import stats
+
     means = [0.1, 0.4, 0.4, 0.9]
     estimate = mean_estimate(means)
     assert estimate is not None

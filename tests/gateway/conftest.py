@@ -12,12 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+from support import waiting
 
 from prorl_zmq import AsyncRolloutClient, Job, RolloutClient, Sampling
 from prorl_zmq.wire.messages.backends import ListBackends
@@ -134,6 +135,13 @@ class Served:
         return waiting
 
 
+def listens(url: str) -> bool:
+    host, port = url.removeprefix("http://").split(":")
+    with suppress(OSError), socket.create_connection((host, int(port)), timeout=10):
+        return True
+    return False
+
+
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
@@ -144,6 +152,7 @@ def served() -> Iterator[Served]:
                     Job(task="math", instance={"problem": "1", "ground_truth": "1"}, sampling=Sampling(max_tokens=4))
                 )
                 assert [trajectory.outcome for trajectory in client.stream()] == ["completed"]
+            waiting.until(lambda: listens(served.url), "the gateway to listen")
             yield served
         finally:
             served.process.send_signal(signal.SIGTERM)
