@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["sandboxes_of", "shared_sandboxes"]  # fixtures
 
+pytest_plugins = ["support.costs", "support.due"]
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # where others work too, threads wait for each other for seconds
 os.environ["RAY_ADDRESS"] = "local"  # without it Ray joins whatever cluster a file of the machine names, dead or alive

@@ -79,9 +79,10 @@ def test_a_job_and_the_newest_work_of_a_running_service(
     staged: StagedService, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorded_jobs, "IDLE_S", 0.0)  # all of the tests before this one has ended
-    jobs = same(14, tools={"search": 0.05}, engine_s=0.02)
-    (slow,) = same(1, tools={"search": 2.0})
-    staged.run([*jobs, slow], Feed(), tmp_path / "run")
+    jobs = same(14, tools={"search": 0.3}, engine_s=0.02)  # a busy machine makes none of them three times as long
+    # It begins first and ends long after the others: else the newest work would be it alone.
+    (slow,) = same(1, tools={"search": 4.0})
+    staged.run([slow, *jobs], Feed(), tmp_path / "run")
 
     newest = asked(staged, capsys)
     assert newest["finding"]["kind"] == "straggler"

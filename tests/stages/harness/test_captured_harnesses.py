@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from prorl_zmq.stages.harness.adapter import Adapter, ScriptedTurn
     from prorl_zmq.stages.harness.harness_model import HarnessCall
 
+pytestmark = pytest.mark.proof  # they need the environment of `make harnesses`
 MADE = Path(__file__).resolve().parents[3] / ".harnesses"
 QUICK = ("claude-code", "codex", "pi")
 SLOW = ("opencode", "qwen-code", "mini-swe-agent", "openhands")
@@ -142,11 +143,7 @@ def plain(adapter: Adapter) -> list[str]:
 
 
 SCRIPTS = (parallel, cut_arguments, unknown_tool, failing_engine)
-CASES = [
-    pytest.param(name, script, marks=() if name in QUICK else pytest.mark.proof, id=f"{name}-{script.__name__}")
-    for name in (*QUICK, *SLOW)
-    for script in SCRIPTS
-]
+CASES = [pytest.param(name, script, id=f"{name}-{script.__name__}") for name in (*QUICK, *SLOW) for script in SCRIPTS]
 
 
 @pytest.mark.timeout(250)
@@ -158,7 +155,7 @@ def test_what_goes_wrong_costs_no_token(name: str, script: Callable[[Adapter], l
 
 
 @pytest.mark.timeout(250)
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.proof) for name in SLOW)])
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
 def test_a_turn_that_does_not_end(name: str, tmp_path: Path) -> None:
     """Some go on, some end, some ask again: what was sampled is kept or counted."""
     episode = lead(name, tmp_path, endless_turn(load_adapter(name)), max_tokens=600)
@@ -167,7 +164,7 @@ def test_a_turn_that_does_not_end(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(250)
 @pytest.mark.parametrize("which", [1, 2])
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.proof) for name in SLOW)])
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
 def test_a_stream_that_is_cut(name: str, which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection breaks in the middle of a reply: the harness asks again, and one of both samples counts."""
     replies: Counter[str] = Counter()
@@ -200,10 +197,7 @@ def test_a_stream_that_is_cut(name: str, which: int, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.timeout(250)
-@pytest.mark.parametrize(
-    "name",
-    ["claude-code", "codex", *(pytest.param(name, marks=pytest.mark.proof) for name in ("opencode", "qwen-code"))],
-)
+@pytest.mark.parametrize("name", ["claude-code", "codex", "opencode", "qwen-code"])
 def test_a_sub_agent_has_a_segment_of_its_own(name: str, tmp_path: Path) -> None:
     adapter = load_adapter(name)
     counts: Counter[str] = Counter()
@@ -227,7 +221,7 @@ def test_a_sub_agent_has_a_segment_of_its_own(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(250)
-@pytest.mark.parametrize("name", ["claude-code", "codex", pytest.param("opencode", marks=pytest.mark.proof)])
+@pytest.mark.parametrize("name", ["claude-code", "codex", "opencode"])
 def test_a_history_that_became_too_long_is_a_new_segment(name: str, tmp_path: Path) -> None:
     adapter = load_adapter(name)
     numbers = spoken(adapter.shell_turn("seq 1 1500"))
@@ -259,7 +253,6 @@ class Slow(ScriptedPolicy):
         return await super().__call__(*arguments)
 
 
-@pytest.mark.proof
 @pytest.mark.timeout(3 * SILENCE_S + 200)
 @pytest.mark.parametrize("name", PATIENT)
 def test_an_engine_that_is_silent_for_long_is_waited_for(name: str, tmp_path: Path) -> None:
@@ -274,7 +267,7 @@ def test_an_engine_that_is_silent_for_long_is_waited_for(name: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        pytest.param(name, problem, marks=() if name in QUICK else pytest.mark.proof, id=f"{name}-{problem.value}")
+        pytest.param(name, problem, id=f"{name}-{problem.value}")
         for name in (*QUICK, *SLOW)
         for problem in (Problem.BUSY, Problem.INTERNAL)
         if problem == Problem.BUSY or name in QUICK  # the others wait for up to a minute between their tries
