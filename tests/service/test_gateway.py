@@ -19,10 +19,12 @@ from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.service.service_folder import ServiceFolder
 from prorl_zmq.wire.messages.base import KeyRole, new_id
 
-from .test_node import Cluster, Running, cluster
+from .test_node import Cluster, cluster
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+    from support.services import Program
 
 WAIT_S = 60.0
 ROLLOUT = {"instance": {"problem": "1", "answer": "1"}, "sampling_params": {"max_output_tokens": 4}}
@@ -33,7 +35,7 @@ pytestmark = pytest.mark.xdist_group("services in folders")
 class Shared(NamedTuple):
     cluster: Cluster
     folder: ServiceFolder
-    serving: Running
+    serving: Program
     url: str
     tokens: dict[str, str]
     """A trainer's, by the rollout broker of its session; and `operator`."""

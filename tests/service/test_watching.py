@@ -149,7 +149,7 @@ def test_a_viewer_that_is_slow_gets_all_changes_as_one_update_and_nothing_is_ask
 
 def test_what_a_job_brought_is_seen_before_and_after_its_client_has_it(service: TestService) -> None:
     flags = ("--connect", service.backend_broker, "--name", "engine")
-    service.start("-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags, "--run-dir", str(service.folder))
+    service.start("-m", "prorl_zmq.cli", "prorl-engine", *flags, "--run-dir", str(service.folder))
     with service.client() as trainer, service.client() as operator:
         until(trainer.backends.list, "the engine to register")
         (job_id,) = trainer.submit(scripted(run="converse"))
