@@ -6,7 +6,6 @@ import signal
 import subprocess
 import tempfile
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ import pytest
 from needed import usable
 from rootfs import root_filesystem
 from support import forks
+from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.brokers.backends.backend_broker import BackendBroker
@@ -24,20 +24,11 @@ from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology, own_run_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from prorl_zmq.brokers.backends.backend_journal import BackendJournal
 
-WAIT_S = 60.0
 SCRIPTED = str(Path(__file__).with_name("scripted.py"))
-
-
-def until(condition: Callable[[], object], what: str, wait_s: float = WAIT_S) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + wait_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {wait_s} s for {what}"
-        time.sleep(0.02)
 
 
 class TestService:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from prorl_zmq.wire.messages.base import new_id
 
 from . import forks
 from .commands import prorl
+from .ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -36,11 +36,6 @@ START_S = 90.0
 END_S = 60.0
 LOOK_S = 0.5
 PROCESS = '[sandbox]\nkind = "process"\n'
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Program:
